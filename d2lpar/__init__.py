@@ -1,0 +1,51 @@
+"""Parallel training on one GPU, on many, or on none: the helper package of the d2lpar notebooks.
+
+The public names stand in the table below, each under the module that defines it, and are loaded
+on first use. Any other name is looked up in ``d2l.torch``, the package of the book "Dive into
+Deep Learning", so that a chapter of the book runs with ``import d2lpar as d2l``. A name of ours
+that stands in d2l too has the signature that d2l gives it.
+"""
+
+import importlib
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "devices": (
+        "describe",
+        "ensure_gpus",
+        "num_gpus",
+        "synchronize",
+        "try_all_gpus",
+        "try_gpu",
+        "virtual_gpus",
+    ),
+    "timing": ("Benchmark", "Timeline", "Timer"),
+    "plotting": ("Animator",),
+    "data": ("load_data_fashion_mnist", "split_batch"),
+    "models": ("Residual", "lenet", "resnet18"),
+    "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
+    "collectives": ("allreduce",),
+}
+_MODULES = (*_NAMES, "virtual")
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name):
+    """Load a public name, a module of ours or, for any other name, what d2l.torch has under it."""
+    if name in _MODULES:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name in _HOME:
+        value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name.startswith("_"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    else:
+        value = importlib.import_module(f"{__name__}._d2l").lookup(name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted({*globals(), *__all__, *_MODULES})

@@ -1,0 +1,83 @@
+"""d2l.torch, for the names that d2lpar does not define, and torchvision, which it needs."""
+
+import importlib
+import importlib.util
+import sys
+import threading
+
+_lock = threading.Lock()
+
+
+def lookup(name):
+    """Return what d2l.torch has under a name.
+
+    Raises AttributeError, so that ``hasattr`` works, when d2l has no such name or cannot be
+    imported; the text then says how to install it.
+    """
+    try:
+        d2l = load()
+    except Exception as error:
+        raise AttributeError(
+            f"module 'd2lpar' has no attribute {name!r}, and d2l, where it may stand, cannot be "
+            f"imported ({type(error).__name__}: {error}). To install it: {install_command()}",
+            name=name,
+        ) from error
+    try:
+        return getattr(d2l, name)
+    except AttributeError:
+        raise AttributeError(
+            f"neither module 'd2lpar' nor d2l.torch has an attribute {name!r}", name=name
+        ) from None
+
+
+def load():
+    """Import and return the module d2l.torch.
+
+    Raises ModuleNotFoundError when d2l or something that it imports is not installed.
+    """
+    if "d2l.torch" not in sys.modules:
+        if importlib.util.find_spec("d2l") is None:
+            raise ModuleNotFoundError("No module named 'd2l'", name="d2l")
+        import_torchvision()
+    return importlib.import_module("d2l.torch")
+
+
+def import_torchvision():
+    """Import and return torchvision, on a CPU build of torch too.
+
+    The torchvision of PyPI is built for CUDA. Its compiled operators do not load on a CPU build
+    of torch, and its import then stops at "operator torchvision::nms does not exist". With the
+    schemas of the two operators defined, all but these operators works: data sets, transforms
+    and models.
+
+    Raises ModuleNotFoundError when torchvision is not installed.
+    """
+    with _lock:
+        try:
+            return importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::nms does not exist" not in str(error):
+                raise
+        import torch
+
+        for operator in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, operator):
+                torch.library.define(
+                    f"torchvision::{operator}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
+        for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+            del sys.modules[module]
+        return importlib.import_module("torchvision")
+
+
+def install_command():
+    """Return the commands that install d2l and torchvision beside the torch that is there."""
+    import torch
+
+    major, minor = torch.__version__.split(".")[:2]
+    torchvision = f"torchvision==0.{int(minor) + 15}.*" if major == "2" else "torchvision"
+    return (
+        f"pip install --no-deps d2l==1.0.3 '{torchvision}' && "
+        "pip install ipython matplotlib matplotlib-inline numpy pandas pillow requests scipy"
+    )
