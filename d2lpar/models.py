@@ -1,0 +1,93 @@
+"""The networks that the chapters train."""
+
+from torch import nn
+from torch.nn import functional as F
+
+
+def lenet(num_classes=10, in_channels=1):
+    """Build the small convolutional network of d2l 12.5, as modules.
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of the images, which are 28x28.
+
+    Returns:
+        A network from images (N, in_channels, 28, 28) to logits (N, num_classes).
+    """
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 20, kernel_size=3),  # (N, 20, 26, 26)
+        nn.ReLU(),
+        nn.AvgPool2d(kernel_size=2, stride=2),  # (N, 20, 13, 13)
+        nn.Conv2d(20, 50, kernel_size=5),  # (N, 50, 9, 9)
+        nn.ReLU(),
+        nn.AvgPool2d(kernel_size=2, stride=2),  # (N, 50, 4, 4)
+        nn.Flatten(),  # (N, 800)
+        nn.Linear(800, 128),
+        nn.ReLU(),
+        nn.Linear(128, num_classes),
+    )
+
+
+class Residual(nn.Module):
+    """Two 3x3 convolutions beside a short cut (He et al. 2016, https://arxiv.org/abs/1512.03385).
+
+    Args:
+        num_channels: channels of the output.
+        use_1x1conv: put a 1x1 convolution on the short cut, for an input of another shape.
+        strides: step of the first convolution and of the short cut's.
+        in_channels: channels of the input. Without it they are `num_channels`, or, with
+            `use_1x1conv`, those of the first input that comes (the layers are lazy until then).
+    """
+
+    def __init__(self, num_channels, use_1x1conv=False, strides=1, in_channels=None):
+        super().__init__()
+        if in_channels is None and not use_1x1conv:
+            in_channels = num_channels
+
+        def convolution(kernel_size, padding):
+            arguments = (num_channels, kernel_size, strides, padding)
+            if in_channels is None:
+                return nn.LazyConv2d(*arguments)
+            return nn.Conv2d(in_channels, *arguments)
+
+        self.conv1 = convolution(3, padding=1)
+        self.conv2 = nn.Conv2d(num_channels, num_channels, kernel_size=3, padding=1)
+        self.conv3 = convolution(1, padding=0) if use_1x1conv else None
+        self.bn1 = nn.BatchNorm2d(num_channels)
+        self.bn2 = nn.BatchNorm2d(num_channels)
+
+    def forward(self, X):
+        """Map X (N, in_channels, H, W) to (N, num_channels, H / strides, W / strides)."""
+        Y = F.relu(self.bn1(self.conv1(X)))
+        Y = self.bn2(self.conv2(Y))
+        short_cut = X if self.conv3 is None else self.conv3(X)
+        return F.relu(Y + short_cut)
+
+
+def resnet18(num_classes, in_channels=1):
+    """Build the ResNet-18 for small images of d2l 12.6: a 3x3 stem and no max-pooling.
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of the images.
+
+    Returns:
+        A network from images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and
+        1 channel it has 11,177,290 parameters, by the same names as d2l's.
+    """
+    net = nn.Sequential(
+        nn.Conv2d(in_channels, 64, kernel_size=3, padding=1),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+    )
+    num_inputs = 64
+    for stage, num_channels in enumerate((64, 128, 256, 512), 1):
+        if stage == 1:
+            first = Residual(num_channels)
+        else:
+            first = Residual(num_channels, use_1x1conv=True, strides=2, in_channels=num_inputs)
+        net.add_module(f"resnet_block{stage}", nn.Sequential(first, Residual(num_channels)))
+        num_inputs = num_channels
+    net.add_module("global_avg_pool", nn.AdaptiveAvgPool2d((1, 1)))
+    net.add_module("fc", nn.Sequential(nn.Flatten(), nn.Linear(512, num_classes)))
+    return net

@@ -1,0 +1,91 @@
+"""What every training loop of the chapters needs: sums, accuracy and plain SGD."""
+
+import torch
+from torch import nn
+
+
+class Accumulator:
+    """Running sums of `n` quantities.
+
+    Args:
+        n: how many sums to keep.
+    """
+
+    def __init__(self, n):
+        self.data = [0.0] * n
+
+    def add(self, *args):
+        """Add one number to each sum; a tensor is read, which waits for its device.
+
+        Raises:
+            ValueError: there are not as many numbers as sums.
+        """
+        if len(args) != len(self.data):
+            raise ValueError(f"{len(args)} numbers for {len(self.data)} sums")
+        self.data = [total + float(number) for total, number in zip(self.data, args)]
+
+    def reset(self):
+        """Set every sum back to zero."""
+        self.data = [0.0] * len(self.data)
+
+    def __getitem__(self, idx):
+        return self.data[idx]
+
+
+def accuracy(y_hat, y):
+    """Count the correct predictions; reading the count waits for the device.
+
+    Args:
+        y_hat: scores (N, num_classes), or predicted classes (N,).
+        y: true classes (N,).
+
+    Returns:
+        The number of correct predictions, a float.
+    """
+    if y_hat.dim() > 1 and y_hat.shape[1] > 1:
+        y_hat = y_hat.argmax(dim=1)
+    return float((y_hat.type(y.dtype) == y).sum())
+
+
+def evaluate_accuracy_gpu(net, data_iter, device=None):
+    """Compute the fraction of correct predictions over a data set.
+
+    Args:
+        net: a module, which is left in evaluation mode as d2l leaves it, or any callable.
+        data_iter: batches (X, y); X may be a list of tensors.
+        device: where to send the batches; for a module, its first parameter's device by default.
+
+    Returns:
+        The accuracy, between 0 and 1.
+
+    Raises:
+        ValueError: `data_iter` holds no example.
+    """
+    if isinstance(net, nn.Module):
+        net.eval()
+        if device is None:
+            device = next(net.parameters()).device
+    num_correct, num_examples = 0.0, 0
+    with torch.no_grad():
+        for X, y in data_iter:
+            X = [x.to(device) for x in X] if isinstance(X, list) else X.to(device)
+            y = y.to(device)
+            num_correct += accuracy(net(X), y)
+            num_examples += y.numel()
+    if not num_examples:
+        raise ValueError("data_iter holds no example")
+    return num_correct / num_examples
+
+
+def sgd(params, lr, batch_size):
+    """Take one step of minibatch stochastic gradient descent, then zero the gradients.
+
+    Args:
+        params: parameters whose gradients are sums over the batch; updated in place.
+        lr: learning rate.
+        batch_size: number of examples in the sums.
+    """
+    with torch.no_grad():
+        for param in params:
+            param -= lr * param.grad / batch_size
+            param.grad.zero_()
