@@ -30,7 +30,7 @@ _NAMES = {
 _MODULES = (*_NAMES, "virtual")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
-__all__ = sorted(_HOME)
+__all__ = list(_HOME)
 
 
 def __getattr__(name):
