@@ -79,7 +79,7 @@ def allreduce(data, algorithm="star"):
             for source, target, chunk, add in transfers:
                 if chunks[source][chunk].numel():
                     _send(chunks[source][chunk], chunks[target][chunk], add)
-        for tensor, summed in zip(data, flat):
+        for tensor, summed in zip(data, flat, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(summed.view(tensor.shape))
 

@@ -73,7 +73,7 @@ def resnet18(num_classes, in_channels=1):
 
     Returns:
         A network from images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and
-        1 channel it has 11,177,290 parameters, by the same names as d2l's.
+        1 channel it has 11,175,818 parameters, by the same names as d2l's.
     """
     net = nn.Sequential(
         nn.Conv2d(in_channels, 64, kernel_size=3, padding=1),

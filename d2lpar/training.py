@@ -22,7 +22,7 @@ class Accumulator:
         """
         if len(args) != len(self.data):
             raise ValueError(f"{len(args)} numbers for {len(self.data)} sums")
-        self.data = [total + float(number) for total, number in zip(self.data, args)]
+        self.data = [total + float(number) for total, number in zip(self.data, args, strict=True)]
 
     def reset(self):
         """Set every sum back to zero."""

@@ -1,0 +1,104 @@
+from collections import Counter
+
+import pytest
+import torch
+
+from d2lpar import collectives
+from d2lpar.collectives import allreduce, allreduce_bytes
+
+ALGORITHMS = ("star", "tree", "ring")
+
+
+def replicas(k, shape, dtype=torch.float32):
+    torch.manual_seed(k)
+    if dtype.is_floating_point:
+        return [torch.randn(shape, dtype=dtype) for _ in range(k)]
+    return [torch.randint(100, shape, dtype=dtype) for _ in range(k)]
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("k", range(1, 6))
+@pytest.mark.parametrize("shape", [(64,), (7, 3), (2,), (), (0,)])
+def test_sum_lands_in_every_tensor_with_the_same_bits(algorithm, k, shape):
+    data = replicas(k, shape)
+    expected = sum(tensor.double() for tensor in data)
+    places = [tensor.data_ptr() for tensor in data]
+    assert allreduce(data, algorithm) is None
+    assert [tensor.data_ptr() for tensor in data] == places
+    for tensor in data:
+        torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-6)
+        assert torch.equal(tensor, data[0])
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_other_layouts_types_and_parameters(algorithm):
+    integers = replicas(3, (5,), torch.int64)
+    expected = sum(integers)
+    allreduce(integers, algorithm)
+    assert all(torch.equal(tensor, expected) for tensor in integers)
+
+    transposed = [tensor.T for tensor in replicas(3, (4, 5))]
+    expected = sum(transposed)
+    allreduce(transposed, algorithm)
+    for tensor in transposed:
+        torch.testing.assert_close(tensor, expected)
+
+    params = [tensor.requires_grad_() for tensor in replicas(3, (4,))]
+    expected = sum(param.detach() for param in params)
+    allreduce(params, algorithm)
+    for param in params:
+        torch.testing.assert_close(param.detach(), expected)
+        assert param.is_leaf
+
+
+def test_star_is_the_default():
+    data, star = replicas(4, (5,)), replicas(4, (5,))
+    allreduce(data)
+    allreduce(star, "star")
+    assert torch.equal(data[3], star[3])
+
+
+def test_errors_give_values():
+    with pytest.raises(ValueError, match="the list is empty"):
+        allreduce([])
+    with pytest.raises(ValueError, match=r"tensor 1 is torch.float32 of shape \(3,\), tensor 0"):
+        allreduce([torch.ones(2), torch.ones(3)])
+    with pytest.raises(ValueError, match="torch.float64"):
+        allreduce([torch.ones(2), torch.ones(2, dtype=torch.float64)])
+    ones = torch.ones(2)
+    with pytest.raises(ValueError, match="tensors 0 and 2 are the same tensor"):
+        allreduce([ones, torch.ones(2), ones])
+    for function in (lambda: allreduce([ones], "mesh"), lambda: allreduce_bytes("mesh", 2, 1)):
+        with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring"):
+            function()
+
+
+def test_predicted_bytes_have_the_closed_form():
+    k, numel = 4, 1000
+    star = allreduce_bytes("star", k, numel)
+    assert star == {(i, j): 4000 for i in range(k) for j in range(k) if (i == 0) != (j == 0)}
+    tree = allreduce_bytes("tree", k, numel)
+    assert tree == dict.fromkeys([(1, 0), (3, 2), (2, 0), (0, 2), (2, 3), (0, 1)], 4000)
+    ring = allreduce_bytes("ring", k, numel, itemsize=8)
+    assert ring == {(i, (i + 1) % k): 2 * (k - 1) * 8000 // k for i in range(k)}
+    assert all(allreduce_bytes(algorithm, 1, numel) == {} for algorithm in ALGORITHMS)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("k, numel", [(2, 8), (3, 10), (4, 2), (5, 0)])
+def test_predicted_bytes_are_those_sent(algorithm, k, numel, monkeypatch):
+    data = replicas(k, (numel,))
+    starts = [tensor.data_ptr() for tensor in data]
+    sent, send = Counter(), collectives._send
+
+    def owner(tensor):
+        inside = [0 <= tensor.data_ptr() - start < 4 * numel for start in starts]
+        return inside.index(True)
+
+    def count(source, target, add):
+        sent[owner(source), owner(target)] += source.nbytes
+        send(source, target, add)
+
+    monkeypatch.setattr(collectives, "_send", count)
+    allreduce(data, algorithm)
+    assert sent == allreduce_bytes(algorithm, k, numel)
