@@ -1,0 +1,74 @@
+# make run        execute every chapter, write HTML pages under build/
+# make test       all tests: the package, every notebook with nbval, hygiene of the notebooks
+# make lab        JupyterLab at the first chapter
+# make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
+# make check      ruff (lint and format) and hygiene of the notebooks
+# make bench      the benchmarks
+#
+# The first call of any target sets up .venv; later calls find it ready. Another Python or
+# another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.30.0
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+TORCHVISION ?= torchvision==0.28.0
+D2L ?= d2l==1.0.3
+EXTRAS := lab,test,d2l-unpinned
+CHAPTERS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/ready
+LOG := $(VENV)/setup.log
+PIP := $(BIN)/python -m pip install --disable-pip-version-check
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
+FIRST := $(firstword $(filter notebooks/0%,$(NOTEBOOKS)))
+BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
+
+# $(call logged,command): its output goes to the log, and to the terminal when it fails.
+logged = $(1) >> $(LOG) 2>&1 || \
+	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
+
+.PHONY: run test lab notebooks check bench
+.DELETE_ON_ERROR:
+
+run: $(READY)
+	@$(BIN)/python notebooks/run.py $(CHAPTERS)
+
+test: $(READY)
+	@$(BIN)/python -m pytest --nbval-lax tests $(NOTEBOOKS)
+
+lab: $(READY)
+	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)
+
+notebooks: $(READY)
+	@$(BIN)/python notebooks/run.py --in-place $(CHAPTERS)
+
+check: $(READY)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/python notebooks/hygiene.py $(NOTEBOOKS)
+
+bench: $(READY)
+	@status=0; for file in $(BENCHMARKS); do \
+	    echo "== $$file"; $(BIN)/python $$file || status=1; \
+	done; exit $$status
+
+$(READY): pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
+	    echo "d2lpar needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)."; \
+	    echo "Name another one: make PYTHON=python3.12"; exit 1; }
+	@mkdir -p $(VENV) && : > $(LOG)
+	@echo "Setting up $(VENV), once, with $$($(PYTHON) --version)"
+	@test -x $(BIN)/python || { $(call logged,$(PYTHON) -m venv $(VENV)); }
+	@echo "  1/4 $(TORCH) (the largest part)"
+	@$(call logged,$(PIP) $(TORCH))
+	@echo "  2/4 d2lpar with $(EXTRAS)"
+	@$(call logged,$(PIP) -e '.[$(EXTRAS)]')
+	@echo "  3/4 $(D2L) and $(TORCHVISION), without their own pins"
+	@$(call logged,$(PIP) --no-deps $(D2L) $(TORCHVISION))
+	@echo "  4/4 settings of JupyterLab: no news, no look for updates"
+	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo '{"@jupyterlab/apputils-extension:notification":' \
+	    '{"fetchNews": "false", "checkForUpdates": false}}' \
+	    > $(VENV)/share/jupyter/lab/settings/overrides.json
+	@touch $(READY)
