@@ -210,12 +210,15 @@ def _texts(output):
 
 def _path_pattern():
     repository = Path(__file__).resolve().parents[1]
-    folders = {"/root", "/home", "/Users", "/tmp", sys.prefix, tempfile.gettempdir()}
-    folders |= {str(Path.home()), str(repository), str(repository.parent)}
+    folders = {"/root", "/home", "/Users", "/tmp", tempfile.gettempdir(), str(Path.home())}
+    folders |= {str(repository), str(repository.parent)}
     names = sorted(folders - {"/"}, key=len, reverse=True)
     here = "|".join(re.escape(name) for name in names)
+    rest = r"[^\s\"'<>,;:)]*"
     return re.compile(
-        rf"(?<![\w.~])(?:{here})(?:/[^\s\"'<>,;:)]*|(?![\w-]))|\b[A-Z]:\\+Users\\+\w+"
+        rf"(?<![\w.~])(?:{here})(?:/{rest}|(?![\w-]))"
+        rf"|(?<![\w.~])/{rest}/(?:site|dist)-packages\b{rest}"
+        r"|\b[A-Z]:\\+Users\\+\w+"
     )
 
 

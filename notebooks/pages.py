@@ -27,7 +27,7 @@ _INDEX = """<!DOCTYPE html>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>d2lpar</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto; padding: 0 1rem }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 50rem; margin: 2rem auto }}
 table {{ border-collapse: collapse; width: 100% }}
 th, td {{ text-align: left; padding: .4rem .8rem .4rem 0; border-bottom: 1px solid #ccc }}
 .number {{ text-align: right; font-variant-numeric: tabular-nums }}
@@ -38,7 +38,8 @@ th, td {{ text-align: left; padding: .4rem .8rem .4rem 0; border-bottom: 1px sol
 <h1>d2lpar: parallel training of neural networks</h1>
 <table>
 <thead>
-<tr><th>Chapter</th><th class="number">Seconds</th><th class="number">Figures</th><th>Result</th></tr>
+<tr><th>Chapter</th><th class="number">Seconds</th><th class="number">Figures</th>
+<th>Result</th></tr>
 </thead>
 <tbody>
 {rows}
