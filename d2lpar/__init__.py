@@ -27,7 +27,7 @@ _NAMES = {
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allreduce",),
 }
-_MODULES = (*_NAMES, "virtual")
+_MODULES = (*_NAMES, "garments", "virtual")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)

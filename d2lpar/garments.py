@@ -1,0 +1,396 @@
+"""A synthetic stand-in for Fashion-MNIST: garments drawn from a few random proportions each.
+
+Every image is a silhouette on 28x28 pixels: half-widths or heights that run piecewise linearly
+from knot to knot, sleeves and straps that are thick strokes, all of random proportions. It is
+then shaded, textured and photographed with noise. As in the real data the tops overlap (shirt,
+T-shirt, pullover and coat share their proportions and differ in collar, buttons and sleeves),
+and so do the shoes (a sandal is a shoe with holes, an ankle boot a sneaker with a shaft).
+
+Coordinates are in pixels from the middle of the image: x to the right, y downwards. All
+functions take and return tensors that broadcast to (n, 28, 28), for n images at once.
+"""
+
+import torch
+
+SIDE = 28  # pixels
+NUM_CLASSES = 10
+
+
+class Brush:
+    """The random numbers and the warped canvas for n images.
+
+    ``x`` and ``y`` are the coordinates of the pixels. One of them stays constant along the other
+    axis, which makes outlines along it cheap: ``y`` for what hangs, ``x`` for what lies.
+    """
+
+    def __init__(self, n, generator, lying=False):
+        self.n = n
+        self.generator = generator
+        at = torch.arange(SIDE, dtype=torch.float32, device="cpu") - (SIDE - 1) / 2
+        x, y = at.view(1, 1, SIDE), at.view(1, SIDE, 1)
+        x = (x - self.normal(0, 0.5)) / self.normal(1.02, 0.05).clamp(0.85, 1.15)
+        y = (y - self.normal(0, 0.4)) / self.normal(1.02, 0.04).clamp(0.88, 1.12)
+        tilt, bend = self.normal(0, 0.03), self.normal(0, 0.3)
+        phase, rate = self.uniform(0, 6.3), 6.3 / self.uniform(12, 30)
+        if lying:
+            x = torch.where(self.chance(0.06), -x, x)  # a few point the other way
+            self.x, self.y = x, y - tilt * x + bend * torch.sin(rate * x + phase)
+        else:
+            self.x, self.y = x + tilt * y + bend * torch.sin(rate * y + phase), y
+
+    def uniform(self, low, high):
+        """Return n numbers between two bounds, (n, 1, 1)."""
+        return low + (high - low) * torch.rand(self.n, 1, 1, generator=self.generator, device="cpu")
+
+    def normal(self, mean, std):
+        """Return n normally distributed numbers, (n, 1, 1)."""
+        return mean + std * torch.randn(self.n, 1, 1, generator=self.generator, device="cpu")
+
+    def chance(self, probability):
+        """Return n booleans that are True with a probability, (n, 1, 1)."""
+        return torch.rand(self.n, 1, 1, generator=self.generator, device="cpu") < probability
+
+    def noise(self, side=SIDE):
+        """Return normal noise on side x side points, enlarged linearly to (n, 28, 28)."""
+        grid = torch.randn(self.n, side, side, generator=self.generator, device="cpu")
+        if side == SIDE:
+            return grid
+        at = torch.linspace(0, side - 1, SIDE, device="cpu").view(SIDE, 1)
+        weight = (1 - (at - torch.arange(side, device="cpu")).abs()).clamp(min=0)  # (28, side)
+        return weight @ grid @ weight.T
+
+
+def knots(t, *points):
+    """Return the piecewise linear function through points (position, value), constant outside."""
+    (t0, value), *rest = points
+    total = torch.as_tensor(value, dtype=torch.float32)
+    for t1, v1 in rest:
+        width = torch.as_tensor(t1 - t0, dtype=torch.float32).clamp(min=1e-3)
+        total = total + (v1 - value) * ((t - t0) / width).clamp(0, 1)
+        t0, value = t1, v1
+    return total
+
+
+def stroke(x, y, start, end, radius, end_radius=None):
+    """Return the signed distance to a stroke from start to end, each a pair (x, y)."""
+    (x0, y0), (x1, y1) = start, end
+    dx, dy = x1 - x0, y1 - y0
+    along = (((x - x0) * dx + (y - y0) * dy) / (dx * dx + dy * dy).clamp(min=1e-3)).clamp(0, 1)
+    distance = ((x - x0 - along * dx).square() + (y - y0 - along * dy).square()).sqrt()
+    return distance - (radius if end_radius is None else radius + along * (end_radius - radius))
+
+
+def largest(*distances):
+    """Return the intersection of shapes given by signed distances."""
+    result = distances[0]
+    for distance in distances[1:]:
+        result = torch.maximum(result, distance)
+    return result
+
+
+def cover(distance, softness=1.0):
+    """Return how much of each pixel a shape covers, in [0, 1], from its signed distance."""
+    return (0.5 - distance / softness).clamp(0, 1)
+
+
+def stripes(b, t, low, high):
+    """Return stripes along t with n random periods in pixels and phases, in [0, 1]."""
+    return cover(torch.sin(6.2832 * (t / b.uniform(low, high) + b.uniform(0, 1))), 1.2)
+
+
+def paint(tone, mask, value):
+    """Lay a value over a tone where a mask says so."""
+    return torch.lerp(tone, value, mask.to(tone.dtype))
+
+
+def textured(b, plain=0.5, horizontal=0.2, vertical=0.1, checked=0.1):
+    """Return the tone of a fabric: a brightness, shading and, by chance, a pattern."""
+    base = torch.where(b.chance(0.25), b.uniform(0.12, 0.5), b.uniform(0.5, 1.0))
+    second = b.uniform(0.1, 1.0)
+    draw = b.uniform(0, 1)
+    across = (draw > plain) & (draw < plain + horizontal + checked)
+    down = (draw > plain + horizontal) & (draw < plain + horizontal + checked + vertical)
+    across = across * stripes(b, b.y, 2.5, 9) * b.uniform(0.4, 1)
+    down = down * stripes(b, b.x, 2.2, 6) * b.uniform(0.4, 1)
+    fabric = 1 + b.normal(0, 0.006) * b.x + b.normal(0, 0.006) * b.y
+    fabric = fabric + b.uniform(0.03, 0.16) * b.noise(8) + b.uniform(0.02, 0.14) * b.noise()
+    return paint(paint(base.expand_as(fabric), across, second), down, second) * fabric
+
+
+def photograph(b, tone, mask):
+    """Return images of a tone under a mask, at some exposure and with sensor noise."""
+    exposure = b.uniform(0.78, 1.08)
+    return (tone.clamp(0.06, 1.05) * mask * exposure + 0.01 * b.noise() * (mask > 0)).clamp(0, 1)
+
+
+def top(b, sleeve, width, hem, button, collar, print_=0.0, rib=0.0, open_front=0.0, hood=0.0):
+    """Draw something worn on the upper body.
+
+    sleeve: length in units of the arm, 0 to 1.1; width: half-width at the chest in pixels;
+    hem: y of the lower edge; the others: chances of each detail.
+    """
+    x, y, ax = b.x, b.y, b.x.abs()
+    neck_y = b.normal(-12.3, 0.5)
+    neck = b.uniform(2.2, 4.4)
+    shoulder = width + b.normal(0.6, 0.7)
+    waist = width + b.normal(-0.4, 0.8)
+    lower = waist + b.normal(0.4, 0.9)
+    half = knots(
+        y,
+        (neck_y, neck),
+        (neck_y + b.uniform(1.2, 3.0), shoulder),
+        (-5.0, width),
+        (3.0, waist),
+        (hem, lower),
+    )
+    body = largest(ax - half, y - hem, neck_y - y)
+    depth = torch.where(b.chance(0.3), b.uniform(2.0, 6.0), b.uniform(0.3, 2.2))
+    neckline = (ax / (neck - 0.6)).square() + ((y - neck_y) / depth).square()
+    opening = cover((neckline - 1) * 2)
+
+    angle = b.normal(0.30, 0.13).clamp(0.05, 0.75) + (0.5 - sleeve).clamp(min=0) * b.uniform(0, 1)
+    reach = 21.0 * sleeve
+    start = (shoulder - 1.6, neck_y + 3.4)
+    end = (start[0] + reach * angle.sin(), start[1] + reach * angle.cos())
+    arm = stroke(ax, y, start, end, b.uniform(2.0, 3.2), b.uniform(1.3, 2.4))
+    arm = torch.where(sleeve > 0.05, arm, torch.full_like(arm, 9.0))
+
+    mask = torch.maximum(cover(body), cover(arm)) * (1 - opening)
+    tone = textured(b)
+    seam = cover((arm.abs() - 0.4), 1.4) * cover(-body - 0.2) * b.uniform(0, 0.5)
+    tone = paint(tone, seam, tone * 0.35)
+    gap = cover(-arm) * cover((body.abs() - 0.35), 1.2) * (y > -5)
+    tone = paint(tone, gap * b.uniform(0.2, 0.9), tone * 0.3)
+
+    line = cover(ax - b.uniform(0.3, 0.7)) * b.chance(button)
+    down_to = torch.where(b.chance(0.15), b.uniform(-7, -2), 14.0 + 0 * hem)
+    contrast = torch.where(b.chance(0.5), b.uniform(0.0, 0.4), b.uniform(0.7, 1.1))
+    tone = paint(tone, line * (y < down_to) * b.uniform(0.25, 0.9), contrast)
+    dots = cover((x - 0.8).abs() - 0.7) * stripes(b, y, 2.6, 4.5) * b.chance(button * 0.6)
+    tone = paint(tone, dots * b.uniform(0.3, 0.9), 1 - contrast)
+    front = cover(ax - (y - neck_y) * b.uniform(0.05, 0.3)) * b.chance(open_front)
+    tone = paint(tone, front * b.uniform(0.5, 1), b.uniform(0.0, 1.0))
+    wing = stroke(ax, y, (neck - 1.2, neck_y + 0.3), (0.4 + 0 * neck, neck_y + depth + 0.8), 1.1)
+    tone = paint(tone, cover(wing) * b.chance(collar) * b.uniform(0.4, 1), b.uniform(0.2, 1.1))
+    hat = stroke(ax, y, (0 * neck, neck_y + 0.8), (neck, neck_y + 2.4), b.uniform(1.0, 2.2))
+    mask = torch.maximum(mask, cover(hat) * b.chance(hood))
+
+    logo = largest(ax - b.uniform(1.5, 4.5), (y - b.normal(-2.5, 1.5)).abs() - b.uniform(0.8, 4.0))
+    ink = b.uniform(0, 1.1) + b.uniform(0, 0.5) * b.noise(14)
+    tone = paint(tone, cover(logo) * b.chance(print_), ink)
+    edge = cover(hem - 1.6 - y) * b.chance(rib)
+    tone = paint(tone, edge * b.uniform(0.2, 0.8), tone * b.uniform(0.3, 1.3))
+    return photograph(b, tone, mask)
+
+
+def mixed(b, *parts):
+    """Return one of several (probability, low, high) ranges, drawn for each image."""
+    draw, value, total = b.uniform(0, 1), None, 0.0
+    for probability, low, high in parts:
+        sample = b.uniform(low, high)
+        value = sample if value is None else torch.where(draw < total, value, sample)
+        total += probability
+    return value
+
+
+def t_shirt(b):
+    sleeve = mixed(b, (0.8, 0.18, 0.42), (0.12, 0.0, 0.12), (0.08, 0.45, 1.0))
+    hem = b.normal(11.8, 1.2)
+    return top(b, sleeve, b.normal(7.4, 0.9), hem, 0.06, 0.08, print_=0.4, rib=0.1)
+
+
+def trouser(b):
+    x, y, ax = b.x, b.y, b.x.abs()
+    waist = b.normal(4.2, 0.7)
+    hip = waist + b.uniform(0.2, 1.6)
+    ankle = b.normal(4.6, 1.1).clamp(2.6, 7.5)
+    end = torch.where(b.chance(0.12), b.uniform(4, 10), b.normal(12.8, 0.4))
+    outer = knots(y, (-13.0, waist), (-8.0, hip), (0.0, (hip + ankle) / 2), (13.0, ankle))
+    crotch = b.normal(-6.0, 1.2)
+    spread = torch.where(b.chance(0.2), b.uniform(0, 0.5), b.uniform(0.4, 2.4))
+    inner = knots(y, (crotch, -0.6), (crotch + 3, 0.25 * spread), (13.0, spread))
+    mask = cover(largest(ax - outer, -13.0 - y, y - end)) * cover(inner - ax)
+    tone = textured(b, plain=0.78, horizontal=0.05, vertical=0.12, checked=0.03)
+    tone = paint(tone, cover(ax - 0.5) * (y < crotch + 2) * b.uniform(0, 0.6), tone * 0.5)
+    tone = paint(tone, cover((y + 11.6).abs() - 0.7) * b.uniform(0, 0.7), b.uniform(0.1, 1))
+    tone = tone * (1 - b.uniform(0, 0.4) * cover((ax - (outer + inner) / 2).abs() - 1.0, 3.0))
+    return photograph(b, tone, mask)
+
+
+def pullover(b):
+    sleeve = mixed(b, (0.92, 0.8, 1.05), (0.08, 0.4, 0.8))
+    hem = b.normal(11.4, 1.2)
+    return top(b, sleeve, b.normal(7.3, 0.9), hem, 0.1, 0.1, print_=0.2, rib=0.55, hood=0.25)
+
+
+def dress(b):
+    x, y, ax = b.x, b.y, b.x.abs()
+    sleeve = mixed(b, (0.55, 0.0, 0.04), (0.3, 0.15, 0.45), (0.15, 0.6, 1.0))
+    neck_y = b.normal(-12.6, 0.3)
+    chest = b.normal(4.0, 0.7)
+    waist = chest - b.uniform(0.0, 1.6)
+    hem_width = waist + torch.where(b.chance(0.5), b.uniform(0.2, 2.5), b.uniform(2.0, 7.0))
+    waist_y = b.uniform(-5, 1)
+    hem = b.normal(12.6, 0.6)
+    half = knots(
+        y, (neck_y, chest - b.uniform(0.4, 2.4)), (-8.5, chest), (waist_y, waist), (hem, hem_width)
+    )
+    body = largest(ax - half, y - hem, neck_y - y)
+    strap = b.uniform(1.0, 3.0)
+    neckline = (ax / strap).square() + ((y - neck_y) / b.uniform(0.5, 5.0)).square()
+    angle = b.normal(0.3, 0.12).clamp(0.05, 0.7)
+    start = (chest - 0.8, neck_y + 2.6)
+    end = (start[0] + 19 * sleeve * angle.sin(), start[1] + 19 * sleeve * angle.cos())
+    arm = stroke(ax, y, start, end, b.uniform(1.3, 2.2), b.uniform(1.0, 1.8))
+    arm = torch.where(sleeve > 0.05, arm, torch.full_like(arm, 9.0))
+    mask = torch.maximum(cover(body), cover(arm)) * (1 - cover((neckline - 1) * 2))
+    tone = textured(b, plain=0.6, horizontal=0.15, vertical=0.1, checked=0.05)
+    belt = cover((y - waist_y).abs() - b.uniform(0.5, 1.1)) * b.chance(0.35)
+    tone = paint(tone, belt * b.uniform(0.4, 1), b.uniform(0, 1))
+    skirt = cover(waist_y - y) * b.chance(0.25)
+    tone = paint(tone, skirt, b.uniform(0.2, 1))
+    tone = paint(tone, cover(ax - 0.5) * b.chance(0.12) * b.uniform(0.2, 0.7), b.uniform(0, 1))
+    pleats = stripes(b, 9 * x / half.clamp(min=1), 3, 6) * (y > waist_y) * b.chance(0.3)
+    tone = paint(tone, pleats * b.uniform(0.1, 0.5), tone * 0.5)
+    return photograph(b, tone, mask)
+
+
+def coat(b):
+    sleeve = mixed(b, (0.94, 0.8, 1.08), (0.06, 0.4, 0.8))
+    hem = mixed(b, (0.7, 11.2, 13.6), (0.3, 9.5, 11.5))
+    return top(b, sleeve, b.normal(6.9, 0.9), hem, 0.8, 0.55, rib=0.1, open_front=0.4, hood=0.15)
+
+
+def shirt(b):
+    sleeve = mixed(b, (0.52, 0.78, 1.05), (0.36, 0.18, 0.5), (0.12, 0.0, 0.12))
+    hem = b.normal(11.8, 1.1)
+    button = 0.62
+    return top(b, sleeve, b.normal(7.0, 0.9), hem, button, 0.55, print_=0.1, open_front=0.1)
+
+
+def shoe(b, shaft, holes, heel, laces):
+    """Draw a shoe that points to the left.
+
+    shaft: y of its upper edge at the ankle; holes: share cut out of the upper, 0 to 1;
+    heel: height of the heel in pixels; laces: chance of laces.
+    """
+    x, y = b.x, b.y
+    floor = b.normal(6.4, 0.8)
+    toe, end = b.normal(-12.6, 0.4), b.normal(12.4, 0.5)
+    sole = b.uniform(0.8, 2.6)
+    lift = knots(x, (toe + 9, 0 * heel), (end - 3, heel))  # the foot climbs towards the heel
+    ground = floor - lift
+    toe_height = b.uniform(1.8, 3.8)
+    ankle = b.uniform(-1.0, 4.5)
+    instep = b.uniform(0.3, 0.75)
+    upper_y = knots(
+        x,
+        (toe, floor - 0.5),
+        (toe + 2.0, floor - toe_height),
+        (toe + 6.5, floor - toe_height - b.uniform(0.2, 1.6)),
+        (ankle, floor - toe_height + instep * (shaft - floor + toe_height)),
+        (ankle + b.uniform(0.5, 2.5), shaft),
+        (end - 1, shaft + b.normal(0.2, 0.8)),
+    )
+    back = end - b.uniform(0.0, 1.4) * ((floor - y) / 10).clamp(0, 2)
+    upper = largest(upper_y - y, y - ground + sole, x - back, toe - x)
+    plate = largest(ground - sole - y, y - ground, x - back, toe - x)
+    block = b.uniform(1.2, 5.0)
+    heel_shape = largest(ground - 0.5 - y, y - floor, x - back, end - block - x)
+    heel_shape = torch.where(heel > 0.6, heel_shape, torch.full_like(heel_shape, 9.0))
+
+    lean = b.uniform(-1.2, 1.2)
+    period = b.uniform(4.0, 11.0)
+    wave = torch.sin(6.2832 * ((x + lean * (y - floor)) / period + b.uniform(0, 1)))
+    cut = cover((torch.cos(3.1416 * (1 - holes)) - wave) * 1.6, 1.0) * (holes > 0.02)
+    opened = cover(upper) * (1 - cut)
+    sole_mask = torch.maximum(cover(plate), cover(heel_shape))
+    mask = torch.maximum(opened, sole_mask)
+
+    tone = textured(b, plain=0.85, horizontal=0.05, vertical=0.05, checked=0.02)
+    sole_tone = torch.where(b.chance(0.5), b.uniform(0.6, 1.1), b.uniform(0.1, 0.6))
+    tone = paint(tone, sole_mask * (1 - opened), sole_tone)
+    mark = stroke(x, y, (b.normal(0, 2), floor - 1.5), (b.normal(4, 2), floor - 5.5), 0.8)
+    tone = paint(tone, cover(mark) * b.chance(laces * 0.7) * b.uniform(0.3, 1), b.uniform(0, 1.1))
+    tie = cover((y - upper_y - 1.0).abs() - 1.0)
+    tie = tie * stripes(b, x + y, 1.8, 3.2) * ((x - ankle + 3).abs() < 4) * b.chance(laces)
+    tone = paint(tone, tie * b.uniform(0.3, 0.9), b.uniform(0.0, 1.1))
+    zip_ = (
+        cover((x - end + b.uniform(3, 6)).abs() - 0.4) * b.chance(0.3) * (1 - b.chance(laces) * 1)
+    )
+    tone = paint(tone, zip_ * b.uniform(0, 0.6), tone * 0.4)
+    tone = tone * (1 - b.uniform(0, 0.35) * ((y - shaft) / 16).clamp(0, 1))
+    return photograph(b, tone, mask)
+
+
+def sandal(b):
+    shaft = mixed(b, (0.6, -4.5, 2.5), (0.4, -9.0, -3.0))
+    heel = mixed(b, (0.5, 0.0, 0.5), (0.5, 1.5, 9.0))
+    holes = mixed(b, (0.85, 0.35, 0.7), (0.15, 0.1, 0.35))
+    return shoe(b, shaft, holes, heel, laces=0.1)
+
+
+def sneaker(b):
+    shaft = mixed(b, (0.88, -3.2, 0.6), (0.12, -6.5, -3.0))
+    holes = mixed(b, (0.93, 0.0, 0.0), (0.07, 0.05, 0.3))
+    return shoe(b, shaft, holes, b.uniform(0, 0.6), laces=0.7)
+
+
+def bag(b):
+    x, y, ax = b.x, b.y, b.x.abs()
+    half_width, half_height = b.uniform(8.0, 13.4), b.uniform(4.0, 9.5)
+    middle = 12.8 - half_height - b.uniform(0, 2)
+    taper = b.normal(0, 0.1)
+    corner = b.uniform(0.5, 3.5)
+    dx = ax - (half_width - corner) * (1 + taper * (y - middle) / 8)
+    dy = (y - middle).abs() - (half_height - corner)
+    rounded = (dx.clamp(min=0).square() + dy.clamp(min=0).square()).sqrt()
+    box = rounded + torch.maximum(dx, dy).clamp(max=0) - corner
+    rim = middle - half_height
+    rx, ry = half_width * b.uniform(0.3, 0.85), b.uniform(2.0, 13.0)
+    ellipse = ((x / rx).square() + ((y - rim - 0.5) / ry).square()).sqrt()
+    handle = largest(((ellipse - 1).abs() * torch.minimum(rx, ry)) - b.uniform(0.5, 1.3), y - rim)
+    mask = torch.maximum(cover(box), cover(handle) * b.chance(0.8))
+    tone = textured(b, plain=0.7, horizontal=0.1, vertical=0.06, checked=0.06)
+    flap_y = rim + half_height * b.uniform(0.3, 1.2)
+    flap = cover((y - flap_y - b.normal(0, 0.08) * ax).abs() - 0.5) * b.chance(0.5)
+    tone = paint(tone, flap * b.uniform(0.2, 0.9), b.uniform(0, 0.5))
+    clasp = cover(((x - b.normal(0, 0.5)).square() + (y - flap_y).square()).sqrt() - 1.1)
+    tone = paint(tone, clasp * b.chance(0.45), b.uniform(0.3, 1.1))
+    pocket = cover((box + b.uniform(1.5, 3.0)).abs() - 0.4) * b.chance(0.25)
+    tone = paint(tone, pocket * b.uniform(0.2, 0.7), tone * 0.4)
+    return photograph(b, tone, mask)
+
+
+def ankle_boot(b):
+    shaft = mixed(b, (0.84, -13.0, -7.5), (0.16, -7.5, -4.0))
+    heel = mixed(b, (0.55, 0.0, 1.2), (0.45, 1.2, 5.5))
+    return shoe(b, shaft, b.uniform(0, 0), heel, laces=0.3)
+
+
+# In the order of Fashion-MNIST's labels.
+GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle_boot)
+
+
+def draw(num_images, seed, chunk=500):
+    """Draw a balanced, shuffled data set of synthetic garments.
+
+    num_images: a multiple of the ten classes; seed: of the random numbers; chunk: images drawn
+    at once. Returns images (num_images, 1, 28, 28) and labels (num_images,), both uint8.
+    """
+    if num_images % NUM_CLASSES:
+        raise ValueError(f"{num_images} images do not divide into {NUM_CLASSES} equal classes")
+    generator = torch.Generator("cpu").manual_seed(seed)
+    each = num_images // NUM_CLASSES
+    order = torch.randperm(num_images, generator=generator, device="cpu")
+    images = torch.empty(num_images, 1, SIDE, SIDE, dtype=torch.uint8, device="cpu")
+    labels = torch.empty(num_images, dtype=torch.uint8, device="cpu")
+    shoes = (sandal, sneaker, ankle_boot)
+    for label, garment in enumerate(GARMENTS):
+        for start in range(0, each, chunk):
+            n = min(chunk, each - start)
+            brush = Brush(n, generator, lying=garment in shoes)
+            rows = order[label * each + start :][:n]
+            images[rows, 0] = (garment(brush) * 255).to(torch.uint8)
+            labels[rows] = label
+    return images, labels
