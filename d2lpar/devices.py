@@ -1,0 +1,153 @@
+"""Devices: real GPUs where the machine has them, virtual ones where it has not."""
+
+import os
+import platform
+import sys
+
+import torch
+
+from .virtual import virtual_gpus
+
+__all__ = [
+    "describe",
+    "ensure_gpus",
+    "num_gpus",
+    "synchronize",
+    "try_all_gpus",
+    "try_gpu",
+    "virtual_gpus",
+]
+
+
+def _virtual():
+    """Return the virtual GPUs that are in use; asking does not switch them on."""
+    registry = sys.modules.get("d2lpar.virtual.device")
+    return (
+        [device.torch_device for device in registry.devices[: registry.count]] if registry else []
+    )
+
+
+def _gpus():
+    return _virtual() or [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+
+
+def num_gpus():
+    """Return the number of GPUs: of virtual ones once they are on, otherwise of real ones."""
+    return len(_gpus())
+
+
+def try_gpu(i=0):
+    """Return GPU `i` if there is one, otherwise the CPU."""
+    gpus = _gpus()
+    return gpus[i] if i < len(gpus) else torch.device("cpu")
+
+
+def try_all_gpus():
+    """Return all GPUs, or [cpu] if there is none."""
+    return _gpus() or [torch.device("cpu")]
+
+
+def ensure_gpus(n, **options):
+    """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
+
+    `options` (threads, memory, link, peer_link) go to `virtual_gpus`. The environment variable
+    D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error), `vgpu` (`n` virtual ones)
+    or `vgpu:4` (four virtual ones, whatever `n` is).
+
+    Raises ValueError for another value of the variable, RuntimeError where it says `cuda` and the
+    machine has fewer than `n`.
+    """
+    choice = os.environ.get("D2LPAR_DEVICES", "")
+    kind, _, number = choice.partition(":")
+    if kind not in ("", "cuda", "vgpu") or (number and (kind != "vgpu" or not number.isdigit())):
+        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu or vgpu:N, not {choice!r}")
+    real = torch.cuda.device_count()
+    if kind == "cuda" and real < n:
+        raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")
+    if kind == "cuda" or (not kind and real >= n):
+        names = {torch.cuda.get_device_name(i) for i in range(n)}
+        print(f"{n} real GPU{'s' if n > 1 else ''}: {', '.join(sorted(names))}")
+        return [torch.device("cuda", i) for i in range(n)]
+    n = int(number) if number else n
+    devices = virtual_gpus(n, **options)
+    why = f"D2LPAR_DEVICES={choice}" if kind else f"this machine has {real or 'no'} real GPU"
+    why += "s" if not kind and real != 1 and real else ""
+    threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
+    print(
+        f"{n} virtual GPU{'s' if n > 1 else ''} on {threads} threads of "
+        f"{os.cpu_count()} CPU cores ({why})"
+    )
+    return devices
+
+
+def synchronize(*devices):
+    """Wait for the work of `devices`; without arguments for that of every GPU in use.
+
+    A bare `torch.cuda.synchronize()` waits for the current device only.
+    """
+    if not devices:
+        devices = _virtual()
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    for device in map(torch.device, devices):
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
+
+
+class Description:
+    """A table of facts that shows itself in a notebook and in a terminal."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __repr__(self):
+        width = max(len(name) for name, _ in self.rows)
+        return "\n".join(f"{name:<{width}}  {value}" for name, value in self.rows)
+
+    def _repr_markdown_(self):
+        lines = ["| | |", "| --- | --- |"]
+        return "\n".join(lines + [f"| {name} | {value} |" for name, value in self.rows])
+
+
+def describe(*devices):
+    """Return a table of the hardware and the versions at hand.
+
+    `devices`: those to list, by default every GPU in use.
+    """
+    from . import __version__
+
+    rows = []
+    for device in devices or _gpus():
+        device = torch.device(device)
+        if device.type == "cpu":
+            continue
+        properties = torch.get_device_module(device).get_device_properties(device)
+        text = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
+        if device.type == "vgpu":
+            from .virtual import device as registry
+
+            found = registry.find(device)
+            text += f", link to the CPU: {found.link or 'unlimited'}"
+            if found.peer_link is not found.link:
+                text += f", to other devices: {found.peer_link or 'unlimited'}"
+        rows.append((str(device), text))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    rows.append(("CPU", f"{_cpu_name()}, {os.cpu_count()} cores, {memory:.1f} GiB"))
+    rows.append(
+        (
+            "software",
+            f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
+        )
+    )
+    return Description(rows)
+
+
+def _cpu_name():
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            for line in file:
+                if line.startswith("model name"):
+                    return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()

@@ -1,0 +1,103 @@
+"""Virtual GPUs: PyTorch devices on CPU cores, asynchronous and concurrent, as CUDA's are.
+
+links      how fast bytes travel
+engine     ops, streams and engines: what runs when
+device     a device: engines, memory, random numbers, errors
+tensor     VirtualTensor, and how an operator is issued
+operators  copies and other operators that need more
+module     torch.vgpu
+comm       what nn.DataParallel needs
+private    what is private to torch
+"""
+
+import atexit
+import os
+import threading
+
+from .links import PRESETS, Link, as_link
+
+__all__ = ["PRESETS", "Link", "start_recording", "stop_recording", "virtual_gpus"]
+
+_setting_up = threading.Lock()
+_SAME = object()
+
+
+def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
+    """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
+
+    `threads`: CPU threads that run a device's kernels. `memory`: its bytes (by default an equal
+    share of this machine's). `link`: what copies from and to the CPU take, a `Link`, a preset's
+    name, bytes/s, or None for what the copy itself takes here. `peer_link`: the same between
+    devices (by default as `link`). Each may be one figure for all devices or a list of one for
+    each. Called again, it gives the same devices, set to the new figures once they are idle.
+
+    Raises ValueError or TypeError for figures that make no sense, RuntimeError on a version of
+    torch on which virtual GPUs are not known to work.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
+    if memory is None:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // n
+    if peer_link is _SAME:
+        peer_link = link
+    figures = {
+        "threads": _for_each(n, "threads", threads, _positive_int),
+        "memory": _for_each(n, "memory", memory, _positive_int),
+        "link": _for_each(n, "link", link, lambda name, value: as_link(value)),
+        "peer_link": _for_each(n, "peer_link", peer_link, lambda name, value: as_link(value)),
+    }
+    with _setting_up:
+        from . import device as registry
+
+        if not registry.devices:
+            from . import private
+
+            private.register()
+            atexit.register(_stop)
+        for index in range(n):
+            settings = {name: values[index] for name, values in figures.items()}
+            if index < len(registry.devices):
+                registry.devices[index].configure(**settings)
+            else:
+                registry.devices.append(registry.Device(index, **settings))
+        registry.count = n
+        return [device.torch_device for device in registry.devices[:n]]
+
+
+def _for_each(n, name, value, check):
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * n
+    if len(values) != n:
+        raise ValueError(f"{len(values)} figures of {name} for {n} virtual GPUs: {values}")
+    return [check(name, value) for value in values]
+
+
+def _positive_int(name, value):
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} of a virtual GPU is a whole number: got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} of a virtual GPU must be positive: got {value}")
+    return value
+
+
+def _stop():
+    from . import device as registry
+
+    for device in registry.devices:
+        for engine in device.engines:
+            engine.stop()
+
+
+def start_recording():
+    """Return a list to which every op is appended as it finishes, until `stop_recording`."""
+    from . import engine
+
+    return engine.start_recording()
+
+
+def stop_recording(recording):
+    """Stop appending to `recording`. Synchronize first, or ops that still run are missing."""
+    from . import engine
+
+    engine.stop_recording(recording)

@@ -1,0 +1,195 @@
+"""A virtual GPU: its engines, streams, memory, links and random numbers."""
+
+import threading
+from collections import deque
+
+import torch
+
+from .engine import Engine, Stream, wait
+
+MIB = 2**20
+_tls = threading.local()
+
+
+class Device:
+    """One virtual GPU: a slice of the CPU behind a queue."""
+
+    def __init__(self, index, threads, memory, link, peer_link):
+        self.index = index
+        self.torch_device = torch.device("vgpu", index)
+        self.threads = threads
+        self.memory = memory
+        self.link = link
+        self.peer_link = peer_link
+        self.forked = False
+        self.compute = Engine("compute", self, threads)
+        self.h2d = Engine("h2d", self)
+        self.d2h = Engine("d2h", self)
+        self.p2p = Engine("p2p", self)
+        self.streams = [Stream(self, 0)]
+        self.default_stream = self.streams[0]
+        self.generator = torch.Generator().manual_seed(torch.initial_seed())
+        self.last_random = None
+        self._errors = deque()
+        self._allocated = self._peak = 0
+        self._freed = deque()
+        self._memory_lock = threading.RLock()
+
+    def configure(self, threads, memory, link, peer_link):
+        """Change the figures of this device once it is idle.
+
+        Raises ValueError when more memory is in use than the new limit.
+        """
+        if memory < self.allocated:
+            raise ValueError(
+                f"{self.torch_device} holds {self.allocated} bytes; its memory cannot be {memory}"
+            )
+        self.synchronize()
+        self.memory, self.link, self.peer_link = memory, link, peer_link
+        if threads != self.threads:
+            self.threads = threads
+            self.compute.set_threads(threads)
+
+    @property
+    def engines(self):
+        return (self.compute, self.h2d, self.d2h, self.p2p)
+
+    def new_stream(self):
+        """Return a new stream of this device."""
+        stream = Stream(self, len(self.streams))
+        self.streams.append(stream)
+        return stream
+
+    def current_stream(self):
+        """Return the stream to which the calling thread issues work on this device."""
+        try:
+            return _tls.streams[self.index]
+        except (AttributeError, KeyError):
+            return self.default_stream
+
+    def set_stream(self, stream):
+        """Issue the calling thread's work on this device to `stream` from now on."""
+        if not hasattr(_tls, "streams"):
+            _tls.streams = {}
+        _tls.streams[self.index] = stream
+
+    @property
+    def idle(self):
+        return all(stream.last is None or stream.last.done for stream in self.streams)
+
+    def synchronize(self):
+        """Wait for all streams; raise the error of an op that failed meanwhile.
+
+        Raises torch.AcceleratorError, with the op's name and what it raised as its cause.
+        """
+        for stream in tuple(self.streams):
+            wait(stream.last, self.torch_device)
+        self.raise_error()
+
+    # -- errors of ops that ran after their issue had returned
+
+    def failed(self, op):
+        """Keep the error of `op` for the next synchronize."""
+        self._errors.append((op.name, op.error))
+
+    def raise_error(self):
+        """Raise the first error that was not raised yet, if there is one, and forget the rest."""
+        if self._errors:
+            name, error = self._errors.popleft()
+            self._errors.clear()
+            raise torch.AcceleratorError(
+                f"vgpu error: {name} on {self.torch_device} failed after it was issued, so this "
+                f"is reported at a later synchronize: {type(error).__name__}: {error}"
+            ) from error
+
+    # -- memory, accounted by storage when work is issued, as CUDA's allocator does
+
+    def allocate(self, num_bytes):
+        """Return a Block of `num_bytes`; raises torch.OutOfMemoryError when it does not fit."""
+        with self._memory_lock:
+            allocated = self.allocated + num_bytes
+            if allocated > self.memory:
+                raise torch.OutOfMemoryError(
+                    f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
+                    f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
+                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free."
+                )
+            self._allocated = allocated
+            if allocated > self._peak:
+                self._peak = allocated
+        return Block(self, num_bytes)
+
+    @property
+    def allocated(self):
+        """Bytes of all storages in use; of freed ones whose streams (record_stream) still run."""
+        with self._memory_lock:
+            freed = self._freed
+            for _ in range(len(freed)):
+                num_bytes, pending = freed.popleft()
+                if pending and not all(op.done for op in pending):
+                    freed.append((num_bytes, pending))
+                else:
+                    self._allocated -= num_bytes
+            return self._allocated
+
+    @property
+    def peak(self):
+        return self._peak
+
+    def reset_peak(self):
+        self._peak = self.allocated
+
+    def seed(self, seed):
+        """Draw later random numbers from a generator seeded with `seed`."""
+        self.generator = torch.Generator().manual_seed(seed)
+
+
+class Block:
+    """The memory of one storage, given back when no tensor uses it any more."""
+
+    __slots__ = ("device", "num_bytes", "streams")
+
+    def __init__(self, device, num_bytes):
+        self.device = device
+        self.num_bytes = num_bytes
+        self.streams = ()
+
+    def __del__(self):
+        pending = tuple(s.last for s in self.streams if s.last is not None)
+        self.device._freed.append((self.num_bytes, pending))
+
+
+# -- the devices of this process
+
+devices = []  # every device ever made; the first `count` of them are in use
+count = 0
+
+
+def find(where):
+    """Return the Device of a torch.device, an index or None (the current one).
+
+    Raises RuntimeError for a device that does not exist, as CUDA does.
+    """
+    if where is None:
+        return current()
+    index = where if isinstance(where, int) else torch.device(where).index
+    if index is None:
+        return current()
+    if not 0 <= index < count:
+        raise RuntimeError(
+            f"vgpu error: invalid device ordinal: vgpu:{index} of {count} virtual GPUs"
+        )
+    return devices[index]
+
+
+def current():
+    """Return the calling thread's current device."""
+    index = getattr(_tls, "device", 0)
+    if not index < count:
+        raise RuntimeError(f"vgpu error: no device vgpu:{index}; there are {count} virtual GPUs")
+    return devices[index]
+
+
+def set_current(index):
+    """Make the device with this index the calling thread's current one."""
+    _tls.device = find(index).index

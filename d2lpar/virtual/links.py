@@ -1,0 +1,95 @@
+"""Links: how fast bytes travel to, from and between devices."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link that moves `bandwidth` bytes per second after `latency` seconds.
+
+    `pageable` is the bandwidth of copies whose host side is not pinned (bytes per second): the
+    driver stages them through a pinned buffer. `source` says where the figures come from.
+
+    Raises ValueError for a bandwidth that is not positive or a negative latency.
+    """
+
+    bandwidth: float
+    latency: float = 0.0
+    pageable: float | None = None
+    name: str = "link"
+    source: str = ""
+
+    def __post_init__(self):
+        for field in ("bandwidth", "pageable"):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise ValueError(f"{field} of a link must be positive, in bytes/s: got {value}")
+        if not self.latency >= 0:
+            raise ValueError(f"latency of a link must not be negative, in seconds: {self.latency}")
+
+    def seconds(self, num_bytes, pinned=True):
+        """Return how long `num_bytes` take: bytes / bandwidth + latency."""
+        bandwidth = self.bandwidth if pinned or self.pageable is None else self.pageable
+        return num_bytes / bandwidth + self.latency
+
+    def scaled(self, factor):
+        """Return this link slowed `factor` times: a scale model beside a device as much slower.
+
+        The bandwidths are divided by `factor`. The latency stays: it stands beside the launch of
+        an operator, which a virtual GPU pays for in full.
+        """
+        if not factor > 0:
+            raise ValueError(f"the factor of a scaled link must be positive: got {factor}")
+        pageable = None if self.pageable is None else self.pageable / factor
+        name = f"{self.name} slowed {factor:.4g}x"
+        return replace(self, bandwidth=self.bandwidth / factor, pageable=pageable, name=name)
+
+    def __str__(self):
+        text = f"{self.name} ({format_bytes(self.bandwidth)}/s"
+        if self.latency:
+            text += f", latency {self.latency * 1e6:.3g} µs"
+        return text + ")"
+
+
+def format_bytes(num_bytes):
+    """Return `num_bytes` with a decimal unit, as link speeds are quoted: 15.75 GB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(num_bytes) < 1000 or unit == "TB":
+            return f"{num_bytes:.4g} {unit}"
+        num_bytes /= 1000
+
+
+PRESETS = {
+    link.name: link
+    for link in (
+        Link(
+            15.75e9,
+            10e-6,
+            6e9,
+            "pcie3",
+            "PCIe 3.0 x16: 16 lanes of 8 GT/s, 128b/130b coded (PCI-SIG); "
+            "latency and the pageable figure are typical of CUDA's bandwidthTest",
+        ),
+        Link(63e9, 10e-6, 24e9, "4xpcie3", "four PCIe 3.0 x16 links side by side (d2l 12.7)"),
+        Link(31.5e9, 10e-6, 12e9, "pcie4", "PCIe 4.0 x16: 16 lanes of 16 GT/s (PCI-SIG)"),
+        Link(1.25e9, 50e-6, None, "10gbe", "10 Gbit Ethernet: 10e9 bits/s over 8"),
+        Link(150e9, 5e-6, None, "nvlink2", "V100: six NVLink 2 links of 25 GB/s a direction"),
+        Link(450e9, 5e-6, None, "nvlink4", "H100: 18 NVLink 4 links of 25 GB/s a direction"),
+    )
+}
+
+
+def as_link(link):
+    """Return `link` as a Link: itself, a preset's name, bytes per second, or None (unlimited).
+
+    Raises ValueError for an unknown name, TypeError for anything else.
+    """
+    if link is None or isinstance(link, Link):
+        return link
+    if isinstance(link, str):
+        if link not in PRESETS:
+            raise ValueError(f"no link named {link!r}; there are {', '.join(PRESETS)}")
+        return PRESETS[link]
+    if isinstance(link, (int, float)) and not isinstance(link, bool):
+        return Link(float(link))
+    raise TypeError(f"a link is a Link, a preset's name, bytes/s or None: got {link!r}")

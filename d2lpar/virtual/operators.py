@@ -1,0 +1,285 @@
+"""Operators that need more than a plan: copies, random numbers, waits, and exceptions."""
+
+import torch
+
+from . import device as registry
+from .engine import Op, wait
+from .tensor import (
+    CPU,
+    META,
+    Call,
+    Info,
+    Meta,
+    VirtualTensor,
+    _become,
+    _infos,
+    aten,
+    new_tensor,
+    raise_now,
+    run_copy,
+    tables,
+    two_devices,
+    wrap,
+)
+
+
+def is_pinned(tensor):
+    """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
+    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+
+
+def pin(tensor):
+    """Mark the memory of a CPU tensor as pinned and return the tensor."""
+    tensor.untyped_storage()._vgpu_pinned = True
+    return tensor
+
+
+def issue_factory(func, args, kwargs):
+    """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
+    where = kwargs.get("device")
+    where = torch.device("vgpu") if where is None else torch.device(where)
+    info = _infos.get(func)
+    if info is None:
+        info = _infos[func] = Info(func)
+    return Call(info, args, kwargs, registry.find(where)).issue()
+
+
+# -- copies
+
+
+def _copy_(func, args, kwargs):
+    target, source, *rest = args
+    non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
+    copy(target, source, non_blocking)
+    return target
+
+
+def copy(target, source, non_blocking=False):
+    """Copy the values of `source` into `target`; one of them is on a virtual GPU.
+
+    On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
+    the host waits for unless it is `non_blocking` and the CPU's side is pinned.
+    """
+    if target.shape != source.shape:
+        torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
+    num_bytes = source.numel() * source.dtype.itemsize
+    if type(target) is not VirtualTensor:
+        device = source._meta.device
+        pinned = is_pinned(target)
+        op = _issue_copy(device, device.d2h, target, source._cell, num_bytes, pinned)
+        op.source, op.target = device.torch_device, CPU
+    elif type(source) is not VirtualTensor:
+        if source.device.type != "cpu":
+            raise two_devices(target.device, source.device)
+        device = target._meta.device
+        pinned = is_pinned(source)
+        if source.requires_grad:
+            source = source.detach()
+        op = _issue_copy(device, device.h2d, target._cell, source, num_bytes, pinned)
+        op.source, op.target = CPU, device.torch_device
+    elif target._meta.device is source._meta.device:
+        device = target._meta.device
+        op = Op("aten.copy_", "kernel", None, device.compute, run_copy)
+        op.args = (target._cell, source._cell)
+        op.stream = device.current_stream()
+        op.stream.issue(op)
+        return
+    else:
+        _copy_between(target, source, num_bytes)
+        return
+    if not (non_blocking and pinned):
+        wait(op, device.torch_device)
+        raise_now(op, device)
+
+
+def _issue_copy(device, engine, target, source, num_bytes, pinned, after=()):
+    stream = device.current_stream()
+    op = Op("copy", "copy", stream, engine, run_copy, (target, source))
+    op.num_bytes = num_bytes
+    link = device.peer_link if engine is device.p2p else device.link
+    if link is not None:
+        op.hold = link.seconds(num_bytes, pinned)
+    op.source = op.target = device.torch_device
+    return stream.issue(op, after)
+
+
+def _copy_between(target, source, num_bytes):
+    """Copy from one device to another, as CUDA does: on the source's stream, after the work of
+    the target's current stream, which in turn waits for the copy."""
+    device, other = source._meta.device, target._meta.device
+    target_stream = other.current_stream()
+    after = () if target_stream.last is None else (target_stream.last,)
+    op = _issue_copy(
+        device, device.p2p, target._cell, source._cell, num_bytes, pinned=True, after=after
+    )
+    op.target = other.torch_device
+    target_stream.wait_for(op)
+
+
+def _to_copy(func, args, kwargs):
+    (source,) = args
+    where = kwargs.get("device")
+    where = source.device if where is None else torch.device(where)
+    if where.type == "vgpu" and where.index is None:
+        where = registry.current().torch_device
+    if where == source.device:
+        kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        return Call(_info_of(func), args, kwargs).issue()
+    memory_format = kwargs.get("memory_format") or torch.preserve_format
+    dtype = kwargs.get("dtype") or source.dtype
+    like = torch.empty_like(source._meta.empty(META), dtype=dtype, memory_format=memory_format)
+    non_blocking = kwargs.get("non_blocking", False)
+    if where.type == "vgpu":
+        target = new_tensor(registry.find(where), like)
+    else:
+        target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
+        if non_blocking:
+            pin(target)
+    copy(target, source, non_blocking)
+    return target
+
+
+def _foreach_copy_(func, args, kwargs):
+    targets, sources, *rest = args
+    non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
+    for target, source in zip(targets, sources, strict=True):
+        copy(target, source, non_blocking)
+    return targets
+
+
+def _info_of(func):
+    info = _infos.get(func)
+    if info is None:
+        info = _infos[func] = Info(func)
+    return info
+
+
+def _local_scalar_dense(func, args, kwargs):
+    (source,) = args
+    target = torch.empty((), dtype=source.dtype)
+    copy(target, source.reshape(()) if source.dim() else source)
+    return target.item()
+
+
+def _create_like(func, args, kwargs):
+    """`zeros_like(x, device=...)` and its kin: on another device only the layout matters."""
+    where = kwargs.get("device")
+    if where is None or torch.device(where) == args[0].device:
+        kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        return Call(_info_of(func), args, kwargs).issue()
+    like = args[0]._meta.empty(CPU)
+    return func(like, *args[1:], **kwargs)
+
+
+def _resize_(func, args, kwargs):
+    tensor, size, *_ = args
+    meta = tensor._meta.empty(META)
+    func(meta, size, **kwargs)
+    after = Meta.of(tensor._meta.device, meta)
+    if after.num_bytes <= tensor._block.num_bytes:
+        return Call(_info_of(func), args, kwargs).issue()
+    old, count = tensor._cell, tensor._block.num_bytes // tensor.dtype.itemsize
+    larger = new_tensor(tensor._meta.device, meta)
+    if count:
+        flat = torch.as_strided(larger, (count,), (1,), 0)
+        copy(flat, torch.as_strided(wrap(tensor._meta, old, tensor._block), (count,), (1,), 0))
+    _become(tensor, larger._meta, larger._cell, larger._block)
+    return tensor
+
+
+def _set_(func, args, kwargs):
+    tensor, *rest = args
+    if not rest:
+        rest = [torch.empty(0, dtype=tensor.dtype, device=tensor.device)]
+    if type(rest[0]) is not VirtualTensor:
+        raise NotImplementedError("set_ on a virtual GPU takes a tensor of the same device")
+    source = rest[0]
+    if len(rest) > 1:
+        source = torch.as_strided(source, rest[2], rest[3] if len(rest) > 3 else None, rest[1])
+    _become(tensor, source._meta, source._cell, source._block)
+    return tensor
+
+
+# -- random numbers: operators whose schema has no generator
+
+
+def _native_dropout(tensor, p, train, generator):
+    if train is False or p == 0:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(tensor), torch.zeros_like(tensor, dtype=torch.bool)
+    mask = torch.empty_like(tensor).bernoulli_(1 - p, generator=generator)
+    return tensor * mask * (1 / (1 - p)), mask.bool()
+
+
+def _rand_like(tensor, generator, **options):
+    return torch.empty_like(tensor, **options).uniform_(generator=generator)
+
+
+def _randn_like(tensor, generator, **options):
+    return torch.empty_like(tensor, **options).normal_(generator=generator)
+
+
+def _randint_like(tensor, high, generator, **options):
+    return torch.empty_like(tensor, **options).random_(0, high, generator=generator)
+
+
+def _randint_like_low(tensor, low, high, generator, **options):
+    return torch.empty_like(tensor, **options).random_(low, high, generator=generator)
+
+
+tables.special.update(
+    {
+        aten.copy_.default: _copy_,
+        aten._to_copy.default: _to_copy,
+        aten._foreach_copy_.default: _foreach_copy_,
+        aten._local_scalar_dense.default: _local_scalar_dense,
+        aten.resize_.default: _resize_,
+        aten.set_.source_Tensor: _set_,
+        aten.set_.source_Tensor_storage_offset: _set_,
+        aten.set_.default: _set_,
+    }
+)
+for _packet in (
+    aten.empty_like,
+    aten.zeros_like,
+    aten.ones_like,
+    aten.full_like,
+    aten.rand_like,
+    aten.randn_like,
+    aten.randint_like,
+    aten.new_empty,
+    aten.new_empty_strided,
+    aten.new_zeros,
+    aten.new_ones,
+    aten.new_full,
+):
+    for _overload in _packet.overloads():
+        if "out" not in _overload:
+            tables.special[getattr(_packet, _overload)] = _create_like
+
+tables.random.update(
+    {
+        aten.native_dropout.default: _native_dropout,
+        aten.rand_like.default: _rand_like,
+        aten.randn_like.default: _randn_like,
+        aten.randint_like.default: _randint_like,
+        aten.randint_like.low_dtype: _randint_like_low,
+    }
+)
+tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
+tables.allocating.update(
+    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+tables.waiting.update({"equal"})
+tables.cpu_arguments.update(
+    {
+        "index": "move",
+        "index_put_": "move",
+        "index_put": "move",
+        "_index_put_impl_": "move",
+        "_pack_padded_sequence": "keep",
+        "tensor_split": "keep",
+    }
+)
+tables.bit_views.update({aten._conj.default, aten._neg_view.default})
