@@ -1,9 +1,19 @@
 """Clocks for work that runs elsewhere: Timer, Benchmark and Timeline."""
 
+import contextlib
 import itertools
+import json
 import time
+from collections import defaultdict
+from typing import NamedTuple
 
-from d2lpar.devices import synchronize
+import torch
+
+from d2lpar.devices import synchronize, try_all_gpus
+from d2lpar.spans import Span, lanes, overlap, union
+
+KINDS = ("kernel", "copy", "wait")
+ENGINES = ("compute", "h2d", "d2h", "p2p", "stream", "host")
 
 
 class Timer:
@@ -72,3 +82,316 @@ class Benchmark:
             synchronize()
         self.seconds = self.timer.stop()
         print(f"{self.description}: {self.seconds:.4f} sec")
+
+
+class Mark(NamedTuple):
+    """A stretch of the host's time that has a name; seconds from the timeline's start."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Timeline:
+    """Record what ran where and when on virtual GPUs and on CUDA GPUs, and draw it.
+
+        with Timeline() as timeline:
+            with timeline.mark("forward"):
+                loss = net(X).sum()
+        timeline.busy("vgpu:0")
+
+    It waits for every device in use at both ends, so that it holds the work of its block and all
+    of it. An error in the block passes through; what ran before it is kept. As the last value of a
+    cell it draws itself. On CUDA the profiler slows the issuing of work.
+
+    Attributes:
+        spans: what ran, as `Span`s ordered by start.
+        marks: what `mark` named, as tuples (name, start, end).
+        devices: the devices known: those in use, and those that something ran on.
+        seconds: from start to end of the block.
+    """
+
+    def __init__(self):
+        self._state = "not started"
+
+    def __enter__(self):
+        if self._state == "recording":
+            raise RuntimeError("this timeline is recording already: make another one")
+        self._spans, self._marks, self._devices, self._end = [], [], [], None
+        synchronize()
+        self._recorders = _start_recorders()
+        self._state = "recording"
+        self._origin = time.perf_counter()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            synchronize()
+        except Exception:
+            if kind is None:
+                raise
+        finally:
+            self._end = time.perf_counter()
+            self._state = "done"
+            for stop, records in self._recorders:
+                stop(records)
+                self._spans += [self._span(record) for record in records if record.end is not None]
+            self._spans.sort(key=lambda span: (span.start, span.end))
+            used = {*_accelerators(), *(span.device for span in self._spans)}
+            on = [device for device in used if device.type != "cpu"]
+            self._devices = sorted(on, key=lambda device: (device.type, device.index))
+
+    def _span(self, record):
+        """Turn a record, in seconds of `time.perf_counter`, into a span of this timeline."""
+        issued = getattr(record, "issued", None)
+        return Span(
+            name=record.name,
+            kind=record.kind,
+            device=record.device,
+            stream=record.stream,
+            engine=record.engine,
+            start=record.start - self._origin,
+            end=record.end - self._origin,
+            issued=None if issued is None else issued - self._origin,
+            num_bytes=getattr(record, "num_bytes", None) or 0,
+            source=getattr(record, "source", None),
+            target=getattr(record, "target", None),
+        )
+
+    def _recorded(self):
+        """Raise RuntimeError unless the block has ended."""
+        if self._state != "done":
+            raise RuntimeError(f"the timeline is {self._state}: ask after the with block has ended")
+
+    @property
+    def spans(self):
+        self._recorded()
+        return self._spans
+
+    @property
+    def marks(self):
+        self._recorded()
+        return self._marks
+
+    @property
+    def devices(self):
+        self._recorded()
+        return self._devices
+
+    @property
+    def seconds(self):
+        self._recorded()
+        return self._end - self._origin
+
+    @contextlib.contextmanager
+    def mark(self, name):
+        """Give the host's time in a block a name: a band above the rows of the figure.
+
+        Raises:
+            RuntimeError: the timeline is not recording.
+        """
+        if self._state != "recording":
+            raise RuntimeError(f"the timeline is {self._state}: mark phases inside its with block")
+        start = time.perf_counter() - self._origin
+        try:
+            yield
+        finally:
+            self._marks.append(Mark(name, start, time.perf_counter() - self._origin))
+
+    def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
+        """Pick spans; every argument that is given narrows the choice.
+
+        Args:
+            device: a device or its name.
+            kind: "kernel", "copy" or "wait".
+            stream: number of a stream, or a stream of a virtual GPU.
+            engine: "compute", "h2d", "d2h", "p2p", "stream" or "host".
+            name: a part of the name.
+            mark: name of a phase: what the host issued in it, whenever it ran.
+
+        Returns:
+            A list of spans, ordered by start.
+
+        Raises:
+            ValueError: the device, kind, engine or phase is unknown.
+        """
+        spans = self.spans
+        if device is not None:
+            device = self._known(device)
+            spans = [span for span in spans if span.device == device]
+        if kind is not None:
+            _check_one_of(kind, KINDS, "kind")
+            spans = [span for span in spans if span.kind == kind]
+        if engine is not None:
+            _check_one_of(engine, ENGINES, "engine")
+            spans = [span for span in spans if span.engine == engine]
+        if stream is not None:
+            stream = getattr(stream, "stream_id", stream)
+            spans = [span for span in spans if span.stream == stream]
+        if name is not None:
+            spans = [span for span in spans if name in span.name]
+        if mark is not None:
+            _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
+            phases = [phase for phase in self.marks if phase.name == mark]
+            spans = [
+                span
+                for span in spans
+                if span.issued is not None
+                and any(phase.start <= span.issued <= phase.end for phase in phases)
+            ]
+        return list(spans)
+
+    def busy(self, device, kind="kernel"):
+        """Return the seconds in which a device ran at least one span of a kind."""
+        return sum(end - start for start, end in union(self.select(device, kind)))
+
+    def utilization(self, device):
+        """Return the part of the timeline, 0 to 1, in which a device ran kernels."""
+        return self.busy(device) / self.seconds
+
+    def overlap(self, a, b):
+        """Return the seconds in which both `a` and `b` were under way.
+
+        Args:
+            a, b: a device, which stands for its kernels, or a list of spans.
+        """
+        return overlap(*(self._spans_of(choice) for choice in (a, b)))
+
+    def bytes_by_link(self):
+        """Return the bytes that were copied, a dict from (source, target), both devices."""
+        num_bytes = defaultdict(int)
+        for span in self.select(kind="copy"):
+            num_bytes[span.source, span.target] += span.num_bytes
+        return dict(num_bytes)
+
+    def _spans_of(self, choice):
+        if isinstance(choice, str | torch.device):
+            return self.select(choice, "kernel")
+        return choice
+
+    def _known(self, device):
+        """Return the device of this timeline that is meant, or raise ValueError."""
+        name = str(device)
+        if ":" not in name:
+            name = f"{name}:0"
+        for known in self.devices:
+            if str(known) == name:
+                return known
+        known = ", ".join(map(str, self.devices)) or "none"
+        raise ValueError(f"no device {device} on this timeline; it knows {known}")
+
+    def plot(self, title=None, start=0.0, end=None):
+        """Draw a Gantt chart: a row for each device and engine, and one for the waiting host.
+
+        Args:
+            title: what stands above the chart.
+            start, end: the part to draw, in seconds; all of it by default.
+
+        Returns:
+            A matplotlib figure.
+        """
+        from d2lpar.plotting import gantt
+
+        return gantt(self, title, start, end)
+
+    def export(self, path):
+        """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(_chrome_trace(self), file)
+
+    def __repr__(self):
+        if self._state != "done":
+            return f"Timeline({self._state})"
+        on = f"{len(self.spans)} spans on {len(self.devices)} devices"
+        return f"Timeline({on}, {self.seconds:.2f} s)"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        from d2lpar.plotting import in_notebook
+
+        if self._state != "done" or not in_notebook():
+            return {}
+        return {**self.plot()._repr_mimebundle_(), "text/plain": "<Timeline>"}
+
+
+def _accelerators():
+    """Return the devices in use that are not the CPU."""
+    return [device for device in try_all_gpus() if device.type != "cpu"]
+
+
+def _start_recorders():
+    """Start what records the devices in use; return pairs (function to stop, list of records)."""
+    from d2lpar import virtual
+
+    sources = [virtual]
+    if torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators()):
+        from d2lpar import kineto
+
+        sources.append(kineto)
+    recorders = []
+    try:
+        for source in sources:
+            recorders.append((source.stop_recording, source.start_recording()))
+    except BaseException:
+        for stop, records in recorders:
+            stop(records)
+        raise
+    return recorders
+
+
+def _check_one_of(value, known, what):
+    """Raise ValueError unless `value` is one of the known ones."""
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}: choose one of {', '.join(known) or 'none'}")
+
+
+def _chrome_trace(timeline):
+    """Return a timeline in Chrome's Trace Event Format: a process a device, a thread a queue."""
+    events = []
+    threads = defaultdict(list)
+    for span in timeline.spans:
+        if span.engine == "host":
+            threads["host", "waits"].append(span)
+        else:
+            threads[str(span.device), f"{span.engine}, stream {span.stream}"].append(span)
+    for mark in timeline.marks:
+        threads["host", "phases"].append(mark)
+    processes = ["host", *map(str, timeline.devices)]
+    for pid, process in enumerate(processes):
+        events.append(_metadata("process_name", pid, 0, name=process))
+        events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
+        tid = 0
+        for thread in sorted(name for owner, name in threads if owner == process):
+            dealt = lanes(threads[process, thread])
+            for lane in range(1 + max(lane for lane, _ in dealt)):
+                name = f"{thread} ({lane + 1})" if lane else thread
+                events.append(_metadata("thread_name", pid, tid + lane, name=name))
+            events += [_complete(span, pid, tid + lane) for lane, span in dealt]
+            tid += 1 + max(lane for lane, _ in dealt)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _metadata(kind, pid, tid, **arguments):
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}
+
+
+def _complete(span, pid, tid):
+    """Return the "complete" event of a span or a mark, in microseconds."""
+    event = {
+        "name": span.name,
+        "cat": getattr(span, "kind", "phase"),
+        "ph": "X",
+        "ts": span.start * 1e6,
+        "dur": (span.end - span.start) * 1e6,
+        "pid": pid,
+        "tid": tid,
+        "args": {},
+    }
+    if getattr(span, "issued", None) is not None:
+        event["args"]["issued_us"] = span.issued * 1e6
+    if getattr(span, "source", None) is not None:
+        event["args"] |= {
+            "bytes": span.num_bytes,
+            "source": str(span.source),
+            "target": str(span.target),
+        }
+    return event

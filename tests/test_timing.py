@@ -1,7 +1,16 @@
-import pytest
+import json
+import time
+from types import SimpleNamespace
 
-from d2lpar import timing
-from d2lpar.timing import Benchmark, Timer
+import pytest
+import torch
+
+import d2lpar
+from d2lpar import kineto, timing
+from d2lpar.spans import Span, lanes, overlap, union
+from d2lpar.timing import Benchmark, Timeline, Timer
+
+CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
 
 @pytest.fixture
@@ -20,6 +29,46 @@ def clock(monkeypatch):
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(timing, "synchronize", clock.synchronize)
     return clock
+
+
+@pytest.fixture
+def recorder(clock, monkeypatch):
+    """What stands in for the virtual GPUs: two idle devices, and a list of records to fill."""
+
+    class Recorder:
+        open = []
+
+        def start(self):
+            records = []
+            self.open.append(records)
+            return [(self.stop, records)]
+
+        def stop(self, records):
+            self.open = [other for other in self.open if other is not records]
+
+        def run(self, device, start, end, **fields):
+            """Record a span that lies at these seconds after 101, when the timeline starts."""
+            fields = {"name": "aten.mm", "kind": "kernel", "engine": "compute", **fields}
+            issued = 101 + fields.pop("issued", start)
+            record = SimpleNamespace(
+                device=device, start=101 + start, end=101 + end, issued=issued, stream=0
+            )
+            for name, value in fields.items():
+                setattr(record, name, value)
+            for records in self.open:
+                records.append(record)
+
+        def copy(self, source, target, start, end, num_bytes, engine="p2p", stream=0):
+            fields = {"source": source, "target": target, "num_bytes": num_bytes}
+            device = target if source == CPU else source
+            self.run(device, start, end, name="copy", kind="copy", engine=engine, **fields)
+            for records in self.open:
+                records[-1].stream = stream
+
+    recorder = Recorder()
+    monkeypatch.setattr(timing, "_start_recorders", recorder.start)
+    monkeypatch.setattr(timing, "try_all_gpus", lambda: [GPU0, GPU1])
+    return recorder
 
 
 def test_timer(clock):
@@ -65,3 +114,316 @@ def test_benchmark_lets_errors_pass_and_prints_nothing(clock, capsys):
         raise KeyError("lost")
     assert capsys.readouterr().out == ""
     assert benchmark.seconds is None
+
+
+def span(start, end):
+    return Span("aten.mm", "kernel", GPU0, 0, "compute", start, end)
+
+
+def test_union_merges_what_touches():
+    spans = [span(5, 6), span(0, 4), span(1, 2), span(4, 4.5)]
+    assert union(spans) == [(0, 4.5), (5, 6)]
+    assert union(spans, gap=0.5) == [(0, 6)]
+    assert union([]) == []
+
+
+def test_overlap_counts_no_moment_twice():
+    a = [span(0, 2), span(1, 3), span(6, 10)]
+    b = [span(2, 7), span(2.5, 2.6), span(9, 20)]
+    assert overlap(a, b) == pytest.approx(1 + 1 + 1)
+    assert overlap(b, a) == pytest.approx(3)
+    assert overlap(a, []) == 0
+    assert overlap([span(0, 1)], [span(1, 2)]) == 0
+
+
+def test_lanes_hold_no_two_spans_at_once():
+    dealt = lanes([span(0, 4), span(1, 2), span(2, 3), span(1.5, 5), span(4, 6)])
+    assert [(lane, s.start) for lane, s in dealt] == [(0, 0), (1, 1), (2, 1.5), (1, 2), (0, 4)]
+
+
+@pytest.fixture
+def timeline(clock, recorder):
+    """Two devices that compute at once for a while, three copies, and a host that waits."""
+    with Timeline() as timeline:
+        with timeline.mark("scatter"):
+            recorder.copy(CPU, GPU0, 0, 1, 400, "h2d")
+            clock.now += 1
+        with timeline.mark("forward"):
+            recorder.run(GPU0, 1, 3, name="aten.relu", issued=1.5)
+            recorder.run(GPU0, 2, 4, issued=1.5)
+            recorder.run(GPU1, 3, 8, issued=2)
+            clock.now += 4
+        recorder.copy(GPU1, GPU0, 5, 6, 100, stream=3)
+        recorder.copy(GPU1, GPU0, 7, 8, 100)
+        recorder.run(GPU1, 5, 8, name="synchronize", kind="wait", engine="host")
+        clock.now += 4
+    return timeline
+
+
+def test_timeline_synchronizes_at_both_ends_and_counts_from_its_start(clock, timeline):
+    assert clock.num_synchronized == 2
+    assert timeline.seconds == 10  # 1 + 4 + 4 in the block, and 1 for the devices to finish
+    assert [s.start for s in timeline.spans] == [0, 1, 2, 3, 5, 5, 7]
+    assert timeline.spans[1].issued == 1.5
+    assert timeline.spans[1].seconds == 2
+    assert [tuple(mark) for mark in timeline.marks] == [("scatter", 0, 1), ("forward", 1, 5)]
+    assert repr(timeline) == "Timeline(7 spans on 2 devices, 10.00 s)"
+
+
+def test_select(timeline):
+    assert timeline.select() == timeline.spans
+    assert [s.start for s in timeline.select("cuda:0")] == [0, 1, 2]
+    assert timeline.select(GPU0) == timeline.select("cuda:0") == timeline.select("cuda")
+    assert [s.start for s in timeline.select(kind="wait")] == [5]
+    assert [s.start for s in timeline.select(engine="p2p")] == [5, 7]
+    assert [s.start for s in timeline.select(GPU1, "copy", stream=3)] == [5]
+    assert [s.start for s in timeline.select(stream=SimpleNamespace(stream_id=3))] == [5]
+    assert [s.name for s in timeline.select(name="relu")] == ["aten.relu"]
+    assert [s.start for s in timeline.select(mark="forward")] == [1, 2, 3]
+    assert timeline.select(GPU0, stream=3) == []
+
+
+def test_questions(timeline):
+    assert timeline.busy(GPU0) == 3  # 1 to 4, though two kernels ran from 2 to 3
+    assert timeline.busy("cuda:1") == 5
+    assert timeline.busy(GPU1, "copy") == 2
+    assert timeline.utilization(GPU1) == 0.5
+    assert timeline.overlap(GPU0, "cuda:1") == 1
+    assert timeline.overlap(timeline.select(engine="p2p"), GPU1) == 2
+    assert timeline.bytes_by_link() == {(CPU, GPU0): 400, (GPU1, GPU0): 200}
+
+
+def test_errors_name_what_is_known(timeline):
+    with pytest.raises(ValueError, match="no device cuda:2 on this timeline; it knows cuda:0, cu"):
+        timeline.busy("cuda:2")
+    with pytest.raises(ValueError, match="'kernels': choose one of kernel, copy, wait"):
+        timeline.select(kind="kernels")
+    with pytest.raises(ValueError, match="'nic': choose one of compute, h2d"):
+        timeline.select(engine="nic")
+    with pytest.raises(ValueError, match="'backward': choose one of forward, scatter"):
+        timeline.select(mark="backward")
+
+
+def test_an_idle_device_is_known(recorder):
+    with Timeline() as timeline:
+        recorder.run(GPU1, 0, 1)
+    assert timeline.devices == [GPU0, GPU1]
+    assert timeline.busy(GPU0) == 0
+
+
+def test_without_devices(monkeypatch, recorder):
+    monkeypatch.setattr(timing, "try_all_gpus", lambda: [CPU])
+    with Timeline() as timeline:
+        pass
+    assert timeline.devices == timeline.spans == []
+    with pytest.raises(ValueError, match="it knows none"):
+        timeline.busy("cuda:0")
+
+
+def test_answers_wait_for_the_end(recorder):
+    timeline = Timeline()
+    assert repr(timeline) == "Timeline(not started)"
+    with pytest.raises(RuntimeError, match="not started"), timeline.mark("early"):
+        pass
+    with timeline:
+        with pytest.raises(RuntimeError, match="recording: ask after"):
+            timeline.busy(GPU0)
+        with pytest.raises(RuntimeError, match="recording already"):
+            timeline.__enter__()
+    assert timeline.busy(GPU0) == 0
+
+
+def test_nested_timelines(clock, recorder):
+    with Timeline() as outer:
+        recorder.run(GPU0, 0, 1)
+        with Timeline() as inner:
+            recorder.run(GPU0, 2, 3)
+        recorder.run(GPU0, 4, 5)
+    assert [s.start for s in outer.spans] == [0, 2, 4]
+    assert [s.start for s in inner.spans] == [1]  # the inner one started a second later
+    assert recorder.open == []
+
+
+def test_a_timeline_can_be_used_again(clock, recorder):
+    timeline = Timeline()
+    for _ in range(2):
+        with timeline:
+            with timeline.mark("once"):
+                recorder.run(GPU0, 0, 1)
+        assert len(timeline.spans) == len(timeline.marks) == 1
+        assert recorder.open == []
+
+
+@pytest.mark.parametrize("fails", ["block", "both", "synchronize"])
+def test_errors_pass_through_and_end_the_recording(monkeypatch, recorder, fails):
+    def fail(*devices):
+        raise RuntimeError("a deferred error")
+
+    expected = "a deferred error" if fails == "synchronize" else "in the block"
+    timeline = Timeline()
+    with pytest.raises((KeyError, RuntimeError), match=expected):
+        with timeline:
+            recorder.run(GPU0, 0, 1)
+            recorder.run(GPU0, 1, 2)
+            recorder.open[0][1].end = None  # it never ran
+            if fails != "block":
+                monkeypatch.setattr(timing, "synchronize", fail)
+            if fails != "synchronize":
+                raise KeyError("in the block")
+    assert recorder.open == []
+    assert timeline.busy(GPU0) == 1
+
+
+def test_a_recorder_that_does_not_start_leaves_none_on(monkeypatch):
+    def fail():
+        raise RuntimeError("the profiler is in use")
+
+    stopped = []
+    source = SimpleNamespace(start_recording=list, stop_recording=stopped.append)
+    monkeypatch.setattr(d2lpar, "virtual", source, raising=False)
+    monkeypatch.setattr(kineto, "start_recording", fail)
+    monkeypatch.setattr(timing, "try_all_gpus", lambda: [GPU0])
+    with pytest.raises(RuntimeError, match="in use"):
+        timing._start_recorders()
+    assert stopped == [[]]
+
+
+def test_chrome_trace(timeline, tmp_path):
+    path = tmp_path / "trace.json"
+    timeline.export(path)
+    trace = json.loads(path.read_text())
+    events = trace["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert names == {0: "host", 1: "cuda:0", 2: "cuda:1"}
+    threads = {
+        (names[e["pid"]], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"
+    }
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) + len([e for e in events if e["ph"] == "M"]) == len(events)
+    assert len(complete) == len(timeline.spans) + len(timeline.marks)
+    rows = {}
+    for event in complete:
+        assert {"name", "cat", "ts", "dur", "pid", "tid", "args"} <= set(event)
+        assert event["dur"] >= 0
+        rows.setdefault((names[event["pid"]], event["tid"]), []).append(event)
+    assert set(rows) == set(threads)
+    for row in rows.values():
+        row.sort(key=lambda event: event["ts"])
+        for before, after in zip(row, row[1:], strict=False):
+            assert before["ts"] + before["dur"] <= after["ts"]
+    [copy] = [e for e in complete if threads[names[e["pid"]], e["tid"]] == "p2p, stream 3"]
+    assert (copy["ts"], copy["dur"], copy["cat"]) == (5e6, 1e6, "copy")
+    assert copy["args"] == {
+        "issued_us": 5e6,
+        "bytes": 100,
+        "source": "cuda:1",
+        "target": "cuda:0",
+    }
+    assert sorted(threads.values()) == [
+        "compute, stream 0",
+        "compute, stream 0",
+        "compute, stream 0 (2)",
+        "h2d, stream 0",
+        "p2p, stream 0",
+        "p2p, stream 3",
+        "phases",
+        "waits",
+    ]
+
+
+def event(category, name, ts, dur, pid=0, **arguments):
+    return {
+        "ph": "X",
+        "cat": category,
+        "name": name,
+        "ts": ts,
+        "dur": dur,
+        "pid": pid,
+        "tid": 7,
+        "args": arguments,
+    }
+
+
+def test_trace_of_the_cuda_profiler():
+    """The fields are those that Kineto writes; see the docstring of kineto.parse."""
+    on0, on1 = {"device": 0, "context": 1}, {"device": 1, "context": 2}
+    peer = {"fromDevice": 1, "inDevice": 1, "toDevice": 0}
+    trace = {
+        "displayTimeUnit": "ms",
+        "traceEvents": [
+            {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1, "args": {"name": "x"}},
+            {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 9, "tid": 9, "ts": 1010},
+            event("user_annotation", kineto._ANCHOR, 1000.0, 3, pid=99),
+            event("cpu_op", "aten::mm", 1005, 9, pid=99),
+            event("cuda_runtime", "cudaLaunchKernel", 1010, 5, pid=99, cbid=211, correlation=5),
+            event("kernel", "sgemm_128", 1020, 100.5, stream=7, correlation=5, **on0),
+            event("gpu_memset", "Memset (Device)", 1130, 1, stream=7, bytes=8, **on0),
+            event(
+                "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1140, 10, stream=20, bytes=64, **on1
+            ),
+            event(
+                "gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1150, 10, stream=7, bytes=8, **on0
+            ),
+            event(
+                "gpu_memcpy", "Memcpy DtoD (Device -> Device)", 1160, 10, stream=7, bytes=16, **on0
+            ),
+            event(
+                "gpu_memcpy",
+                "Memcpy PtoP (Device -> Device)",
+                1170,
+                10,
+                pid=1,
+                stream=7,
+                bytes=32,
+                **peer,
+            ),
+            event("cuda_runtime", "cudaDeviceSynchronize", 1180, 20, pid=99, correlation=6),
+        ],
+    }
+    kernel, memset, h2d, d2h, d2d, p2p, wait = kineto.parse(trace, anchored=50.0)
+    assert (kernel.name, kernel.kind, kernel.device, kernel.stream, kernel.engine) == (
+        "sgemm_128",
+        "kernel",
+        GPU0,
+        0,
+        "compute",
+    )
+    assert kernel.start == pytest.approx(50.00002)
+    assert kernel.seconds == pytest.approx(100.5e-6)
+    assert kernel.issued == pytest.approx(50.00001)
+    assert memset.kind == d2d.kind == "kernel"
+    assert memset.issued is None
+    assert (h2d.engine, h2d.source, h2d.target, h2d.num_bytes) == ("h2d", CPU, GPU1, 64)
+    assert (h2d.kind, h2d.device, h2d.stream) == ("copy", GPU1, 20)
+    assert (d2h.engine, d2h.source, d2h.target, d2h.num_bytes) == ("d2h", GPU0, CPU, 8)
+    assert (p2p.engine, p2p.source, p2p.target, p2p.num_bytes) == ("p2p", GPU1, GPU0, 32)
+    assert p2p.device == GPU1
+    assert (wait.kind, wait.engine, wait.device) == ("wait", "host", CPU)
+    assert wait.seconds == pytest.approx(20e-6)
+
+
+def test_profiler_runs_and_shares_our_clock(monkeypatch):
+    """On a machine without CUDA the profiler still writes a trace with the mark."""
+    traces = []
+
+    def parse(trace, anchored):
+        [mark] = [e for e in trace["traceEvents"] if e["name"] == kineto._ANCHOR]
+        ops = [e for e in trace["traceEvents"] if e["name"] == "aten::mm"]
+        traces.append([anchored + (e["ts"] - mark["ts"]) / 1e6 for e in ops])
+        return ops
+
+    monkeypatch.setattr(kineto, "parse", parse)
+    X = torch.ones(8, 8)
+    outer = kineto.start_recording()
+    X @ X
+    inner = kineto.start_recording()
+    before = time.perf_counter()
+    X @ X
+    after = time.perf_counter()
+    kineto.stop_recording(inner)
+    X @ X
+    kineto.stop_recording(outer)
+    assert (len(outer), len(inner)) == (3, 1)
+    assert kineto._recordings == [] and kineto._profile is None
+    [issued] = traces[1]
+    assert before - 1e-3 <= issued <= after + 1e-3

@@ -1,0 +1,87 @@
+"""Stretches of time: what a timeline is made of, and sums over it."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in which an engine, a stream or the host was busy with one thing.
+
+    Attributes:
+        name: the operator ("aten.mm"), or the kernel on CUDA.
+        kind: "kernel", "copy" or "wait".
+        device: where it ran; for a wait of the host, the device waited for (the CPU if unknown).
+        stream: number of the stream; 0 is the default stream.
+        engine: "compute", "h2d", "d2h" or "p2p"; for waits "host" or "stream", who waited.
+        start, end: seconds from the timeline's start.
+        issued: when the host asked for it, in the same seconds; None if unknown.
+        num_bytes: bytes that a copy moved.
+        source, target: devices of a copy.
+    """
+
+    name: str
+    kind: str
+    device: torch.device
+    stream: int
+    engine: str
+    start: float
+    end: float
+    issued: float | None = None
+    num_bytes: int = 0
+    source: torch.device | None = None
+    target: torch.device | None = None
+
+    @property
+    def seconds(self):
+        """How long it took."""
+        return self.end - self.start
+
+
+def union(spans, gap=0.0):
+    """Merge what has a `start` and an `end` into intervals that do not touch.
+
+    Args:
+        spans: spans, in any order.
+        gap: intervals no further apart than this, in seconds, are merged too.
+
+    Returns:
+        A list of pairs (start, end), in order.
+    """
+    merged = []
+    for start, end in sorted((span.start, span.end) for span in spans):
+        if merged and start <= merged[-1][1] + gap:
+            merged[-1][1] = max(merged[-1][1], end)
+        else:
+            merged.append([start, end])
+    return [(start, end) for start, end in merged]
+
+
+def overlap(a, b):
+    """Return the seconds in which at least one span of `a` and one of `b` are under way."""
+    first, second = union(a), union(b)
+    seconds, i, j = 0.0, 0, 0
+    while i < len(first) and j < len(second):
+        seconds += max(0.0, min(first[i][1], second[j][1]) - max(first[i][0], second[j][0]))
+        if first[i][1] < second[j][1]:
+            i += 1
+        else:
+            j += 1
+    return seconds
+
+
+def lanes(spans):
+    """Deal spans to as few lanes as it takes that no two in a lane overlap.
+
+    Returns:
+        A list of pairs (lane, span), by start; lanes count from 0.
+    """
+    ends, dealt = [], []
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))
+        if lane == len(ends):
+            ends.append(span.end)
+        ends[lane] = span.end
+        dealt.append((lane, span))
+    return dealt
