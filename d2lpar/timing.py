@@ -237,7 +237,7 @@ class Timeline:
                 span
                 for span in spans
                 if span.issued is not None
-                and any(phase.start <= span.issued <= phase.end for phase in phases)
+                and any(phase.start <= span.issued < phase.end for phase in phases)
             ]
         return list(spans)
 
