@@ -5,6 +5,7 @@ import re
 from html import escape
 
 import latex2mathml.converter
+from jinja2 import pass_context
 from nbconvert import HTMLExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
@@ -65,6 +66,7 @@ class Renderer(IPythonRenderer):
 class Exporter(HTMLExporter):
     """nbconvert's HTML, offline, with links between chapters that lead to pages."""
 
+    @pass_context
     def markdown2html(self, context, source):
         """Render the text of a markdown cell."""
         renderer = Renderer(

@@ -25,9 +25,11 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from pages import write_index, write_page
 from tqdm import tqdm
+from traitlets import default
 
 FOLDER = Path(__file__).resolve().parent
 CELL_SECONDS = 300
+INTERRUPTED = "interrupted"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -51,7 +53,18 @@ class Result:
 
 
 class Kernel(AsyncKernelManager):
-    """A kernel of the Python that runs this script, whatever kernels are installed."""
+    """A kernel of the Python that runs this script, whatever kernels are installed.
+
+    It talks through sockets in the run's own folder: no ports that another run could take.
+    """
+
+    @default("transport")
+    def _default_transport(self):
+        return "ipc"
+
+    @default("ip")
+    def _default_ip(self):
+        return str(Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "k")
 
     @property
     def kernel_spec(self):
@@ -117,7 +130,8 @@ def execute(path, bar, cell_seconds=CELL_SECONDS):
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     for i in code:
         notebook.cells[i].update(outputs=[], execution_count=None)
-    current = 0
+    current, before = 0, bar.n
+    bar.set_description(path.stem, refresh=False)
 
     def started(cell, cell_index):
         nonlocal current
@@ -145,17 +159,31 @@ def execute(path, bar, cell_seconds=CELL_SECONDS):
     start = time.perf_counter()
     try:
         with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(client.async_execute())
+            runner.run(_execute(client))
     except CellExecutionError as error:
         result.failure = f"failed in cell {current}: {error.ename}: {error.evalue}".splitlines()[0]
         result.details = str(error)
     except Exception as error:  # a dead kernel, a cell that takes too long
-        result.failure = f"failed in cell {current}: {type(error).__name__}"
+        where = f"in cell {current}" if current else "before the first cell"
+        result.failure = f"failed {where}: {type(error).__name__}"
         source = notebook.cells[code[current - 1]].source if current else ""
         result.details = f"{source}\n\n{type(error).__name__}: {error}"
     result.seconds = time.perf_counter() - start
+    bar.update(before + len(code) - bar.n)
     result.figures = count_figures(notebook.cells)
     return result
+
+
+async def _execute(client):
+    """Run a notebook; when cancelled by Ctrl-C, end the kernel first."""
+    task = asyncio.create_task(client.async_execute())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        client.shutdown_kernel = "immediate"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
 
 
 def clean(notebook):
@@ -231,6 +259,7 @@ def own_settings():
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             "PYTHONHASHSEED": "0",
         }
+        os.mkdir(settings["JUPYTER_RUNTIME_DIR"], mode=0o700)
         before = {name: os.environ.get(name) for name in settings}
         os.environ.update(settings)
         try:
@@ -256,13 +285,14 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
     )
     terminal = sys.stderr.isatty()
     bar = tqdm(
+        desc=chapters[0].stem,
         total=num_cells,
         unit="cell",
         file=sys.stderr if terminal else Lines(sys.stderr),
         mininterval=0.1 if terminal else 10,
         miniters=1,
     )
-    results, interrupted = [], False
+    results = []
     build.mkdir(parents=True, exist_ok=True)
     for page in build.glob("*.html"):
         page.unlink()
@@ -271,20 +301,20 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
             try:
                 result = execute(path, bar, cell_seconds)
             except KeyboardInterrupt:
-                interrupted = True
-                break
+                result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
             if in_place:
                 write_in_place(result)
             results.append(result)
-            if result.failure:
+            if result.details:
                 details = result.details if terminal else _ANSI.sub("", result.details)
                 bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
             write_page(result, build)
+            if result.failure == INTERRUPTED:
+                break
     write_index(results, build)
     print(table(results))
     print(f"pages: {os.path.relpath(build / 'index.html')}")
-    if interrupted:
-        print("interrupted", file=sys.stderr)
+    if results[-1].failure == INTERRUPTED:
         return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
 

@@ -1,0 +1,180 @@
+"""pyproject.toml, environment.yml and the Makefile agree; nothing is installed here."""
+
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+import d2lpar
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+ENVIRONMENT = (ROOT / "environment.yml").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def requirements(lines):
+    """Return ``{name: Requirement}`` for requirement lines."""
+    return {Requirement(line).name: Requirement(line) for line in lines}
+
+
+def environment_lists():
+    """Return the conda and the pip part of environment.yml, as lists of lines."""
+    conda = re.findall(r"^  - ([^:\n]+)$", ENVIRONMENT, re.MULTILINE)
+    pip = re.findall(r"^      - (.+)$", ENVIRONMENT, re.MULTILINE)
+    return conda[1:], pip  # the first is the channel
+
+
+CONDA, PIP = environment_lists()
+PIP_REQUIREMENTS = requirements(line for line in PIP if not line.startswith("-e"))
+DECLARED = requirements([*PROJECT["dependencies"], *(r for rs in EXTRAS.values() for r in rs)])
+
+
+def test_environment_names():
+    assert re.search(r"^name: (.+)$", ENVIRONMENT, re.MULTILINE)[1] == PROJECT["name"] == "d2lpar"
+    assert CONDA == ["python=3.11", "pip", "ipykernel"]
+    assert set(PIP_REQUIREMENTS) == {
+        "torch", "torchvision", "d2l", "numpy", "matplotlib", "jupyterlab", "nbval"
+    }  # fmt: skip
+
+
+def test_environment_installs_the_package_itself():
+    editable = [line for line in PIP if line.startswith("-e")]
+    assert len(editable) == 1
+    extras = re.fullmatch(r"-e \.\[(.+)\]", editable[0])[1].split(",")
+    assert set(extras) <= set(EXTRAS)
+    assert {"lab", "test"} <= set(extras)
+
+
+@pytest.mark.parametrize("name", PIP_REQUIREMENTS)
+def test_environment_pins_are_within_what_pyproject_allows(name):
+    allowed = DECLARED[name].specifier
+    pins = [part for part in PIP_REQUIREMENTS[name].specifier if part.operator == "=="]
+    if name in ("torch", "torchvision", "d2l", "numpy", "matplotlib"):
+        assert len(pins) == 1
+    for pin in pins:
+        assert allowed.contains(pin.version), f"{name} {pin.version} is outside {allowed}"
+
+
+def test_python_of_environment_is_supported():
+    python = CONDA[0].removeprefix("python=")
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains(python)
+    assert Requirement(f"python{PROJECT['requires-python']}").specifier.contains("3.14")
+
+
+def test_environment_holds_the_pins_of_d2l():
+    exact = {name: str(requirement.specifier) for name, requirement in PIP_REQUIREMENTS.items()}
+    assert exact["d2l"] == "==1.0.3"
+    assert exact["numpy"] == "==1.23.5"
+    assert exact["matplotlib"] == "==3.7.2"
+
+
+@pytest.mark.parametrize("version, supported", [
+    ("2.10.0", False), ("2.11.0", True), ("2.13.0", True), ("2.15.0", True), ("2.16.0", False),
+])  # fmt: skip
+def test_supported_torch(version, supported):
+    assert DECLARED["torch"].specifier.contains(version) == supported
+
+
+@pytest.mark.parametrize("variable, name", [
+    ("TORCH", "torch"), ("TORCHVISION", "torchvision"), ("D2L", "d2l"),
+])  # fmt: skip
+def test_makefile_installs_the_versions_of_environment(variable, name):
+    pinned = re.search(rf"^{variable} \?= (.+)$", MAKEFILE, re.MULTILINE)[1]
+    assert Requirement(pinned) == PIP_REQUIREMENTS[name]
+
+
+def test_makefile_names_extras_that_exist():
+    extras = re.search(r"^EXTRAS := (.+)$", MAKEFILE, re.MULTILINE)[1].split(",")
+    assert set(extras) <= set(EXTRAS)
+
+
+def test_torchvision_fits_torch():
+    """torchvision 0.N belongs to torch 2.(N - 15), for the pins and for both ends of the range."""
+    for torch, torchvision in (("2.11.0", "0.26.0"), ("2.13.0", "0.28.0"), ("2.15.0", "0.30.0")):
+        assert DECLARED["torch"].specifier.contains(torch)
+        assert DECLARED["torchvision"].specifier.contains(torchvision)
+    torch, torchvision = (
+        Version(str(PIP_REQUIREMENTS[name].specifier).removeprefix("=="))
+        for name in ("torch", "torchvision")
+    )
+    assert torchvision.minor == torch.minor + 15
+
+
+def test_version_is_written_once():
+    assert "version" in PROJECT["dynamic"] and "version" not in PROJECT
+    assert re.fullmatch(r"\d+\.\d+\.\d+", d2lpar.__version__)
+
+
+def test_old_python_is_refused_with_its_version(tmp_path):
+    """`make` with a Python that is too old says which one it found and what to do."""
+    old = tmp_path / "python3"
+    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
+    old.chmod(0o755)
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / "pyproject.toml").write_text("")
+    done = subprocess.run(
+        ["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode != 0
+    assert "needs Python 3.11 or newer" in done.stdout
+    assert "Python 3.9.2" in done.stdout
+    assert not (tmp_path / ".venv" / "ready").exists()
+
+
+def fake_python(folder, pip_status):
+    """Make a Python whose venv holds a pip that notes its arguments and ends as told."""
+    python = folder / "fake-python"
+    python.write_text(
+        "#!/bin/sh\n"
+        f'case "$*" in\n'
+        f'  --version) echo "Python 3.11.0";;\n'
+        f'  "-m venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;;\n'
+        f'  "-m pip "*) echo "$*" >> pip.txt; echo "pip says"; exit {pip_status};;\n'
+        f'  notebooks/*) echo "$*" >> run.txt;;\n'
+        "esac\n"
+    )
+    python.chmod(0o755)
+    (folder / "Makefile").write_text(MAKEFILE)
+    (folder / "pyproject.toml").write_text("")
+    return python
+
+
+def test_second_call_does_not_set_up_again(tmp_path):
+    python = fake_python(tmp_path, pip_status=0)
+    first, second = (
+        subprocess.run(
+            ["make", "run", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True
+        )
+        for _ in range(2)
+    )
+    assert first.returncode == second.returncode == 0, first.stdout + first.stderr
+    assert "1/4 torch==" in first.stdout and "pip says" not in first.stdout
+    assert second.stdout == ""
+    calls = (tmp_path / "pip.txt").read_text().splitlines()
+    assert "torch==" in calls[0]
+    assert any("--no-deps d2l==1.0.3 torchvision==0.28.0" in call for call in calls)
+    assert len(calls) == 3
+    assert len((tmp_path / "run.txt").read_text().splitlines()) == 2
+
+
+def test_failed_set_up_shows_the_log_and_is_tried_again(tmp_path):
+    python = fake_python(tmp_path, pip_status=1)
+    for attempt in (1, 2):
+        done = subprocess.run(
+            ["make", "run", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert done.returncode != 0
+        assert "pip says" in done.stdout and "setup.log" in done.stdout
+        assert len((tmp_path / "pip.txt").read_text().splitlines()) == attempt
+    assert not (tmp_path / "run.txt").exists()
+
+
+def test_no_path_of_a_machine_in_the_settings():
+    for name in ("pyproject.toml", "environment.yml", "Makefile", ".ci/run"):
+        assert not re.search(r"/(home|root|work|tmp)/", (ROOT / name).read_text()), name

@@ -1,0 +1,428 @@
+"""Hygiene of the committed notebooks, and tests of the checks and of the runner themselves."""
+
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import hygiene
+import nbformat
+import pages
+import pytest
+import run
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+
+ROOT = Path(__file__).resolve().parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+PNG = "iVBORw0KGgo="
+
+
+@pytest.mark.parametrize("check", hygiene.CHECKS)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_hygiene(path, check):
+    assert not hygiene.problems(path, [check])
+
+
+# The checks: each finds its fault in an otherwise good chapter, and only that one.
+
+
+def good_chapter(num_cells=16):
+    """Make a chapter in which nothing is wrong."""
+    cells = [new_markdown_cell("# A chapter\n\nIt asks a question.\n\n```\n# no heading\n```")]
+    for count in range(1, num_cells + 1):
+        cells.append(new_code_cell(f"x = {count}\nx", execution_count=count))
+        cells[-1].outputs = [new_output("execute_result", {"text/plain": str(count)})]
+        cells[-1].outputs[0].execution_count = count
+        cells.append(new_markdown_cell(f"## Step {count}\n\nThen it says something."))
+    figure = new_output("display_data", {"image/png": PNG, "text/plain": "<Figure>"})
+    cells[1].outputs.append(figure)
+    notebook = new_notebook(cells=cells)
+    run.clean(notebook)
+    return notebook
+
+
+def test_good_chapter_passes_all_checks(tmp_path):
+    nbformat.write(good_chapter(), tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
+
+
+def output(text):
+    return [new_output("stream", name="stdout", text=text)]
+
+
+def error(name="ValueError"):
+    return [new_output("error", ename=name, evalue="no", traceback=["Traceback", "no"])]
+
+
+FAULTS = {
+    "a shared id": ("form", "cell 2", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "no notebook": ("form", "not a valid", lambda nb: nb.cells[1].update(outputs=[{"x": "y"}])),
+    "another kernel": ("form", "python9", lambda nb: nb.metadata.kernelspec.update(name="python9")),
+    "not executed": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=None)),
+    "executed twice": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=7)),
+    "an error": ("errors", "cell 4: ValueError", lambda nb: nb.cells[3].update(outputs=error())),
+    "a printed traceback": (
+        "errors", "cell 4",
+        lambda nb: nb.cells[3].update(outputs=output("Traceback (most recent call last):")),
+    ),
+    "widget state": ("widgets", "metadata", lambda nb: nb.metadata.update(widgets={"state": {}})),
+    "a widget": (
+        "widgets", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {hygiene.WIDGET_TYPES[0]: {"model_id": "1"}})]
+        ),
+    ),
+    "a path in an output": (
+        "paths", "/home/ada/d2lpar/x.py",
+        lambda nb: nb.cells[3].update(outputs=output("in /home/ada/d2lpar/x.py, line 3")),
+    ),
+    "a path in a source": (
+        "paths", "cell 4", lambda nb: nb.cells[3].update(source="open('/tmp/x')")
+    ),
+    "a path of this repository": (
+        "paths", str(ROOT), lambda nb: nb.cells[3].update(outputs=output(f"<{ROOT}/d2lpar>"))
+    ),
+    "a path of an installation": (
+        "paths", "site-packages",
+        lambda nb: nb.cells[3].update(outputs=output("/opt/x/lib/site-packages/torch/nn.py:3: W")),
+    ),
+    "a path in a table": (
+        "paths", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {"text/html": "<td>/root/x</td>"})]
+        ),
+    ),
+    "two titles": (
+        "headings", "2 headings", lambda nb: nb.cells[2].update(source="# Again\n\nText.")
+    ),
+    "no title": (
+        "headings", "0 headings", lambda nb: nb.cells[0].update(source="Text, and no title.")
+    ),
+    "a skipped level": (
+        "headings", "cell 3", lambda nb: nb.cells[2].update(source="### Deep\n\nText.")
+    ),
+    "a late title": (
+        "headings", "cell 1", lambda nb: (
+            nb.cells[0].update(source="## First\n\nText."),
+            nb.cells[2].update(source="# Second\n\nText."),
+        ),
+    ),
+    "no prose": ("prose", "cell 6", lambda nb: nb.cells[4].update(source="## A heading only")),
+    "no prose after a figure": (
+        "prose", "cell 32: no prose after",
+        lambda nb: (nb.cells[31].update(outputs=nb.cells[1].outputs[1:]), nb.cells.pop()),
+    ),
+    "a long cell": ("length", "cell 4: 31", lambda nb: nb.cells[3].update(source="x = 1\n" * 31)),
+    "an empty cell": ("length", "cell 4", lambda nb: nb.cells[3].update(source="")),
+    "long cells": (
+        "length", "7 lines in the median",
+        lambda nb: [cell.update(source="x = 1\n" * 7) for cell in nb.cells[1::2]],
+    ),
+    "too few cells": ("length", "14 code cells", lambda nb: nb.update(cells=nb.cells[:-4])),
+    "too many cells": (
+        "length", "31 code cells", lambda nb: nb.update(cells=good_chapter(31).cells)
+    ),
+    "an image without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")
+    ),
+    "an HTML image without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source='Text <img src="a.png" alt="">')
+    ),
+    "a large file": (
+        "size", "bytes", lambda nb: nb.cells[1].outputs[1].data.update({"image/png": "A" * 1500000})
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(fault, tmp_path):
+    check, text, spoil = FAULTS[fault]
+    notebook = good_chapter()
+    spoil(notebook)
+    path = tmp_path / "01_bad.ipynb"
+    path.write_text(json.dumps(notebook))
+    found = hygiene.problems(path, [check])
+    assert found and text in found[0]
+    assert found[0].startswith("01_bad.ipynb: ")
+    others = [name for name in hygiene.CHECKS if name != check]
+    assert hygiene.problems(path, others) == []
+
+
+def test_tagged_errors_are_allowed(tmp_path):
+    notebook = good_chapter()
+    notebook.cells[3].update(outputs=error())
+    notebook.cells[3].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, tmp_path / "01_error.ipynb")
+    assert hygiene.problems(tmp_path / "01_error.ipynb") == []
+
+
+@pytest.mark.parametrize("text", [
+    "GET https://example.org/home/page", "a/tmp/b", "/tmpfile", "~/data", "notebooks/03_x.ipynb",
+])  # fmt: skip
+def test_what_is_no_path_of_a_machine(text):
+    notebook = good_chapter()
+    notebook.cells[3].update(outputs=output(text))
+    assert hygiene.machine_paths(notebook) == []
+
+
+def test_hygiene_as_a_script(tmp_path):
+    good, bad = good_chapter(), good_chapter()
+    bad.cells[3].execution_count = 9
+    nbformat.write(good, tmp_path / "01_good.ipynb")
+    nbformat.write(bad, tmp_path / "02_bad.ipynb")
+    assert hygiene.main([tmp_path / "01_good.ipynb"]) == 0
+    assert hygiene.main([tmp_path / "01_good.ipynb", tmp_path / "02_bad.ipynb"]) == 1
+
+
+# The runner: real kernels, small notebooks.
+
+
+def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
+    """Write a notebook that has not been executed."""
+    cells = [new_markdown_cell(text)]
+    for source in sources:
+        cells += [new_code_cell(source), new_markdown_cell("A sentence. And another.")]
+    nbformat.write(new_notebook(cells=cells), path)
+    return path
+
+
+@dataclass
+class Done:
+    """What a run returned and printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def runner(folder, *arguments):
+    """Run the runner as `make run` does, without a terminal."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = run.main(["--folder", f"{folder}", "--build", f"{folder}/build", *arguments])
+        except SystemExit as stop:
+            code = stop.code
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def three_chapters(tmp_path_factory):
+    """Run a good, a bad and a good chapter; returns the folder, the process, the bytes before."""
+    folder = tmp_path_factory.mktemp("chapters")
+    figure = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    paths = [
+        write_chapter(folder / "01_first.ipynb", "import sys; sys.executable.count('x')", figure),
+        write_chapter(folder / "02_bad.ipynb", "x = 1", "x / 0  # the bad line", "y = 3"),
+        write_chapter(folder / "03_last.ipynb", "import os; sorted(os.listdir())[0]"),
+    ]
+    before = [path.read_bytes() for path in paths]
+    return folder, runner(folder, "--in-place"), before
+
+
+def test_exit_status_and_traceback(three_chapters):
+    _, done, _ = three_chapters
+    assert done.returncode == 1
+    assert "x / 0  # the bad line" in done.stdout
+    assert "ZeroDivisionError: division by zero" in done.stdout
+    assert "Traceback" in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
+def test_table(three_chapters):
+    _, done, _ = three_chapters
+    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+    rows = {row[0]: row[2:] for row in rows if len(row) == 4 and row[1][-2:-1] == "."}
+    assert rows == {
+        "01_first": ["1", "ok"],
+        "02_bad": ["0", "failed in cell 2: ZeroDivisionError: division by zero"],
+        "03_last": ["0", "ok"],
+        "total": ["1", "1 of 3 failed"],
+    }
+
+
+def test_progress_without_a_terminal(three_chapters):
+    _, done, _ = three_chapters
+    assert "\r" not in done.stderr
+    for chapter in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1"):
+        assert chapter in done.stderr
+    assert "6/6" in done.stderr
+
+
+def test_pages(three_chapters):
+    folder, _, _ = three_chapters
+    build = folder / "build"
+    assert {path.name for path in build.iterdir()} == {
+        "01_first.html", "02_bad.html", "03_last.html", "index.html"
+    }  # fmt: skip
+    first = (build / "01_first.html").read_text()
+    assert "data:image/png;base64," in first and 'alt="A sentence."' in first
+    assert "<math" in first and "<msup>" in first
+    assert "ZeroDivisionError" in (build / "02_bad.html").read_text()
+    index = (build / "index.html").read_text()
+    assert 'href="02_bad.html">Title of it<' in index
+    assert "ZeroDivisionError: division by zero" in index
+
+
+def test_pages_load_nothing_from_the_network(three_chapters):
+    folder, _, _ = three_chapters
+    for path in (folder / "build").glob("*.html"):
+        loaded = re.findall(
+            r'<(?:script|link|img)[^>]+(?:src|href)="(http[^"]+)"', path.read_text()
+        )
+        assert loaded == []
+
+
+def test_only_good_chapters_are_written_back(three_chapters):
+    folder, _, before = three_chapters
+    first, bad, last = (sorted(folder.glob("*.ipynb"))[i] for i in range(3))
+    assert bad.read_bytes() == before[1]
+    for path in (first, last):
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        assert list(hygiene.check_executed(notebook)) == []
+        assert list(hygiene.check_form(notebook)) == []
+    last_output = nbformat.read(last, as_version=4).cells[1].outputs[0]
+    assert last_output.data["text/plain"] == "'01_first.ipynb'"  # the kernel runs in the folder
+
+
+def test_nothing_else_is_left_in_the_folder(three_chapters):
+    folder, _, _ = three_chapters
+    assert {path.name for path in folder.iterdir()} == {
+        "01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"
+    }  # fmt: skip
+
+
+def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
+    path = write_chapter(tmp_path / "01_same.ipynb", "print(hash('a'))", "print('b')\nprint('c')")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.update(widgets={"x": {}}, toc={"base": 1})
+    notebook.cells[1].metadata.update(
+        collapsed=True, tags=["keep"], execution={"iopub.execute_input": "2026-01-01T00:00:00Z"}
+    )
+    nbformat.write(notebook, path)
+    assert runner(tmp_path, "--in-place").returncode == 0
+    first = path.read_bytes()
+    assert runner(tmp_path, "--in-place").returncode == 0
+    assert path.read_bytes() == first
+    cleaned = json.loads(first)
+    assert cleaned["cells"][1]["metadata"] == {"tags": ["keep"]}
+    assert cleaned["metadata"] == {
+        "kernelspec": {"display_name": "Python 3", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+
+
+def test_clean_gives_unique_ids():
+    notebook = good_chapter()
+    kept = notebook.cells[0].id
+    notebook.cells[1].id = kept
+    del notebook.cells[2]["id"]
+    run.clean(notebook)
+    ids = [cell.id for cell in notebook.cells]
+    assert ids[:3] == [kept, "cell-02", "cell-03"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_chapter_that_shows_a_path_is_not_written(tmp_path):
+    path = write_chapter(tmp_path / "01_path.ipynb", "print('see /home/' + 'ada/x')")
+    before = path.read_bytes()
+    done = runner(tmp_path, "--in-place")
+    assert done.returncode == 1
+    assert "cell 2: /home/ada/x" in done.stdout
+    assert path.read_bytes() == before
+    assert runner(tmp_path).returncode == 0  # only writing back minds
+
+
+def test_run_alone_changes_no_notebook(tmp_path):
+    path = write_chapter(tmp_path / "01_same.ipynb", "1 + 1")
+    before = path.read_bytes()
+    assert runner(tmp_path).returncode == 0
+    assert path.read_bytes() == before
+
+
+def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
+    write_chapter(tmp_path / "01_slow.ipynb", "import time; time.sleep(60)")
+    write_chapter(tmp_path / "02_dead.ipynb", "import os; os._exit(1)")
+    write_chapter(tmp_path / "03_good.ipynb", "1 + 1")
+    done = runner(tmp_path, "--timeout", "2")
+    assert done.returncode == 1
+    assert re.search(r"^01_slow .* failed in cell 1: CellTimeoutError", done.stdout, re.MULTILINE)
+    assert re.search(r"^02_dead .* failed in cell 1: DeadKernelError", done.stdout, re.MULTILINE)
+    assert re.search(r"^03_good .* ok$", done.stdout, re.MULTILINE)
+    assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
+
+
+def test_kernel_is_this_python(tmp_path, monkeypatch):
+    """A kernel named python3 that the user has installed is not taken."""
+    spec = tmp_path / "data" / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no"}))
+    write_chapter(tmp_path / "01_who.ipynb", f"import sys; assert sys.prefix == {sys.prefix!r}")
+    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
+    done = runner(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_interrupt_ends_kernel_and_run(tmp_path):
+    """Ctrl-C: no further chapter, no kernel left, status 130, the table so far."""
+    write_chapter(tmp_path / "01_first.ipynb", "1 + 1")
+    mark = "open('kernel', 'w').write(str(os.getpid()))"
+    write_chapter(tmp_path / "02_slow.ipynb", f"import os, time; {mark}; time.sleep(60)")
+    write_chapter(tmp_path / "03_never.ipynb", "open('never', 'w')")
+    command = [sys.executable, ROOT / "notebooks" / "run.py", "--folder", tmp_path]
+    process = subprocess.Popen(
+        [*command, "--build", tmp_path / "build"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    kernel = tmp_path / "kernel"
+    wait_for(lambda: kernel.exists() and kernel.read_text(), 60)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
+    assert re.search(r"^02_slow .* interrupted$", out, re.MULTILINE)
+    assert not (tmp_path / "never").exists()
+    wait_for(lambda: not Path(f"/proc/{kernel.read_text()}").exists(), 20)
+
+
+def wait_for(condition, seconds):
+    """Wait until a condition holds; fail after some seconds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def test_chapters_by_number_name_and_path(tmp_path):
+    paths = [tmp_path / name for name in ("01_a.ipynb", "02_b.ipynb", "10_c.ipynb", "notes.ipynb")]
+    for path in paths:
+        path.touch()
+    assert run.find_chapters(tmp_path) == paths[:3]
+    assert run.find_chapters(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
+    assert run.find_chapters(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
+    with pytest.raises(ValueError, match="no chapter '07'; there are: 01_a, 02_b, 10_c"):
+        run.find_chapters(tmp_path, ["01", "07"])
+
+
+def test_no_chapter_is_no_success(tmp_path):
+    done = runner(tmp_path)
+    assert done.returncode != 0
+    assert "no chapter" in done.stderr
+
+
+def test_links_between_chapters_lead_to_pages():
+    context = {"resources": {}, "cell": {}}
+    page = pages.Exporter().markdown2html(context, "[next](04_x.ipynb#part) [web](https://a.b/c)")
+    assert 'href="04_x.html#part"' in page and 'href="https://a.b/c"' in page
+
+
+def test_unknown_formula_shows_its_source():
+    page = pages.Exporter().markdown2html({}, r"a $x_1$ and $\left( x$ b")
+    assert "<msub>" in page
+    assert r"<code>\left( x</code>" in page
