@@ -1,5 +1,7 @@
 """Collective operations on lists of tensors, one tensor a device, in one process."""
 
+import contextlib
+import functools
 from collections import defaultdict
 from typing import NamedTuple
 
@@ -75,10 +77,11 @@ def allreduce(data, algorithm="star"):
     with torch.no_grad():
         flat = [tensor.contiguous().view(-1) for tensor in data]
         chunks = [tensor.tensor_split(num_chunks) for tensor in flat]
+        devices = [device for device in {t.device for t in data} if device.type != "cpu"]
         for transfers in rounds:
-            for source, target, chunk, add in transfers:
-                if chunks[source][chunk].numel():
-                    _send(chunks[source][chunk], chunks[target][chunk], add)
+            _exchange(chunks, transfers, devices)
+        for device in devices:
+            _current_stream(device).wait_stream(_sending_stream(device))
         for tensor, summed in zip(data, flat, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(summed.view(tensor.shape))
@@ -123,10 +126,48 @@ def _check(data):
                 raise ValueError(f"tensors {j} and {i} are the same tensor")
 
 
+def _exchange(chunks, transfers, devices):
+    """Issue one round of transfers so that they can run at once.
+
+    A copy between devices occupies the source's current stream, and the target's waits for it.
+    Were all of them on these streams, a ring would send one message after the other. So every
+    device sends from a stream of its own, which waits only for what was there before the round.
+    """
+    for device in devices:
+        _sending_stream(device).wait_stream(_current_stream(device))
+    received = []
+    for source, target, chunk, add in transfers:
+        if chunks[source][chunk].numel():
+            received.append(
+                (_send(chunks[source][chunk], chunks[target][chunk], add), target, chunk)
+            )
+    for values, target, chunk in received:
+        if values is not None:
+            chunks[target][chunk].add_(values)
+
+
 def _send(source, target, add):
-    """Copy `source` to the device of `target` and add it to it, or put it in its place."""
-    non_blocking = "cpu" not in (source.device.type, target.device.type)
-    if add:
-        target += source.to(target.device, non_blocking=non_blocking)
-    else:
+    """Copy `source` to the device of `target`: into it, or, to add it later, beside it.
+
+    Returns:
+        What is to be added, or None.
+    """
+    sender, receiver = source.device, target.device
+    non_blocking = "cpu" not in (sender.type, receiver.type)
+    side = contextlib.nullcontext()
+    if sender.type != "cpu" and sender != receiver:
+        side = torch.get_device_module(sender).stream(_sending_stream(sender))
+    with side:
+        if add:
+            return source.to(receiver, non_blocking=non_blocking)
         target.copy_(source, non_blocking=non_blocking)
+
+
+def _current_stream(device):
+    return torch.get_device_module(device).current_stream(device)
+
+
+@functools.cache
+def _sending_stream(device):
+    """Return the stream from which a device sends; it has one for all calls."""
+    return torch.get_device_module(device).Stream(device)

@@ -5,6 +5,7 @@ import itertools
 import json
 import time
 from collections import defaultdict
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -135,28 +136,15 @@ class Timeline:
             self._state = "done"
             for stop, records in self._recorders:
                 stop(records)
-                self._spans += [self._span(record) for record in records if record.end is not None]
-            self._spans.sort(key=lambda span: (span.start, span.end))
+                self._spans += [
+                    _span(record, self._origin)
+                    for record in records
+                    if record.kind in KINDS and record.end is not None
+                ]
+            self._spans = sorted(_trim_waits(self._spans), key=lambda span: (span.start, span.end))
             used = {*_accelerators(), *(span.device for span in self._spans)}
             on = [device for device in used if device.type != "cpu"]
             self._devices = sorted(on, key=lambda device: (device.type, device.index))
-
-    def _span(self, record):
-        """Turn a record, in seconds of `time.perf_counter`, into a span of this timeline."""
-        issued = getattr(record, "issued", None)
-        return Span(
-            name=record.name,
-            kind=record.kind,
-            device=record.device,
-            stream=record.stream,
-            engine=record.engine,
-            start=record.start - self._origin,
-            end=record.end - self._origin,
-            issued=None if issued is None else issued - self._origin,
-            num_bytes=getattr(record, "num_bytes", None) or 0,
-            source=getattr(record, "source", None),
-            target=getattr(record, "target", None),
-        )
 
     def _recorded(self):
         """Raise RuntimeError unless the block has ended."""
@@ -336,6 +324,43 @@ def _start_recorders():
             stop(records)
         raise
     return recorders
+
+
+def _span(record, origin):
+    """Turn what a recorder kept, a `Span` or an op of a virtual GPU, into a span from `origin` on.
+
+    An op names its stream and its engine by objects, and its device through them. A wait has no
+    engine; the host's has no stream either.
+    """
+    stream, engine = record.stream, record.engine
+    if engine is None:
+        engine = "host" if stream is None else "stream"
+    return Span(
+        name=record.name,
+        kind=record.kind,
+        device=getattr(record, "device", None) or stream.device.torch_device,
+        stream=getattr(stream, "index", stream) or 0,
+        engine=getattr(engine, "name", engine),
+        start=record.start - origin,
+        end=record.end - origin,
+        issued=None if record.issued is None else record.issued - origin,
+        num_bytes=getattr(record, "num_bytes", None) or 0,
+        source=getattr(record, "source", None),
+        target=getattr(record, "target", None),
+    )
+
+
+def _trim_waits(spans):
+    """Let every wait of a stream start when the stream has nothing else left to do before it."""
+    last_end = {}
+    for span in sorted(spans, key=lambda span: (span.issued is not None, span.issued)):
+        if span.engine != "host":
+            queue = span.device, span.stream
+            if span.engine == "stream":
+                start = min(max(span.start, last_end.get(queue, span.start)), span.end)
+                span = replace(span, start=start)
+            last_end[queue] = max(span.end, last_end.get(queue, span.end))
+        yield span
 
 
 def _check_one_of(value, known, what):

@@ -3,8 +3,10 @@ from collections import Counter
 import pytest
 import torch
 
+import d2lpar
 from d2lpar import collectives
 from d2lpar.collectives import allreduce, allreduce_bytes
+from d2lpar.timing import Timeline
 
 ALGORITHMS = ("star", "tree", "ring")
 
@@ -102,3 +104,50 @@ def test_predicted_bytes_are_those_sent(algorithm, k, numel, monkeypatch):
     monkeypatch.setattr(collectives, "_send", count)
     allreduce(data, algorithm)
     assert sent == allreduce_bytes(algorithm, k, numel)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("k, numel", [(2, 8), (3, 1000), (4, 1001), (5, 3)])
+def test_virtual_gpus_sum_and_send_the_predicted_bytes(algorithm, k, numel):
+    devices = d2lpar.virtual_gpus(k)
+    data = replicas(k, (numel,))
+    expected = [tensor.clone() for tensor in data]
+    allreduce(expected, algorithm)
+    data = [tensor.to(device) for tensor, device in zip(data, devices, strict=True)]
+    with Timeline() as timeline:
+        allreduce(data, algorithm)
+    for tensor, device in zip(data, devices, strict=True):
+        assert tensor.device == device
+        assert torch.equal(tensor.cpu(), expected[0])
+    sent = {(a.index, b.index): n for (a, b), n in timeline.bytes_by_link().items()}
+    assert sent == allreduce_bytes(algorithm, k, numel)
+
+
+@pytest.fixture
+def slow_devices():
+    """Two virtual GPUs that move 4000 bytes in 0.1 s."""
+    yield d2lpar.virtual_gpus(2, peer_link=40_000)
+    d2lpar.virtual_gpus(2)
+
+
+def test_a_ring_sends_both_ways_at_once_and_does_not_keep_the_host(slow_devices):
+    data = [torch.ones(1000, device=device) for device in slow_devices]
+    d2lpar.synchronize()
+    with Timeline() as timeline:
+        allreduce(data, "ring")
+        with timeline.mark("issued"):
+            pass
+    first, second = (timeline.select(device, "copy") for device in slow_devices)
+    assert timeline.overlap(first, second) > 0
+    [(_, issued, _)] = timeline.marks
+    assert issued < min(span.end for span in first)
+
+
+def test_later_work_waits_for_the_allreduce(slow_devices):
+    data = [torch.ones(1000, device=device) for device in slow_devices]
+    allreduce(data, "ring")
+    for tensor in data:
+        tensor.zero_()
+    assert all(tensor.sum().item() == 0 for tensor in data)
+    allreduce([tensor.add_(1) for tensor in data], "ring")
+    assert all(tensor.sum().item() == 2000 for tensor in data)

@@ -427,3 +427,88 @@ def test_profiler_runs_and_shares_our_clock(monkeypatch):
     assert kineto._recordings == [] and kineto._profile is None
     [issued] = traces[1]
     assert before - 1e-3 <= issued <= after + 1e-3
+
+
+@pytest.fixture
+def devices():
+    """Two virtual GPUs whose links are slow enough to see."""
+    yield d2lpar.virtual_gpus(2, link=1e6)
+    d2lpar.virtual_gpus(2)
+
+
+def test_timeline_of_virtual_gpus(devices):
+    """A copy of 25,000 floats over 1 MB/s takes 0.1 s."""
+    accel = torch.get_device_module(devices[0])
+    X = torch.ones(25_000).pin_memory()
+    side = accel.Stream(devices[0])
+    with Timeline() as timeline:
+        with timeline.mark("scatter"):
+            parts = [X.to(device, non_blocking=True) for device in devices]
+        with timeline.mark("forward"):
+            sums = [part.exp() for part in parts]
+        with accel.stream(side):
+            side.wait_stream(accel.default_stream(devices[0]))
+            sums[0].to("cpu", non_blocking=True)
+        sums[1].to(devices[0])
+    assert timeline.devices == devices
+    assert timeline.bytes_by_link() == {
+        (CPU, devices[0]): 100_000,
+        (CPU, devices[1]): 100_000,
+        (devices[0], CPU): 100_000,
+        (devices[1], devices[0]): 100_000,
+    }
+    for device in devices:
+        [h2d] = timeline.select(device, "copy", engine="h2d", mark="scatter")
+        [exp] = timeline.select(device, "kernel", name="exp", mark="forward")
+        assert h2d.stream == exp.stream == 0 and exp.engine == "compute"
+        assert h2d.seconds > 0.09
+        assert h2d.issued <= h2d.start and h2d.end <= exp.start
+    [d2h] = timeline.select(engine="d2h")
+    assert timeline.select(stream=side, kind="copy") == [d2h]
+    assert timeline.overlap(*(timeline.select(d, engine="h2d") for d in devices)) > 0
+    assert timeline.select(devices[0], kind="wait", engine="stream")
+    assert timeline.select(kind="wait", engine="host")
+    assert max(span.end for span in timeline.spans) <= timeline.seconds
+
+
+def test_a_stream_waits_from_when_it_has_nothing_else_to_do(devices):
+    accel = torch.get_device_module(devices[0])
+    X = torch.ones(25_000).pin_memory()
+    side = accel.Stream(devices[0])
+    with Timeline() as timeline:
+        longer = X.repeat(3).pin_memory().to(devices[1], non_blocking=True)
+        with accel.stream(side):
+            X.to(devices[0], non_blocking=True)
+        side.wait_stream(accel.default_stream(devices[1]))
+    del longer
+    [own], [other] = (timeline.select(device, "copy") for device in devices)
+    [wait] = timeline.select(devices[0], "wait", engine="stream", stream=side)
+    assert wait.issued < own.end <= wait.start < other.end <= wait.end
+
+
+def test_benchmark_waits_for_every_virtual_gpu(devices, capsys):
+    """100,000 floats to each of two devices take 0.4 s, for which the host does not wait."""
+    X = torch.ones(100_000).pin_memory()
+    with Benchmark("issued", sync=False) as issued:
+        copies = [X.to(device, non_blocking=True) for device in devices]
+    with Benchmark("all"):  # waits first for what is still under way
+        pass
+    with Benchmark("all") as both:
+        copies = [X.to(device, non_blocking=True) for device in devices]
+    del copies
+    assert issued.seconds < 0.39 < both.seconds
+    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "issued",
+        "all",
+        "all",
+    ]
+
+
+def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
+    from d2lpar.virtual import engine
+
+    with pytest.raises(KeyError, match="lost"), Timeline() as timeline:
+        torch.ones(3, device=devices[0]).exp()
+        raise KeyError("lost")
+    assert engine._recordings == []
+    assert timeline.select(devices[0], "kernel", name="exp")
