@@ -131,9 +131,9 @@ class Animator:
     ):
         self.fig, axes = new_figure(nrows, ncols, figsize)
         self.axes = list(axes.flat)
-        self.axes[0].set(
-            xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale, xlim=xlim, ylim=ylim
-        )
+        limits = {"xlim": xlim, "ylim": ylim}
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        self.axes[0].set(xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale, **limits)
         self.axes[0].grid(True)
         self.legend, self.fmts = legend or [], fmts
         self.X, self.Y = [], []

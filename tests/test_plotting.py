@@ -1,0 +1,282 @@
+import base64
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from matplotlib import colors
+
+from d2lpar import plotting
+from d2lpar.plotting import Animator, bars, curves, gantt, progress
+from d2lpar.spans import Span
+from d2lpar.timing import Mark
+
+ROOT = Path(__file__).parents[1]
+GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+def span(device, engine, start, end, kind="kernel"):
+    return Span("aten.mm", kind, device, 0, engine, start, end)
+
+
+def timeline(spans, marks=(), seconds=1.0):
+    return SimpleNamespace(spans=spans, marks=marks, devices=[GPU0, GPU1], seconds=seconds)
+
+
+def row_labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def legend_labels(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def pieces(figure, row):
+    """Return the intervals (start, end) drawn in a row, in the units of the time axis."""
+    place = figure.axes[0].get_yticks()[row_labels(figure).index(row)]
+    found = []
+    for collection in figure.axes[0].collections:
+        for path in collection.get_paths():
+            box = path.get_extents()
+            if abs((box.y0 + box.y1) / 2 - place) < 0.1:
+                found.append((box.x0, box.x1))
+    return sorted(found)
+
+
+def test_gantt_has_a_row_for_each_device_and_engine_and_one_for_the_host():
+    figure = gantt(
+        timeline(
+            [
+                span(GPU1, "compute", 0.2, 0.6),
+                span(GPU0, "host", 0.1, 1.0, "wait"),
+                span(GPU0, "d2h", 0.5, 0.8, "copy"),
+                span(GPU0, "stream", 0.1, 0.2, "wait"),
+            ]
+        )
+    )
+    assert row_labels(figure) == [
+        "cuda:0 compute",
+        "cuda:0 copy to host",
+        "cuda:0 stream waits",
+        "cuda:1 compute",
+        "host waits",
+    ]
+    places = figure.axes[0].get_yticks()
+    assert figure.axes[0].yaxis_inverted() and list(places) == sorted(places)
+    assert pieces(figure, "cuda:0 compute") == []
+    assert pieces(figure, "cuda:1 compute") == [pytest.approx((200, 600))]
+    assert pieces(figure, "cuda:0 copy to host") == [pytest.approx((500, 800))]
+    assert pieces(figure, "host waits") == [pytest.approx((100, 1000))]
+    assert legend_labels(figure) == ["kernel", "copy", "wait"]
+    assert figure.axes[0].get_xlabel() == "time (ms)"
+    assert figure.axes[0].get_xlim() == (0, 1000)
+
+
+def test_gantt_of_a_part_and_of_a_long_time():
+    spans = [span(GPU0, "compute", i, i + 0.5) for i in range(20)]
+    whole = gantt(timeline(spans, seconds=20.0), title="Twenty")
+    assert whole.axes[0].get_xlabel() == "time (s)"
+    assert whole.axes[0].get_title() == "Twenty"
+    assert len(pieces(whole, "cuda:0 compute")) == 20
+    part = gantt(timeline(spans, seconds=20.0), start=2.1, end=4.1)
+    assert part.axes[0].get_xlim() == pytest.approx((2100, 4100))
+    assert len(pieces(part, "cuda:0 compute")) == 3
+    with pytest.raises(ValueError, match=r"from 3 s to 2 s"):
+        gantt(timeline(spans), start=3, end=2)
+
+
+def test_gantt_merges_what_the_picture_cannot_show():
+    many = [span(GPU0, "compute", i / 20_000, (i + 0.9) / 20_000) for i in range(10_000)]
+    alone = span(GPU0, "compute", 0.9, 0.9 + 1e-7)
+    drawn = pieces(gantt(timeline([*many, alone])), "cuda:0 compute")
+    assert len(drawn) == 2
+    assert drawn[0] == pytest.approx((0, 500), abs=1)
+    assert drawn[1][1] - drawn[1][0] == pytest.approx(1000 / plotting._PIXELS)
+
+
+def test_gantt_of_nothing():
+    figure = gantt(timeline([]))
+    assert row_labels(figure) == ["cuda:0 compute", "cuda:1 compute"]
+    assert legend_labels(figure) == []
+
+
+def boxes(figure, artists):
+    figure.draw_without_rendering()
+    return [artist.get_window_extent() for artist in artists]
+
+
+def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
+    marks = [
+        Mark("step", 0.0, 1.0),
+        Mark("forward", 0.0, 0.4),
+        Mark("backward", 0.4, 0.9),
+        Mark("update", 0.9, 0.901),
+        Mark("forward", 0.95, 0.951),
+    ]
+    figure = gantt(timeline([span(GPU0, "compute", 0, 1)], marks))
+    texts = figure.axes[0].texts
+    assert sorted(text.get_text() for text in texts) == ["backward", "forward", "step"]
+    assert legend_labels(figure) == ["kernel", "update"]
+    drawn = boxes(figure, texts)
+    assert not any(a.overlaps(b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_nothing_overlaps_in_a_chart_of_many_rows():
+    engines = ("compute", "h2d", "d2h", "p2p", "stream")
+    spans = [span(device, engine, 0, 1) for device in (GPU0, GPU1) for engine in engines]
+    figure = gantt(timeline(spans))
+    labels = boxes(figure, figure.axes[0].get_yticklabels())
+    assert len(labels) == 10
+    assert not any(a.overlaps(b) for i, a in enumerate(labels) for b in labels[:i])
+    [legend], [axes] = boxes(figure, figure.legends), boxes(figure, figure.axes)
+    assert not legend.overlaps(axes)
+    assert legend.y0 >= 0 and min(box.x0 for box in labels) >= 0
+
+
+def test_colours_survive_greyscale():
+    def lightness(colour):
+        red, green, blue = colors.to_rgb(colour)
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    kinds = sorted(lightness(colour) for colour, _, _ in plotting._KINDS.values())
+    assert min(b - a for a, b in zip(kinds, kinds[1:], strict=False)) > 0.15
+    assert len({hatch for _, hatch, _ in plotting._KINDS.values()}) == 3
+    assert len({dashes for _, dashes, _ in plotting.LINES}) == len(plotting.LINES)
+    assert len({hatch for _, hatch in plotting._PHASES}) == len(plotting._PHASES)
+
+
+def test_animator_collects_without_a_notebook(capsys):
+    animator = Animator("epoch", "loss", ["train", "test"], xlim=[1, 4], ylim=[0, 2])
+    animator.add(1, (2.0, None))
+    animator.add(2, (torch.tensor(1.0), 0.5))
+    animator.add([3, 4], [0.5, None])
+    assert capsys.readouterr() == ("", "")
+    assert animator.X == [[1, 2, 3], [2]]
+    assert animator.Y == [[2.0, 1.0, 0.5], [0.5]]
+    [axes] = animator.axes
+    assert [list(line.get_ydata()) for line in axes.lines] == animator.Y
+    assert axes.get_xlabel() == "epoch" and axes.get_ylim() == (0, 2)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["train", "test"]
+    assert animator.fig in {axes.figure} and tuple(animator.fig.get_size_inches()) == (3.5, 2.5)
+
+
+def test_animator_takes_scalars_and_any_number_of_curves():
+    animator = Animator()
+    animator.add(torch.tensor(1), torch.tensor(2.0))
+    assert (animator.X, animator.Y) == ([[1.0]], [[2.0]])
+    animator.add(2, torch.arange(6.0))
+    assert [len(y) for y in animator.Y] == [2, 1, 1, 1, 1, 1]
+    assert animator.axes[0].get_xlim()[1] >= 2 and animator.axes[0].get_ylim()[1] >= 5
+    assert len({line.get_linestyle() for line in animator.axes[0].lines[:4]}) == 4
+    with pytest.raises(ValueError):
+        animator.add([1, 2], [1, 2, 3])
+
+
+def test_figures_do_not_belong_to_pyplot():
+    from matplotlib import pyplot
+
+    Animator().add(1, 1)
+    bars(["a"], [1], [2], "s")
+    assert pyplot.get_fignums() == []
+
+
+def test_bars():
+    figure = bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
+    [axes] = figure.axes
+    assert [bar.get_height() for group in axes.containers for bar in group] == [2.0, 2.5, 1.25]
+    assert [text.get_text() for text in axes.texts] == ["2", "2.5", "1.25"]
+    assert legend_labels(figure) == ["predicted", "measured"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 GPU", "2 GPUs"]
+    with pytest.raises(ValueError, match="1 measured values for 2 labels"):
+        bars(["a", "b"], [1, 2], [1], "s")
+
+
+def test_curves():
+    figure = curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
+    measured, ideal = figure.axes[0].lines
+    assert list(measured.get_ydata()) == [1, 1.8] and list(ideal.get_ydata()) == [1, 2]
+    assert measured.get_linestyle() == "-" and ideal.is_dashed()
+    assert legend_labels(figure) == ["ring", "ideal"]
+    with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
+        curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+
+
+def test_progress_ends_on_a_line_without_times(capsys):
+    assert list(progress(range(40), "epoch 1")) == list(range(40))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.rstrip("\n").split("\r")[-1].rstrip()
+    assert last == "epoch 1: 100%|" + "█" * 30 + "| 40/40"
+    assert captured.err.endswith("\n")
+
+
+def test_progress_of_a_loop_that_ends_early(capsys):
+    for i in progress(iter(range(4)), total=4):
+        if i == 2:
+            break
+    last = capsys.readouterr().err.rstrip("\n").split("\r")[-1].rstrip()
+    assert last.startswith(" 50%|") and last.endswith("| 2/4")
+
+
+CELLS = [
+    """\
+import time
+import torch
+import d2lpar
+from d2lpar.plotting import bars, progress
+animator = d2lpar.Animator("epoch", "loss", xlim=[1, 9])
+for epoch in progress(range(9)):
+    animator.add(epoch + 1, (1 / (epoch + 1), epoch / 9))
+    time.sleep(0.1)
+print("done")""",
+    "animator.fig",
+    "devices = d2lpar.virtual_gpus(2)\nwith d2lpar.Timeline() as timeline:\n"
+    "    torch.ones(3, device=devices[1])\ntimeline",
+    'bars(["a"], [1], [2], "s")',
+]
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """Path of a notebook that was executed in a kernel."""
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    where = {"metadata": {"path": str(ROOT)}}
+    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=100, resources=where).execute()
+    path = tmp_path_factory.mktemp("notebook") / "cells.ipynb"
+    nbformat.write(notebook, path)
+    return path
+
+
+def test_in_a_notebook_every_figure_is_shown_once(notebook):
+    import nbformat
+
+    cells = nbformat.read(notebook, as_version=4).cells
+    figures = []
+    for cell in cells:
+        [shown] = [output for output in cell.outputs if output.output_type != "stream"]
+        assert base64.b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
+        figures.append((shown.data["text/plain"], shown.data["image/png"]))
+    assert [text for text, _ in figures] == ["<Figure>", "<Figure>", "<Timeline>", "<Figure>"]
+    live, final = figures[0][1], figures[1][1]
+    assert live == final  # the last point was drawn when the cell ended
+
+
+def test_nbval_compares_the_notebook(notebook):
+    pytest.importorskip("nbval")
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", notebook]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider"],
+        cwd=notebook.parent,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "4 passed" in done.stdout
