@@ -1,5 +1,6 @@
 """pyproject.toml, environment.yml and the Makefile agree; nothing is installed here."""
 
+import os
 import re
 import subprocess
 import tomllib
@@ -111,6 +112,13 @@ def test_version_is_written_once():
     assert re.fullmatch(r"\d+\.\d+\.\d+", d2lpar.__version__)
 
 
+def make_run(folder, python):
+    """Call `make run` as from a terminal, also where these tests run under make."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    command = ["make", "run", f"PYTHON={python}"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
 def test_old_python_is_refused_with_its_version(tmp_path):
     """`make` with a Python that is too old says which one it found and what to do."""
     old = tmp_path / "python3"
@@ -118,9 +126,7 @@ def test_old_python_is_refused_with_its_version(tmp_path):
     old.chmod(0o755)
     (tmp_path / "Makefile").write_text(MAKEFILE)
     (tmp_path / "pyproject.toml").write_text("")
-    done = subprocess.run(
-        ["make", "run", f"PYTHON={old}"], cwd=tmp_path, capture_output=True, text=True
-    )
+    done = make_run(tmp_path, old)
     assert done.returncode != 0
     assert "needs Python 3.11 or newer" in done.stdout
     assert "Python 3.9.2" in done.stdout
@@ -147,12 +153,7 @@ def fake_python(folder, pip_status):
 
 def test_second_call_does_not_set_up_again(tmp_path):
     python = fake_python(tmp_path, pip_status=0)
-    first, second = (
-        subprocess.run(
-            ["make", "run", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True
-        )
-        for _ in range(2)
-    )
+    first, second = make_run(tmp_path, python), make_run(tmp_path, python)
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     assert "1/4 torch==" in first.stdout and "pip says" not in first.stdout
     assert second.stdout == ""
@@ -166,9 +167,7 @@ def test_second_call_does_not_set_up_again(tmp_path):
 def test_failed_set_up_shows_the_log_and_is_tried_again(tmp_path):
     python = fake_python(tmp_path, pip_status=1)
     for attempt in (1, 2):
-        done = subprocess.run(
-            ["make", "run", f"PYTHON={python}"], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = make_run(tmp_path, python)
         assert done.returncode != 0
         assert "pip says" in done.stdout and "setup.log" in done.stdout
         assert len((tmp_path / "pip.txt").read_text().splitlines()) == attempt

@@ -62,7 +62,7 @@ def error(name="ValueError"):
 
 FAULTS = {
     "a shared id": ("form", "cell 2", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
-    "no notebook": ("form", "not a valid", lambda nb: nb.cells[0].update(attachments=3)),
+    "no notebook": ("form", "not a valid", lambda nb: nb.cells[0].update(extra=3)),
     "another kernel": ("form", "python9", lambda nb: nb.metadata.kernelspec.update(name="python9")),
     "not executed": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=None)),
     "executed twice": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=7)),
