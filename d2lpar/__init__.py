@@ -21,13 +21,13 @@ _NAMES = {
         "virtual_gpus",
     ),
     "timing": ("Benchmark", "Timeline", "Timer"),
-    "plotting": ("Animator",),
+    "plotting": ("Animator", "bars", "curves", "progress"),
     "data": ("load_data_fashion_mnist", "split_batch"),
     "models": ("Residual", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
-    "collectives": ("allreduce",),
+    "collectives": ("allreduce", "allreduce_bytes"),
 }
-_MODULES = (*_NAMES, "garments", "virtual")
+_MODULES = (*_NAMES, "garments", "kineto", "spans", "virtual")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)

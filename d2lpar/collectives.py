@@ -59,9 +59,9 @@ def allreduce(data, algorithm="star"):
     """Replace every tensor of `data` by the sum of all, in place, without waiting for the devices.
 
     All replicas come out with the same bits. With N bytes in each of k tensors, "star" moves
-    (k - 1) N into device 0 and as much out of it in 2 rounds, "tree" at most N log2(k) each way
-    through one device in 2 log2(k) rounds, and "ring" 2 (k - 1) / k N out of every device in
-    2 (k - 1) rounds, the least that is possible (Patarasuk and Yuan 2009,
+    (k - 1) N into device 0 and as much out of it, in 2 rounds; "tree" at most r N into a device
+    and as much out of it, in 2 r rounds, r = log2(k) rounded up; "ring" 2 (k - 1) / k N out of
+    every device, the least that is possible, in 2 (k - 1) rounds (Patarasuk and Yuan 2009,
     https://doi.org/10.1016/j.jpdc.2008.09.002).
 
     Args:

@@ -12,6 +12,7 @@ from d2lpar.spans import Span
 
 _ANCHOR = "d2lpar.kineto.anchor"
 _HOST = torch.device("cpu")
+_HOST_CALLS = ("cuda_runtime", "cuda_driver")
 _HOST_WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")
 _CUPTI_DEFAULT_STREAM = 7
 
@@ -100,7 +101,7 @@ def parse(trace, anchored=0.0):
     issued = {
         event["args"]["correlation"]: seconds(event["ts"])
         for event in events
-        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event["args"]
+        if event.get("cat") in _HOST_CALLS and "correlation" in event["args"]
     }
     spans = []
     for event in events:
@@ -120,7 +121,7 @@ def _place(event):
         KeyError: the event lacks a field that Kineto gives it.
     """
     category, arguments = event.get("cat"), event.get("args", {})
-    if category in ("cuda_runtime", "cuda_driver"):
+    if category in _HOST_CALLS:
         if event["name"] not in _HOST_WAITS:
             return None
         return {"kind": "wait", "device": _HOST, "stream": 0, "engine": "host"}

@@ -1,4 +1,5 @@
 import base64
+import inspect
 import os
 import subprocess
 import sys
@@ -146,6 +147,14 @@ def test_colours_survive_greyscale():
     assert len({hatch for _, hatch, _ in plotting._KINDS.values()}) == 3
     assert len({dashes for _, dashes, _ in plotting.LINES}) == len(plotting.LINES)
     assert len({hatch for _, hatch in plotting._PHASES}) == len(plotting._PHASES)
+
+
+def test_animator_has_the_signature_of_d2l():
+    names = "xlabel ylabel legend xlim ylim xscale yscale fmts nrows ncols figsize"
+    parameters = inspect.signature(Animator).parameters
+    assert list(parameters) == names.split()
+    assert parameters["fmts"].default == ("-", "m--", "g-.", "r:")
+    assert parameters["figsize"].default == (3.5, 2.5)
 
 
 def test_animator_collects_without_a_notebook(capsys):
