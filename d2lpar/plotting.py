@@ -5,14 +5,11 @@ dashes, bars by lightness and hatching: printed in grey they still can be told a
 """
 
 import base64
+import functools
 import io
 import sys
 import time
 from collections import defaultdict
-
-from matplotlib import rc_context
-from matplotlib.figure import Figure as _Figure
-from matplotlib.patches import Patch
 
 from d2lpar.spans import lanes, union
 
@@ -59,19 +56,32 @@ _PIXELS = 1500  # what a Gantt chart can tell apart from left to right
 _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
-class Figure(_Figure):
-    """A figure that draws itself as the value of a cell, with a text form that never varies."""
+def _style():
+    """Return a context in which what is made looks as the chapters' figures do."""
+    from matplotlib import rc_context
 
-    def __repr__(self):
-        return "<Figure>"
+    return rc_context(STYLE)
 
-    def _repr_mimebundle_(self, include=None, exclude=None):
-        if not in_notebook():
-            return {}
-        picture = io.BytesIO()
-        self.savefig(picture, format="png", bbox_inches="tight")
-        encoded = base64.b64encode(picture.getvalue()).decode("ascii")
-        return {"image/png": encoded, "text/plain": repr(self)}
+
+@functools.cache
+def _figure_class():
+    from matplotlib import figure
+
+    class Figure(figure.Figure):
+        """A figure that shows itself as the value of a cell, with a text that never varies."""
+
+        def __repr__(self):
+            return "<Figure>"
+
+        def _repr_mimebundle_(self, include=None, exclude=None):
+            if not in_notebook():
+                return {}
+            picture = io.BytesIO()
+            self.savefig(picture, format="png", bbox_inches="tight")
+            encoded = base64.b64encode(picture.getvalue()).decode("ascii")
+            return {"image/png": encoded, "text/plain": repr(self)}
+
+    return Figure
 
 
 def in_notebook():
@@ -93,8 +103,8 @@ def new_figure(nrows=1, ncols=1, figsize=(3.5, 2.5)):
     Returns:
         The figure and an array (nrows, ncols) of its axes.
     """
-    with rc_context(STYLE):
-        figure = Figure(figsize=figsize, dpi=120, layout="constrained")
+    with _style():
+        figure = _figure_class()(figsize=figsize, dpi=120, layout="constrained")
         return figure, figure.subplots(nrows, ncols, squeeze=False)
 
 
@@ -165,7 +175,7 @@ class Animator:
 
     def _add_lines(self, num_lines):
         """Have as many curves as `num_lines`."""
-        with rc_context(STYLE):
+        with _style():
             for i in range(len(self._lines), num_lines):
                 self.X.append([])
                 self.Y.append([])
@@ -232,7 +242,7 @@ def bars(labels, predicted, measured, ylabel, title=None):
         if len(values) != len(labels):
             raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
     figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
-    with rc_context(STYLE):
+    with _style():
         for shift, name, values, (colour, hatch) in (
             (-0.2, "predicted", predicted, ("#e4e4e4", "////")),
             (0.2, "measured", measured, ("#12355b", "")),
@@ -272,7 +282,7 @@ def curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscal
         if len(y) != len(x):
             raise ValueError(f"curve {name!r} has {len(y)} values, x has {len(x)}")
     figure, [[axes]] = new_figure(figsize=(4.5, 3))
-    with rc_context(STYLE):
+    with _style():
         for i, (name, y) in enumerate(ys.items()):
             colour, dashes, marker = LINES[i % len(LINES)]
             axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
@@ -345,7 +355,7 @@ def gantt(timeline, title=None, start=0.0, end=None):
     groups = _groups(timeline)
     height = num_lanes + sum(len(rows) + _GAP for rows in groups)
     figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.24 * height))
-    with rc_context(STYLE):
+    with _style():
         axes.set_xlim(start * scale, end * scale)
         axes.set_ylim(height, 0)
         axes.set(xlabel=f"time ({unit})", title=title)
@@ -375,6 +385,8 @@ def _groups(timeline):
 
 def _draw_groups(axes, groups, top, part, scale):
     """Draw the rows below `top`; return what the legend needs."""
+    from matplotlib.patches import Patch
+
     start, end = part
     pixel = (end - start) / _PIXELS
     ticks, handles = [], {}
@@ -399,6 +411,8 @@ def _draw_groups(axes, groups, top, part, scale):
 
 def _draw_phases(figure, axes, phases, part, scale):
     """Draw named bands on top of a chart; return legend entries of names that found no room."""
+    from matplotlib.patches import Patch
+
     names = list(dict.fromkeys(mark.name for _, mark in phases))
     bands = {name: _PHASES[i % len(_PHASES)] for i, name in enumerate(names)}
     texts = []
