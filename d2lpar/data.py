@@ -284,9 +284,12 @@ def _require_connection(note):
 
     note: a file whose age tells when a process last looked in vain.
     """
-    with contextlib.suppress(OSError):
-        if 0 <= time.time() - note.stat().st_mtime < OFFLINE_SECONDS:
-            raise _offline()
+    try:
+        age = time.time() - note.stat().st_mtime
+    except OSError:
+        age = OFFLINE_SECONDS
+    if 0 <= age < OFFLINE_SECONDS:
+        raise ConnectionError("no connection")
     answers = []
 
     def probe():
@@ -301,11 +304,7 @@ def _require_connection(note):
     thread.join(PROBE_SECONDS)
     if not any(answers):
         note.touch()
-        raise _offline()
-
-
-def _offline():
-    return ConnectionError("no connection")
+        raise ConnectionError("no connection")
 
 
 @contextlib.contextmanager

@@ -1,0 +1,142 @@
+"""Names that fall through to d2l.torch, with d2l, without it, and with a torchvision that fails."""
+
+import importlib.util
+import inspect
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+
+import d2lpar
+from d2lpar import _d2l
+
+has_d2l = importlib.util.find_spec("d2l") is not None
+with_d2l = pytest.mark.skipif(not has_d2l, reason="d2l is not installed")
+
+
+def run(code, *paths):
+    """Run code in a fresh process with folders in front of its module path."""
+    code = f"import sys; sys.path[:0] = {[str(p) for p in paths]}\n{textwrap.dedent(code)}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def no_d2l(monkeypatch):
+    monkeypatch.delitem(sys.modules, "d2l.torch", raising=False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name == "d2l" else find_spec(name, *a)
+    )
+
+
+def test_without_d2l_the_error_says_how_to_install_it(no_d2l):
+    with pytest.raises(AttributeError, match="show_trace_2d.*pip install --no-deps d2l==1.0.3"):
+        d2lpar.show_trace_2d  # noqa: B018
+    assert not hasattr(d2lpar, "show_trace_2d")
+
+
+def test_install_command_names_the_torchvision_of_this_torch(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", "2.13.0+cpu")
+    assert "'torchvision==0.28.*'" in _d2l.install_command()
+
+
+def test_an_error_in_d2l_is_an_attribute_error_that_names_it(tmp_path):
+    (tmp_path / "d2l").mkdir()
+    (tmp_path / "d2l" / "__init__.py").touch()
+    (tmp_path / "d2l" / "torch.py").write_text("import surely_not_installed")
+    (tmp_path / "torchvision.py").touch()
+    code = """
+    import d2lpar
+    try:
+        d2lpar.show_images
+    except AttributeError as error:
+        print(error)
+    """
+    assert "No module named 'surely_not_installed'" in run(code, tmp_path)
+
+
+def test_names_come_from_d2l_and_are_kept(tmp_path):
+    (tmp_path / "d2l").mkdir()
+    (tmp_path / "d2l" / "__init__.py").touch()
+    (tmp_path / "d2l" / "torch.py").write_text("loads = []\ndef show_images(): return 1\n")
+    (tmp_path / "torchvision.py").touch()
+    code = """
+    import d2lpar
+    print(d2lpar.show_images(), "show_images" in vars(d2lpar))
+    try:
+        d2lpar.nonsense
+    except AttributeError as error:
+        print(error)
+    """
+    assert run(code, tmp_path).split("\n")[:2] == [
+        "1 True",
+        "neither module 'd2lpar' nor d2l.torch has an attribute 'nonsense'",
+    ]
+
+
+FAKE_TORCHVISION = """
+import torchvision.extension
+import torch
+for name in ("nms", "qnms"):
+    @torch.library.register_fake(f"torchvision::{name}")
+    def fake(dets, scores, iou_threshold):
+        return dets
+"""
+
+
+def test_torchvision_without_operators_is_imported(tmp_path):
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text(FAKE_TORCHVISION)
+    (tmp_path / "torchvision" / "extension.py").write_text("print('extension')")
+    code = """
+    from d2lpar._d2l import import_torchvision
+    torchvision = import_torchvision()
+    assert torchvision is sys.modules["torchvision"] is import_torchvision()
+    """
+    # Twice: the module that was left from the failed import has been purged.
+    assert run(code, tmp_path).split() == ["extension", "extension"]
+
+
+def test_another_error_of_torchvision_passes(tmp_path):
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')")
+    code = """
+    from d2lpar._d2l import import_torchvision
+    import torch
+    try:
+        import_torchvision()
+    except RuntimeError as error:
+        print(error, hasattr(torch.ops.torchvision, "nms"))
+    """
+    assert run(code, tmp_path) == "something else False\n"
+
+
+@with_d2l
+def test_real_d2l_shows_images():
+    code = """
+    import matplotlib
+    matplotlib.use("agg")
+    import torch, d2lpar
+    print(len(d2lpar.show_images([torch.rand(28, 28)] * 4, 1, 4)))
+    from d2l import torch as d2l
+    assert d2lpar.show_images is d2l.show_images
+    """
+    assert run(code) == "4\n"
+
+
+@with_d2l
+@pytest.mark.parametrize("name", d2lpar.__all__)
+def test_signatures_begin_with_those_of_d2l(name):
+    theirs = getattr(_d2l.load(), name, None)
+    if theirs is None:
+        return  # a name of ours alone
+    theirs = list(inspect.signature(theirs).parameters.values())
+    ours = list(inspect.signature(getattr(d2lpar, name)).parameters.values())
+    for mine, other in zip(ours, theirs, strict=False):
+        if other.kind not in (other.VAR_KEYWORD, other.VAR_POSITIONAL):
+            assert (mine.name, mine.default) == (other.name, other.default)
+    assert len(ours) >= len([p for p in theirs if p.kind is p.POSITIONAL_OR_KEYWORD])
+    assert all(p.default is not p.empty or p.kind is p.VAR_KEYWORD for p in ours[len(theirs) :])

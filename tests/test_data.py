@@ -1,0 +1,555 @@
+"""The data: found, verified, downloaded or drawn; the batches; batches split over devices."""
+
+import contextlib
+import functools
+import gzip
+import hashlib
+import http.server
+import importlib.util
+import socket
+import threading
+import types
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+import torch
+
+import d2lpar
+from d2lpar import _d2l, data, garments
+
+with_torchvision = pytest.mark.skipif(
+    importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
+)
+
+
+def idx(tensor):
+    """Return a uint8 tensor as the content of an IDX file."""
+    sizes = b"".join(size.to_bytes(4, "big") for size in tensor.shape)
+    return bytes([0, 0, 8, tensor.ndim]) + sizes + tensor.numpy().tobytes()
+
+
+@pytest.fixture
+def contents(monkeypatch):
+    """Return the files of a data set of 20 and 10 images, which data.py takes for the right one."""
+    generator = torch.Generator().manual_seed(0)
+    files = {}
+    for part, n in (("train", 20), ("t10k", 10)):
+        images = torch.randint(256, (n, 28, 28), generator=generator, dtype=torch.uint8)
+        files[f"{part}-images-idx3-ubyte"] = idx(images)
+        files[f"{part}-labels-idx1-ubyte"] = idx(torch.arange(n, dtype=torch.uint8) % 10)
+    md5s = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    monkeypatch.setattr(data, "FILES", md5s)
+    monkeypatch.setattr(data, "NUM_TRAIN", 20)
+    monkeypatch.setattr(data, "NUM_TEST", 10)
+    return files
+
+
+@pytest.fixture(autouse=True)
+def empty_machine(tmp_path, monkeypatch):
+    """Work in an empty folder, with an empty cache and without a connection."""
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("D2LPAR_DATA", raising=False)
+
+    def offline(*_, **__):
+        raise urllib.error.URLError("unreachable")
+
+    monkeypatch.setattr(urllib.request, "urlopen", offline)
+    data._load.cache_clear()
+    yield
+    data._load.cache_clear()
+
+
+def write(folder, contents, compress=False):
+    folder.mkdir(parents=True)
+    for name, content in contents.items():
+        if compress:
+            (folder / f"{name}.gz").write_bytes(gzip.compress(content))
+        else:
+            (folder / name).write_bytes(content)
+    return folder
+
+
+def name_and_first_batch(batch_size=4):
+    train_iter, test_iter = d2lpar.load_data_fashion_mnist(batch_size)
+    assert train_iter.dataset.name == test_iter.dataset.name
+    return train_iter.dataset.name, next(iter(test_iter))
+
+
+# Where the data come from
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize(
+    "place", ["data/FashionMNIST/raw", "notebooks/data/FashionMNIST/raw", "cache/d2lpar", "data"]
+)
+def test_cached_files_are_used(tmp_path, contents, place, compress):
+    (tmp_path / "notebooks" / "data").mkdir()
+    folder = tmp_path / place
+    write(folder / "raw" if folder.name == "data" else folder, contents, compress)
+    name, (X, y) = name_and_first_batch()
+    assert name == "Fashion-MNIST"
+    expected = torch.frombuffer(
+        bytearray(contents["t10k-images-idx3-ubyte"][16:]), dtype=torch.uint8
+    )
+    assert torch.equal((X * 255).round().to(torch.uint8).flatten(), expected[: 4 * 28 * 28])
+    assert y.tolist() == [0, 1, 2, 3]
+
+
+def test_named_folder_comes_first(tmp_path, contents, monkeypatch):
+    write(tmp_path / "elsewhere", contents)
+    monkeypatch.setenv("D2LPAR_DATA", str(tmp_path / "elsewhere"))
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+
+
+def test_named_folder_without_the_data_is_an_error(tmp_path, contents, monkeypatch):
+    monkeypatch.setenv("D2LPAR_DATA", str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match="D2LPAR_DATA names .*nowhere"):
+        d2lpar.load_data_fashion_mnist(4)
+
+
+@pytest.mark.parametrize("compress", [False, True])
+@pytest.mark.parametrize("damage", ["cut", "changed", "empty"])
+@pytest.mark.parametrize("name", ["train-images-idx3-ubyte", "t10k-labels-idx1-ubyte"])
+def test_damaged_file_is_never_used(
+    tmp_path, contents, monkeypatch, capsys, compress, damage, name
+):
+    folder = write(tmp_path / "data", contents, compress)
+    path = folder / (f"{name}.gz" if compress else name)
+    content = path.read_bytes()
+    middle = len(content) // 2
+    path.write_bytes(
+        {
+            "cut": content[:-5],
+            "changed": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            "empty": b"",
+        }[damage]
+    )
+    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert f"Fashion-MNIST is not read: {path.name} is" in capsys.readouterr().out
+    monkeypatch.setenv("D2LPAR_DATA", str(folder))
+    with pytest.raises(ValueError, match=f"{path.name} is (damaged|wrong or cut short)"):
+        d2lpar.load_data_fashion_mnist(4)
+
+
+def test_whole_archive_beside_a_damaged_file_is_used(tmp_path, contents):
+    folder = write(tmp_path / "data", contents)
+    path = folder / "train-images-idx3-ubyte"
+    (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.write_bytes(b"")
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+
+
+# Downloading
+
+
+class FakeTorchvision:
+    """Stands for torchvision: writes the files where torchvision would, and counts."""
+
+    def __init__(self, contents):
+        self.contents, self.calls, self.running = contents, 0, 0
+        self.datasets = types.SimpleNamespace(FashionMNIST=self.download)
+
+    def download(self, root, download):
+        self.calls += 1
+        self.running += 1
+        assert download and self.running == 1
+        write(Path(root) / "FashionMNIST" / "raw", self.contents)
+        self.running -= 1
+
+
+@pytest.fixture
+def online(monkeypatch, contents):
+    fake = FakeTorchvision(contents)
+    monkeypatch.setattr(data, "_require_connection", lambda note: None)
+    monkeypatch.setattr(_d2l, "import_torchvision", lambda: fake)
+    return fake
+
+
+def test_downloads_once_into_the_cache(tmp_path, online):
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+    data._load.cache_clear()
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+    assert online.calls == 1
+    raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
+    assert {path.name for path in raw.iterdir()} == set(data.FILES)
+
+
+def test_two_ask_at_once_and_one_downloads(tmp_path, online):
+    root, results = tmp_path / "cache" / "d2lpar", []
+    threads = [threading.Thread(target=lambda: results.append(data._download(root))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert online.calls == 1
+    assert [len(tensors) for tensors in results] == [4, 4]
+    assert torch.equal(results[0][0], results[1][0])
+
+
+def test_wrong_download_is_not_kept(tmp_path, online, capsys):
+    online.contents["t10k-images-idx3-ubyte"] += b"!"
+    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert "cannot be downloaded (t10k-images-idx3-ubyte is wrong" in capsys.readouterr().out
+    assert not list((tmp_path / "cache").rglob("*ubyte*"))
+
+
+def test_download_replaces_a_damaged_cache(tmp_path, online):
+    raw = write(tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw", online.contents)
+    (raw / "train-images-idx3-ubyte").write_bytes(b"")
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+    data._load.cache_clear()
+    assert name_and_first_batch()[0] == "Fashion-MNIST"
+    assert online.calls == 1
+
+
+def test_missing_torchvision_is_a_reason(monkeypatch, online, capsys):
+    def missing():
+        raise ModuleNotFoundError("No module named 'torchvision'")
+
+    monkeypatch.setattr(_d2l, "import_torchvision", missing)
+    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert "(No module named 'torchvision')" in capsys.readouterr().out
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """Serve a folder on this machine; yields its address and the list of paths asked for."""
+    asked = []
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_):
+            asked.append(self.path)
+
+    handler = functools.partial(Handler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/", asked
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Open the network again, without proxies."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    monkeypatch.setattr(
+        urllib.request,
+        "urlopen",
+        lambda *args, timeout=10, **_: opener.open(*args, timeout=timeout),
+    )
+
+
+@with_torchvision
+def test_downloads_through_torchvision(tmp_path, contents, network, monkeypatch):
+    folder = write(tmp_path / "mirror", contents, compress=True)
+    dataset = _d2l.import_torchvision().datasets.FashionMNIST
+    archives = [folder / f"{name}.gz" for name in contents]
+    md5s = [(path.name, hashlib.md5(path.read_bytes()).hexdigest()) for path in archives]
+    monkeypatch.setattr(dataset, "resources", md5s)
+    with serving(folder) as (address, asked):
+        monkeypatch.setattr(dataset, "mirrors", [address])
+        monkeypatch.setattr(data, "MIRROR", address)
+        assert name_and_first_batch()[0] == "Fashion-MNIST"
+        assert {path.lstrip("/") for path in asked} == {path.name for path in archives}
+
+
+@with_torchvision
+def test_interrupted_download_is_not_used(tmp_path, contents, network, monkeypatch, capsys):
+    folder = write(tmp_path / "mirror", contents, compress=True)
+    dataset = _d2l.import_torchvision().datasets.FashionMNIST
+    archives = [folder / f"{name}.gz" for name in contents]
+    md5s = [(path.name, hashlib.md5(path.read_bytes()).hexdigest()) for path in archives]
+    monkeypatch.setattr(dataset, "resources", md5s)
+    archives[0].write_bytes(archives[0].read_bytes()[:-100])
+    with serving(folder) as (address, _):
+        monkeypatch.setattr(dataset, "mirrors", [address])
+        monkeypatch.setattr(data, "MIRROR", address)
+        assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert "Error downloading train-images-idx3-ubyte.gz" in capsys.readouterr().out
+    assert not list((tmp_path / "cache").rglob("*ubyte*"))
+
+
+def test_files_and_mirror_are_those_of_torchvision():
+    pytest.importorskip("torchvision" if importlib.util.find_spec("torchvision") else "no_such")
+    dataset = _d2l.import_torchvision().datasets.FashionMNIST
+    assert [name for name, _ in dataset.resources] == [f"{name}.gz" for name in data.FILES]
+    assert dataset.mirrors == [data.MIRROR]
+
+
+# Without a connection
+
+
+def test_offline_is_announced_in_one_line_and_once(contents, capsys):
+    for _ in range(2):
+        assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert capsys.readouterr().out == (
+        "Fashion-MNIST is not here and cannot be downloaded (no connection): "
+        "using a synthetic stand-in.\n"
+    )
+
+
+def test_silent_mirror_is_given_up_and_not_asked_again(tmp_path, network, monkeypatch):
+    monkeypatch.setattr(data, "PROBE_SECONDS", 0.2)
+    note = tmp_path / "offline"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(data, "MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        with pytest.raises(ConnectionError, match="no connection"):
+            data._require_connection(note)
+        silent.settimeout(5)
+        silent.accept()[0].close()
+        with pytest.raises(ConnectionError, match="no connection"):
+            data._require_connection(note)
+        silent.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            silent.accept()
+
+
+def test_probe_waits_at_most_five_seconds():
+    assert data.PROBE_SECONDS < 5
+
+
+def test_login_page_is_no_connection(tmp_path, network, monkeypatch):
+    (tmp_path / "portal").mkdir()
+    (tmp_path / "portal" / "t10k-labels-idx1-ubyte.gz").write_text("<html>please log in</html>")
+    with serving(tmp_path / "portal") as (address, _):
+        monkeypatch.setattr(data, "MIRROR", address)
+        with pytest.raises(ConnectionError):
+            data._require_connection(tmp_path / "offline")
+
+
+def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monkeypatch):
+    folder = write(tmp_path / "mirror", contents, compress=True)
+    note = tmp_path / "offline"
+    note.touch()
+    with serving(folder) as (address, asked):
+        monkeypatch.setattr(data, "MIRROR", address)
+        with pytest.raises(ConnectionError):
+            data._require_connection(note)
+        assert not asked
+        monkeypatch.setattr(data, "OFFLINE_SECONDS", 0)
+        data._require_connection(note)
+        assert asked
+
+
+# The synthetic stand-in
+
+
+def test_synthetic_can_be_asked_for(tmp_path, contents, monkeypatch, capsys):
+    write(tmp_path / "data", contents)
+    monkeypatch.setenv("D2LPAR_DATA", "synthetic")
+    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert capsys.readouterr().out == ""
+
+
+def test_synthetic_is_cached_and_a_damaged_cache_is_drawn_anew(tmp_path, contents, monkeypatch):
+    drawn = data._synthetic()
+    (cached,) = (tmp_path / "cache" / "d2lpar").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(garments, "draw", None)
+        assert all(map(torch.equal, data._synthetic(), drawn))
+    content = cached.read_bytes()
+    for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
+        cached.write_bytes(damaged)
+        assert all(map(torch.equal, data._synthetic(), drawn))
+        assert cached.read_bytes() == content
+
+
+def test_synthetic_works_without_a_place_for_the_cache(tmp_path, contents, monkeypatch, capsys):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
+    assert "Not a directory" in capsys.readouterr().out
+
+
+def test_drawing_depends_on_the_seed_alone():
+    images, labels = garments.draw(1000, seed=3)
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1 if num_threads > 1 else 2)
+    try:
+        torch.manual_seed(7)
+        again = garments.draw(1000, seed=3)
+        assert torch.get_num_threads() == (1 if num_threads > 1 else 2)
+    finally:
+        torch.set_num_threads(num_threads)
+    assert torch.equal(again[0], images) and torch.equal(again[1], labels)
+    assert not torch.equal(garments.draw(1000, seed=4)[0], images)
+
+
+def test_drawn_set_is_balanced_shuffled_and_dark_outside():
+    images, labels = garments.draw(1000, seed=0)
+    assert images.shape == (1000, 1, 28, 28) and images.dtype == torch.uint8
+    assert labels.bincount().tolist() == [100] * 10
+    assert labels[:100].unique().numel() == 10
+    assert images.max() == 255 and (images == 0).float().mean() > 0.4
+    assert len(images.flatten(1).unique(dim=0)) == 1000
+
+
+def test_draw_refuses_sizes_that_do_not_divide():
+    with pytest.raises(ValueError, match="1001 images do not divide into 10 classes"):
+        garments.draw(1001, seed=0)
+
+
+def test_classes_look_like_what_they_are():
+    images, labels = garments.draw(2000, seed=0)
+    shapes = torch.stack([(images[labels == c, 0] > 12).float().mean(0) for c in range(10)])
+    t_shirt, trouser, pullover, dress, coat, sandal, _, sneaker, bag, boot = shapes
+    assert dress[14].sum() < t_shirt[14].sum()  # a dress is narrow
+    assert trouser[20, 13:15].mean() < trouser[20, 9:19].mean()  # two legs
+    assert t_shirt[18, :6].mean() < pullover[18, :6].mean()  # short and long sleeves
+    assert boot[5, 18:26].mean() > 0.5 > sneaker[5, 18:26].mean()  # a shaft
+    assert sandal.sum() < sneaker.sum()  # holes
+    assert coat[26].sum() > pullover[26].sum()  # a coat is longer
+    assert bag[22].mean() > 0.5 > bag[8].mean()  # a handle above a box
+
+
+def test_drawn_set_is_as_hard_as_the_real_one():
+    """The nearest of the classes' means is right in 0.68 of real Fashion-MNIST."""
+    X, y = garments.draw(4000, seed=0)
+    X_test, y_test = garments.draw(1000, seed=1)
+    X, X_test = X.flatten(1).float(), X_test.flatten(1).float()
+    means = torch.stack([X[y == c].mean(0) for c in range(10)])
+    accuracy = (torch.cdist(X_test, means).argmin(1) == y_test).float().mean()
+    assert 0.55 < accuracy < 0.8
+
+
+# Batches
+
+
+@pytest.fixture
+def loaders(contents, monkeypatch):
+    monkeypatch.setenv("D2LPAR_DATA", "synthetic")
+    return d2lpar.load_data_fashion_mnist
+
+
+def test_batches(loaders):
+    train_iter, test_iter = loaders(8)
+    assert (len(train_iter), len(test_iter)) == (3, 2)
+    batches = list(train_iter)
+    assert [len(y) for _, y in batches] == [8, 8, 4]
+    X, y = batches[0]
+    assert X.shape == (8, 1, 28, 28) and X.dtype == torch.float32
+    assert y.dtype == torch.int64
+    assert 0 <= X.min() and 0.8 < X.max() <= 1
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_training_batches_are_shuffled_by_the_seed(loaders, num_workers):
+    train_iter, test_iter = loaders(20, num_workers=num_workers)
+
+    def epoch(iterable, seed):
+        torch.manual_seed(seed)
+        return torch.cat([y for _, y in iterable])
+
+    assert torch.equal(epoch(train_iter, 1), epoch(train_iter, 1))
+    assert not torch.equal(epoch(train_iter, 1), epoch(train_iter, 2))
+    assert torch.equal(epoch(train_iter, 1).sort()[0], train_iter.dataset.labels.sort()[0])
+    assert torch.equal(epoch(test_iter, 1), test_iter.dataset.labels)
+
+
+def test_epochs_differ_and_images_stay_with_their_labels(loaders):
+    train_iter, _ = loaders(20)
+    dataset = train_iter.dataset
+    (X, y), (_, y_next) = next(iter(train_iter)), next(iter(train_iter))
+    assert not torch.equal(y, y_next)
+    X_all, y_all = dataset.__getitems__(range(20))
+    for image, label in zip(X, y, strict=True):
+        where = (X_all == image).flatten(1).all(1).nonzero().item()
+        assert y_all[where] == label
+
+
+def test_worker_gives_the_same_batches(loaders):
+    for plain, worked in zip(loaders(4)[1], loaders(4, num_workers=1)[1], strict=True):
+        assert torch.equal(plain[0], worked[0]) and torch.equal(plain[1], worked[1])
+
+
+@pytest.mark.parametrize("resize, shape", [(14, (14, 14)), ((20, 30), (20, 30)), (96, (96, 96))])
+def test_resize(loaders, resize, shape):
+    X, _ = next(iter(loaders(4, resize)[1]))
+    plain, _ = next(iter(loaders(4)[1]))
+    assert X.shape == (4, 1, *shape)
+    assert torch.allclose(X.mean((2, 3)), plain.mean((2, 3)), atol=0.02)
+
+
+@with_torchvision
+@pytest.mark.parametrize("resize", [None, 14, 64])
+def test_batches_equal_those_of_d2l(tmp_path, contents, resize):
+    _d2l.import_torchvision()
+    from torchvision import datasets, transforms
+
+    write(tmp_path / "data" / "FashionMNIST" / "raw", contents)
+    steps = [transforms.Resize(resize)] if resize else []
+    transform = transforms.Compose([*steps, transforms.ToTensor()])
+    theirs = datasets.FashionMNIST("../data", train=False, transform=transform)
+    X, y = next(iter(d2lpar.load_data_fashion_mnist(10, resize)[1]))
+    assert torch.allclose(X, torch.stack([image for image, _ in theirs]), atol=1.01 / 255)
+    assert y.tolist() == [label for _, label in theirs]
+
+
+def test_items_of_the_data_set(loaders):
+    dataset = loaders(4)[1].dataset
+    X, y = dataset[3]
+    assert X.shape == (1, 28, 28) and y == int(dataset.labels[3]) and len(dataset) == 10
+    assert dataset.classes[9] == "ankle boot"
+
+
+def test_default_device_does_not_matter(loaders):
+    with torch.device("meta"):
+        X, y = next(iter(loaders(4)[0]))
+    assert X.device.type == y.device.type == "cpu"
+
+
+def test_pin_memory_without_a_device_is_announced(loaders, monkeypatch):
+    monkeypatch.setattr(data, "_has_devices", lambda: False)
+    with pytest.warns(UserWarning, match="the batches are pageable"):
+        train_iter, _ = loaders(4, pin_memory=True)
+    assert len(list(train_iter)) == 5
+
+
+def test_pin_memory_with_devices(loaders):
+    d2lpar.virtual_gpus(2)
+    X, y = next(iter(loaders(4, pin_memory=True)[0]))
+    assert X.is_pinned() and y.is_pinned()
+    X, y = next(iter(loaders(4)[0]))
+    assert not X.is_pinned()
+
+
+def test_batch_size_must_be_positive(loaders):
+    with pytest.raises(ValueError, match="batch size of 0 is not positive"):
+        loaders(0)
+
+
+# Splitting
+
+
+@pytest.mark.parametrize(
+    "n, k, sizes", [(8, 2, [4, 4]), (10, 4, [3, 3, 2, 2]), (4, 4, [1] * 4), (5, 1, [5])]
+)
+def test_split_batch(n, k, sizes):
+    X, y = torch.rand(n, 1, 2), torch.arange(n)
+    X_parts, y_parts = d2lpar.split_batch(X, y, ["cpu"] * k)
+    assert [len(part) for part in X_parts] == [len(part) for part in y_parts] == sizes
+    assert torch.equal(torch.cat(X_parts), X) and torch.equal(torch.cat(y_parts), y)
+
+
+def test_split_batch_to_devices():
+    devices = d2lpar.virtual_gpus(2)
+    X, y = torch.rand(5, 3), torch.arange(5)
+    X_parts, y_parts = d2lpar.split_batch(X, y, devices)
+    assert [part.device for part in X_parts] == [part.device for part in y_parts] == devices
+    assert torch.equal(torch.cat([part.cpu() for part in X_parts]), X)
+    assert torch.equal(torch.cat([part.cpu() for part in y_parts]), y)
+
+
+def test_split_batch_errors():
+    X, y = torch.rand(3, 2), torch.arange(3)
+    with pytest.raises(ValueError, match="batch of 3 does not split over 4 devices"):
+        d2lpar.split_batch(X, y, ["cpu"] * 4)
+    with pytest.raises(ValueError, match="batch of 3 does not split over 0 devices"):
+        d2lpar.split_batch(X, y, [])
+    with pytest.raises(ValueError, match="X has 3 items and y has 2"):
+        d2lpar.split_batch(X, y[:2], ["cpu"])

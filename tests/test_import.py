@@ -1,0 +1,67 @@
+"""What `import d2lpar` loads, and what it leaves alone."""
+
+import subprocess
+import sys
+
+import pytest
+
+import d2lpar
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+NEW_MODULES = """
+import sys, torch
+before = set(sys.modules)
+{statement}
+print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
+"""
+
+
+def test_import_loads_no_other_module():
+    assert run(NEW_MODULES.format(statement="import d2lpar")) == ["d2lpar"]
+
+
+def test_public_names_load_no_large_module():
+    loaded = set(run(NEW_MODULES.format(statement="from d2lpar import *")))
+    large = {"d2l", "matplotlib", "IPython", "torchvision", "pandas", "tqdm", "scipy", "PIL"}
+    assert not loaded & large
+
+
+def test_import_changes_nothing_in_torch():
+    code = """
+import torch
+names, keys = set(vars(torch)), set(vars(torch.Tensor))
+before = torch.__future__.get_swap_module_params_on_conversion(), torch.rand
+from d2lpar import *
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+assert set(vars(torch)) == names, set(vars(torch)) - names
+assert set(vars(torch.Tensor)) == keys
+assert (torch.__future__.get_swap_module_params_on_conversion(), torch.rand) == before
+"""
+    run(code)
+
+
+@pytest.mark.parametrize("name", d2lpar.__all__)
+def test_public_name_is_there_and_documented(name):
+    value = getattr(d2lpar, name)
+    assert value.__module__.startswith("d2lpar.")
+    assert value.__doc__
+    assert name in dir(d2lpar)
+
+
+def test_modules_are_attributes():
+    assert run("import d2lpar; print(d2lpar.data.__name__)") == ["d2lpar.data"]
+
+
+def test_private_names_do_not_load_d2l():
+    code = """
+import sys, d2lpar
+assert not hasattr(d2lpar, "_repr_html_") and not hasattr(d2lpar, "__wrapped__")
+assert "d2lpar._d2l" not in sys.modules and "d2l" not in sys.modules
+"""
+    run(code)
