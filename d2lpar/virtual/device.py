@@ -1,6 +1,7 @@
 """A virtual GPU: its engines, streams, memory, links and random numbers."""
 
 import threading
+import weakref
 from collections import deque
 
 import torch
@@ -32,7 +33,9 @@ class Device:
         self.last_random = None
         self._errors = deque()
         self._allocated = self._peak = 0
+        self._blocks = set()
         self._freed = deque()
+        self._in_use = []
         self._memory_lock = threading.RLock()
 
     def configure(self, threads, memory, link, peer_link):
@@ -117,20 +120,35 @@ class Device:
             self._allocated = allocated
             if allocated > self._peak:
                 self._peak = allocated
-        return Block(self, num_bytes)
+        block = Block()
+        block.num_bytes = num_bytes
+        block.freed = freed = _Freed(block, self._freed.append)
+        freed.num_bytes = num_bytes
+        freed.streams = ()
+        self._blocks.add(freed)
+        return block
 
     @property
     def allocated(self):
         """Bytes of all storages in use; of freed ones whose streams (record_stream) still run."""
         with self._memory_lock:
-            freed = self._freed
-            for _ in range(len(freed)):
-                num_bytes, pending = freed.popleft()
-                if pending and not all(op.done for op in pending):
-                    freed.append((num_bytes, pending))
+            for _ in range(len(self._freed)):
+                freed = self._freed.popleft()
+                if freed.streams:
+                    freed.pending = [s.last for s in freed.streams if s.last is not None]
+                    freed.streams = ()
+                    self._in_use.append(freed)
                 else:
-                    self._allocated -= num_bytes
+                    self._forget(freed)
+            for freed in tuple(self._in_use):
+                if all(op.done for op in freed.pending):
+                    self._in_use.remove(freed)
+                    self._forget(freed)
             return self._allocated
+
+    def _forget(self, freed):
+        self._blocks.discard(freed)
+        self._allocated -= freed.num_bytes
 
     @property
     def peak(self):
@@ -147,16 +165,18 @@ class Device:
 class Block:
     """The memory of one storage, given back when no tensor uses it any more."""
 
-    __slots__ = ("device", "num_bytes", "streams")
+    __slots__ = ("num_bytes", "freed", "__weakref__")
 
-    def __init__(self, device, num_bytes):
-        self.device = device
-        self.num_bytes = num_bytes
-        self.streams = ()
+    def record_stream(self, stream):
+        """Give the memory back only when `stream` has got as far as it is then."""
+        self.freed.streams = (*self.freed.streams, stream)
 
-    def __del__(self):
-        pending = tuple(s.last for s in self.streams if s.last is not None)
-        self.device._freed.append((self.num_bytes, pending))
+
+class _Freed(weakref.ref):
+    """Tells of the end of a Block, by a callback in C: an interrupt that came in the Python code
+    of a `__del__` would be lost."""
+
+    __slots__ = ("num_bytes", "streams", "pending")
 
 
 # -- the devices of this process

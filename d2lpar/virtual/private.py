@@ -6,13 +6,15 @@ Known to work on torch 2.11 to 2.15.
 import ctypes
 import functools
 import os
+import signal
+import threading
 
 import torch
 
-from . import comm, module
+from . import autocast, comm, module
 from . import device as registry
-from .operators import is_pinned, issue_factory, pin
-from .tensor import VirtualTensor, aten
+from .operators import copy, is_pinned, issue_factory, pin
+from .tensor import VirtualTensor
 
 FIRST, LAST = (2, 11), (2, 15)
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -42,6 +44,10 @@ def register():
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
     _libraries.append(library)
+    # torch.tensor(..., device=) copies with __torch_dispatch__ switched off
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", _copy_, "PrivateUse1")
+    _libraries.append(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
     _register_pinning()
     _register_autocast()
@@ -53,6 +59,11 @@ def register():
 
 def _factory(func, *args, **kwargs):
     return issue_factory(func, args, kwargs)
+
+
+def _copy_(target, source, non_blocking=False):
+    copy(target, source, non_blocking)
+    return target
 
 
 def _forked():
@@ -104,6 +115,34 @@ def _keep_error():
         part.value = None
 
 
+class _Interrupts:
+    """Put off an interrupt that comes while torch's own code runs, where it must not raise, until
+    backward has issued its work; in a hook or in an operator of ours it is raised at once."""
+
+    def __init__(self, *unsafe):
+        self._unsafe = {function.__code__ for function in (*unsafe, _DeviceGuard.type_)}
+
+    def __enter__(self):
+        self._came = self._handler = None
+        if threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGINT)
+            if callable(handler):
+                self._handler = handler
+                signal.signal(signal.SIGINT, self._interrupt)
+
+    def _interrupt(self, number, frame):
+        if frame is not None and frame.f_code in self._unsafe:
+            self._came = number
+        else:
+            self._handler(number, frame)
+
+    def __exit__(self, *exception):
+        if self._handler is not None:
+            signal.signal(signal.SIGINT, self._handler)
+            if self._came is not None:
+                self._handler(self._came, None)
+
+
 def _patch_backward():
     """Run backward in the calling thread (it only issues), and raise the errors put aside."""
     graph = torch.autograd.graph
@@ -113,7 +152,7 @@ def _patch_backward():
     def _run_backward(*args, **kwargs):
         depth = len(_kept)
         try:
-            with torch.autograd.set_multithreading_enabled(False):
+            with torch.autograd.set_multithreading_enabled(False), _Interrupts(run_backward):
                 return run_backward(*args, **kwargs)
         except SystemError:
             if len(_kept) > depth:
@@ -140,7 +179,11 @@ def _register_pinning():
 
 
 def _register_autocast():
-    pass
+    fallback = torch.library.Library("_", "IMPL")
+    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    library = torch.library.Library("aten", "IMPL")
+    autocast.register(library)
+    _libraries.extend((fallback, library))
 
 
 # -- torch.accelerator and nn.DataParallel
@@ -199,6 +242,3 @@ def _choose(theirs, ours, test):
         return (ours if test(tensors) else theirs)(tensors, *args, **kwargs)
 
     return function
-
-
-_ = aten

@@ -122,7 +122,10 @@ class VirtualTensor(torch.Tensor):
 
     def record_stream(self, stream):
         """Keep the memory accounted until `stream` has got as far as it is when this is freed."""
-        self._block.streams = (*self._block.streams, stream._stream)
+        self._block.record_stream(stream._stream)
+
+    def tolist(self):
+        return self.detach().cpu().tolist()
 
     def __repr__(self, *, tensor_contents=None):
         if tensor_contents is None:
@@ -319,7 +322,9 @@ class Plan:
         device = self.device
         if self.changes:
             for source, meta in self.changes:
-                values = _change(tensors[source], meta, info, values)
+                old, new = _change(tensors[source], meta)
+                values = _replace(values, old, new)
+                kwargs = kwargs and {k: _replace(v, old, new) for k, v in kwargs.items()}
             if info.only_layout:
                 return tensors[0]
         single = self.single
@@ -618,15 +623,24 @@ def _storage(tensor):
     return tensor.untyped_storage()._cdata
 
 
-def _change(tensor, meta, info, values):
-    """Give a tensor that an operator resizes or re-strides its new layout; return its values."""
+def _change(tensor, meta):
+    """Give a tensor that an operator resizes or re-strides its new layout.
+
+    Returns the cell that it had and the one that it has now.
+    """
     old, block = tensor._cell, tensor._block
     if meta.num_bytes > block.num_bytes:
         block, cell = meta.device.allocate(meta.num_bytes), Cell(meta.empty(CPU))
     else:
         cell = _strided(old, meta)
     _become(tensor, meta, cell, block)
-    return [cell if value is old else value for value in values]
+    return old, cell
+
+
+def _replace(value, old, new):
+    if type(value) is list:
+        return [_replace(item, old, new) for item in value]
+    return new if value is old else value
 
 
 def _device_of(arguments, device=None):
