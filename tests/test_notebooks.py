@@ -298,7 +298,8 @@ def test_nothing_else_is_left_in_the_folder(three_chapters):
 
 
 def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
-    path = write_chapter(tmp_path / "01_same.ipynb", "print(hash('a'))", "print('b')\nprint('c')")
+    pause = "print('b', flush=True); time.sleep(0.5); print('c')"
+    path = write_chapter(tmp_path / "01_same.ipynb", "print(hash('a'))", f"import time; {pause}")
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata.update(widgets={"x": {}}, toc={"base": 1})
     notebook.cells[1].metadata.update(
@@ -311,6 +312,7 @@ def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
     assert path.read_bytes() == first
     cleaned = json.loads(first)
     assert cleaned["cells"][1]["metadata"] == {"tags": ["keep"]}
+    assert [output["text"] for output in cleaned["cells"][3]["outputs"]] == [["b\n", "c\n"]]
     assert cleaned["metadata"] == {
         "kernelspec": {"display_name": "Python 3", "name": "python3"},
         "language_info": {"name": "python"},
