@@ -151,3 +151,16 @@ def test_later_work_waits_for_the_allreduce(slow_devices):
     assert all(tensor.sum().item() == 0 for tensor in data)
     allreduce([tensor.add_(1) for tensor in data], "ring")
     assert all(tensor.sum().item() == 2000 for tensor in data)
+
+
+def test_later_work_waits_until_the_data_is_sent():
+    """Device 0 receives its last chunk long before it has sent its own."""
+    devices = d2lpar.virtual_gpus(2, peer_link=[20_000, None])
+    data = [torch.ones(1000, device=device) for device in devices]
+    with Timeline() as timeline:
+        allreduce(data, "ring")
+        with timeline.mark("later"):
+            data[0].zero_()
+    d2lpar.virtual_gpus(2)
+    [later] = timeline.select(devices[0], "kernel", mark="later")
+    assert max(span.end for span in timeline.select(devices[0], "copy")) <= later.start
