@@ -135,11 +135,12 @@ def test_damaged_file_is_never_used(
         d2lpar.load_data_fashion_mnist(4)
 
 
-def test_whole_archive_beside_a_damaged_file_is_used(tmp_path, contents):
+@pytest.mark.parametrize("damaged", ["train-images-idx3-ubyte", "train-images-idx3-ubyte.gz"])
+def test_whole_file_beside_a_damaged_one_is_used(tmp_path, contents, damaged):
     folder = write(tmp_path / "data", contents)
-    path = folder / "train-images-idx3-ubyte"
-    (folder / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
-    path.write_bytes(b"")
+    content = contents["train-images-idx3-ubyte"]
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(content))
+    (folder / damaged).write_bytes(b"")
     assert name_and_first_batch()[0] == "Fashion-MNIST"
 
 
