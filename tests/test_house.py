@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -122,7 +123,11 @@ def make_run(folder, python):
 def test_old_python_is_refused_with_its_version(tmp_path):
     """`make` with a Python that is too old says which one it found and what to do."""
     old = tmp_path / "python3"
-    old.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "Python 3.9.2" && exit 0\nexit 1\n')
+    old.write_text(
+        "#!/bin/sh\n"
+        '[ "$1" = --version ] && echo "Python 3.9.2"\n'
+        f'[ "$1" != -c ] || exec {sys.executable} -c "import sys; sys.version_info = (3, 9); $2"\n'
+    )
     old.chmod(0o755)
     (tmp_path / "Makefile").write_text(MAKEFILE)
     (tmp_path / "pyproject.toml").write_text("")
