@@ -153,14 +153,13 @@ def _send(source, target, add):
         What is to be added, or None.
     """
     sender, receiver = source.device, target.device
-    non_blocking = "cpu" not in (sender.type, receiver.type)
     side = contextlib.nullcontext()
     if sender.type != "cpu" and sender != receiver:
         side = torch.get_device_module(sender).stream(_sending_stream(sender))
     with side:
         if add:
-            return source.to(receiver, non_blocking=non_blocking)
-        target.copy_(source, non_blocking=non_blocking)
+            return source.to(receiver)
+        target.copy_(source)
 
 
 def _current_stream(device):

@@ -49,6 +49,14 @@ def test_residual_adds_its_input():
     torch.testing.assert_close(block(X), X.relu())
 
 
+def test_residual_adds_what_the_1x1_convolution_makes_of_its_input():
+    block = Residual(4, use_1x1conv=True, strides=2, in_channels=3)
+    nn.init.zeros_(block.bn2.weight)
+    X = torch.randn(2, 3, 6, 6)
+    expected = nn.functional.conv2d(X, block.conv3.weight, block.conv3.bias, stride=2)
+    torch.testing.assert_close(block(X), expected.relu())
+
+
 def test_residual_changes_the_shape_over_a_1x1_convolution():
     X = torch.rand(2, 3, 6, 6)
     lazy = Residual(8, use_1x1conv=True, strides=2)

@@ -132,8 +132,8 @@ def test_nothing_overlaps_in_a_chart_of_many_rows():
     labels = boxes(figure, figure.axes[0].get_yticklabels())
     assert len(labels) == 10
     assert not any(a.overlaps(b) for i, a in enumerate(labels) for b in labels[:i])
-    [legend], [axes] = boxes(figure, figure.legends), boxes(figure, figure.axes)
-    assert not legend.overlaps(axes)
+    [legend] = boxes(figure, figure.legends)
+    assert not legend.overlaps(figure.axes[0].get_tightbbox())
     assert legend.y0 >= 0 and min(box.x0 for box in labels) >= 0
 
 
