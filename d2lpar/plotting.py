@@ -77,7 +77,7 @@ def _figure_class():
             if not in_notebook():
                 return {}
             picture = io.BytesIO()
-            self.savefig(picture, format="png", bbox_inches="tight")
+            self.savefig(picture, format="png")
             encoded = base64.b64encode(picture.getvalue()).decode("ascii")
             return {"image/png": encoded, "text/plain": repr(self)}
 
