@@ -144,7 +144,7 @@ def check_images(notebook):
 
 def check_size(notebook):
     """The file stays small enough to clone and to read on a web page."""
-    num_bytes = len(nbformat.writes(notebook).encode())
+    num_bytes = len(json.dumps(notebook, indent=1, ensure_ascii=False).encode())
     if num_bytes > MAX_BYTES:
         yield f"{num_bytes:,} bytes, more than {MAX_BYTES:,}"
 
