@@ -228,6 +228,25 @@ def _randint_like_low(tensor, low, high, generator, **options):
     return torch.empty_like(tensor, **options).random_(low, high, generator=generator)
 
 
+# -- layouts: operators whose results on the CPU differ from those foreseen for `meta`
+
+
+def _native_batch_norm(tensor, weight, bias, mean, var, training, momentum, eps):
+    saved = tensor.new_empty(tensor.shape[1] if training else 0)
+    return torch.empty_like(tensor), saved, torch.empty_like(saved)
+
+
+def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
+    return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
+
+
+tables.shape.update(
+    {
+        aten.native_batch_norm.default: _native_batch_norm,
+        aten._native_batch_norm_legit.default: _native_batch_norm,
+        aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
+    }
+)
 tables.special.update(
     {
         aten.copy_.default: _copy_,
@@ -271,7 +290,7 @@ tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-tables.waiting.update({"equal"})
+tables.waiting.update({"equal", "_embedding_bag", "_embedding_bag_forward_only"})
 tables.cpu_arguments.update(
     {
         "index": "move",

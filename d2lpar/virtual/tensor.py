@@ -274,6 +274,7 @@ class tables:  # noqa: N801
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
     random = {}  # operator without a generator argument -> function that takes one
+    shape = {}  # operator -> function that gives empty results of the right layout on `meta`
     keyed_by_value = set()  # names: the value of a float decides the shape of the result
     allocating = set()  # names: the result's values do not matter
     waiting = set()  # names: the shape of the result, or the result, depends on values
@@ -440,13 +441,13 @@ def _fail(cells, failure):
 
 def _view(tensor, meta, info, values, kwargs):
     """Return a view of `tensor` with layout `meta`: no work, another description of its memory."""
-    if meta is tensor._meta:
-        return wrap(meta, tensor._cell, tensor._block)
-    if meta.dtype == tensor._meta.dtype and info.func not in tables.bit_views:
-        cell = _strided(tensor._cell, meta)
-    else:
+    if info.func in tables.bit_views or meta.dtype != tensor._meta.dtype:
         run, (_, *rest), kwargs = info.func, values, kwargs or {}
         cell = Cell(None, tensor._cell, lambda data: run(data, *rest, **kwargs))
+    elif meta is tensor._meta:
+        cell = tensor._cell
+    else:
+        cell = _strided(tensor._cell, meta)
     return wrap(meta, cell, tensor._block)
 
 
@@ -543,7 +544,7 @@ class Call:
         args = [substitute(value) for value in self.args]
         kwargs = {name: substitute(value) for name, value in self.kwargs.items()}
         try:
-            result = self.info.func(*args, **kwargs)
+            result = tables.shape.get(self.info.func, self.info.func)(*args, **kwargs)
         except NotImplementedError:
             self.info.waits = True
             return None
