@@ -48,8 +48,11 @@ def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
     }
     with _setting_up:
         from . import device as registry
+        from . import engine
 
-        if not registry.devices:
+        if registry.devices:
+            engine.check_process()
+        else:
             from . import private
 
             private.register()

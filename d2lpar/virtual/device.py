@@ -1,5 +1,6 @@
 """A virtual GPU: its engines, streams, memory, links and random numbers."""
 
+import contextlib
 import threading
 import weakref
 from collections import deque
@@ -22,7 +23,6 @@ class Device:
         self.memory = memory
         self.link = link
         self.peer_link = peer_link
-        self.forked = False
         self.compute = Engine("compute", self, threads)
         self.h2d = Engine("h2d", self)
         self.d2h = Engine("d2h", self)
@@ -93,15 +93,21 @@ class Device:
 
     def failed(self, op):
         """Keep the error of `op` for the next synchronize."""
-        self._errors.append((op.name, op.error))
+        self._errors.append(op)
+
+    def forget(self, op):
+        """Do not raise the error of `op` later: the host that waited for it raises it now."""
+        with contextlib.suppress(ValueError):
+            self._errors.remove(op)
 
     def raise_error(self):
         """Raise the first error that was not raised yet, if there is one, and forget the rest."""
         if self._errors:
-            name, error = self._errors.popleft()
+            op = self._errors.popleft()
             self._errors.clear()
+            error = op.error
             raise torch.AcceleratorError(
-                f"vgpu error: {name} on {self.torch_device} failed after it was issued, so this "
+                f"vgpu error: {op.name} on {self.torch_device} failed after it was issued, so this "
                 f"is reported at a later synchronize: {type(error).__name__}: {error}"
             ) from error
 

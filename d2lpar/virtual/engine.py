@@ -15,6 +15,7 @@ import torch
 
 _lock = threading.RLock()  # reentrant: a destructor may issue ops while it is held
 _recordings = []
+in_fork = False  # is this process a fork of one with virtual GPUs?
 
 
 class Failure:
@@ -93,12 +94,8 @@ class Stream:
 
     def issue(self, op, after=()):
         """Queue `op` behind the ops of this stream, and behind the ops in `after`."""
-        device = self.device
-        if device.forked:
-            raise RuntimeError(
-                "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
-                "you must use the 'spawn' start method"
-            )
+        if in_fork:
+            check_process()
         op.issued = perf_counter()
         with _lock:
             last = self.last
@@ -158,10 +155,26 @@ def _finish(op):
                     _queue(dependent)
 
 
+def forked():
+    """Note that this process is a fork of one with virtual GPUs: their threads are not here."""
+    global in_fork
+    in_fork = True
+
+
+def check_process():
+    """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
+    if in_fork:
+        raise RuntimeError(
+            "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
+            "you must use the 'spawn' start method"
+        )
+
+
 def wait(op, device):
     """Block the calling thread until `op` has run; KeyboardInterrupt ends the wait, not the op."""
     if op is None or op.done:
         return
+    check_process()
     waiter = _Waiter()
     started = perf_counter()
     with _lock:

@@ -6,6 +6,7 @@ from time import perf_counter
 import torch
 
 from . import device as registry
+from . import engine
 from .engine import Op, wait
 
 _DeviceProperties = namedtuple(
@@ -308,7 +309,7 @@ def initial_seed():
 
 
 def _is_in_bad_fork():
-    return any(each.forked for each in registry.devices)
+    return engine.in_fork
 
 
 def get_amp_supported_dtype():

@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from . import autocast, comm, module
+from . import autocast, comm, engine, module
 from . import device as registry
 from .operators import copy, is_pinned, issue_factory, pin
 from .tensor import VirtualTensor
@@ -54,7 +54,7 @@ def register():
     _patch_backward()
     _patch_accelerator()
     _patch_data_parallel()
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=engine.forked)
 
 
 def _factory(func, *args, **kwargs):
@@ -64,11 +64,6 @@ def _factory(func, *args, **kwargs):
 def _copy_(target, source, non_blocking=False):
     copy(target, source, non_blocking)
     return target
-
-
-def _forked():
-    for each in registry.devices:
-        each.forked = True
 
 
 # -- errors in backward: see design, "The trap"
