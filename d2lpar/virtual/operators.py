@@ -1,8 +1,10 @@
 """Operators that need more than a plan: copies, random numbers, waits, and exceptions."""
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from . import device as registry
+from . import lazy, recurrent
 from .engine import Op, wait
 from .tensor import (
     CPU,
@@ -49,13 +51,15 @@ def issue_factory(func, args, kwargs):
 
 def _copy_(func, args, kwargs):
     target, source, *rest = args
+    if isinstance(source, UninitializedTensorMixin):
+        return lazy.uninitialized(target, source)
     non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
     copy(target, source, non_blocking)
     return target
 
 
-def copy(target, source, non_blocking=False):
-    """Copy the values of `source` into `target`; one of them is on a virtual GPU.
+def copy(target, source, non_blocking=False, new=False):
+    """Copy the values of `source` into `target` (`new` or not); one of them is on a virtual GPU.
 
     On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
     the host waits for unless it is `non_blocking` and the CPU's side is pinned.
@@ -85,16 +89,16 @@ def copy(target, source, non_blocking=False):
         op.stream.issue(op)
         return
     else:
-        _copy_between(target, source, num_bytes)
+        _copy_between(target, source, num_bytes, new)
         return
     if not (non_blocking and pinned):
         wait(op, device.torch_device)
         raise_now(op, device)
 
 
-def _issue_copy(device, engine, target, source, num_bytes, pinned, after=()):
+def _issue_copy(device, engine, target, source, num_bytes, pinned, after=(), out=None):
     stream = device.current_stream()
-    op = Op("copy", "copy", stream, engine, run_copy, (target, source))
+    op = Op("copy", "copy", stream, engine, run_copy, (target, source), out=out)
     op.num_bytes = num_bytes
     link = device.peer_link if engine is device.p2p else device.link
     if link is not None:
@@ -103,14 +107,21 @@ def _issue_copy(device, engine, target, source, num_bytes, pinned, after=()):
     return stream.issue(op, after)
 
 
-def _copy_between(target, source, num_bytes):
+def _copy_between(target, source, num_bytes, new):
     """Copy from one device to another, as CUDA does: on the source's stream, after the work of
     the target's current stream, which in turn waits for the copy."""
     device, other = source._meta.device, target._meta.device
     target_stream = other.current_stream()
     after = () if target_stream.last is None else (target_stream.last,)
     op = _issue_copy(
-        device, device.p2p, target._cell, source._cell, num_bytes, pinned=True, after=after
+        device,
+        device.p2p,
+        target._cell,
+        source._cell,
+        num_bytes,
+        pinned=True,
+        after=after,
+        out=target._cell if new else None,
     )
     op.target = other.torch_device
     target_stream.wait_for(op)
@@ -135,7 +146,7 @@ def _to_copy(func, args, kwargs):
         target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
         if non_blocking:
             pin(target)
-    copy(target, source, non_blocking)
+    copy(target, source, non_blocking, new=True)
     return target
 
 
@@ -277,7 +288,7 @@ for _packet in (
         if "out" not in _overload:
             tables.special[getattr(_packet, _overload)] = _create_like
 
-tables.random.update(
+tables.run.update(
     {
         aten.native_dropout.default: _native_dropout,
         aten.rand_like.default: _rand_like,
@@ -286,11 +297,51 @@ tables.random.update(
         aten.randint_like.low_dtype: _randint_like_low,
     }
 )
+tables.random.update(tables.run)
+tables.run.update(
+    {
+        aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
+        aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
+        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    }
+)
+tables.shape.update(
+    {
+        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    }
+)
 tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
-tables.waiting.update({"equal", "_embedding_bag", "_embedding_bag_forward_only"})
+tables.waiting.update(
+    {
+        "equal",
+        "_embedding_bag",
+        "_embedding_bag_forward_only",
+        "multilabel_margin_loss_forward",
+    }
+)
+tables.same_dtype.update(
+    {
+        "mm",
+        "mv",
+        "addmm",
+        "addmv",
+        "addbmm",
+        "convolution",
+        "binary_cross_entropy",
+        "index_add",
+        "index_add_",
+        "index_copy",
+        "index_copy_",
+        "index_put",
+        "index_put_",
+        "_index_put_impl_",
+    }
+)
 tables.cpu_arguments.update(
     {
         "index": "move",

@@ -124,6 +124,9 @@ class VirtualTensor(torch.Tensor):
         """Keep the memory accounted until `stream` has got as far as it is when this is freed."""
         self._block.record_stream(stream._stream)
 
+    def __format__(self, format_spec):
+        return format(self.item() if self.dim() == 0 else repr(self), format_spec)
+
     def tolist(self):
         return self.detach().cpu().tolist()
 
@@ -202,6 +205,11 @@ def _become(tensor, meta, cell, block):
 class Unavailable(Exception):
     """A tensor that an op wants to read has no values: its kernel failed."""
 
+    def __init__(self, failure):
+        self.failure = failure
+        error = failure.error
+        super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
+
 
 def fetch(cell):
     """Return the CPU tensor with the values of `cell`, for an op that runs now."""
@@ -258,12 +266,14 @@ class Info:
             "Tensor" in str(a.type) and "List" in str(a.type) for a in schema.arguments
         )
         self.keyed_by_value = packet in tables.keyed_by_value
-        self.written = any(
-            a.alias_info is not None and a.alias_info.is_write for a in schema.arguments
-        )
+        self.written = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
         self.only_layout = torch.Tag.inplace_view in func.tags
         self.random = func in tables.random or any(a.name == "generator" for a in schema.arguments)
-        self.run = tables.random.get(func, func)
+        self.run = tables.run.get(func, func)
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
         self.cpu_arguments = tables.cpu_arguments.get(packet)
@@ -273,11 +283,13 @@ class tables:  # noqa: N801
     """What the schema of an operator does not say. `operators.py` fills these in."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
-    random = {}  # operator without a generator argument -> function that takes one
+    run = {}  # operator -> function of CPU tensors that computes it instead
+    random = set()  # operators without a generator argument whose function in `run` takes one
     shape = {}  # operator -> function that gives empty results of the right layout on `meta`
     keyed_by_value = set()  # names: the value of a float decides the shape of the result
     allocating = set()  # names: the result's values do not matter
     waiting = set()  # names: the shape of the result, or the result, depends on values
+    same_dtype = set()  # names: `meta` takes floats of two dtypes, the CPU does not
     cpu_arguments = {}  # name -> "move" or "keep": what to do with a tensor of the CPU
     bit_views = set()  # operators: views that differ by more than their layout
 
@@ -427,7 +439,7 @@ def _run(op):
         if cells is not None:
             plan.store(cells, result)
     except Unavailable as unavailable:
-        _fail(cells, unavailable.args[0])
+        _fail(cells, unavailable.failure)
     except BaseException as error:
         _fail(cells, Failure(error))
         raise
@@ -476,8 +488,13 @@ class Call:
         for name, value in kwargs.items():
             self.key.append(name)
             self.kwvalues[name] = self._take(value)
+        for position, name in info.written:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in value if type(value) is list else (value,):
+                if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
+                    raise two_devices(self.device.torch_device, tensor.device)
 
-    def _take(self, value):
+    def _take(self, value, in_list=False):
         """Add `value` to the key; return it as the engine shall see it."""
         key = self.key
         kind = type(value)
@@ -488,7 +505,7 @@ class Call:
         if kind is list or kind is tuple:
             if self.info.nested:
                 key.append(len(value))
-                return [self._take(item) for item in value]
+                return [self._take(item, in_list=True) for item in value]
             key.append(tuple(value))
         elif kind is float:
             key.append(value if self.info.keyed_by_value else float)
@@ -500,16 +517,16 @@ class Call:
         elif kind is complex:
             key.append((complex, value))
         elif isinstance(value, torch.Tensor):
-            return self._take_cpu_tensor(value)
+            return self._take_cpu_tensor(value, in_list)
         else:
             key.append(value)
         return value
 
-    def _take_cpu_tensor(self, value):
+    def _take_cpu_tensor(self, value, in_list):
         rule = self.info.cpu_arguments
-        if value.device.type == "cpu" and rule == "move":
+        if value.device.type == "cpu" and rule == "move" and in_list:
             return self._take(copy_to_device(value, self.device))
-        if value.device.type != "cpu" or (value.dim() and rule is None):
+        if value.device.type != "cpu" or (value.dim() and rule != "keep"):
             raise two_devices(self.device.torch_device, value.device)
         self.key.append((value.dtype, tuple(value.shape), "cpu"))
         return value.clone()
@@ -543,6 +560,9 @@ class Call:
 
         args = [substitute(value) for value in self.args]
         kwargs = {name: substitute(value) for name, value in self.kwargs.items()}
+        if self.info.name.rpartition(".")[2] in tables.same_dtype:
+            if len({meta.dtype for meta in metas if meta.is_floating_point()}) > 1:
+                return None
         try:
             result = tables.shape.get(self.info.func, self.info.func)(*args, **kwargs)
         except NotImplementedError:
@@ -671,21 +691,29 @@ def two_devices(first, second):
 def raise_now(op, device):
     """After waiting for `op`: raise what went wrong on its device before it, or in it."""
     error = op.error
+    if error is not None:
+        device.forget(op)
     if isinstance(error, Unavailable):
         device.raise_error()
-        raise torch.AcceleratorError(
-            f"vgpu error: {op.name} reads a tensor whose kernel failed: "
-            f"{type(error.args[0].error).__name__}: {error.args[0].error}"
-        ) from error.args[0].error
+        raise torch.AcceleratorError(f"vgpu error: {op.name} {error}") from error.failure.error
     if error is not None:
         raise error
     device.raise_error()
 
 
 def run_copy(op):
-    """Work of a copy: the first cell or CPU tensor receives the values of the second."""
-    target, source = (fetch(value) if type(value) is Cell else value for value in op.args)
-    target.copy_(source)
+    """Work of a copy: the first cell or CPU tensor receives the values of the second.
+
+    A new tensor (`op.out`) whose source failed has failed too.
+    """
+    try:
+        target, source = (fetch(value) if type(value) is Cell else value for value in op.args)
+    except Unavailable as unavailable:
+        if op.out is None:
+            raise
+        op.out.data = unavailable.failure
+    else:
+        target.copy_(source)
 
 
 def copy_to_device(tensor, device):
