@@ -1,0 +1,982 @@
+"""What virtual GPUs mean: CUDA's semantics, row by row of the table in the package's design.
+
+Most tests hold an engine with a `Gate`, so that they do not depend on how fast this machine is.
+"""
+
+import contextlib
+import gc
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+import d2lpar
+from d2lpar.timing import _span
+from d2lpar.virtual import Link, start_recording, stop_recording, virtual_gpus
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.engine import Op
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    found = virtual_gpus(2)
+    yield found
+    virtual_gpus(2)
+
+
+class Gate:
+    """A kernel that runs until it is opened, at the latest at the end of the block."""
+
+    def __init__(self, device, stream=None):
+        found = registry.find(device)
+        self.open = threading.Event()
+        stream = found.current_stream() if stream is None else stream._stream
+        stream.issue(Op("gate", "kernel", stream, found.compute, self._work))
+
+    def _work(self, op):
+        if not self.open.wait(30):
+            raise TimeoutError("nobody opened the gate")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.open.set()
+
+    @contextlib.contextmanager
+    def opened_later(self):
+        """Open it from another thread in a while; after the block it must be open."""
+        threading.Timer(0.05, self.open.set).start()
+        yield
+        assert self.open.is_set(), "the host did not wait"
+
+
+@contextlib.contextmanager
+def recorded():
+    """Give a list that holds, after the block, a Span for each op that ran in it."""
+    spans, ops = [], start_recording()
+    try:
+        yield spans
+        d2lpar.synchronize()
+    finally:
+        stop_recording(ops)
+    spans += [_span(op, 0.0) for op in ops]
+
+
+def named(recording, name):
+    return [op for op in recording if op.name == name]
+
+
+def overlap(first, second):
+    return min(first.end, second.end) > max(first.start, second.start)
+
+
+def run_python(code):
+    result = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout.split("\n")[:-1]
+
+
+# -- launches return at once
+
+
+def test_an_operator_returns_before_it_ran(devices):
+    event = torch.vgpu.Event()
+    with Gate(devices[0]):
+        y = torch.ones(3, device=devices[0]) + 1
+        event.record()
+        assert not event.query()
+        assert not torch.vgpu.current_stream().query()
+        assert y.shape == (3,)
+    torch.vgpu.synchronize()
+    assert event.query()
+    assert torch.vgpu.current_stream().query()
+    assert y.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda x: x[0].item(),
+        lambda x: bool(x[0] > 0),
+        lambda x: int(x[0]),
+        lambda x: float(x[0]),
+        repr,
+        lambda x: x.tolist(),
+        lambda x: x.cpu(),
+        lambda x: x.to("cpu"),
+        lambda x: f"{x[0]:.1f}",
+        lambda x: torch.equal(x, x + 0),
+        lambda x: x.nonzero(),
+        lambda x: x[x > 0],
+        lambda x: [1, 2, 3, 4][x[0].long()],
+        lambda x: torch.vgpu.synchronize(x.device),
+        lambda x: torch.vgpu.current_stream(x.device).synchronize(),
+        lambda x: torch.vgpu.current_stream(x.device).record_event().synchronize(),
+        lambda x: d2lpar.synchronize(),
+        lambda x: d2lpar.synchronize(x.device),
+    ],
+    ids="item bool int float repr tolist cpu to format equal nonzero mask index synchronize "
+    "stream event all device".split(),
+)
+@pytest.mark.parametrize("index", [0, 1])
+def test_reading_a_value_waits(devices, read, index):
+    with Gate(devices[index]) as gate:
+        x = torch.ones(3, device=devices[index])
+        with gate.opened_later():
+            read(x)
+
+
+def test_synchronize_waits_for_one_device_only(devices):
+    with Gate(devices[1]):
+        torch.vgpu.synchronize(devices[0])
+        torch.vgpu.synchronize()
+        d2lpar.synchronize(devices[0])
+        assert not torch.vgpu.current_stream(devices[1]).query()
+
+
+def test_two_devices_compute_at_the_same_time(devices):
+    barrier = threading.Barrier(2)
+    for device in devices:
+        found = registry.find(device)
+        stream = found.default_stream
+        work = lambda op: barrier.wait(30)  # noqa: E731
+        stream.issue(Op("meet", "kernel", stream, found.compute, work))
+    d2lpar.synchronize()  # raises BrokenBarrierError as cause unless both ran at once
+
+
+def test_kernels_of_two_devices_overlap_and_those_of_one_do_not(devices):
+    with recorded() as recording:
+        for _ in range(2):
+            for device in devices:
+                with torch.vgpu.device(device):
+                    torch.vgpu._sleep(0.05)
+    a, b = ([op for op in recording if op.device == device] for device in devices)
+    kernels = [[op for op in ops if op.kind == "kernel"] for ops in (a, b)]
+    assert [len(ops) for ops in kernels] == [2, 2]
+    assert any(overlap(x, y) for x in kernels[0] for y in kernels[1])
+    assert not any(overlap(*ops) for ops in kernels)
+
+
+def test_many_small_operators_keep_their_order(devices):
+    x = torch.zeros((), device=devices[1])
+    for i in range(300):
+        x = x.mul_(0).add_(i) if i % 2 else x * 0 + i
+    assert x.item() == 299
+
+
+# -- copies
+
+
+def test_copy_to_the_cpu_without_blocking_returns_before_the_data_is_there(devices):
+    x = torch.zeros(1000, device=devices[0])
+    with Gate(devices[0]):
+        x += 1
+        y = torch.full((1000,), -1.0).pin_memory()
+        y.copy_(x, non_blocking=True)
+        fresh = x.to("cpu", non_blocking=True)
+        assert y.eq(-1).all()
+        assert fresh.is_pinned()
+    torch.vgpu.synchronize()
+    assert y.eq(1).all()
+    assert fresh.eq(1).all()
+
+
+def test_pageable_copy_to_the_device_blocks_and_pinned_does_not(devices):
+    pageable, pinned = torch.ones(10), torch.ones(10).pin_memory()
+    with Gate(devices[0]) as gate:
+        x = pinned.to(devices[0], non_blocking=True)
+        assert not gate.open.is_set()
+        with gate.opened_later():
+            pageable.to(devices[0], non_blocking=True)
+    with Gate(devices[0]) as gate, gate.opened_later():
+        pinned.to(devices[0])
+    assert x.sum().item() == 10
+
+
+def test_pageable_copy_to_the_cpu_blocks(devices):
+    x = torch.ones(10, device=devices[0])
+    with Gate(devices[0]) as gate, gate.opened_later():
+        torch.empty(10).copy_(x, non_blocking=True)
+
+
+def test_source_of_a_finished_copy_may_be_changed(devices):
+    x = torch.ones(10)
+    y = x.to(devices[0], non_blocking=True)
+    x.fill_(7)
+    assert y.sum().item() == 10
+
+
+def test_copies_never_overlap_kernels_of_their_stream(devices):
+    virtual_gpus(2, link=Link(1e9, 0.002))
+    x = torch.rand(100, 100, device=devices[0])
+    host = torch.empty(100, 100).pin_memory()
+    torch.vgpu.synchronize()
+    with recorded() as recording:
+        for _ in range(5):
+            y = x @ x
+            host.copy_(y, non_blocking=True)
+            x.copy_(host, non_blocking=True)
+    ops = sorted((op for op in recording if op.kind in ("kernel", "copy")), key=lambda op: op.start)
+    assert [op.engine for op in ops] == ["compute", "d2h", "h2d"] * 5
+    assert not any(overlap(a, b) for i, a in enumerate(ops) for b in ops[i + 1 :])
+
+
+def test_copies_of_a_side_stream_overlap_kernels_and_copies_the_other_way(devices):
+    virtual_gpus(2, link=Link(1e9, 0.05))
+    x = torch.ones(1000, device=devices[0])
+    up = torch.ones(1000).pin_memory()
+    down = torch.zeros(1000).pin_memory()
+    first, second = torch.vgpu.Stream(devices[0]), torch.vgpu.Stream(devices[0])
+    torch.vgpu.synchronize()
+    with recorded() as recording, Gate(devices[0]) as gate:
+        with torch.vgpu.stream(first):
+            down.copy_(x, non_blocking=True)
+        with torch.vgpu.stream(second):
+            y = up.to(devices[0], non_blocking=True)
+        first.synchronize()
+        second.synchronize()
+        assert not gate.open.is_set()
+        assert down.sum() == 1000
+    (kernel,) = named(recording, "gate")
+    d2h, h2d = sorted(named(recording, "copy"), key=lambda op: op.engine)
+    assert (d2h.engine, h2d.engine) == ("d2h", "h2d")
+    assert overlap(kernel, d2h) and overlap(kernel, h2d) and overlap(d2h, h2d)
+    assert y.sum().item() == 1000
+
+
+def test_copies_in_one_direction_share_their_engine(devices):
+    virtual_gpus(2, link=Link(1e9, 0.02))
+    host = torch.ones(10).pin_memory()
+    with recorded() as recording:
+        for _ in range(3):
+            with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+                host.to(devices[0], non_blocking=True)
+    copies = sorted(named(recording, "copy"), key=lambda op: op.start)
+    assert len(copies) == 3
+    assert not any(overlap(a, b) for a, b in zip(copies, copies[1:], strict=False))
+
+
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("way", ["h2d", "d2h", "p2p"])
+def test_a_copy_holds_its_engine_for_what_the_link_takes(devices, way, pinned):
+    link = Link(bandwidth=40e6, latency=0.01, pageable=20e6)
+    virtual_gpus(2, link=link, peer_link=Link(10e6, 0.02))
+    host = torch.zeros(100_000)
+    host = host.pin_memory() if pinned else host
+    x = torch.zeros(100_000, device=devices[0])
+    d2lpar.synchronize()
+    time.sleep(0.002)
+    with recorded() as recording:
+        if way == "h2d":
+            x.copy_(host)
+        elif way == "d2h":
+            host.copy_(x)
+        else:
+            x.to(devices[1])
+    (copy,) = named(recording, "copy")
+    expected = {"h2d": 0.02 if pinned else 0.03, "p2p": 0.06}
+    expected["d2h"] = expected["h2d"]
+    assert copy.end - copy.start >= expected[way] * 0.999
+    assert (copy.engine, copy.num_bytes) == (way, 400_000)
+    cpu = torch.device("cpu")
+    ends = {"h2d": (cpu, devices[0]), "d2h": (devices[0], cpu), "p2p": tuple(devices)}
+    assert (copy.source, copy.target) == ends[way]
+
+
+def test_copies_in_a_row_take_the_sum_of_what_they_hold(devices):
+    virtual_gpus(2, link=Link(1e9, 0.005))
+    host = torch.zeros(10).pin_memory()
+    x = torch.zeros(10, device=devices[0])
+    torch.vgpu.synchronize()
+    with recorded() as recording:
+        for _ in range(20):
+            x.copy_(host, non_blocking=True)
+    copies = named(recording, "copy")
+    assert len(copies) == 20
+    assert copies[-1].end - copies[0].start >= 20 * 0.005 * 0.98
+
+
+def test_peer_copy_runs_after_both_streams_and_before_later_work_of_both(devices):
+    virtual_gpus(2, peer_link=Link(1e9, 0.02))
+    source = torch.zeros(10, device=devices[0])
+    target = torch.full((10,), 5.0, device=devices[1])
+    for held in devices:
+        source.zero_()
+        target.fill_(5)
+        with Gate(held):
+            source += 1
+            target += 1
+            target.copy_(source)
+            source += 10
+            result = target * 2
+            assert not torch.vgpu.current_stream(devices[1]).query()
+        assert result.tolist() == [2] * 10
+        assert source.tolist() == [11] * 10
+
+
+def test_peer_copy_keeps_order_when_the_current_streams_are_side_streams(devices):
+    virtual_gpus(2, peer_link=Link(1e9, 0.02))
+    source = torch.zeros(10, device=devices[0])
+    d2lpar.synchronize()
+    with torch.vgpu.stream(torch.vgpu.Stream(devices[1])) as stream, Gate(devices[1], stream):
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+            source += 1
+            copy = source.to(devices[1])
+            source += 1
+            assert not torch.vgpu.current_stream(devices[0]).query()
+    assert copy.sum().item() == 10
+
+
+def test_copies_in_two_directions_between_devices_overlap(devices):
+    virtual_gpus(2, peer_link=Link(1e9, 0.1))
+    a, b = (torch.ones(10, device=device) for device in devices)
+    first, second = (torch.vgpu.Stream(device) for device in devices)
+    d2lpar.synchronize()
+    with recorded() as recording:
+        with torch.vgpu.stream(first):
+            a.to(devices[1])
+        with torch.vgpu.stream(second):
+            b.to(devices[0])
+    copies = named(recording, "copy")
+    assert {op.device for op in copies} == set(devices)
+    assert len(copies) == 2
+
+
+def test_copy_on_the_same_device_is_a_kernel(devices):
+    x = torch.ones(10, device=devices[0])
+    with recorded() as recording:
+        torch.empty_like(x).copy_(x)
+    assert {op.kind for op in recording} <= {"kernel", "wait"}
+
+
+def test_a_copy_of_another_dtype_and_layout(devices):
+    x = torch.arange(12).reshape(3, 4)
+    y = x.t().to(devices[0], torch.float64)
+    assert y.stride() == x.t().stride()
+    assert torch.equal(y.cpu(), x.t().double())
+    target = torch.zeros(4, 3, dtype=torch.float16, device=devices[1])
+    target.copy_(y)
+    assert torch.equal(target.cpu(), x.t().half())
+    target[:, 1] = torch.tensor([1, 2, 3, 4])
+    assert target[:, 1].tolist() == [1, 2, 3, 4]
+    with pytest.raises(RuntimeError, match="must match the size|expanded size"):
+        target.copy_(torch.ones(5, 3))
+
+
+# -- streams and events
+
+
+def test_work_of_a_waiting_stream_runs_after_the_event(devices):
+    x = torch.zeros(3, device=devices[0])
+    side = torch.vgpu.Stream(devices[0])
+    torch.vgpu.synchronize()
+    with recorded() as recording:
+        torch.vgpu._sleep(0.02)
+        x += 1
+        event = torch.vgpu.current_stream().record_event()
+        torch.vgpu._sleep(0.02)
+        side.wait_event(event)
+        with torch.vgpu.stream(side):
+            y = torch.mul(x, 5)
+    (added,) = named(recording, "aten.add_")
+    (multiplied,) = named(recording, "aten.mul")
+    assert added.end <= multiplied.start
+    assert multiplied.stream == side._stream.index
+    assert any(op.kind == "wait" and op.engine == "stream" for op in recording)
+    assert y.tolist() == [5, 5, 5]
+
+
+def test_event_lets_a_stream_of_another_device_wait(devices):
+    a, b = devices
+    other = torch.vgpu.current_stream(b)
+    with Gate(a) as gate:
+        event = torch.vgpu.current_stream(a).record_event()
+        other.wait_event(event)
+        y = torch.ones(3, device=b) * 2
+        assert not other.query()
+        with gate.opened_later():
+            other.synchronize()
+    assert y.tolist() == [2, 2, 2]
+
+
+def test_wait_stream_covers_what_was_issued_so_far(devices):
+    side = torch.vgpu.Stream(devices[0])
+    copied = torch.vgpu.Event()
+    host = torch.ones(10).pin_memory()
+    with Gate(devices[0]):
+        side.wait_stream(torch.vgpu.current_stream())
+        with torch.vgpu.stream(side):
+            host.to(devices[0], non_blocking=True)
+            copied.record()
+        assert not copied.query()
+    copied.synchronize()
+    with Gate(devices[0]) as gate:
+        with torch.vgpu.stream(side):
+            host.to(devices[0], non_blocking=True)
+        side.synchronize()
+        assert not gate.open.is_set()
+
+
+def test_streams_without_a_wait_are_independent(devices):
+    host = torch.ones(10).pin_memory()
+    side = torch.vgpu.Stream(devices[0])
+    with Gate(devices[0]) as gate:
+        with torch.vgpu.stream(side):
+            host.to(devices[0], non_blocking=True)
+        side.synchronize()
+        assert not gate.open.is_set()
+
+
+def test_reading_without_a_wait_gives_the_documented_error(devices):
+    x = torch.ones(10).pin_memory()
+    side = torch.vgpu.Stream(devices[0])
+    with Gate(devices[0]):
+        y = torch.ones(10, device=devices[0]) * 2
+        with torch.vgpu.stream(side):
+            z = y.to("cpu", non_blocking=True)
+        with pytest.raises(torch.AcceleratorError, match="read before the stream that computes it"):
+            side.synchronize()
+    assert (y + 1).tolist() == [3] * 10
+    del x, z
+
+
+def test_elapsed_time_is_what_the_stream_slept(devices):
+    start, end = (torch.vgpu.Event(enable_timing=True) for _ in range(2))
+    torch.vgpu.synchronize()
+    start.record()
+    torch.vgpu._sleep(0.05)
+    end.record()
+    with pytest.raises(RuntimeError, match="not happened yet"):
+        start.elapsed_time(end)
+    end.synchronize()
+    assert 49 < start.elapsed_time(end) < 5000
+    assert end.elapsed_time(start) == -start.elapsed_time(end)
+    with pytest.raises(ValueError, match="enable_timing=True"):
+        torch.vgpu.Event().elapsed_time(end)
+    with pytest.raises(ValueError, match="recorded"):
+        start.elapsed_time(torch.vgpu.Event(enable_timing=True))
+
+
+def test_current_stream_and_device_are_restored(devices):
+    default = torch.vgpu.default_stream(devices[1])
+    side = torch.vgpu.Stream(devices[1])
+    assert torch.vgpu.current_device() == 0
+    with torch.vgpu.stream(side):
+        assert torch.vgpu.current_device() == 1
+        assert torch.vgpu.current_stream() == side != default
+        assert torch.vgpu.current_stream(devices[0]) == torch.vgpu.default_stream(devices[0])
+        with side, torch.vgpu.device(0):
+            assert torch.vgpu.current_device() == 0
+            assert torch.zeros(1, device="vgpu").device == devices[0]
+        assert torch.vgpu.current_stream(devices[1]) == side
+    assert torch.vgpu.current_device() == 0
+    assert torch.vgpu.current_stream(devices[1]) == default
+    with torch.vgpu.device(devices[1]):
+        assert torch.zeros(1, device="vgpu").device == devices[1]
+    with pytest.raises(ZeroDivisionError), torch.vgpu.stream(side):
+        raise ZeroDivisionError
+    assert torch.vgpu.current_stream(devices[1]) == default
+    with torch.vgpu.stream(None), torch.vgpu.device(None):
+        assert torch.vgpu.current_device() == 0
+    assert side.device == devices[1]
+    assert len({default, torch.vgpu.default_stream(1), side}) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="torch asks no Python device guard for the current device")
+def test_a_device_without_an_index_is_the_current_one_in_to(devices):
+    with torch.vgpu.device(devices[1]):
+        assert torch.zeros(1).to("vgpu").device == devices[1]
+
+
+def test_a_thread_has_its_own_current_stream_and_device(devices):
+    seen = []
+
+    def work():
+        seen.append((torch.vgpu.current_device(), torch.vgpu.current_stream(0)))
+
+    with torch.vgpu.stream(torch.vgpu.Stream(devices[0])), torch.vgpu.device(devices[1]):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert seen == [(0, torch.vgpu.default_stream(0))]
+
+
+# -- errors
+
+
+def test_operands_on_two_devices_raise(devices):
+    a, b = (torch.ones(3, device=device) for device in devices)
+    text = (
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        "vgpu:0 and vgpu:1!"
+    )
+    for operation in (
+        lambda: a + b,
+        lambda: torch.cat([a, b]),
+        lambda: a.add_(b),
+        lambda: torch.add(a, a, out=b),
+        lambda: torch.nn.functional.linear(a, b[None]),
+        lambda: a * b[0],
+    ):
+        with pytest.raises(RuntimeError) as caught:
+            operation()
+        assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x, c: x + c,
+        lambda x, c: c + x,
+        lambda x, c: torch.stack([x, c]),
+        lambda x, c: x.add_(c),
+        lambda x, c: c.add_(x),
+        lambda x, c: c.sum().add_(x.sum()),
+        lambda x, c: torch.add(x, x, out=c),
+        lambda x, c: torch.sum(x, 0, out=c[0]),
+        lambda x, c: torch.nn.functional.linear(x, c[None]),
+        lambda x, c: torch.where(x > 0, x, c),
+        lambda x, c: c.masked_fill_(x > 0, 1),
+    ],
+)
+def test_a_tensor_of_the_cpu_among_the_operands_raises(devices, operation):
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device.*cpu"):
+        operation(torch.ones(3, device=devices[0]), torch.ones(3))
+
+
+def test_a_wrong_shape_raises_at_the_call(devices):
+    with Gate(devices[0]) as gate:
+        a = torch.ones(2, 3, device=devices[0])
+        with gate.opened_later(), pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            a @ a
+    with pytest.raises(RuntimeError, match="must match the size"):
+        a + torch.ones(2, 4, device=devices[0])
+    with pytest.raises(RuntimeError, match="is invalid for input of size 6"):
+        a.view(5)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x, y: x @ y,
+        lambda x, y: x @ y[0],
+        lambda x, y: torch.nn.functional.linear(x, y, x[0]),
+        lambda x, y: torch.conv1d(x[None], y[None]),
+        lambda x, y: torch.nn.functional.binary_cross_entropy(x, y),
+        lambda x, y: x.index_add(0, torch.tensor([0, 1, 2], device=x.device), y),
+        lambda x, y: x.index_put_((torch.tensor([0], device=x.device),), y[0]),
+        lambda x, y: torch.nn.functional.cross_entropy(x, y[0].int()),
+        lambda x, y: torch.nn.functional.cross_entropy(x[None], y[:1].int()),
+        lambda x, y: torch.nn.functional.embedding(x, y),
+    ],
+)
+def test_a_wrong_dtype_raises_at_the_call(devices, operation):
+    x = torch.ones(3, 3, device=devices[0])
+    y = torch.ones(3, 3, device=devices[0], dtype=torch.float64)
+    with pytest.raises((RuntimeError, IndexError)) as info:
+        operation(x, y)
+    assert not isinstance(info.value, torch.AcceleratorError)
+
+
+def failing(device):
+    """Issue an operator whose kernel fails: an index that is out of range."""
+    weight = torch.ones(3, 4, device=device)
+    index = torch.full((2,), 7, device=device)
+    return torch.nn.functional.embedding(index, weight)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_asynchronous_error_surfaces_once_at_the_next_synchronize(devices, index):
+    device = devices[index]
+    failing(device)
+    torch.ones(3, device=device) + 1
+    torch.vgpu.synchronize(devices[1 - index])
+    with pytest.raises(torch.AcceleratorError, match=f"aten.embedding on {device} failed") as info:
+        torch.vgpu.synchronize(device)
+    assert "index out of range" in str(info.value)
+    assert isinstance(info.value.__cause__, IndexError)
+    torch.vgpu.synchronize(device)
+    assert (torch.ones(3, device=device) + 1).tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda y: (y[0, 0] * 2).item(),
+        lambda y: y.cpu(),
+        lambda y: torch.ones(1, device=y.device).item(),
+        lambda y: torch.vgpu.current_stream(y.device).synchronize(),
+        lambda y: torch.vgpu.current_stream(y.device).record_event().synchronize(),
+        lambda y: d2lpar.synchronize(),
+        lambda y: repr(y),
+        lambda y: y.nonzero(),
+    ],
+    ids="item cpu other stream event all repr nonzero".split(),
+)
+def test_any_wait_reports_an_asynchronous_error(devices, wait):
+    y = failing(devices[1])
+    with pytest.raises(torch.AcceleratorError, match="aten.embedding on vgpu:1 failed"):
+        wait(y)
+    torch.vgpu.synchronize(devices[1])
+
+
+def test_results_of_a_failed_kernel_say_so_when_they_are_read(devices):
+    y = failing(devices[0])
+    with pytest.raises(torch.AcceleratorError):
+        torch.vgpu.synchronize()
+    z = y * 2 + 1
+    torch.vgpu.synchronize()
+    for read in (lambda: z.sum().item(), z.cpu, z.nonzero, lambda: z.to(devices[1]).cpu()):
+        with pytest.raises(torch.AcceleratorError, match="kernel failed: IndexError: index out"):
+            read()
+    d2lpar.synchronize()
+
+
+def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
+    failing(devices[0])
+    with pytest.raises(torch.AcceleratorError, match="aten.embedding"):
+        virtual_gpus(2)
+
+
+# -- memory
+
+
+def test_memory_is_accounted_exactly(devices):
+    gc.collect()
+    a, b = devices
+    before = torch.vgpu.memory_allocated(a), torch.vgpu.memory_allocated(b)
+    x = torch.zeros(1000, 10, device=a)
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
+    views = [x[3], x.t(), x.view(-1), x.expand(2, 1000, 10), x.detach(), x.unbind(0), x.split(3)]
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
+    y = x.to(torch.float64)
+    x += 1
+    assert torch.vgpu.memory_allocated(a) - before[0] == 120_000
+    assert torch.vgpu.memory_allocated(b) == before[1]
+    z = y.to(b)
+    assert torch.vgpu.memory_allocated(b) - before[1] == 80_000
+    del x, y
+    assert torch.vgpu.memory_allocated(a) - before[0] == 40_000
+    del views
+    assert torch.vgpu.memory_allocated(a) == before[0]
+    del z
+    assert torch.vgpu.memory_allocated(b) == before[1]
+
+
+def test_peak_and_its_reset(devices):
+    gc.collect()
+    start = torch.vgpu.memory_allocated()
+    torch.vgpu.reset_peak_memory_stats()
+    assert torch.vgpu.max_memory_allocated() == start
+    x = torch.zeros(MIB, device=devices[0])
+    del x
+    assert torch.vgpu.max_memory_allocated() == start + 4 * MIB
+    torch.vgpu.reset_peak_memory_stats(devices[0])
+    assert torch.vgpu.max_memory_allocated() == start
+
+
+def test_results_of_training_are_freed(devices):
+    def step():
+        x = torch.rand(8, 16, device=devices[1])
+        net(x).square().sum().backward()
+        net.zero_grad()
+
+    net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 4))
+    net.to(devices[1])
+    step()
+    gc.collect()
+    before = torch.vgpu.memory_allocated(devices[1])
+    for _ in range(3):
+        step()
+    gc.collect()
+    assert torch.vgpu.memory_allocated(devices[1]) == before
+
+
+def test_out_of_memory_and_afterwards(devices):
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    virtual_gpus(2, memory=used + 4 * MIB)
+    x = torch.empty(3 * MIB, dtype=torch.uint8, device=devices[0])
+    assert torch.vgpu.mem_get_info(devices[0]) == (MIB, used + 4 * MIB)
+    with pytest.raises(torch.OutOfMemoryError) as info:
+        torch.empty(MIB, dtype=torch.float16, device=devices[0])
+    text = str(info.value)
+    assert "VGPU out of memory. Tried to allocate 2.00 MiB" in text
+    assert "vgpu:0" in text and "1.00 MiB is free" in text
+    with pytest.raises(torch.OutOfMemoryError):
+        x + 0
+    torch.empty(3 * MIB, dtype=torch.uint8, device=devices[1])
+    assert torch.vgpu.memory_allocated(devices[0]) == used + 3 * MIB
+    y = torch.empty(MIB, dtype=torch.uint8, device=devices[0])
+    del x, y
+    torch.empty(4 * MIB, dtype=torch.uint8, device=devices[0])
+
+
+def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    net = torch.nn.Sequential(torch.nn.Linear(100, 100), torch.nn.Linear(1000, 1000))
+    virtual_gpus(2, memory=used + MIB)
+    with pytest.raises(torch.OutOfMemoryError):
+        net.to(devices[0])
+    virtual_gpus(2)
+    net.to(devices[0])
+    assert {parameter.device for parameter in net.parameters()} == {devices[0]}
+    assert net[1](torch.ones(2, 1000, device=devices[0])).shape == (2, 1000)
+
+
+def test_record_stream_defers_giving_memory_back(devices):
+    gc.collect()
+    side = torch.vgpu.Stream(devices[0])
+    before = torch.vgpu.memory_allocated()
+    x = torch.ones(1000, device=devices[0])
+    y = torch.ones(1000, device=devices[0])
+    torch.vgpu.synchronize()
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        del x, y
+        assert torch.vgpu.memory_allocated() - before == 4000
+    side.synchronize()
+    assert torch.vgpu.memory_allocated() == before
+
+
+def test_replicas_never_share_memory(devices):
+    x = torch.ones(3)
+    copies = [x.to(device) for device in devices] + [x.to("vgpu"), x.to(devices[0], copy=True)]
+    copies += [copies[0].to(devices[1]), copies[0].cpu(), copies[0].to(devices[0], copy=True)]
+    for i, copy in enumerate(copies):
+        copy.fill_(i + 10)
+    x.fill_(5)
+    assert [copy[0].item() for copy in copies] == [10, 11, 12, 13, 14, 15, 16]
+    y = copies[0]
+    assert y.to(devices[0]) is y
+    net = torch.nn.Linear(2, 2)
+    weights = [parameter.detach().to(devices[0]) for parameter in net.parameters()]
+    before = weights[0].tolist()
+    with torch.no_grad():
+        net.weight.zero_()
+    assert weights[0].tolist() == before
+
+
+# -- random numbers
+
+
+def draw(device):
+    net = torch.nn.Dropout(0.5)
+    return [
+        torch.rand(5, device=device),
+        torch.randn(3, 2, device=device),
+        torch.randint(100, (4,), device=device),
+        torch.randperm(10, device=device),
+        net(torch.ones(20, device=device)),
+        torch.empty(3, device=device).normal_(2, 3),
+        torch.bernoulli(torch.full((9,), 0.5, device=device)),
+        torch.multinomial(torch.ones(6, device=device), 3),
+        torch.rand_like(torch.ones(3, device=device)),
+        torch.nn.init.kaiming_normal_(torch.empty(3, 3, device=device)),
+    ]
+
+
+def lists(tensors):
+    return [tensor.tolist() for tensor in tensors]
+
+
+def test_random_numbers_are_those_of_the_cpu_whatever_the_other_device_draws(devices):
+    torch.manual_seed(3)
+    expected = lists(draw("cpu"))
+    torch.manual_seed(3)
+    torch.rand(100, device=devices[0])
+    assert lists(draw(devices[1])) == expected
+    torch.manual_seed(3)
+    a, b = draw(devices[0]), draw(devices[1])
+    assert lists(a) == lists(b) == expected
+
+
+def test_seeds_of_devices(devices):
+    with torch.vgpu.device(1):
+        torch.vgpu.manual_seed(11)
+    x = torch.rand(3, device=devices[1]).tolist()
+    torch.vgpu.manual_seed_all(11)
+    assert torch.rand(3, device=devices[0]).tolist() == x
+    assert torch.rand(3, device=devices[1]).tolist() == x
+    assert torch.rand(3, device=devices[1]).tolist() != x
+    torch.vgpu.manual_seed(12)
+    assert torch.rand(3, device=devices[1]).tolist() != x
+    assert torch.vgpu.initial_seed() == 12
+
+
+def test_random_state_can_be_put_back(devices):
+    with Gate(devices[1]) as gate, gate.opened_later():
+        torch.rand(3, device=devices[1])
+        state = torch.vgpu.get_rng_state(devices[1])
+    states = torch.vgpu.get_rng_state_all()
+    x = torch.rand(5, device=devices[1]).tolist()
+    torch.vgpu.set_rng_state(state, devices[1])
+    assert torch.rand(5, device=devices[1]).tolist() == x
+    torch.vgpu.set_rng_state_all(states)
+    with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
+        assert torch.rand(5, device=devices[1]).tolist() == x
+    assert torch.rand(5, device=devices[1]).tolist() == x
+
+
+def test_streams_do_not_change_the_order_of_random_draws(devices):
+    torch.manual_seed(0)
+    expected = [torch.rand(2000).sum().item() for _ in range(6)]
+    streams = [torch.vgpu.Stream(devices[0]) for _ in range(3)]
+    torch.manual_seed(0)
+    sums = []
+    with Gate(devices[0], streams[0]):
+        for i in range(6):
+            with torch.vgpu.stream(streams[i % 3]):
+                sums.append(torch.rand(2000, device=devices[0]).sum())
+    torch.vgpu.synchronize()
+    assert [value.item() for value in sums] == pytest.approx(expected)
+
+
+# -- threads and processes
+
+
+def test_several_threads_issue_to_both_devices(devices):
+    torch.manual_seed(0)
+    a = torch.rand(20, 20)
+    expected = a
+    for _ in range(20):
+        expected = torch.tanh(expected @ a)
+    results, errors = {}, []
+
+    def work(number):
+        try:
+            device = devices[number % 2]
+            with torch.vgpu.stream(torch.vgpu.Stream(device)):
+                x = y = a.to(device).requires_grad_()
+                for _ in range(20):
+                    y = torch.tanh(y @ x)
+                y.sum().backward()
+                results[number] = y.cpu(), x.grad.cpu()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not errors
+    assert len(results) == 6
+    for y, grad in results.values():
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(grad, results[0][1])
+
+
+def test_no_grad_of_a_thread_does_not_reach_the_engine_or_back(devices):
+    with torch.no_grad():
+        x = torch.ones(3, device=devices[0]) + 1
+    assert torch.is_grad_enabled() and not x.requires_grad
+    with torch.inference_mode():
+        y = x * 2
+    assert y.is_inference() and y.tolist() == [4, 4, 4]
+
+
+FORK = """
+import os, sys, torch, d2lpar
+import multiprocessing
+
+a, b = d2lpar.virtual_gpus(2)
+x = torch.ones(3, device=a)
+with torch.vgpu.device(b):
+    torch.vgpu._sleep(1.5)
+
+def attempt(name, function):
+    try:
+        function()
+        print(name, "worked", flush=True)
+    except RuntimeError as error:
+        print(name, str(error).split(".")[0], flush=True)
+
+def child():
+    attempt("add", lambda: x + 1)
+    attempt("rand", lambda: torch.rand(3, device=b))
+    attempt("item", lambda: x[0].item())
+    attempt("busy", lambda: torch.vgpu.synchronize(b))
+    attempt("setup", lambda: d2lpar.virtual_gpus(2))
+    attempt("more", lambda: d2lpar.virtual_gpus(3))
+    attempt("cpu", lambda: torch.manual_seed(1) and torch.rand(3).sum().item())
+
+process = multiprocessing.get_context("fork").Process(target=child)
+process.start()
+process.join(30)
+print("child", process.exitcode, flush=True)
+process.kill()
+
+class Items(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        return torch.tensor([float(index)])
+
+loader = torch.utils.data.DataLoader(
+    Items(), 4, num_workers=1, pin_memory=True, multiprocessing_context="fork"
+)
+for batch in loader:
+    print("batch", batch.is_pinned(), batch.to(a, non_blocking=True).sum().item(), flush=True)
+pid = os.fork()
+if not pid:
+    sys.exit(0)
+print("plain fork", os.waitpid(pid, 0)[1], flush=True)
+torch.vgpu.synchronize(b)
+print("parent", (x + 1).tolist())
+"""
+
+
+def test_a_forked_child_gets_an_error_and_a_data_loader_works():
+    refused = "Cannot re-initialize vgpu in forked subprocess"
+    assert run_python(FORK) == [
+        *(f"{name} {refused}" for name in ("add", "rand", "item", "busy", "setup", "more")),
+        "cpu worked",
+        "child 0",
+        "batch True 6.0",
+        "batch True 22.0",
+        "plain fork 0",
+        "parent [2.0, 2.0, 2.0]",
+    ]
+
+
+# -- recordings
+
+
+def test_a_recording_tells_what_ran_where_and_when(devices):
+    x = torch.rand(10, 10, device=devices[1])
+    side = torch.vgpu.Stream(devices[1])
+    torch.vgpu.synchronize(devices[1])
+    with recorded() as recording:
+        x @ x
+        side.wait_stream(torch.vgpu.current_stream(devices[1]))
+        with torch.vgpu.stream(side):
+            x.cpu()
+    (kernel,) = named(recording, "aten.mm")
+    (copy,) = named(recording, "copy")
+    assert (kernel.kind, kernel.engine, kernel.device) == ("kernel", "compute", devices[1])
+    assert (copy.kind, copy.engine, copy.device) == ("copy", "d2h", devices[1])
+    assert (kernel.stream, copy.stream) == (0, side._stream.index)
+    assert (copy.num_bytes, copy.source, copy.target) == (400, devices[1], torch.device("cpu"))
+    for op in recording:
+        assert op.issued <= op.start <= op.end
+    hosts = [op for op in recording if (op.kind, op.engine) == ("wait", "host")]
+    assert hosts and hosts[0].device == devices[1]
+    ops = start_recording()
+    stop_recording(ops)
+    x @ x
+    torch.vgpu.synchronize(devices[1])
+    assert not ops
+    with pytest.raises(ValueError, match="not a recording"):
+        stop_recording(ops)
