@@ -12,6 +12,7 @@ private    what is private to torch
 
 import atexit
 import os
+import sys
 import threading
 
 from .links import PRESETS, Link, as_link
@@ -20,6 +21,7 @@ __all__ = ["PRESETS", "Link", "start_recording", "stop_recording", "virtual_gpus
 
 _setting_up = threading.Lock()
 _SAME = object()
+SWITCH_INTERVAL = 1e-4  # seconds
 
 
 def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
@@ -56,6 +58,8 @@ def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
             from . import private
 
             private.register()
+            # a worker that waits for Python's lock beside a busy main thread gets it after this
+            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
             atexit.register(_stop)
         for index in range(n):
             settings = {name: values[index] for name, values in figures.items()}

@@ -10,7 +10,14 @@ import torch
 from .engine import Engine, Stream, wait
 
 MIB = 2**20
-_tls = threading.local()
+
+
+class _ThreadLocal(threading.local):
+    device = 0  # index of the current device
+    streams = None  # index of a device -> its current stream, where that is not the default
+
+
+_tls = _ThreadLocal()
 
 
 class Device:
@@ -65,14 +72,14 @@ class Device:
 
     def current_stream(self):
         """Return the stream to which the calling thread issues work on this device."""
-        try:
-            return _tls.streams[self.index]
-        except (AttributeError, KeyError):
+        streams = _tls.streams
+        if streams is None:
             return self.default_stream
+        return streams.get(self.index, self.default_stream)
 
     def set_stream(self, stream):
         """Issue the calling thread's work on this device to `stream` from now on."""
-        if not hasattr(_tls, "streams"):
+        if _tls.streams is None:
             _tls.streams = {}
         _tls.streams[self.index] = stream
 
@@ -115,9 +122,17 @@ class Device:
 
     def allocate(self, num_bytes):
         """Return a Block of `num_bytes`; raises torch.OutOfMemoryError when it does not fit."""
+        block = Block()
+        block.num_bytes = num_bytes
+        block.freed = freed = _Freed(block, self._freed.append)
+        freed.num_bytes = num_bytes
+        freed.streams = ()
         with self._memory_lock:
-            allocated = self.allocated + num_bytes
+            if self._freed or self._in_use:
+                self._collect()
+            allocated = self._allocated + num_bytes
             if allocated > self.memory:
+                block.freed = None
                 raise torch.OutOfMemoryError(
                     f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
                     f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
@@ -126,35 +141,33 @@ class Device:
             self._allocated = allocated
             if allocated > self._peak:
                 self._peak = allocated
-        block = Block()
-        block.num_bytes = num_bytes
-        block.freed = freed = _Freed(block, self._freed.append)
-        freed.num_bytes = num_bytes
-        freed.streams = ()
-        self._blocks.add(freed)
+            self._blocks.add(freed)
         return block
 
     @property
     def allocated(self):
-        """Bytes of all storages in use; of freed ones whose streams (record_stream) still run."""
+        """Bytes of all storages in use, and of freed ones that a stream in use still holds."""
         with self._memory_lock:
-            for _ in range(len(self._freed)):
-                freed = self._freed.popleft()
-                if freed.streams:
-                    freed.pending = [s.last for s in freed.streams if s.last is not None]
-                    freed.streams = ()
-                    self._in_use.append(freed)
-                else:
-                    self._forget(freed)
-            for freed in tuple(self._in_use):
-                if all(op.done for op in freed.pending):
-                    self._in_use.remove(freed)
-                    self._forget(freed)
+            self._collect()
             return self._allocated
 
-    def _forget(self, freed):
-        self._blocks.discard(freed)
-        self._allocated -= freed.num_bytes
+    def _collect(self):
+        """Take back the memory of blocks that ended; the caller holds the memory's lock."""
+        freed = self._freed
+        while freed:
+            block = freed.popleft()
+            if block.streams:
+                block.pending = [s.last for s in block.streams if s.last is not None]
+                self._in_use.append(block)
+            else:
+                self._blocks.discard(block)
+                self._allocated -= block.num_bytes
+        if self._in_use:
+            for block in tuple(self._in_use):
+                if all(op.done for op in block.pending):
+                    self._in_use.remove(block)
+                    self._blocks.discard(block)
+                    self._allocated -= block.num_bytes
 
     @property
     def peak(self):
@@ -210,7 +223,7 @@ def find(where):
 
 def current():
     """Return the calling thread's current device."""
-    index = getattr(_tls, "device", 0)
+    index = _tls.device
     if not index < count:
         raise RuntimeError(f"vgpu error: no device vgpu:{index}; there are {count} virtual GPUs")
     return devices[index]

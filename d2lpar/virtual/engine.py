@@ -33,30 +33,14 @@ class Op:
     After it ran, `start` and `end` are seconds of `time.perf_counter`; `error` is what it raised.
     """
 
-    __slots__ = (
-        "name",
-        "kind",
-        "device",
-        "stream",
-        "engine",
-        "issued",
-        "start",
-        "end",
-        "num_bytes",
-        "source",
-        "target",
-        "hold",
-        "work",
-        "args",
-        "kwargs",
-        "plan",
-        "out",
-        "done",
-        "queued",
-        "missing",
-        "dependents",
-        "error",
-    )
+    done = False
+    queued = False
+    missing = 0
+    dependents = None
+    error = None
+    num_bytes = 0
+    source = target = None
+    hold = None  # seconds for which a copy keeps its engine
 
     def __init__(self, name, kind, stream, engine, work, args=(), kwargs=None, plan=None, out=None):
         self.name = name
@@ -68,9 +52,6 @@ class Op:
         self.kwargs = kwargs
         self.plan = plan
         self.out = out
-        self.hold = None
-        self.done = self.queued = False
-        self.dependents = self.error = None
 
 
 class _Waiter:
