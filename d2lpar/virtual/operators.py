@@ -10,12 +10,11 @@ from .tensor import (
     CPU,
     META,
     Call,
-    Info,
     Meta,
     VirtualTensor,
     _become,
-    _infos,
     aten,
+    info_of,
     new_tensor,
     raise_now,
     run_copy,
@@ -40,10 +39,7 @@ def issue_factory(func, args, kwargs):
     """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
     where = kwargs.get("device")
     where = torch.device("vgpu") if where is None else torch.device(where)
-    info = _infos.get(func)
-    if info is None:
-        info = _infos[func] = Info(func)
-    return Call(info, args, kwargs, registry.find(where)).issue()
+    return Call(info_of(func), args, kwargs, registry.find(where)).issue()
 
 
 # -- copies
@@ -135,7 +131,7 @@ def _to_copy(func, args, kwargs):
         where = registry.current().torch_device
     if where == source.device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        return Call(_info_of(func), args, kwargs).issue()
+        return Call(info_of(func), args, kwargs).issue()
     memory_format = kwargs.get("memory_format") or torch.preserve_format
     dtype = kwargs.get("dtype") or source.dtype
     like = torch.empty_like(source._meta.empty(META), dtype=dtype, memory_format=memory_format)
@@ -158,13 +154,6 @@ def _foreach_copy_(func, args, kwargs):
     return targets
 
 
-def _info_of(func):
-    info = _infos.get(func)
-    if info is None:
-        info = _infos[func] = Info(func)
-    return info
-
-
 def _local_scalar_dense(func, args, kwargs):
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
@@ -177,7 +166,7 @@ def _create_like(func, args, kwargs):
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        return Call(_info_of(func), args, kwargs).issue()
+        return Call(info_of(func), args, kwargs).issue()
     like = args[0]._meta.empty(CPU)
     return func(like, *args[1:], **kwargs)
 
@@ -188,7 +177,7 @@ def _resize_(func, args, kwargs):
     func(meta, size, **kwargs)
     after = Meta.of(tensor._meta.device, meta)
     if after.num_bytes <= tensor._block.num_bytes:
-        return Call(_info_of(func), args, kwargs).issue()
+        return Call(info_of(func), args, kwargs).issue()
     old, count = tensor._cell, tensor._block.num_bytes // tensor.dtype.itemsize
     larger = new_tensor(tensor._meta.device, meta)
     if count:

@@ -73,14 +73,12 @@ class VirtualTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        info = _infos.get(func)
-        if info is None:
-            info = _infos[func] = Info(func)
+        info = _infos.get(func._op) or info_of(func)
         if info.special is not None:
             return info.special(func, args, kwargs or {})
         if info.nested or kwargs:
             return Call(info, args, kwargs or {}).issue()
-        key = [func]
+        key = [info]
         values = []
         tensors = []
         for arg in args:
@@ -294,7 +292,17 @@ class tables:  # noqa: N801
     bit_views = set()  # operators: views that differ by more than their layout
 
 
-_infos = {}
+_infos = {}  # by the operator's C++ function: an OpOverload's own hash is slow
+
+
+def info_of(func):
+    """Return what is known of an operator."""
+    info = _infos.get(func._op)
+    if info is None:
+        info = _infos[func._op] = Info(func)
+    return info
+
+
 _plans = {}
 MAX_PLANS = 50_000
 
@@ -480,7 +488,7 @@ class Call:
         self.kwargs = kwargs
         self.tensors = []
         self.device = device or _device_of((args, kwargs))
-        self.key = [info.func, device]
+        self.key = [info, device]
         if device is None:
             del self.key[1]
         self.values = [self._take(arg) for arg in args]
