@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import sys
 
 import torch
@@ -54,13 +55,16 @@ def ensure_gpus(n, **options):
     D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error), `vgpu` (`n` virtual ones)
     or `vgpu:4` (four virtual ones, whatever `n` is).
 
-    Raises ValueError for another value of the variable, RuntimeError where it says `cuda` and the
-    machine has fewer than `n`.
+    Raises ValueError for another value of the variable or of `n`, RuntimeError where it says
+    `cuda` and the machine has fewer than `n`.
     """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
     choice = os.environ.get("D2LPAR_DEVICES", "")
-    kind, _, number = choice.partition(":")
-    if kind not in ("", "cuda", "vgpu") or (number and (kind != "vgpu" or not number.isdigit())):
+    known = re.fullmatch(r"(|cuda|vgpu)(?::([1-9][0-9]*))?", choice)
+    if not known or (known[2] and known[1] != "vgpu"):
         raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu or vgpu:N, not {choice!r}")
+    kind, number = known.groups()
     real = torch.cuda.device_count()
     if kind == "cuda" and real < n:
         raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")

@@ -61,6 +61,8 @@ def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
             # a worker that waits for Python's lock beside a busy main thread gets it after this
             sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
             atexit.register(_stop)
+        for device, memory in zip(registry.devices, figures["memory"], strict=False):
+            device.check_memory(memory)
         for index in range(n):
             settings = {name: values[index] for name, values in figures.items()}
             if index < len(registry.devices):

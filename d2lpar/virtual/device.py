@@ -45,15 +45,15 @@ class Device:
         self._in_use = []
         self._memory_lock = threading.RLock()
 
-    def configure(self, threads, memory, link, peer_link):
-        """Change the figures of this device once it is idle.
-
-        Raises ValueError when more memory is in use than the new limit.
-        """
+    def check_memory(self, memory):
+        """Raise ValueError when more is in use than `memory`, a new limit in bytes."""
         if memory < self.allocated:
             raise ValueError(
                 f"{self.torch_device} holds {self.allocated} bytes; its memory cannot be {memory}"
             )
+
+    def configure(self, threads, memory, link, peer_link):
+        """Change the figures of this device once it is idle."""
         self.synchronize()
         self.memory, self.link, self.peer_link = memory, link, peer_link
         if threads != self.threads:

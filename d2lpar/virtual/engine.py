@@ -270,6 +270,7 @@ def set_thread_count(threads):
     starts now tells what that was, and another puts it back.
     """
     with _thread_count_lock:
+        torch.get_num_threads()  # a thread's first kernel would set the default again
         default = []
         _in_new_thread(lambda: default.append(torch.get_num_threads()))
         torch.set_num_threads(threads)

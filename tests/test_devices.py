@@ -1,0 +1,431 @@
+"""Devices and their figures: which there are, what `virtual_gpus` takes, links, descriptions."""
+
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import d2lpar
+from d2lpar import devices as module
+from d2lpar.virtual import PRESETS, Link, private
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.links import as_link, format_bytes
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def gpus(monkeypatch):
+    """Two virtual GPUs, before and after each test, and no wish of the user's."""
+    monkeypatch.delenv("D2LPAR_DEVICES", raising=False)
+    yield d2lpar.virtual_gpus(2)
+    d2lpar.virtual_gpus(2)
+
+
+@pytest.fixture
+def no_virtual(monkeypatch):
+    """As if virtual GPUs had not been switched on yet."""
+    monkeypatch.setattr(registry, "count", 0)
+
+
+@pytest.fixture
+def real(monkeypatch):
+    """A function that lets the machine have `n` real GPUs."""
+
+    def pretend(n):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"Card {device}")
+
+    pretend(0)
+    return pretend
+
+
+# -- what there is
+
+
+def test_without_gpus_all_of_them_are_the_cpu(no_virtual, real):
+    assert d2lpar.num_gpus() == 0
+    assert d2lpar.try_gpu() == d2lpar.try_gpu(3) == CPU
+    assert d2lpar.try_all_gpus() == [CPU]
+
+
+def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch):
+    real(3)
+    assert d2lpar.num_gpus() == 3
+    assert d2lpar.try_gpu(2) == torch.device("cuda:2")
+    assert d2lpar.try_gpu(3) == CPU
+    monkeypatch.setattr(registry, "count", 2)
+    assert d2lpar.try_all_gpus() == [torch.device("vgpu:0"), torch.device("vgpu:1")]
+
+
+def test_virtual_gpus_are_gpus(gpus):
+    assert gpus == [torch.device("vgpu", 0), torch.device("vgpu", 1)]
+    assert d2lpar.num_gpus() == torch.vgpu.device_count() == 2
+    assert d2lpar.try_gpu() == gpus[0]
+    assert d2lpar.try_gpu(i=1) == gpus[1]
+    assert d2lpar.try_gpu(2) == CPU
+    assert d2lpar.try_all_gpus() == gpus
+    assert torch.vgpu.is_available()
+    assert torch.get_device_module(gpus[1]) is torch.vgpu
+
+
+FRESH = """
+import torch, threading
+before = threading.active_count()
+import d2lpar
+assert d2lpar.try_gpu() == torch.device("cpu")
+assert d2lpar.try_all_gpus() == [torch.device("cpu")]
+assert d2lpar.num_gpus() == 0
+d2lpar.synchronize()
+d2lpar.describe()
+assert not hasattr(torch, "vgpu")
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+for wrong in (0, 2.5):
+    try:
+        d2lpar.virtual_gpus(wrong)
+    except ValueError:
+        pass
+assert not hasattr(torch, "vgpu")
+devices = d2lpar.virtual_gpus(3)
+assert threading.active_count() == before, "an engine starts with its first op"
+assert torch.vgpu.device_count() == d2lpar.num_gpus() == 3
+torch.vgpu._sleep(60)
+(torch.ones(3, device=devices[2]) + 1).tolist()
+torch.rand(3)
+print(*devices)
+"""
+
+
+def test_nothing_happens_before_the_first_call_and_the_process_ends():
+    program = FRESH.replace("torch.vgpu._sleep(60)\n", "")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "D2LPAR_DEVICES": ""}
+    result = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env=environment,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.split() == ["vgpu:0", "vgpu:1", "vgpu:2"]
+
+
+# -- ensure_gpus
+
+
+def test_ensure_gpus_takes_virtual_ones_and_says_so(real, capsys):
+    devices = d2lpar.ensure_gpus(2, threads=3)
+    assert devices == [torch.device("vgpu:0"), torch.device("vgpu:1")]
+    cores = os.cpu_count()
+    assert capsys.readouterr().out == (
+        f"2 virtual GPUs on 6 threads of {cores} CPU cores (this machine has no real GPU)\n"
+    )
+    d2lpar.ensure_gpus(1)
+    assert capsys.readouterr().out.startswith("1 virtual GPU on 1 thread")
+
+
+def test_ensure_gpus_takes_real_ones_where_there_are_enough(real, capsys):
+    real(2)
+    assert d2lpar.ensure_gpus(2) == [torch.device("cuda:0"), torch.device("cuda:1")]
+    assert capsys.readouterr().out == "2 real GPUs: Card 0, Card 1\n"
+    assert d2lpar.ensure_gpus(1) == [torch.device("cuda:0")]
+    assert capsys.readouterr().out == "1 real GPU: Card 0\n"
+    assert d2lpar.ensure_gpus(3) == [torch.device("vgpu", i) for i in range(3)]
+    assert "(this machine has 2 real GPUs)" in capsys.readouterr().out
+    real(1)
+    d2lpar.ensure_gpus(2)
+    assert "(this machine has 1 real GPU)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("value", "present", "expected"),
+    [
+        ("vgpu", 8, ["vgpu:0", "vgpu:1"]),
+        ("vgpu:4", 0, ["vgpu:0", "vgpu:1", "vgpu:2", "vgpu:3"]),
+        ("vgpu:1", 8, ["vgpu:0"]),
+        ("cuda", 2, ["cuda:0", "cuda:1"]),
+        ("", 0, ["vgpu:0", "vgpu:1"]),
+    ],
+)
+def test_the_environment_chooses(value, present, expected, real, monkeypatch, capsys):
+    real(present)
+    monkeypatch.setenv("D2LPAR_DEVICES", value)
+    assert list(map(str, d2lpar.ensure_gpus(2))) == expected
+    line = capsys.readouterr().out
+    assert line.count("\n") == 1
+    kind = "real" if value == "cuda" else "virtual"
+    assert line.startswith(f"{len(expected)} {kind} GPU")
+    assert (f"D2LPAR_DEVICES={value}" in line) == value.startswith("vgpu")
+
+
+def test_the_environment_asks_for_real_gpus_that_are_not_there(real, monkeypatch):
+    real(1)
+    monkeypatch.setenv("D2LPAR_DEVICES", "cuda")
+    with pytest.raises(RuntimeError, match="D2LPAR_DEVICES=cuda asks for 2 real GPUs; there are 1"):
+        d2lpar.ensure_gpus(2)
+
+
+@pytest.mark.parametrize(
+    "value", ["gpu", "cuda:2", "vgpu:x", "vgpu:-1", "VGPU", "vgpu:2:3", "vgpu:0", "vgpu:"]
+)
+def test_nonsense_in_the_environment_is_refused(value, real, monkeypatch):
+    monkeypatch.setenv("D2LPAR_DEVICES", value)
+    with pytest.raises(ValueError) as info:
+        d2lpar.ensure_gpus(2)
+    assert repr(value) in str(info.value)
+
+
+@pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, None])
+@pytest.mark.parametrize("present", [0, 4])
+def test_a_number_of_gpus_that_makes_no_sense_is_refused(n, present, real):
+    real(present)
+    with pytest.raises(ValueError, match="positive integer"):
+        d2lpar.ensure_gpus(n)
+
+
+# -- the figures of virtual GPUs
+
+
+def figures(name):
+    return [getattr(device, name) for device in registry.devices[: registry.count]]
+
+
+def test_one_figure_for_all_or_one_for_each():
+    d2lpar.virtual_gpus(3, threads=[1, 2, 1], memory=3e6, link=[None, "pcie3", 1e6])
+    assert figures("threads") == [1, 2, 1]
+    assert figures("memory") == [3_000_000] * 3
+    assert figures("link") == [None, PRESETS["pcie3"], Link(1e6)]
+    assert figures("peer_link") == figures("link")
+    d2lpar.virtual_gpus(3, link="pcie3", peer_link=None)
+    assert figures("peer_link") == [None] * 3
+    assert figures("threads") == [1, 1, 1]
+    assert torch.vgpu.mem_get_info(1) == (torch.vgpu.mem_get_info(1)[1],) * 2
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert sum(figures("memory")) == pytest.approx(total, abs=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"n": 0}, ValueError, "positive integer: got 0"),
+        ({"n": -2}, ValueError, "got -2"),
+        ({"n": True}, ValueError, "got True"),
+        ({"n": 2.0}, ValueError, "got 2.0"),
+        ({"threads": 0}, ValueError, "threads of a virtual GPU must be positive: got 0"),
+        ({"threads": 1.5}, TypeError, "threads of a virtual GPU is a whole number: got 1.5"),
+        ({"threads": [1, 2, 3]}, ValueError, "3 figures of threads for 2 virtual GPUs"),
+        ({"threads": True}, TypeError, "got True"),
+        ({"memory": -5}, ValueError, "memory of a virtual GPU must be positive: got -5"),
+        ({"memory": "1 GB"}, TypeError, "got '1 GB'"),
+        ({"memory": [10**9]}, ValueError, "1 figures of memory for 2"),
+        ({"link": "pcie9"}, ValueError, "no link named 'pcie9'; there are pcie3, "),
+        ({"link": 0}, ValueError, "bandwidth of a link must be positive, in bytes/s: got 0"),
+        ({"link": {}}, TypeError, "a preset's name, bytes/s or None: got {}"),
+        ({"peer_link": [None]}, ValueError, "1 figures of peer_link for 2"),
+    ],
+)
+def test_figures_that_make_no_sense_change_nothing(options, error, text):
+    names = ("threads", "memory", "link", "peer_link")
+    before = [figures(name) for name in names]
+    options = {"n": 2, "threads": 2, "memory": 10**9, "link": 1e9, **options}
+    with pytest.raises(error) as info:
+        d2lpar.virtual_gpus(**options)
+    assert text in str(info.value)
+    assert [figures(name) for name in names] == before
+
+
+def test_memory_in_use_cannot_be_configured_away(gpus):
+    before = figures("link")
+    x = torch.zeros(1000, device=gpus[1])
+    with pytest.raises(ValueError, match=r"vgpu:1 holds \d+ bytes; its memory cannot be 3999"):
+        d2lpar.virtual_gpus(2, memory=[10**9, 3999], link="pcie3")
+    assert figures("link") == before
+    assert x.sum().item() == 0
+
+
+def kernel_threads(device):
+    """Return how many threads the kernels of `device` have, as one of them sees it."""
+    from d2lpar.virtual.engine import Op, wait
+
+    seen = []
+    found = registry.find(device)
+    stream = found.default_stream
+    work = lambda op: seen.append(torch.get_num_threads())  # noqa: E731
+    wait(stream.issue(Op("threads", "kernel", stream, found.compute, work)), device)
+    return seen[0]
+
+
+def test_kernels_run_with_the_threads_asked_for_and_nothing_else_does(gpus):
+    here = torch.get_num_threads()
+    assert [kernel_threads(device) for device in gpus] == [1, 1]
+    d2lpar.virtual_gpus(2, threads=[3, 2])
+    assert [kernel_threads(device) for device in gpus] == [3, 2]
+    assert torch.get_num_threads() == here
+    assert torch.vgpu.get_device_name(0) == "Virtual GPU (3 CPU threads)"
+    assert torch.vgpu.get_device_properties(gpus[1]).multi_processor_count == 2
+    d2lpar.virtual_gpus(2)
+    assert [kernel_threads(device) for device in gpus] == [1, 1]
+    assert torch.vgpu.get_device_name() == "Virtual GPU (1 CPU thread)"
+
+
+def test_more_and_fewer_devices_keep_their_tensors(gpus):
+    x = torch.ones(3, device=gpus[1])
+    d2lpar.virtual_gpus(3)
+    y = x.to("vgpu:2") + 1
+    assert d2lpar.virtual_gpus(1) == gpus[:1]
+    assert d2lpar.try_all_gpus() == gpus[:1]
+    assert y.tolist() == [2, 2, 2]
+    with pytest.raises(RuntimeError, match="invalid device ordinal: vgpu:1 of 1 virtual GPUs"):
+        torch.ones(3, device="vgpu:1")
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.ones(3).to("vgpu:7")
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.vgpu.set_device(1)
+    assert d2lpar.virtual_gpus(2) == gpus
+    assert (x + 1).tolist() == [2, 2, 2]
+
+
+def test_fewer_devices_leave_a_current_one(gpus):
+    with torch.vgpu.device(1):
+        d2lpar.virtual_gpus(1)
+        with pytest.raises(RuntimeError, match="vgpu:1"):
+            torch.ones(1, device="vgpu")
+    assert torch.ones(1, device="vgpu").device == gpus[0]
+
+
+# -- synchronize, describe
+
+
+def test_synchronize_takes_names_indices_of_devices_and_the_cpu(gpus):
+    torch.vgpu._sleep(0.05)
+    d2lpar.synchronize("vgpu:0", CPU, gpus[1])
+    assert torch.vgpu.current_stream().query()
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        d2lpar.synchronize("vgpu:5")
+
+
+def test_describe_lists_devices_cpu_and_versions(gpus):
+    d2lpar.virtual_gpus(2, threads=2, memory=2**30, link="pcie3", peer_link=[None, "nvlink2"])
+    table = d2lpar.describe()
+    lines = repr(table).splitlines()
+    assert [line.split()[0] for line in lines] == ["vgpu:0", "vgpu:1", "CPU", "software"]
+    assert lines[0] == (
+        "vgpu:0    Virtual GPU (2 CPU threads), 1.0 GiB, link to the CPU: pcie3 (15.75 GB/s, "
+        "latency 10 µs), to other devices: unlimited"
+    )
+    assert lines[1].endswith("to other devices: nvlink2 (150 GB/s, latency 5 µs)")
+    assert f"{os.cpu_count()} cores" in lines[2]
+    for version in (d2lpar.__version__, torch.__version__, sys.version.split()[0]):
+        assert version in lines[3]
+    markdown = table._repr_markdown_().splitlines()
+    assert markdown[:2] == ["| | |", "| --- | --- |"]
+    assert len(markdown) == 6
+    assert markdown[2].startswith("| vgpu:0 | Virtual GPU")
+    assert all(line.count("|") == 3 for line in markdown)
+
+
+def test_describe_takes_devices(gpus):
+    lines = repr(d2lpar.describe("vgpu:1", "cpu")).splitlines()
+    assert [line.split()[0] for line in lines] == ["vgpu:1", "CPU", "software"]
+    assert "unlimited" in lines[0] and "other devices" not in lines[0]
+
+
+def test_the_cpu_has_a_name(monkeypatch):
+    assert module._cpu_name()
+    monkeypatch.setattr("builtins.open", lambda *args, **kwargs: (_ for _ in ()).throw(OSError))
+    assert module._cpu_name()
+
+
+# -- links
+
+
+def test_a_link_takes_bytes_over_bandwidth_and_latency():
+    link = Link(bandwidth=1e9, latency=1e-3, pageable=5e8)
+    assert link.seconds(2e9) == 2.001
+    assert link.seconds(2e9, pinned=False) == 4.001
+    assert Link(1e9).seconds(1e9, pinned=False) == 1
+    assert link.seconds(0) == 1e-3
+
+
+def test_a_scaled_link_is_slower_and_says_so():
+    link = PRESETS["pcie3"].scaled(100)
+    assert link.bandwidth == pytest.approx(157.5e6)
+    assert link.pageable == pytest.approx(PRESETS["pcie3"].pageable / 100)
+    assert link.latency == PRESETS["pcie3"].latency
+    assert str(link) == "pcie3 slowed 100x (157.5 MB/s, latency 10 µs)"
+    assert link.source == PRESETS["pcie3"].source
+    assert Link(1e9).scaled(2) == Link(5e8, name="link slowed 2x")
+    for factor in (0, -1, math.nan):
+        with pytest.raises(ValueError, match=f"must be positive: got {factor}"):
+            link.scaled(factor)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((0,), "bandwidth of a link must be positive, in bytes/s: got 0"),
+        ((-1e9,), "got -1000000000.0"),
+        ((math.nan,), "got nan"),
+        ((1e9, -1e-6), "latency of a link must not be negative, in seconds: -1e-06"),
+        ((1e9, math.nan), "nan"),
+        ((1e9, 0, 0), "pageable of a link must be positive, in bytes/s: got 0"),
+    ],
+)
+def test_links_that_make_no_sense_are_refused(arguments, text):
+    with pytest.raises(ValueError) as info:
+        Link(*arguments)
+    assert text in str(info.value)
+
+
+def test_presets_carry_the_published_figures_and_their_source():
+    bandwidths = {name: link.bandwidth for name, link in PRESETS.items()}
+    assert bandwidths == {
+        "pcie3": 15.75e9,
+        "4xpcie3": 63e9,
+        "pcie4": 31.5e9,
+        "10gbe": 1.25e9,
+        "nvlink2": 150e9,
+        "nvlink4": 450e9,
+    }
+    for name, link in PRESETS.items():
+        assert link.name == name
+        assert link.source
+        assert link.latency > 0
+        assert link.pageable is None or link.pageable < link.bandwidth
+
+
+def test_as_link():
+    link = Link(5e9)
+    assert as_link(link) is link
+    assert as_link(None) is None
+    assert as_link("nvlink4") is PRESETS["nvlink4"]
+    assert as_link(10**9) == Link(1e9)
+    for wrong in (True, [], b"pcie3"):
+        with pytest.raises(TypeError, match="got"):
+            as_link(wrong)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [(0, "0 B"), (999, "999 B"), (15.75e9, "15.75 GB"), (1e3, "1 kB"), (2.5e15, "2500 TB")],
+)
+def test_format_bytes(num_bytes, text):
+    assert format_bytes(num_bytes) == text
+
+
+# -- versions of torch
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1+cu130", "2.14.0a0+git1"])
+def test_known_versions_of_torch(version):
+    private.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["2.10.1", "1.13.0", "2.16.0", "3.0.0+cpu", "2.9.1"])
+def test_unknown_versions_of_torch_are_refused(version):
+    with pytest.raises(RuntimeError) as info:
+        private.check_version(version)
+    assert f"torch 2.11 to 2.15; this is torch {version}" in str(info.value)
