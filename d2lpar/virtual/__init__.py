@@ -7,6 +7,7 @@ tensor     VirtualTensor, and how an operator is issued
 operators  copies and other operators that need more
 module     torch.vgpu
 comm       what nn.DataParallel needs
+saving     what torch.save, torch.load and pickle need
 private    what is private to torch
 """
 

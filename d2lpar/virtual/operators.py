@@ -4,7 +4,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from . import device as registry
-from . import lazy, recurrent
+from . import lazy, recurrent, saving
 from .engine import Op, wait
 from .tensor import (
     CPU,
@@ -270,6 +270,8 @@ tables.special.update(
         aten.set_.source_Tensor: _set_,
         aten.set_.source_Tensor_storage_offset: _set_,
         aten.set_.default: _set_,
+        aten.set_.source_Storage: saving.set_storage,
+        aten.set_.source_Storage_storage_offset: saving.set_storage,
     }
 )
 for _packet in (

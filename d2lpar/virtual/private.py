@@ -11,7 +11,7 @@ import threading
 
 import torch
 
-from . import autocast, comm, engine, module
+from . import autocast, comm, engine, module, saving
 from . import device as registry
 from .operators import copy, is_pinned, issue_factory, pin
 from .tensor import VirtualTensor
@@ -49,6 +49,8 @@ def register():
     library.impl("copy_", _copy_, "PrivateUse1")
     _libraries.append(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
+    # before torch's own, which would ask for memory on the device
+    torch.serialization.register_package(15, lambda storage: None, saving.restore)
     _register_pinning()
     _register_autocast()
     _patch_backward()

@@ -151,21 +151,13 @@ class VirtualTensor(torch.Tensor):
         return copy
 
     def __reduce_ex__(self, protocol):
-        with torch.no_grad():
-            values = self.detach().cpu()
-        if not getattr(self, "_is_param", False):
-            return _rebuild(values, self.dtype, str(self.device), self.requires_grad)
-        parameter = torch.nn.Parameter(values, self.requires_grad)
-        return _rebuild(parameter.data, self.dtype, str(self.device), self.requires_grad)
+        from .saving import reduce
+
+        return reduce(self)
 
 
 _get_data = torch.Tensor.data.__get__
 _set_data = torch.Tensor.data.__set__
-
-
-def _rebuild(values, dtype, device, requires_grad):
-    function = torch._utils._rebuild_device_tensor_from_cpu_tensor
-    return function, (values, dtype, device, requires_grad)
 
 
 def wrap(meta, cell, block):

@@ -1,0 +1,75 @@
+"""Saving, loading and pickling: tensors travel as storages of the CPU marked with their device."""
+
+import re
+from collections import OrderedDict
+
+import torch
+
+from . import device as registry
+from .tensor import _become, copy_to_device
+
+
+class VirtualStorage(torch.UntypedStorage):
+    """A storage of the CPU that stands for one on a virtual GPU."""
+
+    @property
+    def device(self):
+        return self._device
+
+
+def _mark(storage, device):
+    storage.__class__ = VirtualStorage
+    storage._device = device
+    return storage
+
+
+def reduce(tensor):
+    """Return what pickle needs to make `tensor` again: what it gets for a tensor on CUDA."""
+    if getattr(tensor, "_is_param", False):
+        parts = tensor.detach(), tensor.requires_grad, OrderedDict()
+        return torch._utils._rebuild_parameter, parts
+    values = tensor.detach().cpu().resolve_conj().resolve_neg()
+    storage = torch.storage.TypedStorage(
+        wrap_storage=_mark(values.untyped_storage(), tensor.device),
+        dtype=tensor.dtype,
+        _internal=True,
+    )
+    layout = values.storage_offset(), tuple(values.shape), values.stride()
+    return torch._utils._rebuild_tensor_v2, (
+        storage,
+        *layout,
+        tensor.requires_grad,
+        OrderedDict(),
+    )
+
+
+def restore(storage, location):
+    """Mark a storage that torch.load read for the virtual GPU at `location`, if that is one.
+
+    Raises RuntimeError where this process has no such device.
+    """
+    if re.fullmatch(r"vgpu(:[0-9]+)?", location):
+        return _mark(storage, registry.find(location).torch_device)
+
+
+def set_storage(func, args, kwargs):
+    """Let a tensor have the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
+
+    All tensors that are set to one storage share their memory.
+    """
+    tensor, storage, *layout = args
+    if type(storage) is not VirtualStorage or storage.device != tensor.device:
+        raise RuntimeError(
+            f"Attempted to set the storage of a tensor on device {tensor.device} to a storage on "
+            f"different device {storage.device}"
+        )
+    if not hasattr(storage, "_tensor"):
+        values = torch.empty(0, dtype=torch.uint8).set_(storage)
+        storage._tensor = copy_to_device(values, registry.find(tensor.device))
+    values = storage._tensor.view(tensor.dtype)
+    if layout:
+        offset, size, *stride = layout
+        like = torch.empty(size, device="meta")
+        values = values.as_strided(size, stride[0] if stride else like.stride(), offset)
+    _become(tensor, values._meta, values._cell, values._block)
+    return tensor
