@@ -38,6 +38,23 @@ def gather(tensors, dim=0, destination=None):
     )
 
 
+def broadcast(tensor, devices=None, *, out=None):
+    """Return `tensor` on each of `devices`, or copied into each of the tensors `out`.
+
+    Raises RuntimeError unless one of both is given.
+    """
+    if (devices is None) == (out is None):
+        raise RuntimeError(
+            "Exactly one of 'devices' and 'out' must be specified, but got "
+            f"devices={devices} and out={out}"
+        )
+    if out is None:
+        return tuple(tensor.to(registry.find(index).torch_device) for index in devices)
+    for target in out:
+        target.copy_(tensor)
+    return tuple(out)
+
+
 def broadcast_coalesced(tensors, devices, buffer_size=10485760):
     """Return, for each device, copies of all `tensors`, sent in buffers of `buffer_size` bytes."""
     outputs = [list(tensors)]

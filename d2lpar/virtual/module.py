@@ -13,6 +13,7 @@ _DeviceProperties = namedtuple(
     "_VirtualGPUProperties", "name total_memory multi_processor_count major minor"
 )
 PRIVATE_USE_1 = 20  # DeviceType.PrivateUse1
+_initialized = True  # torch.utils.checkpoint asks before it keeps the state of random numbers
 
 
 class Stream(torch.Stream):

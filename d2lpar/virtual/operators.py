@@ -200,6 +200,12 @@ def _set_(func, args, kwargs):
     return tensor
 
 
+def _pack_padded_sequence(func, args, kwargs):
+    """The sizes of the batches stay on the CPU, as on CUDA; the lengths decide the shapes."""
+    data, sizes = Call(info_of(func), args, kwargs).run_now()
+    return data, sizes.cpu()
+
+
 # -- random numbers: operators whose schema has no generator
 
 
@@ -266,6 +272,7 @@ tables.special.update(
         aten._to_copy.default: _to_copy,
         aten._foreach_copy_.default: _foreach_copy_,
         aten._local_scalar_dense.default: _local_scalar_dense,
+        aten._pack_padded_sequence.default: _pack_padded_sequence,
         aten.resize_.default: _resize_,
         aten.set_.source_Tensor: _set_,
         aten.set_.source_Tensor_storage_offset: _set_,
@@ -326,6 +333,7 @@ tables.waiting.update(
         "_embedding_bag",
         "_embedding_bag_forward_only",
         "multilabel_margin_loss_forward",
+        "tensor_split",
     }
 )
 tables.same_dtype.update(

@@ -217,7 +217,7 @@ def _patch_data_parallel():
             return type(argument) is VirtualTensor
         return any(ours(item) for item in argument)
 
-    for name in ("scatter", "gather", "broadcast_coalesced", "reduce_add_coalesced"):
+    for name in ("scatter", "gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
         setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), ours))
     torch_comm.scatter = comm.scatter
     data_parallel._get_available_device_type = lambda: "vgpu"

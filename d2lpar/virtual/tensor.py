@@ -40,16 +40,30 @@ class Meta:
     @classmethod
     def of(cls, device, tensor):
         """Return the Meta of `tensor` (a CPU or meta tensor) as a tensor of `device`."""
-        key = (device, tensor.dtype, *_layout(tensor))
+        return cls._get(
+            device, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+        )
+
+    @classmethod
+    def contiguous(cls, device, dtype, size, offset=0):
+        """Return the Meta of a contiguous tensor that begins at element `offset` of its memory."""
+        strides = [1]
+        for length in reversed(size[1:]):
+            strides.append(strides[-1] * max(length, 1))
+        return cls._get(device, dtype, tuple(size), tuple(strides[::-1])[: len(size)], offset)
+
+    @classmethod
+    def _get(cls, *key):
         meta = cls._known.get(key)
         if meta is None:
-            meta = cls._known[key] = cls()
+            meta = cls()
             meta.device, meta.dtype, meta.size, meta.stride, meta.offset = key
             elements = 0
-            if tensor.numel():
+            if 0 not in meta.size:
                 elements = 1 + meta.offset
                 elements += sum((n - 1) * s for n, s in zip(meta.size, meta.stride, strict=True))
             meta.num_bytes = elements * meta.dtype.itemsize
+            meta = cls._known.setdefault(key, meta)
         return meta
 
     def empty(self, device):
@@ -60,10 +74,6 @@ class Meta:
             )
             return base.as_strided(self.size, self.stride, self.offset)
         return torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
-
-
-def _layout(tensor):
-    return tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
 
 
 class VirtualTensor(torch.Tensor):
@@ -128,12 +138,26 @@ class VirtualTensor(torch.Tensor):
     def tolist(self):
         return self.detach().cpu().tolist()
 
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
+        return self.cpu().numpy(force=True)
+
+    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+        dtype, device = dtype or self.dtype, device or self.device
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+
     def __repr__(self, *, tensor_contents=None):
         if tensor_contents is None:
             tensor_contents = torch._tensor_str._tensor_str(self.detach().cpu(), len("tensor("))
         text = super().__repr__(tensor_contents=tensor_contents)
         text = text.replace("VirtualTensor(", "tensor(", 1)
-        return f"Parameter containing:\n{text}" if getattr(self, "_is_param", False) else text
+        if getattr(self, "_is_param", False):
+            text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
+        return text
 
     def __deepcopy__(self, memo):
         if not self.is_leaf:
@@ -351,11 +375,11 @@ class Plan:
                 result = wrap(meta, cells, block)
             elif mode == VIEW:
                 return _view(tensors[source], meta, info, values, kwargs)
-            elif mode == SAME:
-                result = tensors[source]
-                cells = None
             else:
-                return source
+                result = tensors[source] if mode == SAME else source
+                cells = None
+                if mode == CONSTANT and not info.written:
+                    return result
         else:
             cells = []
             results = []
@@ -475,11 +499,13 @@ class Call:
     """One call of an operator, with its arguments taken apart."""
 
     def __init__(self, info, args, kwargs, device=None):
+        self.device = device or _device_of((args, kwargs))
+        if info.cpu_arguments == "move":
+            args = [_indices_on(self.device, arg) if type(arg) is list else arg for arg in args]
         self.info = info
         self.args = args
         self.kwargs = kwargs
         self.tensors = []
-        self.device = device or _device_of((args, kwargs))
         self.key = [info, device]
         if device is None:
             del self.key[1]
@@ -494,7 +520,7 @@ class Call:
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
                     raise two_devices(self.device.torch_device, tensor.device)
 
-    def _take(self, value, in_list=False):
+    def _take(self, value):
         """Add `value` to the key; return it as the engine shall see it."""
         key = self.key
         kind = type(value)
@@ -505,7 +531,7 @@ class Call:
         if kind is list or kind is tuple:
             if self.info.nested:
                 key.append(len(value))
-                return [self._take(item, in_list=True) for item in value]
+                return [self._take(item) for item in value]
             key.append(tuple(value))
         elif kind is float:
             key.append(value if self.info.keyed_by_value else float)
@@ -517,16 +543,13 @@ class Call:
         elif kind is complex:
             key.append((complex, value))
         elif isinstance(value, torch.Tensor):
-            return self._take_cpu_tensor(value, in_list)
+            return self._take_cpu_tensor(value)
         else:
             key.append(value)
         return value
 
-    def _take_cpu_tensor(self, value, in_list):
-        rule = self.info.cpu_arguments
-        if value.device.type == "cpu" and rule == "move" and in_list:
-            return self._take(copy_to_device(value, self.device))
-        if value.device.type != "cpu" or (value.dim() and rule != "keep"):
+    def _take_cpu_tensor(self, value):
+        if value.device.type != "cpu" or (value.dim() and self.info.cpu_arguments != "keep"):
             raise two_devices(self.device.torch_device, value.device)
         self.key.append((value.dtype, tuple(value.shape), "cpu"))
         return value.clone()
@@ -640,6 +663,15 @@ class Call:
         return wrap(meta, Cell(value), self.device.allocate(meta.num_bytes))
 
 
+def _indices_on(device, indices):
+    return [
+        copy_to_device(index, device)
+        if isinstance(index, torch.Tensor) and index.device == CPU
+        else index
+        for index in indices
+    ]
+
+
 def _storage(tensor):
     return tensor.untyped_storage()._cdata
 
@@ -699,6 +731,42 @@ def raise_now(op, device):
     if error is not None:
         raise error
     device.raise_error()
+
+
+def issue_kernel(name, function, inputs, metas):
+    """Queue `function` on the current stream of the inputs' device as one kernel.
+
+    `function` takes the list of the inputs' values and returns tensors of the layouts `metas`;
+    returned are new tensors that will hold them.
+    """
+    device = inputs[0]._meta.device
+    cells = [tensor._cell for tensor in inputs]
+    out = [Cell() for _ in metas]
+    results = [
+        wrap(meta, cell, device.allocate(meta.num_bytes))
+        for meta, cell in zip(metas, out, strict=True)
+    ]
+
+    def work(op):
+        try:
+            values = function([fetch(cell) for cell in cells])
+        except Unavailable as unavailable:
+            _fail(out, unavailable.failure)
+        except BaseException as error:
+            _fail(out, Failure(error))
+            raise
+        else:
+            for cell, value in zip(out, values, strict=True):
+                cell.data = value
+
+    stream = device.current_stream()
+    stream.issue(Op(name, "kernel", stream, device.compute, work))
+    return results
+
+
+def view_as(tensor, meta):
+    """Return a view of the memory of `tensor` with the layout `meta`."""
+    return wrap(meta, _strided(tensor._cell, meta), tensor._block)
 
 
 def run_copy(op):

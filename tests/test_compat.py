@@ -1,0 +1,1065 @@
+"""What plain PyTorch code does on a virtual GPU: what it does on the CPU, or on a CUDA GPU."""
+
+import copy
+import io
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from d2lpar.virtual import virtual_gpus
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+@pytest.fixture
+def device(devices):
+    return devices[1]
+
+
+def close(got, wanted, **tolerance):
+    torch.testing.assert_close(got.detach().cpu(), wanted.detach().cpu(), **tolerance)
+
+
+def small_net():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
+    )
+
+
+def batch(n=12):
+    generator = torch.Generator().manual_seed(1)
+    X = torch.rand(n, 1, 8, 8, generator=generator)
+    return X, torch.randint(5, (n,), generator=generator)
+
+
+def gradients(net, X, y):
+    net.zero_grad()
+    loss = F.cross_entropy(net(X), y)
+    loss.backward()
+    return loss, [parameter.grad for parameter in net.parameters()]
+
+
+# -- nn.DataParallel
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("from_cpu", [True, False])
+def test_data_parallel_takes_the_step_of_one_device(count, from_cpu):
+    devices = virtual_gpus(count)
+    X, y = batch()
+    net = small_net().eval()  # batch norm would see smaller batches
+    loss, wanted = gradients(net, X, y)
+    wanted = [grad.clone() for grad in wanted]
+    parallel = nn.DataParallel(net.to(devices[0]), device_ids=devices)
+    X, y = (X, y.to(devices[0])) if from_cpu else (X.to(devices[0]), y.to(devices[0]))
+    output = parallel(X)
+    assert output.device == devices[0]
+    assert output.shape == (12, 5)
+    got, grads = gradients(parallel, X, y)
+    close(got, loss)
+    for grad, other in zip(grads, wanted, strict=True):
+        assert grad.device == devices[0]
+        close(grad, other)
+
+
+def test_data_parallel_runs_on_all_devices(devices):
+    seen = []
+
+    class Spy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(1))
+
+        def forward(self, x, *, scale):
+            seen.append((x.device, self.weight.device, scale.device, len(x)))
+            return {"a": x * self.weight * scale, "b": (x + 1,)}
+
+    net = nn.DataParallel(Spy().to(devices[0]), device_ids=[0, 1], output_device=1)
+    result = net(torch.ones(5, 2), scale=torch.full((5, 1), 2.0))
+    assert sorted(seen, key=str) == [(d, d, d, n) for d, n in zip(devices, (3, 2), strict=True)]
+    assert result["a"].device == result["b"][0].device == devices[1]
+    assert result["a"].tolist() == [[2, 2]] * 5
+    with pytest.raises(RuntimeError, match="must have its parameters and buffers on device vgpu:0"):
+        nn.DataParallel(Spy(), device_ids=[0, 1])(torch.ones(4, 2), scale=torch.ones(4, 1))
+
+
+def test_data_parallel_trains_batch_norm_and_defaults_to_all_devices(devices):
+    X, y = batch()
+    net = nn.DataParallel(small_net().to(devices[0]))
+    assert net.device_ids == [0, 1]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    losses = []
+    for _ in range(8):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(net(X), y.to(devices[0]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] / 2
+    assert net.module[1].running_mean.abs().sum() > 0
+    state = {name: value.cpu() for name, value in net.module.state_dict().items()}
+    small_net().load_state_dict(state)
+
+
+def test_an_error_in_a_replica_reaches_the_caller(devices):
+    class Fails(nn.Module):
+        def forward(self, x):
+            if x.device.index == 1:
+                raise KeyError("replica 1")
+            return x
+
+    with pytest.raises(KeyError, match="replica 1"):
+        nn.DataParallel(Fails(), device_ids=[0, 1])(torch.ones(4, 2))
+
+
+def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
+    net = nn.DataParallel(nn.Embedding(3, 2).to(devices[0]), device_ids=[0, 1])
+    output = net(torch.tensor([[0], [1], [2], [9]], device=devices[0]))
+    with pytest.raises(torch.AcceleratorError, match="index out of range"):
+        output.sum().item()
+    with pytest.raises(torch.AcceleratorError, match="embedding on vgpu:1"):
+        torch.vgpu.synchronize(1)
+
+
+def test_parallel_functions(devices):
+    from torch.nn.parallel import gather, parallel_apply, replicate, scatter
+
+    x = torch.arange(10.0).reshape(5, 2)
+    pieces = scatter(x, devices)
+    assert [(len(piece), piece.device) for piece in pieces] == [(3, devices[0]), (2, devices[1])]
+    nets = replicate(nn.Linear(2, 2).to(devices[0]), devices)
+    outputs = parallel_apply(nets, pieces)
+    assert [output.device for output in outputs] == devices
+    assert gather(outputs, devices[1]).device == devices[1]
+    assert torch.equal(gather(pieces, 0).cpu(), x)
+    assert torch.equal(gather(pieces, "cpu"), x)
+    total = nn.parallel.comm.reduce_add([piece[:2] for piece in pieces], 0)
+    assert total.tolist() == [[6, 8], [10, 12]]
+    copies = nn.parallel.comm.broadcast(pieces[0], devices)
+    assert [each.device for each in copies] == devices
+    (cut, rest) = nn.parallel.comm.scatter(x, [0, 1], chunk_sizes=[1, 4])
+    assert (len(cut), len(rest)) == (1, 4)
+
+
+# -- saving and copying
+
+
+def saved(value, **options):
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, **options)
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        (None, "vgpu:1"),
+        ("cpu", "cpu"),
+        (CPU, "cpu"),
+        ("vgpu:0", "vgpu:0"),
+        (torch.device("cpu"), "cpu"),
+        ({"vgpu:1": "vgpu:0"}, "vgpu:0"),
+        ({"vgpu:1": "cpu"}, "cpu"),
+    ],
+)
+@pytest.mark.parametrize("weights_only", [True, False])
+def test_saved_tensors_are_loaded_where_asked(device, where, expected, weights_only):
+    state = {"x": torch.arange(6.0, device=device).reshape(2, 3).t(), "n": 3}
+    state["p"] = nn.Parameter(torch.ones(2, device=device))
+    loaded = saved(state, map_location=where, weights_only=weights_only)
+    assert loaded["n"] == 3
+    assert loaded["x"].device == loaded["p"].device == torch.device(expected)
+    assert loaded["x"].stride() == (1, 3)
+    close(loaded["x"], state["x"])
+    assert loaded["p"].requires_grad
+    loaded["x"] += 1
+    close(loaded["x"], state["x"] + 1)
+
+
+def test_cpu_tensors_are_loaded_to_a_device(device):
+    x = torch.rand(3, 2)
+    assert saved(x).device == CPU
+    loaded = saved({"x": x, "y": x[1]}, map_location="vgpu:1", weights_only=True)
+    assert loaded["x"].device == loaded["y"].device == device
+    close(loaded["x"], x)
+    close(loaded["y"], x[1])
+    loaded["x"][1] = 7
+    assert loaded["y"].tolist() == [7, 7], "views share their memory again"
+
+
+def test_map_location_may_be_a_function(device):
+    places = []
+
+    def place(storage, location):
+        places.append(location)
+        return storage
+
+    x = torch.rand(3, 2, device=device)
+    loaded = saved({"x": x, "y": x.cpu()}, map_location=place)
+    assert places == ["vgpu:1", "cpu"]
+    assert loaded["x"].device == CPU
+    close(loaded["x"], x)
+    assert saved(x, map_location=lambda storage, location: None).device == device
+
+
+def test_loading_to_a_device_that_is_not_there(device):
+    buffer = io.BytesIO()
+    torch.save(torch.ones(3, device=device), buffer)
+    virtual_gpus(1)
+    for options in ({}, {"map_location": "vgpu:5"}):
+        buffer.seek(0)
+        with pytest.raises(RuntimeError, match="invalid device ordinal: vgpu:[15] of 1 virtual"):
+            torch.load(buffer, **options)
+    buffer.seek(0)
+    assert torch.load(buffer, map_location="vgpu").device == torch.device("vgpu:0")
+
+
+def test_a_training_state_is_saved_and_goes_on(device):
+    def step(net, optimizer):
+        loss, _ = gradients(net, X.to(device), y.to(device))
+        optimizer.step()
+        return loss
+
+    X, y = batch()
+    net = small_net().to(device)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01)
+    step(net, optimizer)
+    loaded = saved({"net": net.state_dict(), "optimizer": optimizer.state_dict()})
+    other = small_net().to(device)
+    other.load_state_dict(loaded["net"])
+    second = torch.optim.AdamW(other.parameters(), lr=0.5)
+    second.load_state_dict(loaded["optimizer"])
+    for _ in range(2):
+        wanted, got = step(net, optimizer), step(other, second)
+        close(got, wanted)
+    on_cpu = small_net()
+    on_cpu.load_state_dict(net.state_dict())
+    assert {value.device for value in on_cpu.state_dict().values()} == {CPU}
+    close(on_cpu[0].weight, net[0].weight)
+
+
+def test_whole_modules_are_saved(device):
+    net = small_net().to(device).eval()
+    loaded = saved(net, weights_only=False)
+    X = batch()[0].to(device)
+    close(loaded(X), net(X))
+    moved = saved(net, weights_only=False, map_location="cpu")
+    close(moved(X.cpu()), net(X))
+
+
+def test_pickle_keeps_what_a_tensor_is(device):
+    for x in (
+        torch.arange(4, device=device),
+        torch.rand(2, 3, device=device, requires_grad=True),
+        torch.rand(3, device=device, dtype=torch.float64).t(),
+        torch.tensor(3 + 4j, device=device),
+        torch.zeros(0, 3, device=device),
+        nn.Parameter(torch.ones(2, device=device), requires_grad=False),
+    ):
+        again = pickle.loads(pickle.dumps(x))
+        assert (again.device, again.dtype, again.shape) == (x.device, x.dtype, x.shape)
+        assert again.requires_grad == x.requires_grad
+        assert isinstance(again, nn.Parameter) == isinstance(x, nn.Parameter)
+        close(again, x)
+
+
+def test_deepcopy(device):
+    net = small_net().to(device)
+    gradients(net, *(value.to(device) for value in batch()))
+    twin = copy.deepcopy(net)
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        assert isinstance(b, nn.Parameter) and b is not a
+        assert b.device == device
+        close(a, b)
+        close(a.grad, b.grad)
+    with torch.no_grad():
+        twin[0].weight.zero_()
+    assert net[0].weight.abs().sum() > 0
+    x = torch.ones(3, device=device)
+    y = copy.deepcopy([x, x, x.t()])
+    assert y[0] is y[1] and y[0] is not x
+    with pytest.raises(RuntimeError, match="graph leaves|created explicitly by the user"):
+        copy.deepcopy(x.requires_grad_() * 2)
+    assert copy.copy(x) is not x
+
+
+def test_tied_parameters_stay_tied(device):
+    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
+    net["b"].weight = net["a"].weight
+    assert net.to(device)["b"].weight is net["a"].weight
+    twin = copy.deepcopy(net)
+    assert twin["b"].weight is twin["a"].weight is not net["a"].weight
+
+
+def test_moving_a_module_keeps_its_parameters(device):
+    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    parameters = list(net.parameters())
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    values = [parameter.detach().clone() for parameter in parameters]
+    for where in (device, CPU, torch.device("vgpu:0"), device):
+        net.to(where)
+        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
+        assert {value.device for value in net.state_dict().values()} == {where}
+        for parameter, value in zip(parameters, values, strict=True):
+            assert type(parameter) is nn.Parameter or isinstance(parameter, nn.Parameter)
+            assert parameter.requires_grad and parameter.is_leaf
+            close(parameter, value)
+    net(torch.rand(4, 3, device=device)).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(parameters[1].cpu(), values[1]) or parameters[1].grad.abs().sum() == 0
+    assert not torch.equal(parameters[3].cpu(), values[3])
+    net.cpu().double()
+    assert parameters[0].dtype == torch.float64
+
+
+def test_swapping_keeps_gradients_and_hooks(device):
+    net = nn.Linear(2, 2)
+    net(torch.ones(1, 2)).sum().backward()
+    net.to(device)
+    assert net.weight.grad.device == device
+    assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
+    net.half()
+    assert net.weight.dtype == torch.float16 and net.weight.device == device
+
+
+# -- optimizers
+
+ALL_OPTIMIZERS = {
+    name: value
+    for name, value in vars(torch.optim).items()
+    if isinstance(value, type)
+    and issubclass(value, torch.optim.Optimizer)
+    and value is not torch.optim.Optimizer
+}
+NO_OPTIMIZERS = {"SparseAdam": "needs sparse gradients; a virtual GPU has dense tensors only"}
+
+
+def steps(optimizer_class, where, matrices_only=False, **options):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5, bias=not matrices_only), nn.Tanh(), nn.Linear(5, 3))
+    if matrices_only:
+        net[2].bias.requires_grad_(False)
+    X, y = torch.rand(7, 6), torch.rand(7, 3)
+    net.to(where)
+    X, y = X.to(where), y.to(where)
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    optimizer = optimizer_class(parameters, **options)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(X), y)
+        loss.backward()
+        return loss
+
+    for _ in range(3):
+        optimizer.step(closure)
+    return [parameter.detach().cpu() for parameter in net.parameters()]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_OPTIMIZERS if name not in NO_OPTIMIZERS])
+def test_optimizers_take_the_steps_of_the_cpu(name, device):
+    options = {"lr": 0.05} if name != "Adafactor" else {}
+    arguments = (ALL_OPTIMIZERS[name],)
+    only = name == "Muon"
+    got = steps(*arguments, device, only, **options)
+    wanted = steps(*arguments, CPU, only, **options)
+    tolerance = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {}
+    for a, b in zip(got, wanted, strict=True):
+        torch.testing.assert_close(a, b, **tolerance)
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+        ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+        ("RMSprop", {"centered": True, "momentum": 0.5}),
+        ("Adam", {"capturable": False, "lr": torch.tensor(0.01)}),
+    ],
+)
+def test_optimizers_with_options(name, options, foreach, device):
+    if isinstance(options.get("lr"), torch.Tensor) and foreach:
+        pytest.skip("torch refuses a tensor as lr with foreach unless capturable")
+    options = {"lr": 0.05, "foreach": foreach, **options}
+    optimizer = ALL_OPTIMIZERS[name]
+    for a, b in zip(
+        steps(optimizer, device, **options), steps(optimizer, CPU, **options), strict=True
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_schedulers_and_clipping(device):
+    def train(where):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 2).to(where)
+        optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+        scheduler = torch.optim.lr_scheduler.SequentialLR(
+            optimizer,
+            [
+                torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
+                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4),
+            ],
+            milestones=[2],
+        )
+        norms = []
+        for _ in range(4):
+            optimizer.zero_grad()
+            (net(torch.ones(3, 4, device=where)) * 10).square().mean().backward()
+            norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1.0))
+            nn.utils.clip_grad_value_(net.parameters(), 0.3)
+            optimizer.step()
+            scheduler.step()
+        return net, norms
+
+    net, norms = train(device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected, expected_norms = train(CPU)
+    close(net.weight, expected.weight)
+    assert norms[0].device == device
+    for a, b in zip(norms, expected_norms, strict=True):
+        close(a, b)
+    net.weight.grad = torch.full_like(net.weight, float("nan"))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
+
+
+def test_weights_are_averaged_and_parametrized(device):
+    net = small_net().to(device)
+    average = torch.optim.swa_utils.AveragedModel(net)
+    average.update_parameters(net)
+    close(average.module[0].weight, net[0].weight)
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).to(device))
+    assert layer(torch.ones(1, 3, device=device)).device == device
+    vector = nn.utils.parameters_to_vector(net.parameters())
+    nn.utils.vector_to_parameters(vector * 2, net.parameters())
+    close(nn.utils.parameters_to_vector(net.parameters()), vector * 2)
+
+
+# -- autocast
+
+bf16, f32 = torch.bfloat16, torch.float32
+
+
+def autocast(**options):
+    return torch.autocast("vgpu", dtype=bf16, **options)
+
+
+@pytest.mark.parametrize(
+    ("operation", "dtype"),
+    [
+        (lambda x: x @ x, bf16),
+        (lambda x: x.mm(x), bf16),
+        (lambda x: torch.addmm(x, x, x), bf16),
+        (lambda x: x[None].bmm(x[None]), bf16),
+        (lambda x: F.linear(x, x, x[0]), bf16),
+        (lambda x: F.conv1d(x[None], x[:, :, None]), bf16),
+        (lambda x: F.conv2d(x[None, None], x[None, None, :2, :2]), bf16),
+        (lambda x: F.conv_transpose2d(x[None, None], x[None, None]), bf16),
+        (lambda x: torch.einsum("ij,jk->ik", x, x), bf16),
+        (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), bf16),
+        (lambda x: nn.Linear(4, 2).to(x.device)(x), bf16),
+        (lambda x: F.prelu(x, x[0, :1]), bf16),
+        (lambda x: x.softmax(0), f32),
+        (lambda x: (x @ x).softmax(0), f32),
+        (lambda x: F.log_softmax(x.bfloat16(), 0), f32),
+        (lambda x: x.bfloat16().sum(), f32),
+        (lambda x: x.bfloat16().sum(1), f32),
+        (lambda x: x.bfloat16().pow(2), f32),
+        (lambda x: x.bfloat16().exp(), f32),
+        (lambda x: x.bfloat16().log(), f32),
+        (lambda x: x.bfloat16().prod(), f32),
+        (lambda x: x.bfloat16().cumsum(0), f32),
+        (lambda x: x.bfloat16().norm(), f32),
+        (lambda x: F.layer_norm(x.bfloat16(), (4,)), f32),
+        (lambda x: F.mse_loss(x.bfloat16(), x), f32),
+        (lambda x: F.cross_entropy(x.bfloat16(), torch.arange(4, device=x.device)), f32),
+        (lambda x: F.nll_loss(x.bfloat16(), torch.arange(4, device=x.device)), f32),
+        (lambda x: F.binary_cross_entropy_with_logits(x.bfloat16(), x), f32),
+        (lambda x: F.cosine_similarity(x.bfloat16(), x), f32),
+        (lambda x: x.bfloat16() + x, f32),
+        (lambda x: x.bfloat16() * 2, bf16),
+        (lambda x: torch.cat([x, x.bfloat16()]), f32),
+        (lambda x: F.relu(x.bfloat16()), bf16),
+        (lambda x: F.relu(x), f32),
+        (lambda x: torch.addcmul(x, x.bfloat16(), x), f32),
+        (lambda x: F.batch_norm(x, None, None, training=True), f32),
+        (lambda x: x.sum(dtype=torch.float64), torch.float64),
+        (lambda x: x.double() @ x.double(), torch.float64),
+        (lambda x: x.long() @ x.long(), torch.int64),
+    ],
+)
+def test_autocast_gives_the_dtypes_of_cuda(operation, dtype, device):
+    x = torch.rand(4, 4, device=device)
+    with autocast():
+        assert torch.is_autocast_enabled("vgpu")
+        result = operation(x)
+    assert result.dtype == dtype
+    assert result.device == device
+    assert result.isfinite().all()
+
+
+def test_autocast_nests_and_leaves_the_cpu_alone(device):
+    x = torch.rand(3, 3, device=device)
+    with autocast():
+        with autocast(enabled=False):
+            assert (x @ x).dtype == f32
+        assert (x.cpu() @ x.cpu()).dtype == f32
+        assert (x @ x).dtype == bf16
+        with torch.autocast("cpu", dtype=bf16):
+            assert (x.cpu() @ x.cpu()).dtype == bf16
+    assert (x @ x).dtype == f32
+    with torch.autocast("vgpu", dtype=torch.float16):
+        assert (x @ x).dtype == torch.float16
+
+    @autocast()
+    def function(x):
+        return x @ x
+
+    assert function(x).dtype == bf16
+    assert torch.get_autocast_dtype("vgpu") in (bf16, torch.float16)
+
+
+def test_autocast_trains_with_gradients_in_float32(device):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
+    X = torch.rand(5, 6, device=device)
+    y = torch.arange(5, device=device) % 3
+    full, wanted = gradients(net, X, y)
+    wanted = [grad.clone() for grad in wanted]
+    net.zero_grad()
+    with autocast():
+        output = net(X)
+        loss = F.cross_entropy(output, y)
+    assert (output.dtype, loss.dtype) == (bf16, f32)
+    loss.backward()
+    close(loss, full, rtol=0.05, atol=0.02)
+    for parameter, grad in zip(net.parameters(), wanted, strict=True):
+        assert parameter.grad.dtype == f32
+        close(parameter.grad, grad, rtol=0.1, atol=0.02)
+
+
+def test_autocast_refuses_binary_cross_entropy(device):
+    x = torch.full((3,), 0.5, device=device)
+    with autocast(), pytest.raises(RuntimeError, match="unsafe to autocast"):
+        F.binary_cross_entropy(x, x)
+    with autocast(), pytest.raises(RuntimeError, match="BCEWithLogitsLoss"):
+        nn.BCELoss()(x, x)
+    assert F.binary_cross_entropy(x, x).item() == pytest.approx(0.6931, abs=1e-4)
+
+
+def test_autocast_in_data_parallel(devices):
+    class Net(nn.Linear):
+        @autocast()  # as torch's notes on automatic mixed precision say, for CUDA too
+        def forward(self, x):
+            return super().forward(x)
+
+    net = nn.DataParallel(Net(4, 2).to(devices[0]), device_ids=devices)
+    net(torch.rand(6, 4)).float().sum().backward()
+    assert net(torch.rand(6, 4)).dtype == bf16
+    assert net.module.weight.grad.dtype == f32
+
+
+# -- pinned memory
+
+
+def test_pinned_memory():
+    x = torch.arange(6).reshape(2, 3)
+    assert not x.is_pinned()
+    y = x.pin_memory()
+    assert y.is_pinned() and not x.is_pinned()
+    assert y.device == CPU and torch.equal(x, y)
+    assert y[0].is_pinned() and y.t().is_pinned() and not y.clone().is_pinned()
+    assert y.pin_memory().data_ptr() == y.data_ptr()
+    y += 1
+    assert x[0, 0] == 0
+
+
+def test_data_loader_pins(device):
+    items = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
+    for workers in (0,):
+        loader = torch.utils.data.DataLoader(items, 4, pin_memory=True, num_workers=workers)
+        total = 0
+        for X, y in loader:
+            assert X.is_pinned() and y.is_pinned()
+            total += (X.to(device, non_blocking=True) + y.to(device, non_blocking=True)).sum()
+        assert total.item() == 90
+
+
+# -- tensors
+
+
+def test_repr_and_conversions(device):
+    x = torch.tensor([[1.5, 2.0]], device=device)
+    assert repr(x) == "tensor([[1.5000, 2.0000]], device='vgpu:1')"
+    assert repr(torch.ones(1, device=device, requires_grad=True)) == (
+        "tensor([1.], device='vgpu:1', requires_grad=True)"
+    )
+    assert repr(nn.Parameter(x)).startswith("Parameter containing:\ntensor([[1.5000, 2.0000]], dev")
+    assert "grad_fn=<MulBackward0>" in repr(x.requires_grad_() * 2)
+    assert f"{x[0, 0]:.2f}" == "1.50" and f"{x[0, 1]}" == f"{x.cpu()[0, 1]}"
+    assert repr(torch.zeros(0, device=device)) == "tensor([], device='vgpu:1')"
+    assert x.tolist() == [[1.5, 2]]
+    assert float(x[0, 0]) == 1.5 and int(x[0, 1]) == 2 and bool(x[0, 0])
+    assert x.device.type == "vgpu" and x.get_device() == 1
+    assert not x.is_cuda and not x.is_cpu
+    assert isinstance(x, torch.Tensor)
+    assert [len(row) for row in x] == [2]
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        bool(x > 0)
+    with pytest.raises(RuntimeError, match="converted to Scalar"):
+        x.item()
+
+
+def test_numpy_is_refused_as_on_cuda(device):
+    x = torch.ones(2, device=device)
+    text = "can't convert vgpu:1 device type tensor to numpy. Use Tensor.cpu\\(\\) to copy"
+    with pytest.raises(TypeError, match=text):
+        x.numpy()
+    with pytest.raises(TypeError, match=text):
+        x.__array__()
+    assert x.cpu().numpy().tolist() == [1, 1]
+    assert x.numpy(force=True).tolist() == [1, 1]
+
+
+def test_numpy_arrays_reach_the_device(device):
+    import numpy
+
+    array = numpy.arange(3.0)
+    x = torch.from_numpy(array).to(device)
+    assert torch.tensor(array, device=device).tolist() == x.tolist() == [0, 1, 2]
+    assert torch.as_tensor([1, 2], device=device).device == device
+    assert torch.as_tensor(x, device=device) is x
+    assert torch.asarray(array, device=device).device == device
+
+
+def test_factories(device):
+    with torch.device(device):
+        assert torch.zeros(2).device == nn.Linear(2, 2).weight.device == device
+    torch.set_default_device(device)
+    try:
+        assert torch.rand(2).device == torch.tensor([1]).device == device
+    finally:
+        torch.set_default_device(None)
+    x = torch.zeros(2, 3, device=device)
+    for y in (
+        x.new_zeros(4),
+        x.new_tensor([1, 2]),
+        torch.ones_like(x),
+        torch.full((2,), 3, device=device),
+        torch.eye(3, device=device),
+        torch.linspace(0, 1, 5, device=device),
+        torch.arange(0, 1, 0.3, device="vgpu:1"),
+        torch.empty(3, device=1),
+        nn.Linear(2, 3, device=device).weight,
+    ):
+        assert y.device == device
+    assert torch.arange(0, 1, 0.3, device=device).shape == (4,)
+    assert torch.arange(0, 1, 0.2, device=device).shape == (5,)
+    assert torch.zeros_like(x, device="cpu").device == CPU
+    assert torch.zeros_like(x.cpu(), device=device).device == device
+
+
+def check(function, device, *tensors):
+    """Assert that `function` does to tensors on `device` what it does to those of the CPU."""
+    expected = [tensor.clone() for tensor in tensors]
+    got = [tensor.to(device) for tensor in tensors]
+    wanted_result, result = function(*expected), function(*got)
+    for a, b in zip([*got, result], [*expected, wanted_result], strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        assert a.device == device
+        close(a, b)
+
+
+def through_views(x):
+    x[1:, ::2] += 1
+    x.t()[0].mul_(3)
+    x.view(-1)[3:5].zero_()
+    x.unbind(0)[2].add_(x[0])
+    x.diagonal().fill_(7)
+    x.unfold(0, 2, 2)[0].sub_(1)
+    x.narrow(1, 2, 1).copy_(x[:, :1])
+    return x.flatten()
+
+
+def layout(x):
+    y = x.clone()
+    y.t_()
+    y.unsqueeze_(1)
+    y.squeeze_(1)
+    y.transpose_(0, 1)
+    y.swapaxes_(0, 1)
+    return y
+
+
+def resized(x):
+    y = x.clone()
+    y.resize_(2)
+    y.resize_(3, 2)
+    y[2] = 5
+    y[1, 1] = 6
+    y[1, 0] = 7
+    y.resize_(1, 2)
+    return y
+
+
+def written_out(x):
+    out = torch.empty(0, device=x.device)
+    torch.add(x, 1, out=out)
+    torch.mul(out, 2, out=out)
+    view = torch.zeros(6, 4, device=x.device)
+    torch.add(x, x, out=view[::2])
+    torch.cat([x, out], out=(joined := torch.empty(0, device=x.device)))
+    return joined + view
+
+
+def indexed(x):
+    y = x.clone()
+    index = torch.tensor([2, 0], device=x.device)
+    y[index] = x[index] * 2
+    y[y > 6] = -1
+    y[0, [1, 2]] = 9
+    y[torch.tensor([0, 1])] += 1  # indices of the CPU
+    y[torch.tensor([True, False, True])] *= 2
+    y[1] = torch.tensor(4.0)
+    y[..., -1] = torch.tensor([1.0], device=x.device)
+    y[:, None, 0] = 3
+    return torch.cat([y[index.cpu()], y[y > 0][:4][None], y[[0, 1], :], y[None, 1], y[0:1]])
+
+
+def scalars_of_the_cpu(x):
+    one = torch.tensor(1.5)
+    y = x + one
+    y = one - y
+    y.mul_(one).add_(x, alpha=2)
+    y = torch.where(y > one, y, one)
+    y = torch.where(y > 2, 0.5, y)
+    y = torch.maximum(y, one) ** torch.tensor(2)
+    y = torch.clamp(y, min=one)
+    y /= torch.tensor(2)
+    y = y.masked_fill(y > 9, torch.tensor(9.0))
+    return torch.addcmul(y, y, x, value=0.5)
+
+
+def assigned_data(x):
+    y = torch.zeros(1, device=x.device)
+    y.data = x * 2
+    y.data += 1
+    y.data[0] = 4
+    y.data = y.data.t()
+    return y
+
+
+def dtypes(x):
+    y = x.double().half().float() + x.int()
+    y += x.bool()
+    return y + (x.to(torch.uint8) % 3) + x.type(torch.float64).to(x)
+
+
+def foreach(x):
+    pair = [x.clone(), x[0].clone()]
+    torch._foreach_add_(pair, 1)
+    torch._foreach_mul_(pair, [2.0, 3.0])
+    torch._foreach_addcdiv_(pair, pair, [x + 1, x[0] + 1], 0.5)
+    return pair[0] + pair[1] + torch.stack(torch._foreach_norm(pair)).sum()
+
+
+def sorted_out(x):
+    values, order = x.sort(1, descending=True)
+    top, where = x.topk(2)
+    return values.gather(1, order) + top.sum() + where.sum() + x.argmax() + x.unique().sum()
+
+
+def chunked(x):
+    a, b = x.chunk(2, 1)
+    c, d = x.split([1, 3], 1)
+    return torch.cat([a + b, d[:, :2], c.expand(3, 2)]) + torch.stack(x.unbind()).sum()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        through_views,
+        layout,
+        resized,
+        written_out,
+        indexed,
+        scalars_of_the_cpu,
+        assigned_data,
+        dtypes,
+        foreach,
+        sorted_out,
+        chunked,
+    ],
+)
+def test_tensors_behave_as_on_the_cpu(function, device):
+    x = torch.arange(12.0).reshape(3, 4) / 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(function, device, x)
+
+
+def test_a_view_sees_what_is_written_to_its_base_and_the_other_way(device):
+    x = torch.zeros(4, 4, device=device)
+    row, flat, turned = x[1], x.view(16), x.t()
+    assert row._base is x and row.is_set_to(x[1])
+    flat[5] = 1
+    turned[3] += 2
+    assert row.tolist() == [0, 1, 0, 2]
+    x.zero_()
+    assert row.sum() == turned.sum() == flat.sum() == 0
+    detached = x.detach()
+    detached += 3
+    assert x.sum().item() == 48
+    assert torch.view_as_real(torch.zeros(2, dtype=torch.complex64, device=device)).shape == (2, 2)
+    assert x.view(torch.int32)[0, 0].item() == 0x40400000
+
+
+def test_what_has_too_many_elements_is_not_written_out(device):
+    out = torch.zeros(5, device=device)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.add(torch.ones(3, device=device), 1, out=out)
+    assert out.tolist() == [2, 2, 2]
+    assert any("was resized" in str(warning.message) for warning in caught)
+
+
+def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
+    x = torch.zeros(4)
+    index = torch.tensor([1], device=device)
+    with pytest.raises(RuntimeError):
+        x[index] = 1.0
+    with pytest.raises(RuntimeError):
+        x[index]
+    with pytest.raises(RuntimeError):
+        x.index_fill_(0, index, 1)
+    assert x.sum() == 0
+    x[0] = torch.ones((), device=device)
+    x[2:] = torch.ones(2, device=device)
+    assert x.tolist() == [1, 0, 1, 1]
+    y = torch.zeros(3, device=device)
+    with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+        y[[0, 1]] = torch.ones(2)
+    with pytest.raises(IndexError, match="too many indices"):
+        y[0, 0]
+    with pytest.raises(IndexError, match="out of bounds"):
+        y[3]
+
+
+def test_comparisons(device):
+    x = torch.rand(3, device=device)
+    assert torch.equal(x, x.clone()) and not torch.equal(x, x + 1)
+    assert torch.allclose(x, x + 1e-9) and not torch.allclose(x, x + 1)
+    assert x.isclose(x).all() and (x == x).all().item()
+    torch.testing.assert_close(x, x.clone())
+    with pytest.raises(AssertionError, match="Tensor-likes are not close"):
+        torch.testing.assert_close(x, x + 1)
+    with pytest.raises(AssertionError, match="device"):
+        torch.testing.assert_close(x, x.cpu())
+    with pytest.raises(RuntimeError):
+        torch.equal(x, x.cpu())
+    assert x.is_same_size(x) and x.numel() == 3 and x.element_size() == 4
+    assert len({x, x, x + 1}) == 2
+
+
+# -- autograd
+
+
+def test_gradients_of_gradients(device):
+    def both(where):
+        x = torch.linspace(0.1, 1, 5, device=where, requires_grad=True)
+        (first,) = torch.autograd.grad((x**3).sum() + x.sin().prod(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), x)
+        return first, second
+
+    for a, b in zip(both(device), both(CPU), strict=True):
+        assert a.device == device
+        close(a, b)
+    x = torch.rand(3, device=device, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: (x * x.exp()).sum(), x)
+    jacobian = torch.autograd.functional.jacobian(lambda x: x**2, x.detach())
+    close(jacobian, torch.diag(2 * x))
+
+
+def test_functions_of_functions(device):
+    x = torch.rand(3, device=device)
+    close(torch.func.grad(lambda x: x.sin().sum())(x), x.cos())
+    close(
+        torch.func.vmap(lambda row: row.sum())(torch.ones(4, 3, device=device)),
+        torch.full((4,), 3.0),
+    )
+
+
+def test_gradients_cross_devices(devices):
+    a, b = devices
+    x = torch.ones(3, device=a, requires_grad=True)
+    w = torch.full((3,), 2.0, requires_grad=True)
+    y = (x.to(b) * w.to(b)).sum().cpu() + (x * 3).sum().to(b).cpu()
+    y.backward()
+    assert (x.grad.device, x.grad.tolist()) == (a, [5, 5, 5])
+    assert (w.grad.device, w.grad.tolist()) == (CPU, [1, 1, 1])
+
+
+def test_checkpoint(device):
+    from torch.utils.checkpoint import checkpoint
+
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(device)
+    x = torch.rand(3, 4, device=device, requires_grad=True)
+    results = []
+    for run in (
+        lambda: net(x),
+        lambda: checkpoint(net, x, use_reentrant=False),
+        lambda: checkpoint(net, x, use_reentrant=True),
+    ):
+        x.grad = None
+        torch.manual_seed(5)
+        run().sum().backward()
+        results.append(x.grad)
+    close(results[1], results[0])
+    close(results[2], results[0])
+
+
+def test_hooks(device):
+    seen = []
+    net = nn.Linear(3, 2).to(device)
+    net.register_forward_pre_hook(lambda module, inputs: seen.append("before"))
+    net.register_forward_hook(lambda module, inputs, output: output * 2)
+    net.register_full_backward_hook(lambda module, inputs, outputs: seen.append(outputs[0].device))
+    net.weight.register_hook(lambda grad: grad * 10)
+    net.bias.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.tolist()))
+    net(torch.ones(1, 3, device=device)).sum().backward()
+    assert seen == ["before", device, [2, 2]] or seen == ["before", [2, 2], device]
+    assert net.weight.grad.tolist() == [[20] * 3] * 2
+    with torch.autograd.graph.save_on_cpu():
+        x = torch.ones(2, device=device, requires_grad=True)
+        x.exp().sum().backward()
+    close(x.grad, torch.ones(2).exp())
+
+
+def test_grad_modes(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    with torch.no_grad():
+        y = x * 2
+        x += 1
+    assert not y.requires_grad and x.tolist() == [2, 2]
+    with torch.inference_mode():
+        z = x * 2
+        z += 1
+    assert z.is_inference() and z.tolist() == [5, 5]
+    with pytest.raises(RuntimeError, match="Inference tensors cannot be saved for backward"):
+        x * z
+    with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
+        x += 1
+    with pytest.raises(RuntimeError, match="a second time"):
+        loss = x.exp().sum()
+        loss.backward()
+        loss.backward()
+    assert x.is_leaf and (x * 2).grad_fn is not None
+    with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="nan"):
+        (x * 0).sqrt().mul(0).div(0).sum().backward()
+
+
+def test_a_function_of_ones_own(device):
+    class Cube(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return x**3
+
+        @staticmethod
+        def backward(ctx, grad):
+            (x,) = ctx.saved_tensors
+            return 3 * x**2 * grad
+
+    x = torch.tensor([2.0], device=device, requires_grad=True)
+    Cube.apply(x).backward()
+    assert x.grad.tolist() == [12]
+
+
+def test_gradients_accumulate_and_are_assigned(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    for _ in range(3):
+        (x * 2).sum().backward()
+    assert x.grad.tolist() == [6, 6]
+    x.grad.zero_()
+    x.grad = torch.full((2,), 3.0, device=device)
+    x.grad += 1
+    assert x.grad.tolist() == [4, 4]
+    with pytest.raises(RuntimeError, match="device"):
+        x.grad = torch.ones(2)
+    net = nn.Linear(2, 2).to(device)
+    net.weight.data = torch.zeros(2, 2, device=device)
+    net.weight.data[0] = 1
+    net.weight.data.add_(1)
+    assert net.weight.tolist() == [[2, 2], [1, 1]]
+    assert isinstance(net.weight, nn.Parameter)
+    net(torch.ones(1, 2, device=device)).sum().backward()
+    assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
+    with pytest.raises(RuntimeError):
+        net.weight.data = torch.zeros(2, 2)
+
+
+def test_modules_that_keep_state(device):
+    torch.manual_seed(0)
+    lstm = nn.LSTM(3, 4, batch_first=True)
+    attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).eval()
+    x, z = torch.rand(2, 5, 3), torch.rand(2, 5, 8)
+    with torch.no_grad():
+        wanted, expected = lstm(x)[0], attention(z)
+    close(lstm.to(device)(x.to(device))[0], wanted)
+    got = attention.to(device)(z.to(device))
+    close(got, expected)
+    packed = nn.utils.rnn.pack_padded_sequence(x.to(device), [5, 3], batch_first=True)
+    assert packed.data.device == device
+    padded, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
+    close(padded[0], wanted[0])
+    assert lengths.tolist() == [5, 3]
+    packed = nn.utils.rnn.pack_padded_sequence(
+        x.to(device).requires_grad_(), torch.tensor([2, 5]), True, enforce_sorted=False
+    )
+    assert packed.batch_sizes.tolist() == [2, 2, 1, 1, 1]
+    lstm(packed)[0].data.sum().backward()
+    assert lstm.weight_ih_l0.grad.isfinite().all()
+
+
+def test_splitting_at_indices_of_the_cpu(device):
+    x = torch.arange(6.0, device=device)
+    for where in ([1, 3], [2, 4]):
+        pieces = x.tensor_split(torch.tensor(where))
+        assert [len(piece) for piece in pieces] == [where[0], where[1] - where[0], 6 - where[1]]
+        pieces[1].zero_()
+    assert x.tolist() == [0, 0, 0, 0, 4, 5]
+
+
+def test_lazy_modules_and_initialisation(device):
+    net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
+    assert net(torch.rand(4, 5, device=device)).device == device
+    assert net[0].weight.shape == (3, 5)
+    nn.init.xavier_uniform_(net[0].weight)
+    nn.init.trunc_normal_(net[0].weight)
+    nn.init.orthogonal_(net[0].weight)
+    close(net[0].weight @ net[0].weight.T, torch.eye(3))
+
+
+def test_random_choices_with_a_generator_of_the_device(device):
+    generator = torch.Generator()
+    generator.manual_seed(3)
+    expected = torch.rand(3, generator=generator)
+    generator.manual_seed(3)
+    x = torch.empty(3).uniform_(generator=generator).to(device)
+    close(x, expected)
