@@ -1,15 +1,11 @@
 """Scatter, gather, broadcast and reduce for `nn.DataParallel` on virtual GPUs."""
 
 import torch
-from torch._utils import (
-    _flatten_dense_tensors,
-    _reorder_tensors_as,
-    _take_tensors,
-    _unflatten_dense_tensors,
-)
+from torch._utils import _reorder_tensors_as, _take_tensors
 
 from . import device as registry
 from .module import stream as use_stream
+from .tensor import Meta, issue_kernel, view_as
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
@@ -62,22 +58,69 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
         where = registry.find(index).torch_device
         copies = []
         for chunk in _take_tensors(tensors, buffer_size):
-            flat = _flatten_dense_tensors(chunk).to(where)
-            copies.extend(_unflatten_dense_tensors(flat, chunk))
+            copies.extend(_unpack(_pack(chunk).to(where), chunk))
         outputs.append(list(_reorder_tensors_as(copies, tensors)))
     return outputs
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
-    """Return the sums over devices of each tensor, on `destination`; `inputs[k]` are device k's."""
+    """Return the sums over devices of each tensor, on `destination`; `inputs[k]` are device k's.
+
+    The other devices send buffers of `buffer_size` bytes; what is on `destination` stays there.
+    """
     where = registry.find(destination).torch_device
+    (home,) = [tensors for tensors in inputs if tensors[0].device == where]
+    others = [tensors for tensors in inputs if tensors is not home]
     sums = []
-    takers = [_take_tensors(tensors, buffer_size) for tensors in inputs]
-    for chunks in zip(*takers, strict=True):
-        flats = [_flatten_dense_tensors(chunk) for chunk in chunks]
-        total = None
-        for flat in flats:
-            flat = flat.to(where)
-            total = flat.clone() if total is None else total.add_(flat)
-        sums.extend(_unflatten_dense_tensors(total, chunks[0]))
-    return tuple(_reorder_tensors_as(sums, inputs[0]))
+    takers = [_take_tensors(tensors, buffer_size) for tensors in (home, *others)]
+    for chunk, *sent in zip(*takers, strict=True):
+        flats = [_pack(other).to(where) for other in sent]
+        sums.extend(_add_packed(chunk, flats))
+    return tuple(_reorder_tensors_as(sums, home))
+
+
+# One kernel for all tensors of a buffer, as torch has for CUDA: these write one after the other
+# what takes an operator for each tensor otherwise.
+
+
+def _pack(tensors):
+    """Return the elements of `tensors` in one vector."""
+    first = tensors[0]._meta
+    size = (sum(tensor.numel() for tensor in tensors),)
+    meta = Meta.contiguous(first.device, first.dtype, size)
+    return issue_kernel("pack", _concatenate, tensors, [meta])[0]
+
+
+def _concatenate(values):
+    return [torch.cat([value.reshape(-1) for value in values])]
+
+
+def _unpack(flat, like):
+    """Return views of the vector `flat` with the shapes of the tensors `like`."""
+    views, offset = [], 0
+    for tensor in like:
+        meta = Meta.contiguous(flat._meta.device, flat.dtype, tuple(tensor.shape), offset)
+        views.append(view_as(flat, meta))
+        offset += tensor.numel()
+    return views
+
+
+def _add_packed(tensors, flats):
+    """Return each of `tensors` plus its part of each vector of `flats`."""
+    if not flats:
+        return tensors
+
+    def add(values):
+        own, vectors = values[: len(tensors)], values[len(tensors) :]
+        sums, offset = [], 0
+        for value in own:
+            part = slice(offset, offset + value.numel())
+            total = value.contiguous()
+            for vector in vectors:
+                total = total + vector[part].view(value.shape)
+            sums.append(total)
+            offset = part.stop
+        return sums
+
+    metas = [Meta.contiguous(t._meta.device, t.dtype, tuple(t.shape)) for t in tensors]
+    return issue_kernel("add", add, [*tensors, *flats], metas)
