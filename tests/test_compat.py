@@ -806,9 +806,10 @@ def chunked(x):
         chunked,
     ],
 )
-def test_tensors_behave_as_on_the_cpu(function, device):
+@pytest.mark.parametrize("inference", [False, True], ids=["normal", "inference"])
+def test_tensors_behave_as_on_the_cpu(function, inference, device):
     x = torch.arange(12.0).reshape(3, 4) / 2
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.inference_mode(inference):
         warnings.simplefilter("ignore")
         check(function, device, x)
 
@@ -972,6 +973,26 @@ def test_grad_modes(device):
     assert x.is_leaf and (x * 2).grad_fn is not None
     with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="nan"):
         (x * 0).sqrt().mul(0).div(0).sum().backward()
+
+
+def test_inference_mode_evaluates_a_net(device):
+    X, y = batch()
+    net = small_net().eval()
+    nets = [net, copy.deepcopy(net).to(device)]
+    with torch.inference_mode():
+        losses = [
+            F.cross_entropy(nets[0](X), y),
+            F.cross_entropy(nets[1](X.to(device)), y.to(device)),
+        ]
+        close(losses[1], losses[0])
+        assert losses[1].cpu().device == CPU and losses[1].is_inference()
+        assert losses[1].to("vgpu:0").device.index == 0
+        output = nets[1](X.to(device))
+        assert (output.argmax(1) == y.to(device)).float().mean().item() <= 1
+        assert repr(output).endswith("device='vgpu:1')")
+        encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+        z = torch.rand(2, 3, 4)
+        close(copy.deepcopy(encoder).to(device)(z.to(device)), encoder(z), rtol=1e-4, atol=1e-5)
 
 
 def test_a_function_of_ones_own(device):

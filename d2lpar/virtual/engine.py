@@ -198,7 +198,10 @@ class Engine:
 
     def _run(self):
         set_thread_count(self.threads)
-        torch.set_grad_enabled(False)
+        with torch.inference_mode():  # so that tensors made in that mode can be written
+            self._run_ops()
+
+    def _run_ops(self):
         below_autograd = torch._C._AutoDispatchBelowAutograd()
         get = self._queue.get
         while True:

@@ -276,6 +276,8 @@ class Info:
         self.func = func
         self.name = str(func).rpartition(".")[0]
         self.special = tables.special.get(func)
+        if self.special is None and _is_composite(func):
+            self.special = _decompose
         self.nested = any(
             "Tensor" in str(a.type) and "List" in str(a.type) for a in schema.arguments
         )
@@ -291,6 +293,16 @@ class Info:
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
         self.cpu_arguments = tables.cpu_arguments.get(packet)
+
+
+def _is_composite(func):
+    """Return whether `func` consists of others: where autograd is off (`torch.inference_mode`, an
+    operator that calls another) such ones arrive here whole."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def _decompose(func, args, kwargs):
+    return func.decompose(*args, **kwargs)
 
 
 class tables:  # noqa: N801
