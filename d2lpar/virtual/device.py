@@ -132,7 +132,7 @@ class Device:
                 self._collect()
             allocated = self._allocated + num_bytes
             if allocated > self.memory:
-                block.freed = None
+                block.freed = freed = None
                 raise torch.OutOfMemoryError(
                     f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
                     f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
