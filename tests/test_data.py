@@ -570,3 +570,10 @@ def test_split_batch_errors():
         d2lpar.split_batch(X, y, [])
     with pytest.raises(ValueError, match="X has 3 items and y has 2"):
         d2lpar.split_batch(X, y[:2], ["cpu"])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_seed_of_the_readers_does_not_sort_the_stand_in(seed):
+    order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
+    _, labels = garments.draw(1000, seed=seed)
+    assert len(labels[order][:100].unique()) > 5
