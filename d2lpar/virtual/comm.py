@@ -110,8 +110,10 @@ def _add_packed(tensors, flats):
     if not flats:
         return tensors
 
+    count = len(tensors)
+
     def add(values):
-        own, vectors = values[: len(tensors)], values[len(tensors) :]
+        own, vectors = values[:count], values[count:]
         sums, offset = [], 0
         for value in own:
             part = slice(offset, offset + value.numel())

@@ -217,7 +217,7 @@ class Engine:
             if op.hold is not None:
                 self._hold(op)
             op.end = perf_counter()
-            op.args = op.kwargs = op.out = None
+            op.work = op.args = op.kwargs = op.out = None
             with _lock:
                 _finish(op)
             op = None

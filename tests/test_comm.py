@@ -1,0 +1,66 @@
+"""What nn.DataParallel needs of virtual GPUs: broadcast and reduction in buffers."""
+
+import gc
+
+import pytest
+import torch
+
+import d2lpar
+from d2lpar.virtual import comm
+
+SHAPES = [(3, 4), (), (5,), (2, 1, 3)]
+
+
+@pytest.fixture
+def devices():
+    return d2lpar.virtual_gpus(3)
+
+
+def some(device, value):
+    return [torch.full(shape, value + i, device=device) for i, shape in enumerate(SHAPES)]
+
+
+@pytest.mark.parametrize("buffer_size", [1, 40, 10**6])
+def test_broadcast_gives_each_device_its_own_copies(devices, buffer_size):
+    tensors = some(devices[0], 1.0)
+    outputs = comm.broadcast_coalesced(tensors, [0, 1, 2], buffer_size)
+    for device, copies in zip(devices, outputs, strict=True):
+        for tensor, copy in zip(tensors, copies, strict=True):
+            assert copy.device == device
+            assert torch.equal(copy.cpu(), tensor.cpu())
+    outputs[1][0].zero_()
+    assert outputs[2][0].min() == 1 and tensors[0].min() == 1
+
+
+@pytest.mark.parametrize("buffer_size", [1, 40, 10**6])
+@pytest.mark.parametrize("destination", [0, 2])
+def test_reduction_sums_over_devices(devices, buffer_size, destination):
+    inputs = [some(device, 10.0**k) for k, device in enumerate(devices)]
+    inputs[destination][0] = torch.full((4, 3), 10.0**destination, device=devices[destination]).t()
+    sums = comm.reduce_add_coalesced(inputs, destination, buffer_size)
+    for i, (shape, total) in enumerate(zip(SHAPES, sums, strict=True)):
+        assert total.device == devices[destination]
+        assert torch.equal(total.cpu(), torch.full(shape, 111.0 + 3 * i))
+
+
+def test_reduction_holds_no_memory_but_the_sums(devices):
+    gc.collect()
+    before = [torch.vgpu.memory_allocated(device) for device in devices]
+    inputs = [[torch.ones(1000, device=device)] for device in devices]
+    with d2lpar.Timeline() as timeline:
+        sums = comm.reduce_add_coalesced(inputs, 0)
+        del inputs
+    held = [torch.vgpu.memory_allocated(device) for device in devices]
+    assert [after - b for after, b in zip(held, before, strict=True)] == [4000, 0, 0]
+    assert len(timeline.select(kind="copy")) == 2 and sums[0][0] == 3
+
+
+def test_reduction_of_what_failed_is_reported(devices):
+    index = torch.tensor([7], device=devices[1])
+    bad = torch.nn.functional.embedding(index, torch.rand(3, 4, device=devices[1]))
+    good = torch.ones(1, 4, device=devices[0])
+    comm.reduce_add_coalesced([[good], [bad]], 0)
+    with pytest.raises(torch.AcceleratorError, match="embedding"):
+        d2lpar.synchronize(devices[1])
+    d2lpar.virtual_gpus(2)
+    assert good.sum() == 4
