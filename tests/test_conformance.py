@@ -9,13 +9,11 @@ import warnings
 
 import pytest
 import torch
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.common_modules import module_db
 from torch.utils._pytree import tree_flatten, tree_map_only
 
 import d2lpar
-
-pytest.importorskip("expecttest", reason="torch's test suites need the package expecttest")
-from torch.testing._internal.common_methods_invocations import op_db  # noqa: E402
-from torch.testing._internal.common_modules import module_db  # noqa: E402
 
 INDEX = 1
 SPARSE = "a virtual GPU has dense tensors only"
