@@ -333,6 +333,7 @@ def test_peer_copy_keeps_order_when_the_current_streams_are_side_streams(devices
             copy = source.to(devices[1])
             source += 1
             assert not torch.vgpu.current_stream(devices[0]).query()
+    d2lpar.synchronize()  # what follows is on the default stream, which waited for nothing
     assert copy.sum().item() == 10
 
 
@@ -636,9 +637,19 @@ def test_results_of_a_failed_kernel_say_so_when_they_are_read(devices):
     z = y * 2 + 1
     torch.vgpu.synchronize()
     for read in (lambda: z.sum().item(), z.cpu, z.nonzero, lambda: z.to(devices[1]).cpu()):
-        with pytest.raises(torch.AcceleratorError, match="kernel failed: IndexError: index out"):
+        text = r"^vgpu error: \S+ reads a tensor whose kernel failed: IndexError: index out"
+        with pytest.raises(torch.AcceleratorError, match=text):
             read()
     d2lpar.synchronize()
+
+
+def test_of_several_asynchronous_errors_the_first_is_raised(devices):
+    x, index = torch.ones(3, device=devices[0]), torch.tensor([9], device=devices[0])
+    failing(devices[0])
+    x.index_select(0, index)
+    with pytest.raises(torch.AcceleratorError, match="aten.embedding"):
+        torch.vgpu.synchronize()
+    torch.vgpu.synchronize()
 
 
 def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
