@@ -1,0 +1,679 @@
+"""launch: functions in several processes, their results, their faults, and what is left behind."""
+
+import functools
+import multiprocessing.forkserver
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import d2lpar
+
+ROOT = Path(__file__).resolve().parents[1]
+CPUS = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+
+
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch):
+    """These tests are about gloo and about output that is buffered, wherever they run."""
+    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+def run_program(code, **options):
+    """Run Python code as a script in a process of its own; return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**CPUS, **options},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+# What comes back
+
+
+def test_results_come_in_rank_order_and_arguments_are_copies():
+    words = ["a"]
+
+    def work(x, words, scale=1):
+        words.append("b")
+        total = torch.tensor([x + dist.get_rank()])
+        dist.all_reduce(total)
+        return dist.get_rank(), dist.get_world_size(), total * scale, words
+
+    results = d2lpar.launch(work, 10, words, nproc=3, scale=2)
+    assert results == [(rank, 3, torch.tensor([66]), ["a", "b"]) for rank in range(3)]
+    assert words == ["a"]
+
+
+def test_ranks_have_gloo_one_thread_and_this_environment(monkeypatch):
+    d2lpar.launch(dist.get_rank, nproc=1)
+    monkeypatch.setenv("MASTER_ADDR", "what.a.tutorial.says")
+    monkeypatch.setenv("SET_AFTER_THE_FIRST_LAUNCH", "yes")
+
+    def facts():
+        loaded = "torch._dynamo" in sys.modules
+        own = os.environ["SET_AFTER_THE_FIRST_LAUNCH"]
+        method = multiprocessing.get_start_method()  # of a DataLoader, for example
+        place = os.getcwd(), os.getppid()
+        return dist.get_backend(), torch.get_num_threads(), method, own, loaded, *place
+
+    (server,) = {facts[-1] for facts in d2lpar.launch(facts, nproc=2, timeout=20)}
+    again = d2lpar.launch(facts, nproc=1)
+    method = multiprocessing.get_start_method()
+    assert again == [("gloo", 1, method, "yes", True, os.getcwd(), server)]
+    assert server == multiprocessing.forkserver._forkserver._forkserver_pid
+
+
+def test_ddp_takes_the_step_of_one_process_and_is_torn_down_well():
+    torch.manual_seed(0)
+    X, y = torch.randn(8, 5), torch.randn(8, 1)
+
+    def step(X, y, rank=0, world_size=1):
+        torch.manual_seed(1)
+        net = torch.nn.Linear(5, 1)
+        if world_size > 1:
+            net = torch.nn.parallel.DistributedDataParallel(net)
+            net.cycle = [net]  # lives until it is collected
+        loss = torch.nn.functional.mse_loss(net(X[rank::world_size]), y[rank::world_size])
+        loss.backward()
+        return [parameter.grad for parameter in net.parameters()]
+
+    def parallel(X, y):
+        return step(X, y, dist.get_rank(), dist.get_world_size())
+
+    expected = step(X, y)
+    for grads in d2lpar.launch(parallel, X, y):
+        torch.testing.assert_close(grads, expected)
+
+
+def test_launch_with_virtual_gpus_and_busy_threads_in_this_process():
+    code = """
+    import torch, d2lpar
+    devices = d2lpar.virtual_gpus(2)
+    x = torch.rand(300, 300, device=devices[0])
+    torch.rand(500, 500) @ torch.rand(500, 500)  # OpenMP
+    torch.vgpu._sleep(0.5)
+    y = x @ x
+
+    def work(weight):
+        import sys
+        assert "d2lpar.virtual.device" not in sys.modules
+        total = torch.rand(200, 200) @ weight
+        torch.distributed.all_reduce(total)
+        return torch.distributed.get_rank(), total
+
+    (a, first), (b, second) = d2lpar.launch(work, torch.ones(200, 3))
+    assert (a, b) == (0, 1) and first.equal(second)
+    assert torch.equal(y.cpu(), (x @ x).cpu())
+    """
+    run_program(code)
+
+
+def test_script_without_a_main_guard_is_not_run_again(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, d2lpar\n"
+        "print('the script runs')\n"
+        "def rank(): return torch.distributed.get_rank()\n"
+        "print(d2lpar.launch(rank))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**CPUS, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.stdout.splitlines() == ["the script runs", "[0, 1]"], done.stderr
+
+
+# Output
+
+
+def test_lines_have_the_rank_in_front_and_are_whole(capsys):
+    def talk():
+        for i in range(50):
+            for word in ("line", f"{i}", "of", f"{dist.get_rank()}"):
+                print(word, end=" ", flush=True)
+                time.sleep(0.04 * (i < 3))
+            print()
+        print("to stderr", file=sys.stderr)
+        print("no newline", end="")
+
+    d2lpar.launch(talk, nproc=2)
+    out, err = capsys.readouterr()
+    for rank in range(2):
+        own = [line for line in out.splitlines() if line.startswith(f"[{rank}] ")]
+        lines = [f"[{rank}] line {i} of {rank} " for i in range(50)]
+        assert own == [*lines, f"[{rank}] no newline"]
+    assert len(out.splitlines()) == 102
+    assert sorted(err.splitlines()) == ["[0] to stderr", "[1] to stderr"]
+
+
+def test_output_is_shown_while_the_function_runs(tmp_path, monkeypatch):
+    seen = tmp_path / "seen"
+
+    class Screen:
+        def write(self, text):
+            if "[0] are you there?" in text:
+                seen.touch()
+
+        def flush(self):
+            pass
+
+    def ask(seen):
+        print("are you there?")
+        for _ in range(1000):
+            if seen.exists():
+                return True
+            time.sleep(0.05)
+
+    monkeypatch.setattr(sys, "stdout", Screen())
+    assert d2lpar.launch(ask, seen, nproc=1) == [True]
+
+
+# Faults
+
+
+def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path):
+    class Trouble(Exception):
+        pass
+
+    def work(folder):
+        rank = dist.get_rank()
+        (folder / str(rank)).write_text(str(os.getpid()))
+        if rank == 1:
+            while not (folder / "0").exists():
+                time.sleep(0.01)
+            raise Trouble("of rank one", {"step": 3})  # here
+        time.sleep(1000)
+
+    with pytest.raises(Trouble, match="of rank one") as caught:
+        d2lpar.launch(work, tmp_path)
+    assert caught.value.args == ("of rank one", {"step": 3})
+    (note,) = caught.value.__notes__
+    assert "rank 1" in note and '{"step": 3})  # here' in note and "worker.py" not in note
+    assert not any(is_alive(int((tmp_path / rank).read_text())) for rank in "01")
+    assert d2lpar.launch(lambda: 5, nproc=1) == [5]
+
+
+def test_first_exception_counts_not_the_broken_connections_that_follow():
+    def work():
+        if dist.get_rank() == 2:
+            raise IndexError("the reason")
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(IndexError, match="the reason"):
+        d2lpar.launch(work, nproc=3)
+
+
+def test_exception_that_does_not_pickle_comes_as_its_text():
+    class Stubborn(Exception):
+        def __init__(self, a, b):
+            super().__init__(f"{a} and {b}")
+
+    def work():
+        raise Stubborn(1, 2)
+
+    with pytest.raises(RuntimeError, match="Stubborn: 1 and 2") as caught:
+        d2lpar.launch(work, nproc=1)
+    assert "raise Stubborn(1, 2)" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize(
+    "end, message",
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was killed by SIGKILL"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "rank 1 was killed by SIGTERM"),
+        (lambda: os._exit(3), "rank 1 ended with exit code 3 before it returned"),
+        (lambda: os._exit(0), "rank 1 ended with exit code 0 before it returned"),
+        (lambda: sys.exit(0), r"rank 1 was ended by SystemExit\(0\)"),
+    ],
+    ids=["SIGKILL", "SIGTERM", "exit 3", "exit 0", "sys.exit"],
+)
+def test_rank_that_ends_early_is_named_with_its_end(end, message):
+    def work():
+        if dist.get_rank() == 1:
+            end()
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(RuntimeError, match=f"^{message}(\n|$)"):
+        d2lpar.launch(work)
+
+
+def test_hang_before_a_collective_names_who_is_missing_and_where_it_is():
+    def work():
+        dist.barrier()
+        if dist.get_rank() == 1:
+            time.sleep(1000)  # asleep
+        dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(TimeoutError) as caught:
+        d2lpar.launch(work, nproc=3, timeout=2)
+    first, *others = str(caught.value).splitlines()
+    assert re.match(r"rank [02] waited 2 s in collective 2, line \d+ of work", first)
+    assert first.endswith("; rank 1 had not arrived")
+    assert any(
+        "rank 1 had started 1 collective and" in line and "asleep" in line for line in others
+    )
+
+
+def test_hang_at_the_end_names_who_is_missing():
+    def work():
+        if dist.get_rank() != 1:
+            return
+        while True:
+            pass
+
+    with pytest.raises(TimeoutError, match="waited 1.5 s at the end; rank 1 had not arrived"):
+        d2lpar.launch(work, nproc=3, timeout=1.5)
+
+
+def test_collective_that_the_others_never_call():
+    def work():
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+
+    with pytest.raises(TimeoutError, match="had not arrived"):
+        d2lpar.launch(work, timeout=1)
+
+
+@pytest.fixture
+def started():
+    """Processes that a test started, by id: those that still run are ended after it."""
+    pids = []
+    yield pids
+    for pid in filter(is_alive, pids):
+        os.kill(pid, signal.SIGKILL)
+
+
+def start(code, folder, started):
+    """Start a program that launches `hang`, which leaves pids in `folder`; wait until it has."""
+    program = f"""
+import os, signal, sys, time
+from pathlib import Path
+import torch, d2lpar
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
+folder = Path({str(folder)!r})
+
+def hang(folder):
+    rank = torch.distributed.get_rank()
+    (folder / f"{{rank}}.part").write_text(str(os.getpid()))
+    (folder / f"{{rank}}.part").rename(folder / f"{{rank}}.pid")
+    if rank == 0:
+        torch.distributed.all_reduce(torch.ones(1))
+    while True:
+        pass
+"""
+    temporary = folder / "tmp"
+    temporary.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", program + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**CPUS, "TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    started.append(process.pid)
+    wait_until(lambda: len(list(folder.glob("*.pid"))) == 2)
+    pids = [int(path.read_text()) for path in folder.glob("*.pid")]
+    started += pids
+    return process, pids
+
+
+@pytest.mark.parametrize("whole_group", [False, True])
+def test_interrupt_ends_the_ranks_and_launch_works_again(tmp_path, started, whole_group):
+    """Jupyter and a terminal interrupt the whole group of processes, the ranks among them."""
+    code = """
+    try:
+        d2lpar.launch(hang, folder)
+    except KeyboardInterrupt:
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        print("interrupted", d2lpar.launch(lambda: torch.distributed.get_rank()))
+    """
+    process, pids = start(code, tmp_path, started)
+    (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert out == "interrupted [0, 1]\n" and process.returncode == 0
+    assert not any(map(is_alive, pids))
+    assert not list((tmp_path / "tmp").glob("*launch*"))
+
+
+def test_ranks_end_with_a_process_that_is_killed(tmp_path, started):
+    process, pids = start("d2lpar.launch(hang, folder)", tmp_path, started)
+    process.kill()
+    process.wait()
+    wait_until(lambda: not any(map(is_alive, pids)))
+    wait_until(lambda: not list((tmp_path / "tmp").glob("*launch*")))
+
+
+def test_nothing_is_left_behind_by_launches_good_and_bad(tmp_path):
+    code = """
+    import os, signal, threading, torch, d2lpar
+    from pathlib import Path
+
+    def work(error):
+        net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 1))
+        net(torch.ones(2, 3)).sum().backward()
+        if error and torch.distributed.get_rank() == 1:
+            raise error
+        return net(torch.ones(2, 3)).detach()
+
+    def traces():
+        me = os.getpid()
+        children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
+        threads = sorted(thread.name for thread in threading.enumerate())
+        return children, threads, len(os.listdir("/proc/self/fd")), os.environ.copy()
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGURG)
+    handlers = [signal.getsignal(number) for number in numbers]
+    d2lpar.launch(work, None)
+    before = traces()
+    for i in range(10):
+        try:
+            assert len(d2lpar.launch(work, ValueError("bad") if i % 3 == 2 else None)) == 2
+        except ValueError:
+            print("bad", i)
+    after = traces()
+    assert after[0] == before[0] and len(after[0]) == 2, after  # server and tracker stay
+    assert after[1:] == before[1:], (before, after)
+    assert handlers == [signal.getsignal(number) for number in numbers]
+    """
+    assert run_program(code, TMPDIR=str(tmp_path)) == "bad 2\nbad 5\nbad 8\n"
+    left = [path for path in tmp_path.iterdir() if not path.name.startswith("torchinductor")]
+    assert not left
+
+
+def test_launch_from_another_thread(capsys):
+    results = []
+    thread = threading.Thread(target=lambda: results.append(d2lpar.launch(dist.get_rank)))
+    thread.start()
+    thread.join()
+    assert results == [[0, 1]]
+    assert capsys.readouterr() == ("", "")
+
+
+# Restarts
+
+
+def train(folder, num_steps, kill_at):
+    """Train with a checkpoint after each step; rank 1 is killed once, in step `kill_at`."""
+    torch.manual_seed(0)
+    net = torch.nn.Linear(4, 1)
+    path, first = folder / "checkpoint.pt", 0
+    if path.exists():
+        saved = torch.load(path)
+        net.load_state_dict(saved["net"])
+        first = saved["step"] + 1
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(first, num_steps):
+        X = torch.arange(4.0).reshape(1, 4) * (step + 1) / (dist.get_rank() + 5)
+        optimizer.zero_grad()
+        if step == kill_at and dist.get_rank() == 1 and not (folder / "killed").exists():
+            (folder / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        ddp(X).square().sum().backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            torch.save({"net": net.state_dict(), "step": step}, folder / "part")
+            os.replace(folder / "part", path)
+        dist.barrier()
+    return first, net.state_dict()
+
+
+def test_killed_rank_is_restarted_and_training_goes_on(tmp_path, capsys):
+    folders = [tmp_path / "disturbed", tmp_path / "undisturbed"]
+    for folder in folders:
+        folder.mkdir()
+    by_value = functools.partial(train)
+    disturbed = d2lpar.launch(by_value, folders[0], 6, 3, max_restarts=2, timeout=20)
+    assert capsys.readouterr().out == (
+        "RuntimeError: rank 1 was killed by SIGKILL; restart 1 of 2\n"
+    )
+    undisturbed = d2lpar.launch(by_value, folders[1], 6, None)
+    assert [first for first, _ in disturbed] == [3, 3]
+    assert [first for first, _ in undisturbed] == [0, 0]
+    for (_, state), (_, expected) in zip(disturbed, undisturbed, strict=True):
+        torch.testing.assert_close(state, expected, rtol=0, atol=0)
+
+
+def test_restarts_come_to_an_end_and_find_nothing_in_the_store():
+    def work():
+        store = dist.distributed_c10d._get_default_store()
+        assert not store.check(["left behind"])  # what is would break gloo now and then
+        dist.barrier()
+        store.set("left behind", "")
+        if dist.get_rank() == 1:
+            raise ValueError(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}")
+
+    with pytest.raises(ValueError, match="attempt 1"):
+        d2lpar.launch(work, max_restarts=1, timeout=10)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    "kind, message, options",
+    [
+        (ValueError, "nproc.* positive integer: got 0", {"nproc": 0}),
+        (ValueError, "nproc.* positive integer: got 2.0", {"nproc": 2.0}),
+        (ValueError, "nproc.* positive integer: got True", {"nproc": True}),
+        (ValueError, "timeout.* positive number of seconds: got -1", {"timeout": -1}),
+        (ValueError, "max_restarts.* got -1", {"max_restarts": -1}),
+        (TypeError, r"<lambda>\(\) cannot be called so: got an unexpected.* 'lr'", {"lr": 1}),
+    ],
+)
+def test_bad_options(kind, message, options, monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryDirectory", None)  # nothing is started
+    with pytest.raises(kind, match=message):
+        d2lpar.launch(lambda: None, **options)
+
+
+def test_what_cannot_be_called_or_sent(monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryDirectory", None)
+    with pytest.raises(TypeError, match="launch calls a function: got 3"):
+        d2lpar.launch(3)
+    with pytest.raises(TypeError, match="argument 1, a lock, cannot be sent"):
+        d2lpar.launch(lambda a, b: None, 1, threading.Lock())
+    with pytest.raises(TypeError, match="argument x, a generator, cannot be sent"):
+        d2lpar.launch(lambda x: None, x=(i for i in "ab"))
+    lock = threading.Lock()
+
+    def locked():
+        return lock
+
+    with pytest.raises(TypeError, match="the function, locked, cannot be sent"):
+        d2lpar.launch(locked)
+
+
+def test_result_that_cannot_be_pickled():
+    with pytest.raises(TypeError, match="rank 0 returned a lock that cannot be pickled"):
+        d2lpar.launch(threading.Lock, nproc=1)
+
+
+def test_what_can_be_pickled_but_not_read():
+    def broken(text):
+        raise ValueError(text)
+
+    class Broken:
+        def __init__(self, text):
+            self.text = text
+
+        def __reduce__(self):
+            return broken, (self.text,)
+
+    with pytest.raises(
+        TypeError, match="what rank 0 returned cannot be read here: on the way back"
+    ):
+        d2lpar.launch(lambda: Broken("on the way back"), nproc=1)
+    with pytest.raises(TypeError, match="arguments cannot be read in another process: there"):
+        d2lpar.launch(lambda x: None, Broken("there"), nproc=1)
+
+
+def test_names_that_launch_and_the_function_share():
+    def work(x, timeout=5):
+        return x, timeout
+
+    with pytest.raises(TypeError, match="work has a parameter timeout.*functools.partial"):
+        d2lpar.launch(work, 1, timeout=60)
+    assert d2lpar.launch(work, 1, 7, timeout=60, nproc=1) == [(1, 7)]
+    partial = functools.partial(work, timeout=8)
+    assert d2lpar.launch(partial, 1, timeout=60, nproc=1) == [(1, 8)]
+
+
+# In a notebook
+
+
+def test_in_a_notebook(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    cells = [
+        "import torch, d2lpar\ndevices = d2lpar.virtual_gpus(2)\nscale = 10\n"
+        "class Trouble(Exception): pass",
+        "def work(x):\n    rank = torch.distributed.get_rank()\n    print('hello from', rank)\n"
+        "    total = torch.tensor(x + rank)\n    torch.distributed.all_reduce(total)\n"
+        "    return total.item() * scale\nd2lpar.launch(work, 1)",
+        "def fail():\n    raise Trouble('in a cell')\n"
+        "try:\n    d2lpar.launch(fail)\nexcept Trouble as error:\n    print(error.__notes__[0])",
+        "d2lpar.launch(fail)",
+        "d2lpar.launch(work, 2)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.cells[3].metadata["tags"] = ["raises-exception"]
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3").execute(cwd=tmp_path)
+    _, good, caught, raised, again = notebook.cells
+    assert sorted(good.outputs[0].text.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
+    assert good.outputs[-1].data["text/plain"] == "[30, 30]"
+    assert "raise Trouble('in a cell')" in caught.outputs[0].text  # the source of the cell
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(raised.outputs[-1].traceback))
+    assert raised.outputs[-1].ename == "Trouble" and "raised in rank" in shown
+    assert again.outputs[-1].data["text/plain"] == "[50, 50]"
+
+
+# torchrun
+
+TRAIN = """
+import os
+import torch
+import torch.distributed as dist
+
+def train(scale, name="nobody"):
+    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+    net(torch.ones(1, 2)).sum().backward()
+    total = torch.tensor([dist.get_rank() * scale])
+    dist.all_reduce(total)
+    hosts = [None] * dist.get_world_size()
+    dist.all_gather_object(hosts, os.readlink("/proc/self/ns/net"))
+    return f"{name}: {total.item()} on {len(set(hosts))} hosts, threads {torch.get_num_threads()}"
+"""
+
+
+def torchrun(folder, *options, arguments=("scale=2", "name=Ann"), prefix=()):
+    """Start torchrun for the function above, which needs a file and nothing else."""
+    (folder / "train.py").write_text(TRAIN)
+    command = [*prefix, sys.executable, "-m", "torch.distributed.run", *options]
+    return subprocess.Popen(
+        [*command, "-m", "d2lpar.worker", "train.py:train", *arguments],
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**CPUS, "PYTHONPATH": str(ROOT)},
+    )
+
+
+def test_torchrun_on_this_machine(tmp_path):
+    job = torchrun(tmp_path, "--standalone", "--nproc-per-node=2")
+    out, err = job.communicate(timeout=200)
+    assert job.returncode == 0, err
+    assert out.splitlines() == ["Ann: 2 on 1 hosts, threads 1"]
+
+
+def test_torchrun_shows_the_error_of_the_function(tmp_path):
+    job = torchrun(tmp_path, "--standalone", "--nproc-per-node=1", arguments=["scale=[]"])
+    out, err = job.communicate(timeout=200)
+    assert job.returncode != 0 and out == ""
+    assert ", in train\n" in err and "cannot be converted to Scalar" in err
+
+
+def ip(*words):
+    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True)
+
+
+@pytest.fixture
+def two_hosts():
+    """Make two hosts of network namespaces, with a line of 1 Gbit/s between them."""
+    if not shutil.which("ip"):
+        pytest.skip("two hosts need the program ip (iproute2)")
+    names = [f"d2lpar-{os.getpid()}-{i}" for i in range(2)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ends = [f"veth{i}" for i in range(2)]
+        peer = ["peer", "name", ends[1], "netns", names[1]]
+        ip("link", "add", ends[0], "netns", names[0], "type", "veth", *peer)
+        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
+            ip("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", end)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", end, "up")
+            shape = f"tc -n {name} qdisc add dev {end} root tbf rate 1gbit burst 1mb latency 50ms"
+            if shutil.which("tc"):
+                subprocess.run(shape.split(), check=True, capture_output=True, text=True)
+        yield list(zip(names, ends, strict=True))
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"two hosts of network namespaces are not allowed here: {error.stderr}")
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
+
+
+def test_torchrun_on_two_hosts(tmp_path, two_hosts):
+    jobs = []
+    for i, (name, end) in enumerate(two_hosts):
+        jobs.append(
+            torchrun(
+                tmp_path,
+                "--nnodes=2",
+                "--nproc-per-node=1",
+                "--rdzv-backend=c10d",
+                "--rdzv-endpoint=10.77.0.1:29400",
+                f"--rdzv-conf=is_host={1 - i}",
+                f"--local-addr=10.77.0.{i + 1}",
+                prefix=["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={end}"],
+            )
+        )
+    results = [job.communicate(timeout=200) for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0], results
+    assert "".join(out for out, _ in results) == "Ann: 2 on 2 hosts, threads 1\n"
