@@ -6,7 +6,7 @@
 # make bench      the benchmarks
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
-# another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.30.0
+# another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.29.2
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -35,7 +35,7 @@ run: $(READY)
 	@$(BIN)/python notebooks/run.py $(CHAPTERS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest --nbval-lax tests $(NOTEBOOKS)
+	@$(BIN)/python -m pytest --nbval-lax --nbval-sanitize-with tests/nbval.cfg tests $(NOTEBOOKS)
 
 lab: $(READY)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)

@@ -380,6 +380,8 @@ def test_interrupt_ends_kernel_and_run(tmp_path):
     process = subprocess.Popen(
         [*command, "--build", tmp_path / "build"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     kernel = tmp_path / "kernel"
     wait_for(lambda: kernel.exists() and kernel.read_text(), 60)
