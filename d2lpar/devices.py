@@ -70,18 +70,23 @@ def ensure_gpus(n, **options):
         raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")
     if kind == "cuda" or (not kind and real >= n):
         names = {torch.cuda.get_device_name(i) for i in range(n)}
-        print(f"{n} real GPU{'s' if n > 1 else ''}: {', '.join(sorted(names))}")
+        print(f"{_count(n, 'real GPU')}: {', '.join(sorted(names))}")
         return [torch.device("cuda", i) for i in range(n)]
     n = int(number) if number else n
     devices = virtual_gpus(n, **options)
-    why = f"D2LPAR_DEVICES={choice}" if kind else f"this machine has {real or 'no'} real GPU"
-    why += "s" if not kind and real != 1 and real else ""
+    why = f"this machine has {_count(real, 'real GPU') if real else 'no real GPU'}"
+    if kind:
+        why = f"D2LPAR_DEVICES={choice}"
     threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
     print(
-        f"{n} virtual GPU{'s' if n > 1 else ''} on {threads} threads of "
-        f"{os.cpu_count()} CPU cores ({why})"
+        f"{_count(n, 'virtual GPU')} on {_count(threads, 'thread')} of "
+        f"{_count(os.cpu_count(), 'CPU core')} ({why})"
     )
     return devices
+
+
+def _count(number, noun):
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def synchronize(*devices):

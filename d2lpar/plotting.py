@@ -291,7 +291,7 @@ def curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscal
         axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
         if len(x) <= 12:
             axes.set_xticks(x, [f"{value:g}" for value in x])
-            axes.minorticks_off()
+            axes.set_xticks([], minor=True)
         axes.grid(True)
         figure.legend(loc="outside lower center", ncols=3)
     return figure

@@ -1,8 +1,9 @@
-"""Clocks for work that runs elsewhere: Timer, Benchmark and Timeline."""
+"""Clocks for work that runs elsewhere: Timer, Benchmark, best_seconds, compare and Timeline."""
 
 import contextlib
 import itertools
 import json
+import math
 import time
 from collections import defaultdict
 from dataclasses import replace
@@ -83,6 +84,38 @@ class Benchmark:
             synchronize()
         self.seconds = self.timer.stop()
         print(f"{self.description}: {self.seconds:.4f} sec")
+
+
+def best_seconds(work, repeats=3):
+    """Return the least of the seconds that `repeats` calls of `work` take, after one to warm up.
+
+    Each includes the work that the call leaves on the devices. Raises ValueError for fewer than
+    one repeat.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1: got {repeats}")
+    timer = Timer()
+    for _ in range(repeats + 1):
+        synchronize()
+        timer.start()
+        work()
+        synchronize()
+        timer.stop()
+    return min(timer.times[1:])
+
+
+def compare(what, predicted, measured, unit="s"):
+    """Print a predicted number beside the measured one, and measured over predicted."""
+    ratio = f"{measured / predicted:.2f}" if predicted else "-"
+    numbers = f"predicted {_short(predicted):>9}  measured {_short(measured):>9} {unit}"
+    print(f"{what:<32} {numbers:<46} ratio {ratio}")
+
+
+def _short(number):
+    """Write a number with four significant digits, whole numbers in full."""
+    if float(number).is_integer():
+        return f"{number:,.0f}"
+    return f"{number:,.{max(0, 3 - math.floor(math.log10(abs(number))))}f}"
 
 
 class Mark(NamedTuple):

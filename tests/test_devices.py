@@ -20,8 +20,10 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch):
     """Two virtual GPUs, before and after each test, and no wish of the user's."""
-    monkeypatch.delenv("D2LPAR_DEVICES", raising=False)
+    for name in ("D2LPAR_DEVICES", "D2LPAR_THREADS"):
+        monkeypatch.delenv(name, raising=False)
     yield d2lpar.virtual_gpus(2)
+    monkeypatch.undo()
     d2lpar.virtual_gpus(2)
 
 
@@ -124,7 +126,7 @@ def test_ensure_gpus_takes_virtual_ones_and_says_so(real, capsys):
         f"2 virtual GPUs on 6 threads of {cores} CPU cores (this machine has no real GPU)\n"
     )
     d2lpar.ensure_gpus(1)
-    assert capsys.readouterr().out.startswith("1 virtual GPU on 1 thread")
+    assert capsys.readouterr().out.startswith("1 virtual GPU on 1 thread of ")
 
 
 def test_ensure_gpus_takes_real_ones_where_there_are_enough(real, capsys):
@@ -159,6 +161,18 @@ def test_the_environment_chooses(value, present, expected, real, monkeypatch, ca
     kind = "real" if value == "cuda" else "virtual"
     assert line.startswith(f"{len(expected)} {kind} GPU")
     assert (f"D2LPAR_DEVICES={value}" in line) == value.startswith("vgpu")
+
+
+def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
+    monkeypatch.setenv("D2LPAR_THREADS", "2")
+    d2lpar.virtual_gpus(2)
+    assert figures("threads") == [2, 2]
+    d2lpar.virtual_gpus(2, threads=1)
+    assert figures("threads") == [1, 1]
+    for text in ("0", "-1", "two"):
+        monkeypatch.setenv("D2LPAR_THREADS", text)
+        with pytest.raises(ValueError, match=f"D2LPAR_THREADS .* not '{text}'"):
+            d2lpar.virtual_gpus(2)
 
 
 def test_the_environment_asks_for_real_gpus_that_are_not_there(real, monkeypatch):

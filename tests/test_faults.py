@@ -164,6 +164,7 @@ import torch, d2lpar
 def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 device = d2lpar.virtual_gpus(2)[0]
 try:
 {fault}

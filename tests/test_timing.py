@@ -8,7 +8,7 @@ import torch
 import d2lpar
 from d2lpar import kineto, timing
 from d2lpar.spans import Span, lanes, overlap, union
-from d2lpar.timing import Benchmark, Timeline, Timer
+from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -118,6 +118,33 @@ def test_benchmark_lets_errors_pass_and_prints_nothing(clock, capsys):
 
 def span(start, end):
     return Span("aten.mm", "kernel", GPU0, 0, "compute", start, end)
+
+
+def test_best_seconds_warms_up_and_counts_what_is_left_on_the_devices(clock):
+    durations = iter([50.0, 3.0, 2.0, 7.0])
+
+    def work():
+        clock.now += next(durations)
+
+    assert best_seconds(work) == 2.0 + 1.0  # a synchronize takes a second of this clock
+    assert clock.num_synchronized == 2 * 4
+    with pytest.raises(ValueError, match="at least 1: got 0"):
+        best_seconds(work, 0)
+
+
+@pytest.mark.parametrize(
+    ("predicted", "measured", "unit", "text"),
+    [
+        (0.4491, 0.41023, "s", "predicted 0.4491  measured 0.4102 s ratio 0.91"),
+        (720, 720, "kB", "predicted 720  measured 720 kB ratio 1.00"),
+        (44735.348, 1e6, "kB", "predicted 44,735  measured 1,000,000 kB ratio 22.35"),
+        (2e-5, -1e-6, "s", "predicted 0.00002000  measured -0.000001000 s ratio -0.05"),
+        (0, 3, "bytes", "predicted 0  measured 3 bytes ratio -"),
+    ],
+)
+def test_compare_prints_four_digits_and_the_ratio(predicted, measured, unit, text, capsys):
+    compare("what", predicted, measured, unit)
+    assert capsys.readouterr().out.split() == ["what", *text.split()]
 
 
 def test_union_merges_what_touches():

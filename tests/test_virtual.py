@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import d2lpar
 from d2lpar.timing import _span
@@ -991,3 +992,15 @@ def test_a_recording_tells_what_ran_where_and_when(devices):
     assert not ops
     with pytest.raises(ValueError, match="not a recording"):
         stop_recording(ops)
+
+
+class Transparent(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+def test_tensors_are_made_within_a_dispatch_mode():
+    with Transparent():
+        made = torch.tensor([1.0, 2.0], device="vgpu:1"), torch.ones(2, device="vgpu:1")
+        total = made[0] + made[1]
+    assert str(total.device) == "vgpu:1" and total.tolist() == [2, 3]

@@ -25,20 +25,23 @@ _SAME = object()
 SWITCH_INTERVAL = 1e-4  # seconds
 
 
-def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
+def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
-    `threads`: CPU threads that run a device's kernels. `memory`: its bytes (by default an equal
-    share of this machine's). `link`: what copies from and to the CPU take, a `Link`, a preset's
-    name, bytes/s, or None for what the copy itself takes here. `peer_link`: the same between
-    devices (by default as `link`). Each may be one figure for all devices or a list of one for
-    each. Called again, it gives the same devices, set to the new figures once they are idle.
+    `threads`: CPU threads that run a device's kernels (by default what the environment variable
+    D2LPAR_THREADS says, or one). `memory`: its bytes (by default an equal share of this machine's).
+    `link`: what copies from and to the CPU take, a `Link`, a preset's name, bytes/s, or None for
+    what the copy itself takes here. `peer_link`: the same between devices (by default as `link`).
+    Each may be one figure for all devices or a list of one for each. Called again, it gives the
+    same devices, set to the new figures once they are idle.
 
     Raises ValueError or TypeError for figures that make no sense, RuntimeError on a version of
     torch on which virtual GPUs are not known to work.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
+    if threads is None:
+        threads = _threads_of_the_environment()
     if memory is None:
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // n
     if peer_link is _SAME:
@@ -72,6 +75,13 @@ def virtual_gpus(n, threads=1, memory=None, link=None, peer_link=_SAME):
                 registry.devices.append(registry.Device(index, **settings))
         registry.count = n
         return [device.torch_device for device in registry.devices[:n]]
+
+
+def _threads_of_the_environment():
+    text = os.environ.get("D2LPAR_THREADS") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"D2LPAR_THREADS is a positive whole number, not {text!r}")
+    return int(text)
 
 
 def _for_each(n, name, value, check):

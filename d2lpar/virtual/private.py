@@ -44,9 +44,12 @@ def register():
     library = torch.library.Library("_", "IMPL")
     library.fallback(_factory, "PrivateUse1")
     _libraries.append(library)
-    # torch.tensor(..., device=) copies with __torch_dispatch__ switched off
+    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off;
+    # within a TorchDispatchMode torch finds no fallback there, only kernels of their own
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", _copy_, "PrivateUse1")
+    empty_strided = torch.ops.aten.empty_strided.default
+    library.impl(empty_strided, functools.partial(_factory, empty_strided), "PrivateUse1")
     _libraries.append(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
     # before torch's own, which would ask for memory on the device

@@ -289,7 +289,7 @@ class Info:
         ]
         self.only_layout = torch.Tag.inplace_view in func.tags
         self.random = func in tables.random or any(a.name == "generator" for a in schema.arguments)
-        self.run = tables.run.get(func, func)
+        self.run = tables.run.get(func, func._op)
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
         self.cpu_arguments = tables.cpu_arguments.get(packet)
@@ -346,7 +346,6 @@ class Plan:
         "single",
         "only_views",
         "changes",
-        "checked",
         "fixes",
     )
 
@@ -356,7 +355,6 @@ class Plan:
         self.outputs = outputs
         self.spec = spec
         self.changes = changes
-        self.checked = False
         self.fixes = None
         self.single = outputs[0] if spec is None else None
         self.only_views = outputs and not info.written and all(o[0] == VIEW for o in outputs)
@@ -429,9 +427,8 @@ class Plan:
                 for cell, value, output in zip(out, flat, self.outputs, strict=True)
                 if cell is not None
             ]
-        if not self.checked:
+        if self.fixes is None:
             self.fixes = any(not _same_layout(value, meta) for _, value, meta in pairs)
-            self.checked = True
         for cell, value, meta in pairs:
             if self.fixes and not _same_layout(value, meta):
                 if tuple(value.shape) != meta.size or value.dtype != meta.dtype:
@@ -472,7 +469,9 @@ def _run(op):
             result = plan.info.run(*args, **kwargs)
         else:
             result = plan.info.run(*args)
-        if cells is not None:
+        if type(cells) is Cell and plan.fixes is False:
+            cells.data = result
+        elif cells is not None:
             plan.store(cells, result)
     except Unavailable as unavailable:
         _fail(cells, unavailable.failure)
