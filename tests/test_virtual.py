@@ -899,11 +899,23 @@ def test_no_grad_of_a_thread_does_not_reach_the_engine_or_back(devices):
 
 
 FORK = """
-import os, sys, torch, d2lpar
+import os, sys, threading, time, torch, d2lpar
 import multiprocessing
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.engine import Op
 
 a, b = d2lpar.virtual_gpus(2)
 x = torch.ones(3, device=a)
+held = threading.Lock()
+
+def work(op):
+    with held:
+        time.sleep(0.3)
+
+stream = registry.current().current_stream()
+stream.issue(Op("locked", "kernel", stream, registry.current().compute, work))
+while not held.locked():
+    time.sleep(0.001)
 with torch.vgpu.device(b):
     torch.vgpu._sleep(1.5)
 
@@ -922,6 +934,7 @@ def child():
     attempt("setup", lambda: d2lpar.virtual_gpus(2))
     attempt("more", lambda: d2lpar.virtual_gpus(3))
     attempt("cpu", lambda: torch.manual_seed(1) and torch.rand(3).sum().item())
+    print("lock", held.acquire(timeout=5), flush=True)
 
 process = multiprocessing.get_context("fork").Process(target=child)
 process.start()
@@ -955,6 +968,7 @@ def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     assert run_python(FORK) == [
         *(f"{name} {refused}" for name in ("add", "rand", "item", "busy", "setup", "more")),
         "cpu worked",
+        "lock True",
         "child 0",
         "batch True 6.0",
         "batch True 22.0",

@@ -15,6 +15,7 @@ import torch
 
 _lock = threading.RLock()  # reentrant: a destructor may issue ops while it is held
 _recordings = []
+_engines = []  # those with a thread
 in_fork = False  # is this process a fork of one with virtual GPUs?
 
 
@@ -136,10 +137,27 @@ def _finish(op):
                     _queue(dependent)
 
 
-def forked():
+def before_fork():
+    """Wait for the ops that run now and hold back the next.
+
+    A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
+    """
+    for engine in _engines:
+        engine.running.acquire()
+
+
+def after_fork():
+    """Let the engines go on."""
+    for engine in _engines:
+        engine.running.release()
+
+
+def after_fork_in_child():
     """Note that this process is a fork of one with virtual GPUs: their threads are not here."""
-    global in_fork
+    global in_fork, _lock
     in_fork = True
+    _lock = threading.RLock()
+    after_fork()
 
 
 def check_process():
@@ -184,6 +202,7 @@ class Engine:
         self.device = device
         self.threads = threads
         self.free_at = 0.0
+        self.running = threading.Lock()  # held while the thread is in torch
         self._queue = queue.SimpleQueue()
         self._thread = None
         self.put = self._start_and_put
@@ -194,10 +213,12 @@ class Engine:
         )
         self._queue.put(op)
         self.put = self._queue.put
+        _engines.append(self)
         self._thread.start()
 
     def _run(self):
-        set_thread_count(self.threads)
+        with self.running:
+            set_thread_count(self.threads)
         with torch.inference_mode():  # so that tensors made in that mode can be written
             self._run_ops()
 
@@ -210,7 +231,8 @@ class Engine:
                 break
             op.start = perf_counter()
             try:
-                op.work(op)
+                with self.running:
+                    op.work(op)
             except BaseException as error:
                 op.error = error
                 self.device.failed(op)
@@ -261,6 +283,7 @@ class Engine:
                     break
             self._queue.put(None)
             self._thread.join(timeout=60)
+            _engines.remove(self)
 
 
 _thread_count_lock = threading.Lock()

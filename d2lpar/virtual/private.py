@@ -59,7 +59,11 @@ def register():
     _patch_backward()
     _patch_accelerator()
     _patch_data_parallel()
-    os.register_at_fork(after_in_child=engine.forked)
+    os.register_at_fork(
+        before=engine.before_fork,
+        after_in_parent=engine.after_fork,
+        after_in_child=engine.after_fork_in_child,
+    )
 
 
 def _factory(func, *args, **kwargs):
