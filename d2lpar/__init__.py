@@ -20,14 +20,15 @@ _NAMES = {
         "try_gpu",
         "virtual_gpus",
     ),
-    "timing": ("Benchmark", "Timeline", "Timer", "best_seconds", "compare"),
+    "timing": ("Benchmark", "Mark", "Timeline", "Timer", "best_seconds", "compare"),
     "graphs": ("OperatorGraph",),
-    "plotting": ("Animator", "bars", "curves", "progress"),
+    "plotting": ("Animator", "bars", "curves", "progress", "schedule"),
     "data": ("load_data_fashion_mnist", "split_batch"),
     "models": ("Residual", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allreduce", "allreduce_bytes"),
     "launcher": ("launch",),
+    "ranks": ("CollectiveBytes", "StepRecorder"),
 }
 _MODULES = (*_NAMES, "agent", "garments", "kineto", "spans", "virtual", "worker")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

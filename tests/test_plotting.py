@@ -11,7 +11,7 @@ import torch
 from matplotlib import colors
 
 from d2lpar import plotting
-from d2lpar.plotting import Animator, bars, curves, gantt, progress
+from d2lpar.plotting import Animator, bars, curves, gantt, progress, schedule
 from d2lpar.spans import Span
 from d2lpar.timing import Mark
 
@@ -289,3 +289,35 @@ def test_nbval_compares_the_notebook(notebook):
     )
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
+
+
+def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_word():
+    rows = {
+        "rank 0": [Mark("forward", 10.0, 10.5), Mark("backward", 10.5, 11.0)],
+        "its link": [Mark("bucket 7", 10.6, 10.9), Mark("bucket 8", 10.7, 11.0)],
+        "rank 1": [],
+    }
+    axes = schedule(rows, "a step").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(rows)
+    assert axes.get_title() == "a step" and axes.get_xlim() == (0, 1000)
+    bars = [(bar.get_x(), bar.get_width(), int(bar.get_y())) for bar in axes.patches]
+    assert bars == [pytest.approx(bar) for bar in (
+        (0, 500, 0), (500, 500, 0), (600, 300, 1), (700, 300, 1)
+    )]  # fmt: skip
+    forward, _, seven, eight = axes.patches
+    assert seven.get_facecolor() == eight.get_facecolor() != forward.get_facecolor()
+    assert seven.get_y() + seven.get_height() <= eight.get_y()  # they overlap in time
+    assert [text.get_text() for text in axes.texts] == ["forward", "backward", "7", "8"]
+
+
+def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
+    marks = [Mark("forward", 0.0, 10.0), Mark("update", 10.0, 10.01)]
+    figure = schedule({"rank 0": marks})
+    assert [text.get_text() for text in figure.axes[0].texts] == ["forward"]
+    assert legend_labels(figure) == ["forward", "update"]
+    assert figure.axes[0].get_xlabel() == "time (s)"
+
+
+def test_schedule_of_nothing():
+    with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
+        schedule({"rank 0": []})

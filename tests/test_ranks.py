@@ -1,0 +1,106 @@
+"""What ranks record of a step of DDP, and the bytes that they count."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import d2lpar
+from d2lpar import CollectiveBytes, StepRecorder
+from d2lpar.virtual import Link
+
+CAP = 0.1  # MiB: two buckets for each layer below would be too many, one for each is right
+LAYER = 4 * (200 * 200 + 200)  # bytes
+
+
+@pytest.fixture(autouse=True)
+def on_cpus(monkeypatch):
+    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+
+
+def step(recorded, link=None):
+    """Return what a recorder saw of the second step, the gradients, and the bytes by bucket."""
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(3)))
+    ddp = DistributedDataParallel(net, bucket_cap_mb=CAP)
+    X = torch.randn(4, 200) * (1 + dist.get_rank())
+    recorder = StepRecorder(link)
+    if recorded:
+        recorder.watch(ddp)
+    for _ in range(2):
+        net.zero_grad()
+        dist.barrier()
+        recorder.clear()
+        with recorder.mark("forward"):
+            loss = ddp(X).square().sum()
+        with CollectiveBytes() as counted, recorder.mark("backward"):
+            loss.backward()
+    return recorder.marks, [p.grad for p in net.parameters()], counted.calls
+
+
+def test_recorder_sees_each_bucket_within_backward_and_changes_nothing():
+    plain = d2lpar.launch(step, False)
+    ranks = d2lpar.launch(step, True)
+    for (marks, gradients, calls), (nothing, expected, _) in zip(ranks, plain, strict=True):
+        forward, backward, *buckets = marks
+        assert [forward.name, backward.name] == ["forward", "backward"]
+        assert [mark.name for mark in buckets] == ["bucket 0", "bucket 1", "bucket 2"]
+        assert all(backward.start < mark.start < mark.end < backward.end for mark in buckets)
+        assert forward.end <= backward.start
+        assert calls == {"allreduce": [LAYER] * 3}
+        assert [mark.name for mark in nothing] == ["forward", "backward"]
+        torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
+
+
+def test_link_carries_the_bytes_of_a_ring_one_bucket_after_the_other():
+    link = Link(LAYER / 0.05, latency=0.01)
+    for nproc, factor in ((2, 1.0), (3, 4 / 3)):
+        for marks, _, _ in d2lpar.launch(step, True, link, nproc=nproc):
+            buckets, arrived = marks[2:], 0.0
+            assert len(buckets) == 3
+            for mark in buckets:
+                carried = mark.end - max(mark.start, arrived)
+                assert carried > 0.98 * (0.05 * factor + 0.01)
+                arrived = mark.end
+
+
+def test_link_is_for_processes_on_cpus(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(ValueError, match="slow .* is for processes on CPUs"):
+        StepRecorder(Link(1e6, name="slow"))
+
+
+def collectives():
+    x = torch.ones(100)
+    before = dist.all_reduce
+    try:
+        with CollectiveBytes() as counted:
+            dist.all_reduce(x)
+            dist.all_gather([torch.empty(100), torch.empty(100)], x)
+            dist.broadcast(x[:10], 0)
+            x + 1
+            raise KeyError("in the block")
+    except KeyError:
+        dist.all_reduce(x)
+    return counted.calls, counted.total, dist.all_reduce is before
+
+
+def test_bytes_of_collectives_are_counted_in_the_block_only():
+    for calls, total, restored in d2lpar.launch(collectives):
+        assert calls == {"allreduce": [400], "allgather": [800], "broadcast": [40]}
+        assert total == 1240 and restored
+
+
+def compressed():
+    net = DistributedDataParallel(torch.nn.Linear(64, 32, bias=False))
+    state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
+    net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    for _ in range(3):
+        with CollectiveBytes() as counted:
+            net(torch.randn(4, 64)).sum().backward()
+    return sum(counted.calls["allreduce"])
+
+
+def test_what_a_hook_sends_from_other_threads_is_counted():
+    assert d2lpar.launch(compressed) == [4 * (64 + 32)] * 2
