@@ -4,7 +4,6 @@ import functools
 import multiprocessing.forkserver
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +12,12 @@ import threading
 import time
 from pathlib import Path
 
+import hosts
 import pytest
 import torch
 import torch.distributed as dist
 
 import d2lpar
-
-ROOT = Path(__file__).resolve().parents[1]
-CPUS = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +48,7 @@ def run_program(code, **options):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**CPUS, **options},
+        env={**hosts.CPUS, **options},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -151,7 +148,7 @@ def test_script_without_a_main_guard_is_not_run_again(tmp_path):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**CPUS, "PYTHONPATH": str(ROOT)},
+        env=hosts.CPUS,
     )
     assert done.stdout.splitlines() == ["the script runs", "[0, 1]"], done.stderr
 
@@ -340,7 +337,7 @@ def hang(folder):
         [sys.executable, "-c", program + textwrap.dedent(code)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**CPUS, "TMPDIR": str(temporary)},
+        env={**hosts.CPUS, "TMPDIR": str(temporary)},
         start_new_session=True,
     )
     started.append(process.pid)
@@ -556,7 +553,7 @@ def test_names_that_launch_and_the_function_share():
 
 
 def test_in_a_notebook(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONPATH", str(hosts.ROOT))
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     cells = [
@@ -585,95 +582,75 @@ def test_in_a_notebook(tmp_path, monkeypatch):
 # torchrun
 
 TRAIN = """
+import hashlib
 import os
+import time
+
 import torch
 import torch.distributed as dist
 
-def train(scale, name="nobody"):
-    net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
-    net(torch.ones(1, 2)).sum().backward()
-    total = torch.tensor([dist.get_rank() * scale])
-    dist.all_reduce(total)
+NUM_BYTES = 4 * (1000 * 2000 + 2000)
+
+def train(num_steps, name="nobody"):
+    torch.manual_seed(0)
+    net = torch.nn.Linear(1000, 2000)
+    ddp = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    X = torch.randn(8, 1000).tensor_split(dist.get_world_size())[dist.get_rank()]
+    for _ in range(num_steps):
+        dist.barrier()
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        ddp(X).square().mean().backward()
+        optimizer.step()
+        seconds = time.perf_counter() - start
     hosts = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, os.readlink("/proc/self/ns/net"))
-    return f"{name}: {total.item()} on {len(set(hosts))} hosts, threads {torch.get_num_threads()}"
+    end = hashlib.md5(net.weight.detach().numpy().tobytes()).hexdigest()
+    return f"{name} {len(set(hosts))} {torch.get_num_threads()} {end} {seconds:.4f}"
 """
+NUM_BYTES = 4 * (1000 * 2000 + 2000)
 
 
-def torchrun(folder, *options, arguments=("scale=2", "name=Ann"), prefix=()):
-    """Start torchrun for the function above, which needs a file and nothing else."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with the function above: torchrun needs a file, and nothing else."""
+    folder = tmp_path_factory.mktemp("torchrun")
     (folder / "train.py").write_text(TRAIN)
-    command = [*prefix, sys.executable, "-m", "torch.distributed.run", *options]
-    return subprocess.Popen(
-        [*command, "-m", "d2lpar.worker", "train.py:train", *arguments],
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**CPUS, "PYTHONPATH": str(ROOT)},
-    )
+    return folder
 
 
-def test_torchrun_on_this_machine(tmp_path):
-    job = torchrun(tmp_path, "--standalone", "--nproc-per-node=2")
-    out, err = job.communicate(timeout=200)
-    assert job.returncode == 0, err
-    assert out.splitlines() == ["Ann: 2 on 1 hosts, threads 1"]
+def on_this_machine(folder, nproc, *arguments):
+    job = hosts.torchrun(folder, "--standalone", f"--nproc-per-node={nproc}", arguments=arguments)
+    return hosts.output_of(job)
 
 
-def test_torchrun_shows_the_error_of_the_function(tmp_path):
-    job = torchrun(tmp_path, "--standalone", "--nproc-per-node=1", arguments=["scale=[]"])
-    out, err = job.communicate(timeout=200)
-    assert job.returncode != 0 and out == ""
-    assert ", in train\n" in err and "cannot be converted to Scalar" in err
+@pytest.fixture(scope="module")
+def on_one_host(folder):
+    """What the function returned in two processes on this machine, in words."""
+    return on_this_machine(folder, 2, "num_steps=3", "name=Ann").split()
 
 
-def ip(*words):
-    return subprocess.run(["ip", *words], capture_output=True, text=True, check=True)
+def test_torchrun_on_this_machine(on_one_host):
+    assert on_one_host[:3] == ["Ann", "1", "1"]
 
 
-@pytest.fixture
-def two_hosts():
-    """Make two hosts of network namespaces, with a line of 1 Gbit/s between them."""
-    if not shutil.which("ip"):
-        pytest.skip("two hosts need the program ip (iproute2)")
-    names = [f"d2lpar-{os.getpid()}-{i}" for i in range(2)]
+def test_torchrun_shows_the_error_of_the_function(folder):
+    with pytest.raises(RuntimeError) as caught:
+        on_this_machine(folder, 1, "num_steps=[]")
+    assert ", in train\n" in str(caught.value) and "cannot be interpreted" in str(caught.value)
+
+
+@pytest.mark.parametrize("rate", [1, 10])
+def test_training_on_two_hosts_ends_as_on_one_and_uses_the_line(folder, on_one_host, rate):
     try:
-        for name in names:
-            ip("netns", "add", name)
-        ends = [f"veth{i}" for i in range(2)]
-        peer = ["peer", "name", ends[1], "netns", names[1]]
-        ip("link", "add", ends[0], "netns", names[0], "type", "veth", *peer)
-        for i, (name, end) in enumerate(zip(names, ends, strict=True)):
-            ip("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", end)
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "link", "set", end, "up")
-            shape = f"tc -n {name} qdisc add dev {end} root tbf rate 1gbit burst 1mb latency 50ms"
-            if shutil.which("tc"):
-                subprocess.run(shape.split(), check=True, capture_output=True, text=True)
-        yield list(zip(names, ends, strict=True))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"two hosts of network namespaces are not allowed here: {error.stderr}")
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def test_torchrun_on_two_hosts(tmp_path, two_hosts):
-    jobs = []
-    for i, (name, end) in enumerate(two_hosts):
-        jobs.append(
-            torchrun(
-                tmp_path,
-                "--nnodes=2",
-                "--nproc-per-node=1",
-                "--rdzv-backend=c10d",
-                "--rdzv-endpoint=10.77.0.1:29400",
-                f"--rdzv-conf=is_host={1 - i}",
-                f"--local-addr=10.77.0.{i + 1}",
-                prefix=["ip", "netns", "exec", name, "env", f"GLOO_SOCKET_IFNAME={end}"],
-            )
-        )
-    results = [job.communicate(timeout=200) for job in jobs]
-    assert [job.returncode for job in jobs] == [0, 0], results
-    assert "".join(out for out, _ in results) == "Ann: 2 on 2 hosts, threads 1\n"
+        with hosts.two_hosts(f"{rate}gbit") as pair:
+            out = hosts.torchrun_on(pair, folder, arguments=["num_steps=3"])
+    except hosts.NotAllowed as reason:
+        pytest.skip(str(reason))
+    name, num_hosts, threads, end, seconds = out.split()
+    *_, expected, alone = on_one_host
+    assert (name, num_hosts, threads, end) == ("nobody", "2", "1", expected)
+    line = NUM_BYTES / (rate * 1e9 / 8)
+    print(f"{rate} Gbit: step {seconds} s; on one host {alone} s, line {line:.4f} s")
+    assert float(seconds) > 0.8 * line  # the burst of a megabyte goes at once

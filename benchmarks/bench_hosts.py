@@ -1,0 +1,50 @@
+"""A step of DDP on two hosts, network namespaces of this machine, predicted and measured.
+
+The line between them has the rate of 1 or 10 Gbit Ethernet. Predicted: with overlap the step of
+two processes on one host, or what a line that never rests needs, whichever is longer; without
+overlap the sum of both. What is measured should lie between the two.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+from hosts import NotAllowed, output_of, torchrun, torchrun_on, two_hosts
+from report import median
+
+ROUNDS, BATCH_SIZE = 3, 64
+HERE = Path(__file__).resolve().parent
+STEP = {
+    "function": "ddp_step.py:step_seconds",
+    "arguments": (f"batch_size={BATCH_SIZE}", "num_steps=3"),
+}
+
+
+def main():
+    from d2lpar.models import resnet18
+
+    with torch.device("meta"):
+        num_bytes = sum(p.nbytes for p in resnet18(10).parameters())
+    status = 0
+    for rate in (1, 10):
+        one_host, measured = [], []
+        for _ in range(ROUNDS):
+            job = torchrun(HERE, "--standalone", "--nproc-per-node=2", **STEP)
+            one_host.append(float(output_of(job)))
+            try:
+                with two_hosts(f"{rate}gbit") as hosts:
+                    measured.append(float(torchrun_on(hosts, HERE, **STEP)))
+            except NotAllowed as reason:
+                print(reason)
+                return 0
+        alone, line, seconds = median(one_host), num_bytes / (rate * 1e9 / 8), median(measured)
+        within = 0.95 * max(alone, line) <= seconds <= 1.1 * (alone + line)
+        status |= not within
+        print(f"{rate:2} Gbit: one host {alone:.3f} s, line {line:.3f} s, ", end="")
+        print(f"predicted {max(alone, line):.3f} to {alone + line:.3f} s, ", end="")
+        print(f"measured {seconds:.3f} s: {'ok' if within else 'MISSED'}")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
