@@ -202,7 +202,7 @@ class Engine:
         self.device = device
         self.threads = threads
         self.free_at = 0.0
-        self.running = threading.Lock()  # held while the thread is in torch
+        self.running = threading.RLock()  # held while the thread is in torch
         self._queue = queue.SimpleQueue()
         self._thread = None
         self.put = self._start_and_put
