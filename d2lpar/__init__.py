@@ -27,7 +27,13 @@ _NAMES = {
     "models": ("Residual", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allreduce", "allreduce_bytes"),
-    "costs": ("allreduce_seconds", "crossover_bytes", "server_seconds", "two_level_seconds"),
+    "costs": (
+        "allreduce_seconds",
+        "crossover_bytes",
+        "server_seconds",
+        "training_flops",
+        "two_level_seconds",
+    ),
     "launcher": ("launch",),
 }
 _MODULES = (*_NAMES, "agent", "garments", "kineto", "spans", "virtual", "worker")

@@ -1,13 +1,17 @@
-"""What summing over devices costs in the alpha-beta model: n bytes take latency + n / bandwidth.
+"""What a step costs: operations of a network, and sums over devices in the alpha-beta model.
 
-Every device has one link, a `d2lpar.virtual.Link`, that sends and receives at the same time, one
+In the alpha-beta model a message of n bytes takes latency + n / bandwidth. Every device has one link, a `d2lpar.virtual.Link`, that sends and receives at the same time, one
 message after the other in each direction; what joins the links is never in the way. Adding up is
 free. The formulas are those of Thakur, Rabenseifner and Gropp 2005
 (https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
 (https://doi.org/10.1016/j.jpdc.2008.09.002), where no other source is given.
 """
 
+import copy
 import operator
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
@@ -128,6 +132,25 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
     return allreduce_seconds("ring", per_machine, num_bytes, inside) + allreduce_seconds(
         "ring", num_machines, num_bytes, between
     )
+
+
+def training_flops(net, *shape):
+    """Count the floating-point operations of a forward and a backward pass, without computing.
+
+    A multiplication and an addition are two. What is counted is what torch's FlopCounterMode
+    counts: products of matrices, convolutions and attention.
+
+    Args:
+        net: a module; it is copied to the meta device and stays as it is.
+        *shape: of the input, with the batch in front, (N, ...).
+
+    Returns:
+        An integer.
+    """
+    on_meta = copy.deepcopy(net).to("meta")
+    with FlopCounterMode(display=False) as counter:
+        on_meta(torch.empty(shape, device="meta")).sum().backward()
+    return counter.get_total_flops()
 
 
 def _check(**numbers):

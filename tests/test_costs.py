@@ -3,9 +3,10 @@
 import math
 
 import pytest
+from torch import nn
 
 from d2lpar import allreduce_bytes, allreduce_seconds, collectives, crossover_bytes
-from d2lpar.costs import server_seconds, two_level_seconds
+from d2lpar.costs import server_seconds, training_flops, two_level_seconds
 from d2lpar.virtual import PRESETS, Link
 
 ALGORITHMS = ("star", "tree", "ring", "sharded", "halving")
@@ -127,3 +128,16 @@ def test_errors_give_values():
     ):
         with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
             predict()
+
+
+def test_operations_are_those_of_the_formula():
+    """The gradient of the input is not needed for the first layer, so it is not counted."""
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 6 * 4, 7))
+    convolution, dense = 6 * 4 * 5 * 3 * 9, 5 * 6 * 4 * 7
+    assert training_flops(net, 2, 3, 8, 6) == 2 * 2 * (2 * convolution + 3 * dense)
+
+
+def test_counting_leaves_the_network_alone():
+    net = nn.Linear(3, 2)
+    training_flops(net, 1, 3)
+    assert net.weight.device.type == "cpu" and net.weight.grad is None
