@@ -1,10 +1,11 @@
 """What a step costs: operations of a network, and sums over devices in the alpha-beta model.
 
-In the alpha-beta model a message of n bytes takes latency + n / bandwidth. Every device has one link, a `d2lpar.virtual.Link`, that sends and receives at the same time, one
-message after the other in each direction; what joins the links is never in the way. Adding up is
-free. The formulas are those of Thakur, Rabenseifner and Gropp 2005
-(https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
-(https://doi.org/10.1016/j.jpdc.2008.09.002), where no other source is given.
+In the alpha-beta model a message of n bytes takes latency + n / bandwidth. Every device has one
+link, a `d2lpar.virtual.Link`, that sends and receives at the same time, one message after the
+other in each direction; what joins the links is never in the way. Adding up is free. The formulas
+are those of Thakur, Rabenseifner and Gropp 2005 (https://doi.org/10.1177/1094342005051521) and of
+Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002), where no other source is
+given.
 """
 
 import copy
