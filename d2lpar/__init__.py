@@ -22,9 +22,9 @@ _NAMES = {
     ),
     "timing": ("Benchmark", "Timeline", "Timer", "best_seconds", "compare"),
     "graphs": ("OperatorGraph",),
-    "plotting": ("Animator", "bars", "curves", "progress"),
+    "plotting": ("Animator", "agreement", "bars", "curves", "progress"),
     "data": ("load_data_fashion_mnist", "split_batch"),
-    "models": ("Residual", "lenet", "resnet18"),
+    "models": ("Residual", "alexnet", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allreduce", "allreduce_bytes"),
     "costs": (

@@ -11,7 +11,7 @@ import torch
 from matplotlib import colors
 
 from d2lpar import plotting
-from d2lpar.plotting import Animator, bars, curves, gantt, progress
+from d2lpar.plotting import Animator, agreement, bars, curves, gantt, progress
 from d2lpar.spans import Span
 from d2lpar.timing import Mark
 
@@ -211,6 +211,23 @@ def test_curves():
     assert legend_labels(figure) == ["ring", "ideal"]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+
+
+def test_agreement():
+    figure = agreement({"star": [(1, 1.1), (10, 8)], "ring": [(2, 2)]}, "time (s)", band=0.2)
+    [axes] = figure.axes
+    ideal, star, ring = axes.lines
+    assert star.get_xydata().tolist() == [[1, 1.1], [10, 8]]
+    assert ring.get_xydata().tolist() == [[2, 2]]
+    assert ideal.get_xdata() == ideal.get_ydata() == [0.8, 12.5]
+    [band] = axes.collections
+    sides = {round(y / x, 6) for x, y in band.get_paths()[0].vertices}
+    assert sides == {0.8, 1.2}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time (s)", "measured time (s)")
+    assert legend_labels(figure) == ["20% off", "ideal", "star", "ring"]
+    for runs in ({}, {"star": [(0, 1)]}):
+        with pytest.raises(ValueError, match="positive numbers: got {"):
+            agreement(runs, "s")
 
 
 def test_progress_ends_on_a_line_without_times(capsys):
