@@ -314,7 +314,7 @@ def agreement(runs, quantity, band=0.15):
     numbers = [float(number) for pairs in runs.values() for pair in pairs for number in pair]
     if not numbers or not min(numbers) > 0:
         raise ValueError(f"agreement draws pairs of positive numbers: got {runs}")
-    ends = [0.8 * min(numbers), 1.25 * max(numbers)]
+    ends = [0.0, 1.1 * max(numbers)]
     figure, [[axes]] = new_figure(figsize=(4.5, 3.4))
     with _style():
         low, high = ([factor * end for end in ends] for factor in (1 - band, 1 + band))
@@ -324,10 +324,10 @@ def agreement(runs, quantity, band=0.15):
             colour, _, marker = LINES[i % len(LINES)]
             x, y = zip(*pairs, strict=True) if pairs else ((), ())
             axes.plot(x, y, marker, color=colour, markersize=5, label=name)
-        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+        axes.set(xlim=ends, ylim=ends)
         axes.set(xlabel=f"predicted {quantity}", ylabel=f"measured {quantity}")
         axes.grid(True)
-        figure.legend(loc="outside lower center", ncols=4)
+        figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 
