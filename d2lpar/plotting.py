@@ -301,7 +301,7 @@ def agreement(runs, quantity, band=0.15):
     """Draw what was measured over what was predicted, and a band around where both are equal.
 
     Args:
-        runs: a dict from a name to pairs (predicted, measured), all positive.
+        runs: a dict from a name to pairs (predicted, measured).
         quantity: quantity and unit, for both axes.
         band: half the width of the band, as a part of the prediction.
 
@@ -309,11 +309,11 @@ def agreement(runs, quantity, band=0.15):
         A figure.
 
     Raises:
-        ValueError: there is no pair, or a number is not positive.
+        ValueError: there is no pair.
     """
     numbers = [float(number) for pairs in runs.values() for pair in pairs for number in pair]
-    if not numbers or not min(numbers) > 0:
-        raise ValueError(f"agreement draws pairs of positive numbers: got {runs}")
+    if not numbers:
+        raise ValueError(f"agreement draws pairs of numbers: got {runs}")
     ends = [0.0, 1.1 * max(numbers)]
     figure, [[axes]] = new_figure(figsize=(4.5, 3.4))
     with _style():
@@ -324,7 +324,7 @@ def agreement(runs, quantity, band=0.15):
             colour, _, marker = LINES[i % len(LINES)]
             x, y = zip(*pairs, strict=True) if pairs else ((), ())
             axes.plot(x, y, marker, color=colour, markersize=5, label=name)
-        axes.set(xlim=ends, ylim=ends)
+        axes.set(xlim=(min(0, *numbers), ends[1]), ylim=(min(0, *numbers), ends[1]))
         axes.set(xlabel=f"predicted {quantity}", ylabel=f"measured {quantity}")
         axes.grid(True)
         figure.legend(loc="outside lower center", ncols=3)

@@ -225,8 +225,10 @@ def test_agreement():
     assert sides == {0.8, 1.2}
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time (s)", "measured time (s)")
     assert legend_labels(figure) == ["20% off", "ideal", "star", "ring"]
-    for runs in ({}, {"star": [(0, 1)]}):
-        with pytest.raises(ValueError, match="positive numbers: got {"):
+    assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(11))
+    assert agreement({"noise": [(-3, 1)]}, "s").axes[0].get_xlim()[0] == -3
+    for runs in ({}, {"star": []}):
+        with pytest.raises(ValueError, match="pairs of numbers: got {"):
             agreement(runs, "s")
 
 
