@@ -28,6 +28,33 @@ def lenet(num_classes=10, in_channels=1):
     )
 
 
+def alexnet(num_classes=10, in_channels=1):
+    """Build AlexNet in the form of d2l 8.1 (Krizhevsky, Sutskever and Hinton 2012).
+
+    Args:
+        num_classes: number of outputs.
+        in_channels: channels of the images, which are 224x224.
+
+    Returns:
+        A network from images (N, in_channels, 224, 224) to logits (N, num_classes).
+    """
+    layers = []
+    for num_channels, kernel_size, stride, padding, pool in (
+        (96, 11, 4, 1, True),  # (N, 96, 26, 26) after pooling
+        (256, 5, 1, 2, True),  # (N, 256, 12, 12)
+        (384, 3, 1, 1, False),
+        (384, 3, 1, 1, False),
+        (256, 3, 1, 1, True),  # (N, 256, 5, 5)
+    ):
+        layers += [nn.Conv2d(in_channels, num_channels, kernel_size, stride, padding), nn.ReLU()]
+        layers += [nn.MaxPool2d(kernel_size=3, stride=2)] if pool else []
+        in_channels = num_channels
+    layers.append(nn.Flatten())  # (N, 6400)
+    for num_inputs in (6400, 4096):
+        layers += [nn.Linear(num_inputs, 4096), nn.ReLU(), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4096, num_classes))
+
+
 class Residual(nn.Module):
     """Two 3x3 convolutions beside a short cut (He et al. 2016, https://arxiv.org/abs/1512.03385).
 

@@ -298,6 +298,40 @@ def curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscal
     return figure
 
 
+def agreement(runs, quantity, band=0.15):
+    """Draw what was measured over what was predicted, and a band around where both are equal.
+
+    Args:
+        runs: a dict from a name to pairs (predicted, measured).
+        quantity: quantity and unit, for both axes.
+        band: half the width of the band, as a part of the prediction.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: there is no pair.
+    """
+    numbers = [float(number) for pairs in runs.values() for pair in pairs for number in pair]
+    if not numbers:
+        raise ValueError(f"agreement draws pairs of numbers: got {runs}")
+    ends = [0.0, 1.1 * max(numbers)]
+    figure, [[axes]] = new_figure(figsize=(4.5, 3.4))
+    with _style():
+        low, high = ([factor * end for end in ends] for factor in (1 - band, 1 + band))
+        axes.fill_between(ends, low, high, color="#e4e4e4", linewidth=0, label=f"{band:.0%} off")
+        axes.plot(ends, ends, color="#777777", linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+        for i, (name, pairs) in enumerate(runs.items()):
+            colour, _, marker = LINES[i % len(LINES)]
+            x, y = zip(*pairs, strict=True) if pairs else ((), ())
+            axes.plot(x, y, marker, color=colour, markersize=5, label=name)
+        axes.set(xlim=(min(0, *numbers), ends[1]), ylim=(min(0, *numbers), ends[1]))
+        axes.set(xlabel=f"predicted {quantity}", ylabel=f"measured {quantity}")
+        axes.grid(True)
+        figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
 def progress(iterable, description="", total=None):
     """Pass on the items of an iterable under a progress bar of plain text.
 

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from d2lpar import _d2l
-from d2lpar.models import Residual, lenet, resnet18
+from d2lpar.models import Residual, alexnet, lenet, resnet18
 
 
 def num_parameters(net):
@@ -16,6 +16,17 @@ def test_lenet_shape_and_parameters():
     convolutions = (20 * 9 + 20) + (50 * 20 * 25 + 50)
     assert num_parameters(net) == convolutions + (800 * 128 + 128) + (128 * 10 + 10)
     assert lenet(num_classes=7, in_channels=3)(torch.rand(2, 3, 28, 28)).shape == (2, 7)
+
+
+def test_alexnet_shape_and_parameters():
+    with torch.device("meta"):
+        net = alexnet()
+        assert net(torch.empty(2, 1, 224, 224)).shape == (2, 10)
+        assert alexnet(7, in_channels=3)(torch.empty(1, 3, 224, 224)).shape == (1, 7)
+    sizes = ((1, 96, 11), (96, 256, 5), (256, 384, 3), (384, 384, 3), (384, 256, 3))
+    convolutions = sum(n * m * size**2 + m for n, m, size in sizes)
+    dense = sum(n * m + m for n, m in ((256 * 5 * 5, 4096), (4096, 4096), (4096, 10)))
+    assert num_parameters(net) == convolutions + dense
 
 
 def test_resnet18_shape_and_parameters():

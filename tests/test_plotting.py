@@ -11,7 +11,7 @@ import torch
 from matplotlib import colors
 
 from d2lpar import plotting
-from d2lpar.plotting import Animator, bars, curves, gantt, progress, schedule
+from d2lpar.plotting import Animator, agreement, bars, curves, gantt, progress, schedule
 from d2lpar.spans import Span
 from d2lpar.timing import Mark
 
@@ -211,6 +211,25 @@ def test_curves():
     assert legend_labels(figure) == ["ring", "ideal"]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+
+
+def test_agreement():
+    figure = agreement({"star": [(1, 1.1), (10, 8)], "ring": [(2, 2)]}, "time (s)", band=0.2)
+    [axes] = figure.axes
+    ideal, star, ring = axes.lines
+    assert star.get_xydata().tolist() == [[1, 1.1], [10, 8]]
+    assert ring.get_xydata().tolist() == [[2, 2]]
+    assert ideal.get_xydata().tolist() == [[0, 0], pytest.approx([11, 11])]
+    [band] = axes.collections
+    sides = {round(y / x, 6) for x, y in band.get_paths()[0].vertices if x}
+    assert sides == {0.8, 1.2}
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time (s)", "measured time (s)")
+    assert legend_labels(figure) == ["20% off", "ideal", "star", "ring"]
+    assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(11))
+    assert agreement({"noise": [(-3, 1)]}, "s").axes[0].get_xlim()[0] == -3
+    for runs in ({}, {"star": []}):
+        with pytest.raises(ValueError, match="pairs of numbers: got {"):
+            agreement(runs, "s")
 
 
 def test_progress_ends_on_a_line_without_times(capsys):

@@ -1,0 +1,143 @@
+"""The closed forms against message schedules, bytes that were counted, and published figures."""
+
+import math
+
+import pytest
+from torch import nn
+
+from d2lpar import allreduce_bytes, allreduce_seconds, collectives, crossover_bytes
+from d2lpar.costs import server_seconds, training_flops, two_level_seconds
+from d2lpar.virtual import PRESETS, Link
+
+ALGORITHMS = ("star", "tree", "ring", "sharded", "halving")
+LINK = Link(bandwidth=1e9, latency=1e-3)
+NO_LATENCY = Link(bandwidth=1e9)
+
+
+def played(rounds, k, chunk_bytes, link):
+    """Let messages go out over links: in a round, the busiest link decides."""
+    seconds = 0.0
+    for messages in rounds:
+        out_of, into = [0.0] * k, [0.0] * k
+        for source, target in messages:
+            out_of[source] += link.seconds(chunk_bytes)
+            into[target] += link.seconds(chunk_bytes)
+        seconds += max(out_of + into)
+    return seconds
+
+
+@pytest.mark.parametrize("algorithm", ["star", "tree", "ring"])
+@pytest.mark.parametrize("k", [1, 2, 3, 4, 5, 8, 13, 16])
+def test_closed_forms_are_what_the_messages_of_allreduce_take(algorithm, k):
+    rounds, num_chunks = collectives._schedule(algorithm, k)
+    pairs = [[(transfer.source, transfer.target) for transfer in each] for each in rounds]
+    expected = played(pairs, k, 1e6 / num_chunks, LINK)
+    assert allreduce_seconds(algorithm, k, 1e6, LINK) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 8])
+def test_sharded_is_everyone_to_everyone_twice(k):
+    everyone = [(i, j) for i in range(k) for j in range(k) if i != j]
+    expected = played([everyone, everyone], k, 1e6 / k, LINK)
+    assert allreduce_seconds("sharded", k, 1e6, LINK) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("k", [2, 4, 16])
+def test_halving_has_the_bytes_of_the_ring_and_the_messages_of_the_tree(k):
+    sizes = [1e6 / 2 ** (i + 1) for i in range(int(math.log2(k)))]
+    expected = 2 * sum(LINK.seconds(size) for size in sizes)
+    assert allreduce_seconds("halving", k, 1e6, LINK) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_without_latency_the_busiest_device_decides(k):
+    """The bytes of `allreduce_bytes` over the bandwidth, one direction after the other."""
+    numel = 1000 * k
+    for algorithm, both_ways in (("star", True), ("ring", False)):
+        links = allreduce_bytes(algorithm, k, numel).items()
+        busiest = max(sum(n for (a, b), n in links if i in ((a, b) if both_ways else (a,)))
+                      for i in range(k))  # fmt: skip
+        seconds = allreduce_seconds(algorithm, k, 4 * numel, NO_LATENCY)
+        assert seconds == pytest.approx(busiest / 1e9)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_one_device_has_nothing_to_send(algorithm):
+    assert allreduce_seconds(algorithm, 1, 1e6, LINK) == 0
+
+
+@pytest.mark.parametrize("k", [3, 4, 8, 100])
+def test_at_the_crossover_tree_and_ring_take_as_long(k):
+    num_bytes = crossover_bytes(k, LINK)
+    tree, ring = (
+        [allreduce_seconds(algorithm, k, n, LINK) for n in (0.5 * num_bytes, num_bytes, 2e9)]
+        for algorithm in ("tree", "ring")
+    )
+    assert tree[1] == pytest.approx(ring[1])
+    assert tree[2] > ring[2]
+    assert tree[0] < ring[0] or num_bytes == 0
+    assert crossover_bytes(2, LINK) == 0
+
+
+@pytest.mark.parametrize("w, s", [(1, 1), (4, 1), (4, 4), (6, 2), (2, 6)])
+def test_servers_are_what_their_messages_take(w, s):
+    push = [(i, w + j) for i in range(w) for j in range(s)]
+    pull = [(b, a) for a, b in push]
+    expected = played([push, pull], w + s, 1e6 / s, LINK)
+    assert server_seconds(w, s, 1e6, LINK) == pytest.approx(expected)
+
+
+def test_four_gpus_of_d2l():
+    """d2l 12.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them.
+
+    Its 80 ms by way of the CPU are those of one server that is none of the workers.
+    """
+    link = Link(16e9)
+    assert allreduce_seconds("star", 4, 160e6, link) == pytest.approx(60e-3)
+    assert allreduce_seconds("sharded", 4, 160e6, link) == pytest.approx(15e-3)
+    assert server_seconds(4, 1, 160e6, link) == pytest.approx(80e-3)
+
+
+def test_two_levels():
+    inside, between = PRESETS["nvlink2"], PRESETS["10gbe"]
+    both = two_level_seconds(3, 8, 1e8, inside, between)
+    rings = [allreduce_seconds("ring", 8, 1e8, inside), allreduce_seconds("ring", 3, 1e8, between)]
+    assert both == pytest.approx(sum(rings))
+    assert two_level_seconds(1, 8, 1e8, inside, between) == rings[0]
+    assert two_level_seconds(3, 1, 1e8, inside, between) == rings[1]
+
+
+def test_errors_give_values():
+    with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring, sharded"):
+        allreduce_seconds("mesh", 2, 1, LINK)
+    with pytest.raises(ValueError, match="power of two: got k = 6"):
+        allreduce_seconds("halving", 6, 1, LINK)
+    with pytest.raises(ValueError, match="k must be at least 1: got 0"):
+        allreduce_seconds("ring", 0, 1, LINK)
+    with pytest.raises(TypeError, match="k is a whole number: got 2.5"):
+        allreduce_seconds("ring", 2.5, 1, LINK)
+    with pytest.raises(ValueError, match="nothing to sum: k = 1"):
+        crossover_bytes(1, LINK)
+    with pytest.raises(ValueError, match="num_servers must be at least 1: got 0"):
+        server_seconds(2, 0, 1, LINK)
+    with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
+        two_level_seconds(2, -1, 1, LINK, LINK)
+    for predict in (
+        lambda: allreduce_seconds("ring", 2, -5, LINK),
+        lambda: server_seconds(2, 2, -5, LINK),
+    ):
+        with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
+            predict()
+
+
+def test_operations_are_those_of_the_formula():
+    """The gradient of the input is not needed for the first layer, so it is not counted."""
+    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 6 * 4, 7))
+    convolution, dense = 6 * 4 * 5 * 3 * 9, 5 * 6 * 4 * 7
+    assert training_flops(net, 2, 3, 8, 6) == 2 * 2 * (2 * convolution + 3 * dense)
+
+
+def test_counting_leaves_the_network_alone():
+    net = nn.Linear(3, 2)
+    training_flops(net, 1, 3)
+    assert net.weight.device.type == "cpu" and net.weight.grad is None
