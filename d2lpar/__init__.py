@@ -28,6 +28,7 @@ _NAMES = {
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allreduce", "allreduce_bytes"),
     "launcher": ("launch",),
+    "servers": ("parameter_servers", "start_ray"),
 }
 _MODULES = (*_NAMES, "agent", "garments", "kineto", "spans", "virtual", "worker")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
