@@ -7,6 +7,7 @@ OSDI'14); how far workers may run apart is up to their ticks (Ho et al., NeurIPS
 
 import asyncio
 import contextlib
+import functools
 import logging
 import os
 import time
@@ -57,6 +58,7 @@ def start_ray(address=None):
     return ray
 
 
+@functools.cache
 def _ray():
     """Import Ray, or say what to install."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -168,20 +170,20 @@ class Server:
         """Return what `load` takes; None where there is nothing yet."""
         return None if self.values is None else (self.values, self.last, self.updates)
 
-    def push(self, worker, number, name, values, keys=None):
+    def push(self, message):
         """Add values to a tensor, at some of its keys or at all.
 
         Args:
-            worker: who pushes.
-            number: counts the pushes of this worker. One that was here before, because its answer
-                was lost with the process that owed it, is not added again.
-            name: of the tensor.
-            values: an array, one number for each key.
-            keys: an array of positions in this server's range; None for all.
+            message: a tuple (worker, number, name, values, keys); each argument of its own would
+                cost Ray as much as this method takes. `worker` is who pushes; `number` counts its
+                pushes: one that was here before, because its answer was lost with the process that
+                owed it, is not added again. `name` is the tensor's, `values` an array with a number
+                for each of `keys`, an array of positions in this server's range; None for all.
 
         Returns:
             How many pushes were added so far; None from a process that has lost its values.
         """
+        worker, number, name, values, keys = message
         if self.values is None:
             return None
         sent = values.nbytes + (0 if keys is None else keys.nbytes)
@@ -196,12 +198,17 @@ class Server:
             self.updates += 1
         if self.backup is not None:
             ray = _ray()
-            if ray.get(self.backup.push.remote(worker, number, name, values, keys)) is None:
+            if ray.get(self.backup.push.remote(message)) is None:
                 ray.get(self.backup.load.remote(*self.state()))
         return self.updates
 
-    def pull(self, worker, name, keys=None):
-        """Return how many pushes were added so far, and the values of some keys or all."""
+    def pull(self, message):
+        """Return how many pushes were added so far, and the values of some keys or all.
+
+        Args:
+            message: a tuple (worker, name, keys), as in `push`.
+        """
+        worker, name, keys = message
         values = self.values[name] if keys is None else self.values[name][keys]
         self.num_bytes[worker, self.name] += 0 if keys is None else keys.nbytes
         self.num_bytes[self.name, worker] += values.nbytes
@@ -294,7 +301,7 @@ class Client:
         with self._timed("pull"):
             shape, dtype, bounds = self._find(name)
             parts = _parts(name, bounds, keys)
-            calls = [self._servers[i].pull.remote(self.name, name, own) for i, _, own in parts]
+            calls = [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
             values = np.empty(bounds[-1] if keys is None else len(keys), dtype)
             for (i, place, _), (updates, part) in zip(parts, self._answers(calls), strict=True):
                 values[place] = part
@@ -325,7 +332,7 @@ class Client:
             values = values.reshape(-1)
             self._number += 1
             calls = [
-                self._servers[i].push.remote(self.name, self._number, name, values[place], own)
+                self._servers[i].push.remote((self.name, self._number, name, values[place], own))
                 for i, place, own in parts
             ]
             others = [
