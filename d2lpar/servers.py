@@ -13,6 +13,7 @@ import os
 import time
 import traceback
 import uuid
+import warnings
 from collections import defaultdict
 
 import cloudpickle
@@ -42,6 +43,7 @@ def start_ray(address=None):
     ray = _ray()
     if ray.is_initialized():
         return ray
+    logging.getLogger("ray").setLevel(logging.ERROR)  # it says things before it reads the next line
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
@@ -64,7 +66,9 @@ def _ray():
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what raylet tells of workers' ends
     try:
-        import ray
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, in notebooks
+            import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "parameter servers run on Ray, which is not installed: pip install ray", name=error.name
