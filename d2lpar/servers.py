@@ -43,7 +43,6 @@ def start_ray(address=None):
     ray = _ray()
     if ray.is_initialized():
         return ray
-    logging.getLogger("ray").setLevel(logging.ERROR)  # it says things before it reads the next line
     quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = address or os.environ.get("RAY_ADDRESS") or "local"
     if address != "local":
@@ -65,14 +64,18 @@ def _ray():
     """Import Ray, or say what to install."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what raylet tells of workers' ends
+    disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "IProgress not found")  # of tqdm, in notebooks
+        with warnings.catch_warnings():  # in a notebook, importing Ray asks for ipywidgets
+            warnings.filterwarnings("ignore", "IProgress not found")
+            logging.disable(logging.INFO)
             import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "parameter servers run on Ray, which is not installed: pip install ray", name=error.name
         ) from None
+    finally:
+        logging.disable(disabled)
     return ray
 
 
