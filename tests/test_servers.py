@@ -150,7 +150,9 @@ def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(ray):
         return max(worker.ahead, default=0)
 
     with parameter_servers({"w": torch.zeros(1)}) as store:
-        ahead = store.run(step, num_workers=4)
+        run = store.start(step, num_workers=4)
+        wait_until(run.done)
+        ahead = run.results()
         assert store.pull("w") == 10
     assert ahead[0] == 0 and 1 <= ahead[3] <= 3
 
@@ -229,6 +231,8 @@ def test_error_of_a_worker_comes_back_and_stops_the_others(ray):
         with pytest.raises(Trouble, match="worker trouble") as caught:
             run.results()
         assert caught.value.args == ("worker trouble", 3)
+        refs = list(run.tasks.values())
+        assert len(ray.wait(refs, num_returns=2, timeout=0)[0]) == 2  # the other one, too
         assert "raised in worker 1" in caught.value.__notes__[0]
         assert 'raise Trouble("worker trouble", 3)' in caught.value.__notes__[0]
         assert store.run(lambda worker: worker.rank, num_workers=2) == [2, 3]
