@@ -12,7 +12,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,test,d2l-unpinned
+EXTRAS := lab,test,ray,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv

@@ -36,8 +36,9 @@ _NAMES = {
     ),
     "launcher": ("launch",),
     "ranks": ("CollectiveBytes", "StepRecorder"),
+    "servers": ("parameter_servers", "start_ray"),
 }
-_MODULES = (*_NAMES, "agent", "garments", "kineto", "spans", "virtual", "worker")
+_MODULES = (*_NAMES, "agent", "clicks", "garments", "kineto", "spans", "virtual", "worker")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)

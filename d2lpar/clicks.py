@@ -1,0 +1,167 @@
+"""Clicks on advertisements: sparse examples to train on, and figures of what the workers did."""
+
+import functools
+
+import torch
+
+from d2lpar.plotting import LINES, STYLE, new_figure
+
+_PARTS = {
+    "computing": ("#12355b", ""),
+    "communicating": ("#edae49", "////"),
+    "waiting": ("w", ".."),
+}
+
+
+class Clicks:
+    """Examples of sparse logistic regression, drawn anew for each seed.
+
+    Args:
+        num_features: n; feature i occurs with probability proportional to 1 / (i + 1).
+        per_example: m, how many features are drawn for an example.
+
+    Attributes:
+        probabilities: of the features, (n,).
+    """
+
+    def __init__(self, num_features, per_example):
+        self.per_example = per_example
+        p = 1 / torch.arange(1, num_features + 1, dtype=torch.float64)
+        self.probabilities = p / p.sum()
+        self._cumulative = self.probabilities.cumsum(0)
+        self._true_w = torch.randn(num_features, generator=torch.Generator().manual_seed(0))
+
+    def minibatch(self, batch_size, seed):
+        """Return features (batch_size, m), and labels (batch_size,), 0 or 1."""
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.rand(batch_size, self.per_example, generator=generator, dtype=torch.float64)
+        X = torch.searchsorted(self._cumulative, draws).clamp_(max=len(self._cumulative) - 1)
+        chances = torch.rand(batch_size, generator=generator)
+        return X, (chances < self._true_w[X].sum(1).sigmoid()).float()
+
+
+def _styled(plot):
+    """Let a function draw in the style of the chapters."""
+
+    @functools.wraps(plot)
+    def styled(*args, **kwargs):
+        from matplotlib import rc_context
+
+        with rc_context(STYLE):
+            return plot(*args, **kwargs)
+
+    return styled
+
+
+@_styled
+def plot_seconds(runs, ends):
+    """Draw where the time of each worker went, as figure 10 of OSDI'14 does.
+
+    Args:
+        runs: a dict from a name to a list with a dict for each worker: the seconds of "computing",
+            "communicating" and "waiting".
+        ends: a dict from the name to the predicted seconds of each worker.
+
+    Returns:
+        A figure.
+    """
+    figure, [[axes]] = new_figure(figsize=(7, 3))
+    ticks, labels = [], []
+    for i, (name, workers) in enumerate(runs.items()):
+        shift = (len(workers) - 1) / 2
+        for rank, seconds in enumerate(workers):
+            x, bottom = i + 0.8 * (rank - shift) / len(workers), 0.0
+            for part, (colour, hatch) in _PARTS.items():
+                label = part if not ticks else None
+                look = {"color": colour, "hatch": hatch, "edgecolor": "#12355b", "label": label}
+                axes.bar(x, seconds[part], 0.6 / len(workers), bottom, **look)
+                bottom += seconds[part]
+            reach = 0.36 / len(workers)
+            label = None if ticks else "predicted end"
+            look = {"color": "#d1495b", "linestyle": "--", "label": label}
+            axes.hlines(ends[name][rank], x - reach, x + reach, **look)
+            ticks.append(x)
+            labels.append(f"{rank}\n{name}" if rank == len(workers) // 2 else f"{rank}")
+    axes.set_xticks(ticks, labels)
+    axes.set(xlabel="worker", ylabel="time (s)")
+    figure.legend(loc="outside lower center", ncols=4)
+    return figure
+
+
+@_styled
+def plot_staleness(runs, slow=0):
+    """Draw how often each number of updates fell between a pull and its push.
+
+    Args:
+        runs: a dict from a name to a list with the numbers of each worker.
+        slow: the rank of the worker that is drawn apart.
+
+    Returns:
+        A figure.
+    """
+    figure, axes = new_figure(1, len(runs), figsize=(8, 2.4))
+    highest, largest = 0, max(max(numbers) for workers in runs.values() for numbers in workers)
+    for ax, (name, workers) in zip(axes[0], runs.items(), strict=True):
+        bottom = torch.zeros(largest + 1)
+        for label, colour, hatch, ranks in (
+            ("fast workers", "#12355b", "", [r for r in range(len(workers)) if r != slow]),
+            ("slow worker", "#edae49", "////", [slow]),
+        ):
+            numbers = torch.tensor([number for rank in ranks for number in workers[rank]])
+            heights = torch.bincount(numbers, minlength=largest + 1)
+            look = {"color": colour, "hatch": hatch, "edgecolor": "#12355b", "label": label}
+            ax.bar(range(largest + 1), heights, 0.9, bottom, **look)
+            bottom += heights
+        ax.set(title=name, xlabel="updates in between")
+        highest = max(highest, bottom.max().item())
+    for ax in axes[0]:
+        ax.set_ylim(0, 1.05 * highest)
+    axes[0][0].set_ylabel("pushes")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    return figure
+
+
+@_styled
+def plot_losses(runs):
+    """Draw the loss against time and against updates.
+
+    Args:
+        runs: a dict from a name to a list of points (seconds, updates, loss).
+
+    Returns:
+        A figure.
+    """
+    figure, [[by_time, by_updates]] = new_figure(1, 2, figsize=(8, 3))
+    for (name, points), (colour, dashes, _) in zip(runs.items(), LINES, strict=False):
+        seconds, updates, losses = zip(*points, strict=True)
+        by_time.plot(seconds, losses, dashes, color=colour, label=name)
+        by_updates.plot(updates, losses, dashes, color=colour)
+    by_time.set(xlabel="time (s)", ylabel="test loss")
+    by_updates.set(xlabel="updates", ylabel="test loss")
+    for axes in (by_time, by_updates):
+        axes.grid(True)
+    figure.legend(*by_time.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
+@_styled
+def plot_pushes(moments, killed):
+    """Draw how many pushes of each worker were acknowledged, over time.
+
+    Args:
+        moments: a dict from a name to a list of moments, in seconds.
+        killed: the moment at which a server was killed.
+
+    Returns:
+        A figure.
+    """
+    figure, [[axes]] = new_figure(figsize=(6.5, 3))
+    start = min(times[0] for times in moments.values())
+    for (name, times), (colour, dashes, marker) in zip(moments.items(), LINES, strict=False):
+        look = {"color": colour, "marker": marker, "markersize": 3, "label": name}
+        axes.plot([t - start for t in times], range(1, len(times) + 1), dashes, **look)
+    axes.axvline(killed - start, color="#777777", linestyle=(0, (6, 4)), label="server killed")
+    axes.set(xlabel="time (s)", ylabel="pushes acknowledged")
+    axes.grid(True)
+    figure.legend(loc="outside lower center", ncols=3)
+    return figure

@@ -1,0 +1,356 @@
+"""Parameter servers: what travels, who waits for whom, what faults leave behind."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import d2lpar
+from d2lpar.servers import Clock, parameter_servers
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture(scope="module")
+def ray():
+    ray = d2lpar.start_ray()
+    yield ray
+    ray.shutdown()
+
+
+def pid_of(ray, actor):
+    return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
+
+
+# Push, pull, and what travels
+
+
+def test_ranges_push_pull_and_bytes(ray):
+    w, b = torch.arange(10.0).reshape(2, 5), torch.tensor(7, dtype=torch.int64)
+    with parameter_servers({"w": w, "b": b}, num_servers=3) as store:
+        keys = torch.tensor([0, 3, 8, 9])
+        store.push("w", torch.ones(2, 5))
+        store.push("w", torch.tensor([1.0, 2.0, 3.0, 4.0]), keys)
+        store.push("b", torch.tensor(2))
+        expected = (w + 1).flatten().index_add(0, keys, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+        assert torch.equal(store.pull("w"), expected.reshape(2, 5))
+        assert torch.equal(store.pull("w", keys[1:]), expected[keys[1:]])
+        assert store.pull("b") == 9 and store.pull("b").shape == ()
+        assert torch.equal(w, torch.arange(10.0).reshape(2, 5))  # not written to
+        # Elements 0-2, 3-5, 6-9 of w; 4 bytes a number, 4 a key; b (8 bytes) lies on the last.
+        assert store.traffic() == {
+            ("driver", "server 0"): 12 + 8,
+            ("driver", "server 1"): 12 + 8 + 4,
+            ("driver", "server 2"): 16 + 16 + 8 + 8,
+            ("server 0", "driver"): 12,
+            ("server 1", "driver"): 12 + 4,
+            ("server 2", "driver"): 16 + 8 + 16,
+        }
+        assert store.num_updates() == [3, 3, 3]
+
+
+def test_what_was_pulled_is_the_callers_own(ray):
+    with parameter_servers({"w": torch.zeros(50_000)}) as store:
+        pulled = store.pull("w")
+        pulled += 1
+        store.push("w", pulled)
+        assert (store.pull("w") == 1).all() and pulled.dtype == torch.float32
+
+
+def test_synchronous_steps_equal_allreduce(ray):
+    torch.manual_seed(0)
+    X, y, lr = torch.randn(12, 5), torch.randint(3, (12,)), 0.5
+    params = {"W": torch.randn(5, 3), "b": torch.zeros(3)}
+
+    def gradients(params, X, y):
+        leaves = [p.clone().requires_grad_() for p in params.values()]
+        loss = F.cross_entropy(X @ leaves[0] + leaves[1], y, reduction="sum")
+        return dict(zip(params, torch.autograd.grad(loss, leaves), strict=True))
+
+    def train(worker, num_steps):
+        part = slice(4 * worker.rank, 4 * worker.rank + 4)
+        for _ in range(num_steps):
+            pulled = {name: worker.pull(name) for name in params}
+            worker.tick()
+            if worker.rank == 1:
+                time.sleep(0.02)
+            for name, gradient in gradients(pulled, X[part], y[part]).items():
+                worker.push(name, -lr / 12 * gradient)
+            worker.tick()
+        return worker.ahead
+
+    with parameter_servers(params, num_servers=2) as store:
+        ahead = store.run(train, 5, num_workers=3)
+        trained = {name: store.pull(name) for name in params}
+    assert all(max(ticks) == 0 for ticks in ahead)
+    for _ in range(5):
+        parts = [gradients(params, X[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
+        for name in params:
+            d2lpar.allreduce([part[name] for part in parts])
+            params[name] = params[name] - lr / 12 * parts[0][name]
+    for name, value in trained.items():
+        torch.testing.assert_close(value, params[name], rtol=1e-5, atol=1e-6)
+
+
+# Who waits for whom
+
+
+@pytest.mark.parametrize("staleness", [1, 3])
+def test_staleness_is_bounded(ray, staleness):
+    def step(worker):
+        for _ in range(12):
+            worker.pull("w")
+            time.sleep(0.03 if worker.rank == 0 else 0)
+            worker.push("w", torch.ones(4))
+            worker.tick(staleness)
+        return worker.ahead, worker.staleness, worker.seconds["tick"]
+
+    with parameter_servers({"w": torch.zeros(4)}) as store:
+        slow, fast, _ = store.run(step, num_workers=3)
+        assert (store.pull("w") == 36).all()
+    assert max(fast[0]) == staleness and max(slow[0]) == 0
+    assert max(slow[1] + fast[1]) <= 2 * (2 * staleness + 1)
+    assert len(fast[1]) == 12 and fast[2] > slow[2]
+
+
+def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(ray):
+    def step(worker):
+        for _ in range(worker.rank):
+            worker.push("w", torch.ones(1))
+            worker.tick(math.inf)
+        if worker.rank == 0:
+            worker.leave()
+            while worker.pull("w") < 6:  # the end of a run that waits for the leaver
+                time.sleep(0.01)
+        if worker.rank == 1:
+            worker.tick(0)  # returns when the others have caught up, or left
+        worker.push("w", torch.ones(1))
+        return max(worker.ahead, default=0)
+
+    with parameter_servers({"w": torch.zeros(1)}) as store:
+        run = store.start(step, num_workers=4)
+        wait_until(run.done)
+        ahead = run.results()
+        assert store.pull("w") == 10
+    assert ahead[0] == 0 and 1 <= ahead[3] <= 3
+
+
+def test_who_joins_starts_where_the_slowest_is():
+    async def story():
+        clock = Clock()
+        for worker in (0, 1):
+            await clock.join(worker)
+        for _ in range(3):
+            await clock.tick(0, 10)
+        await clock.tick(1, 10)
+        await clock.join(2)
+        return clock.ticks, await clock.tick(2, 1)
+
+    import asyncio
+
+    assert asyncio.run(story()) == ({0: 3, 1: 1, 2: 2}, 1)
+
+
+# Faults
+
+
+@pytest.mark.parametrize("victim", ["server", "replica"])
+def test_server_killed_and_no_acknowledged_push_is_lost_or_doubled(ray, victim):
+    def count_up(worker, num_pushes):
+        for _ in range(num_pushes):
+            worker.push("w", torch.ones(1000))
+        return worker.pushes
+
+    with parameter_servers({"w": torch.zeros(1000)}, num_servers=2, replicas=1) as store:
+        actor = store.servers[0]
+        if victim == "replica":
+            actor = store._actors[0]  # made before its server
+        run = store.start(count_up, 200, num_workers=3)
+        for threshold in (50, 300):
+            wait_until(lambda: store.num_updates()[0] > threshold)  # noqa: B023
+            os.kill(pid_of(ray, actor), signal.SIGKILL)
+        acknowledged = sum(run.results())
+        assert acknowledged == 600
+        assert store.num_updates() == [600, 600]
+        assert (store.pull("w") == 600).all()
+        # And the other one of the pair has them too.
+        os.kill(pid_of(ray, store.servers[0]), signal.SIGKILL)
+        assert (store.pull("w") == 600).all()
+
+
+def test_a_push_that_is_repeated_is_not_added_again(ray):
+    with parameter_servers({"w": torch.zeros(2)}) as store:
+        message = ("worker 0", 1, "w", torch.ones(2).numpy(), None)
+        assert ray.get([store.servers[0].push.remote(message) for _ in range(3)]) == [1, 1, 1]
+        assert store.pull("w").tolist() == [1, 1]
+
+
+def test_server_without_replica_is_lost_with_an_error(ray):
+    with parameter_servers({"w": torch.zeros(4)}, num_servers=2) as store:
+        ray.kill(store.servers[1])
+        assert store.pull("w", torch.tensor([0, 1])).tolist() == [0, 0]
+        with pytest.raises(RuntimeError, match="a parameter server died, and no replica"):
+            store.pull("w")
+
+
+def test_error_of_a_worker_comes_back_and_stops_the_others(ray):
+    class Trouble(Exception):
+        pass
+
+    def work(worker):
+        if worker.rank == 1:
+            raise Trouble("worker trouble", 3)
+        worker.tick(0)
+        time.sleep(1000)
+
+    with parameter_servers({"w": torch.zeros(4)}) as store:
+        run = store.start(work, num_workers=2)
+        wait_until(run.done)
+        with pytest.raises(Trouble, match="worker trouble") as caught:
+            run.results()
+        assert caught.value.args == ("worker trouble", 3)
+        refs = list(run.tasks.values())
+        assert len(ray.wait(refs, num_returns=2, timeout=0)[0]) == 2  # the other one, too
+        assert "raised in worker 1" in caught.value.__notes__[0]
+        assert 'raise Trouble("worker trouble", 3)' in caught.value.__notes__[0]
+        assert store.run(lambda worker: worker.rank, num_workers=2) == [2, 3]
+
+
+def test_killed_worker_is_named(ray):
+    def work(worker):
+        if worker.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.tick(0)
+
+    with parameter_servers({"w": torch.zeros(4)}) as store:
+        with pytest.raises(RuntimeError, match="worker 1 was killed"):
+            store.run(work, num_workers=2)
+
+
+def test_interrupt_leaves_nothing(tmp_path):
+    """Ctrl-C reaches all processes of a terminal, as Jupyter's interrupt does."""
+    code = f"""
+    import os, time, torch, d2lpar
+    from pathlib import Path
+    folder = Path({str(tmp_path)!r})
+
+    def work(worker, attempt):
+        Path(folder, f"{{attempt}}-{{worker.rank}}-{{os.getpid()}}").touch()
+        while True:
+            worker.push("w", torch.ones(4))
+            worker.tick()
+
+    def main():
+        with d2lpar.parameter_servers({{"w": torch.zeros(4)}}, replicas=1) as store:
+            try:
+                store.run(work, 0, num_workers=2)
+            except KeyboardInterrupt:
+                print("interrupted", store.pull("w").std().item(), flush=True)
+            store.run(work, 1, num_workers=2)
+
+    try:
+        main()
+    except KeyboardInterrupt:
+        import ray
+        print("left", ray.is_initialized(), flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    for attempt in range(2):
+        wait_until(lambda: len(list(tmp_path.glob(f"{attempt}-*"))) == 2, 60)  # noqa: B023
+        os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert out.splitlines() == ["interrupted 0.0", "left False"]
+    pids = [int(path.name.split("-")[2]) for path in tmp_path.iterdir()]
+    wait_until(lambda: not any(is_alive(pid) for pid in pids))
+    group = f" {process.pid} "
+    wait_until(lambda: group not in subprocess.check_output(["ps", "-eo", "pgid,stat"], text=True))
+
+
+# Bad input
+
+
+@pytest.mark.parametrize("arguments, error, message", [
+    (({},), ValueError, "needs initial values"),
+    (({"w": [1, 2]},), TypeError, "tensor 'w' is not a tensor that NumPy can hold"),
+    (({"w": torch.zeros(2, dtype=torch.bfloat16)},), TypeError, "tensor 'w' .*BFloat16"),
+    (({"w": torch.zeros(2)}, 0), ValueError, "num_servers is an integer, 1 or more: got 0"),
+    (({"w": torch.zeros(2)}, 1, -1), ValueError, "replicas is an integer, 0 or more: got -1"),
+])  # fmt: skip
+def test_bad_stores(arguments, error, message):
+    with pytest.raises(error, match=message), parameter_servers(*arguments):
+        pass
+
+
+def test_bad_pushes_and_pulls(ray):
+    with parameter_servers({"w": torch.zeros(2, 3)}, num_servers=2) as store:
+        for keys, message in (
+            ([0, 6], "keys 0 to 6 are not within 0 to 5 of 'w'"),
+            ([-1, 2], "keys -1 to 2 are not within 0 to 5"),
+            ([2, 1], "keys must ascend without repetition: 1 comes after 2"),
+            ([1, 1], "1 comes after 1"),
+            ([0.0, 1.0], "keys are a vector of integers: got float32"),
+            ([[0, 1]], r"keys are a vector of integers: got int64 of shape \(1, 2\)"),
+        ):
+            with pytest.raises(ValueError, match=message):
+                store.pull("w", torch.tensor(keys))
+        with pytest.raises(KeyError, match="no tensor 'v' in the store: it holds w"):
+            store.push("v", torch.zeros(1))
+        with pytest.raises(ValueError, match=r"push of shape \(3,\) to 'w' should have \(2, 3\)"):
+            store.push("w", torch.zeros(3))
+        with pytest.raises(ValueError, match=r"push of shape \(3,\) to 'w' should have \(2,\)"):
+            store.push("w", torch.zeros(3), torch.tensor([0, 1]))
+        with pytest.raises(ValueError, match="num_workers is an integer, 1 or more: got 0"):
+            store.run(print, num_workers=0)
+        assert store.pull("w", torch.tensor([], dtype=torch.int64)).shape == (0,)
+        assert store.num_updates() == [0, 0]
+
+
+def test_without_ray_the_error_says_what_to_install(monkeypatch):
+    from d2lpar import servers
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    servers._ray.cache_clear()
+    with pytest.raises(ModuleNotFoundError, match="pip install ray"):
+        d2lpar.start_ray()
+    servers._ray.cache_clear()
+
+
+def test_address_of_a_cluster_is_taken(monkeypatch, ray):
+    """An address comes from the call, or from RAY_ADDRESS; without one, Ray starts here."""
+    asked = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda address, **options: asked.append((address, options)))
+    d2lpar.start_ray("head:6379")
+    monkeypatch.setenv("RAY_ADDRESS", "other:6379")
+    d2lpar.start_ray()
+    monkeypatch.delenv("RAY_ADDRESS")
+    d2lpar.start_ray()
+    assert [address for address, _ in asked] == ["head:6379", "other:6379", "local"]
+    assert "num_cpus" not in asked[1][1] and asked[2][1]["include_dashboard"] is False
