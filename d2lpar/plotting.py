@@ -262,6 +262,40 @@ def bars(labels, predicted, measured, ylabel, title=None):
     return figure
 
 
+def stacks(rows, ylabel, title=None):
+    """Draw bars made of parts, one on top of the other.
+
+    Args:
+        rows: a dict from the name of a bar to a dict from the names of its parts, the same for all
+            bars, to numbers.
+        ylabel: quantity and unit.
+        title: what stands above.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: the bars have different parts.
+    """
+    names = list(next(iter(rows.values()), {}))
+    for label, parts in rows.items():
+        if list(parts) != names:
+            raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
+    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(rows) + 1.5), 2.8))
+    with _style():
+        bottom = [0.0] * len(rows)
+        for i, name in enumerate(names):
+            colour, hatch, edge = list(_KINDS.values())[i % len(_KINDS)]
+            heights = [float(parts[name]) for parts in rows.values()]
+            look = {"color": colour, "hatch": hatch, "edgecolor": edge, "label": name}
+            axes.bar(list(rows), heights, 0.6, bottom, **look)
+            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+        axes.set(ylabel=ylabel, title=title)
+        axes.grid(True, axis="y")
+        figure.legend(loc="outside lower center", ncols=len(names))
+    return figure
+
+
 def curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscale="linear"):
     """Draw curves over one axis, and the ideal dashed.
 

@@ -1,4 +1,4 @@
-"""What a rank of a process group does in a training step: its phases, its buckets, its bytes."""
+"""A rank of a process group in a training step: its part, its phases, its buckets, its bytes."""
 
 import contextlib
 import threading
@@ -7,10 +7,146 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.tensor import DTensor
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from d2lpar.timing import Mark
+from d2lpar.timing import Mark, best_seconds
+
+
+def rank_part(X, y):
+    """Return this rank's part of a batch, on its GPU where it has one.
+
+    Args:
+        X, y: inputs (b, ...) and labels (b,); parts differ by one example at most.
+
+    Returns:
+        Both parts.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    return tuple(tensor.tensor_split(world_size)[rank].to(_device()) for tensor in (X, y))
+
+
+def _device():
+    """Return the rank's own GPU, which `launch` has made the current one, or the CPU."""
+    return torch.device("cuda" if torch.cuda.is_initialized() else "cpu")
+
+
+def time_allreduce(num_bytes):
+    """Return the seconds that `all_reduce` takes for a tensor of this size, the best of eight."""
+    x = torch.zeros(num_bytes // 4, device=_device())
+    return best_seconds(lambda: dist.all_reduce(x), repeats=8)
+
+
+def step_seconds(net, X, y, dtype=torch.float32):
+    """Return the seconds of a training step with SGD, the best of three after one to warm up.
+
+    Args:
+        net: a classifier, also one in `DataParallel` or `DistributedDataParallel`.
+        X, y: a batch, (b, ...) and (b,), on the device of its (first) parameters.
+        dtype: of `torch.autocast`; float32 leaves it off.
+    """
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(X.device.type, dtype, enabled=dtype != torch.float32):
+            loss = F.cross_entropy(net(X), y)
+        loss.backward()
+        optimizer.step()
+
+    return best_seconds(step, repeats=3)
+
+
+def bucket_bytes(net, X, y, bucket_cap_mb):
+    """Return the sizes of the buckets of `DistributedDataParallel`, in bytes, in order.
+
+    Args:
+        net: a classifier.
+        X, y: a batch, (b, ...) and (b,), for every rank.
+        bucket_cap_mb: size of a bucket, in MiB.
+    """
+    ddp = DistributedDataParallel(net.to(_device()), bucket_cap_mb=bucket_cap_mb)
+    for _ in range(2):  # after the first step buckets are built anew
+        with CollectiveBytes() as counted:
+            F.cross_entropy(ddp(X.to(_device())), y.to(_device())).backward()
+    return counted.calls["allreduce"]
+
+
+def recorded_step(net, X, y, bucket_cap_mb, link=None):
+    """Take three steps of `DistributedDataParallel`, and record the last.
+
+    Args:
+        net: a classifier, the same on every rank.
+        X, y: the whole batch, (b, ...) and (b,).
+        bucket_cap_mb: size of a bucket, in MiB.
+        link: as of `StepRecorder`.
+
+    Returns:
+        The marks "forward", "backward" and those of the buckets; and the gradients, on the CPU.
+    """
+    ddp, (X, y) = (
+        DistributedDataParallel(net.to(_device()), bucket_cap_mb=bucket_cap_mb),
+        rank_part(X, y),
+    )
+    recorder = StepRecorder(link)
+    recorder.watch(ddp)
+    for _ in range(3):
+        net.zero_grad()
+        dist.barrier()
+        recorder.clear()
+        with recorder.mark("forward"):
+            loss = F.cross_entropy(ddp(X), y)
+        with recorder.mark("backward"):
+            loss.backward()
+    return recorder.marks, [p.grad.cpu() for p in net.parameters()]
+
+
+def rows_of_ranks(ranks):
+    """Return what `schedule` draws: each rank, which waits after its last gradient, and its link.
+
+    Args:
+        ranks: what `recorded_step` returned on each rank.
+    """
+    rows = {}
+    for rank, ((forward, backward, *sent), _) in enumerate(ranks):
+        computed = max(mark.start for mark in sent)
+        waits = Mark("waits", computed, backward.end)
+        rows[f"rank {rank}"] = [forward, backward._replace(end=computed), waits]
+        rows[f"rank {rank}'s link"] = sent
+    return rows
+
+
+def gradient_arrivals(net, X, y):
+    """Return when each gradient is there in a backward pass that sends nothing.
+
+    Args:
+        net: a classifier.
+        X, y: the whole batch, (b, ...) and (b,).
+
+    Returns:
+        A list of (seconds since the backward pass began, bytes), in the order of arrival.
+    """
+    net, (X, y) = net.to(_device()), rank_part(X, y)
+    recorder = StepRecorder()
+
+    def note(p):
+        with recorder.mark(f"gradient {p.grad.nbytes}"):
+            pass
+
+    for p in net.parameters():
+        p.register_post_accumulate_grad_hook(note)
+    for _ in range(3):
+        net.zero_grad()
+        loss = F.cross_entropy(net(X), y)
+        dist.barrier()
+        recorder.clear()
+        with recorder.mark("backward"):
+            loss.backward()
+    backward, *gradients = recorder.marks
+    return [(mark.end - backward.start, int(mark.name.split()[1])) for mark in gradients]
 
 
 class StepRecorder:
@@ -169,3 +305,44 @@ class _Counting(TorchDispatchMode):
             )
             self.calls.setdefault(func.__name__.split(".")[0].strip("_"), []).append(max(sizes))
         return func(*args, **(kwargs or {}))
+
+
+class SavedBytes:
+    """Count the bytes that a forward pass keeps for the backward pass, parameters left out.
+
+        with SavedBytes(net) as saved:
+            loss = net(X).sum()
+        saved.total
+
+    Args:
+        net: the module whose parameters do not count.
+    """
+
+    def __init__(self, net):
+        self._ours = {p.data_ptr() for p in net.parameters()}
+        self._saved = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    def _keep(self, tensor):
+        if tensor.data_ptr() not in self._ours:
+            self._saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    @property
+    def total(self):
+        """The bytes, each tensor once."""
+        return sum(self._saved.values())
+
+    def __enter__(self):
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._hooks.__exit__(*error)
+
+
+def held_bytes(tensors):
+    """Return the bytes of the storages behind tensors, each once; of a DTensor, of its shard."""
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    storages = (tensor.untyped_storage() for tensor in local)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -104,6 +104,12 @@ def best_seconds(work, repeats=3):
     return min(timer.times[1:])
 
 
+def product_flops(device, size=1000):
+    """Return the floating-point operations a second of products of matrices, size x size."""
+    A = torch.randn(size, size, device=device)
+    return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
+
+
 def compare(what, predicted, measured, unit="s"):
     """Print a predicted number beside the measured one, and measured over predicted."""
     ratio = f"{measured / predicted:.2f}" if predicted else "-"

@@ -1,7 +1,13 @@
-"""What every training loop of the chapters needs: sums, accuracy and plain SGD."""
+"""What every training loop of the chapters needs: sums, accuracy, plain SGD on many devices."""
+
+import copy
 
 import torch
 from torch import nn
+from torch.nn import functional as F
+
+from d2lpar.collectives import allreduce
+from d2lpar.data import split_batch
 
 
 class Accumulator:
@@ -89,3 +95,24 @@ def sgd(params, lr, batch_size):
         for param in params:
             param -= lr * param.grad / batch_size
             param.grad.zero_()
+
+
+def data_parallel_step(net, X, y, devices, lr):
+    """Take the step of chapter 07: a replica on each device, gradients summed over the devices.
+
+    Args:
+        net: a classifier; it stays as it is.
+        X, y: a batch, (b, ...) and (b,), on any device.
+        devices: a list of devices.
+        lr: learning rate.
+
+    Returns:
+        The new parameters, a list of tensors on the CPU.
+    """
+    replicas = [copy.deepcopy(net).to(device) for device in devices]
+    for X_part, y_part, replica in zip(*split_batch(X, y, devices), replicas, strict=True):
+        F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
+    for arrays in zip(*(replica.parameters() for replica in replicas), strict=True):
+        allreduce([p.grad for p in arrays])
+    sgd(replicas[0].parameters(), lr, batch_size=len(X))
+    return [p.detach().cpu() for p in replicas[0].parameters()]

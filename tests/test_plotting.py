@@ -11,7 +11,16 @@ import torch
 from matplotlib import colors
 
 from d2lpar import plotting
-from d2lpar.plotting import Animator, agreement, bars, curves, gantt, progress, schedule
+from d2lpar.plotting import (
+    Animator,
+    agreement,
+    bars,
+    curves,
+    gantt,
+    progress,
+    schedule,
+    stacks,
+)
 from d2lpar.spans import Span
 from d2lpar.timing import Mark
 
@@ -340,3 +349,15 @@ def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
 def test_schedule_of_nothing():
     with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
         schedule({"rank 0": []})
+
+
+def test_stacks_put_parts_on_top_of_each_other():
+    figure = stacks({"DDP": {"a": 1, "b": 2}, "ZeRO": {"a": 1, "b": 0.5}}, "bytes")
+    bars = [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches]
+    assert bars == [(0, 1), (0, 1), (1, 2), (1, 0.5)]
+    assert legend_labels(figure) == ["a", "b"] and figure.axes[0].get_ylabel() == "bytes"
+
+
+def test_stacks_of_different_parts():
+    with pytest.raises(ValueError, match="bar 'ZeRO' has the parts .'b'., the first has .'a'."):
+        stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")

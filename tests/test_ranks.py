@@ -104,3 +104,76 @@ def compressed():
 
 def test_what_a_hook_sends_from_other_threads_is_counted():
     assert d2lpar.launch(compressed) == [4 * (64 + 32)] * 2
+
+
+def classifier():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(200, 100), torch.nn.ReLU(), torch.nn.Linear(100, 10))
+
+
+BATCH = torch.arange(1000.0).reshape(5, 200) / 1000, torch.arange(5)
+
+
+def parts():
+    return [tensor.tolist() for tensor in d2lpar.rank_part(*BATCH)]
+
+
+def test_parts_of_ranks_are_the_batch():
+    (X0, y0), (X1, y1) = d2lpar.launch(parts)
+    assert X0 + X1 == BATCH[0].tolist() and (y0, y1) == ([0, 1, 2], [3, 4])
+
+
+def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait():
+    link = Link(1e6)
+    X, y = (tensor[:4] for tensor in BATCH)
+    ranks = d2lpar.launch(d2lpar.recorded_step, classifier(), X, y, 0.001, link)
+    net = classifier()
+    torch.nn.functional.cross_entropy(net(X), y).backward()
+    for marks, gradients in ranks:
+        torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
+        assert [mark.name for mark in marks] == ["forward", "backward", "bucket 0", "bucket 1"]
+    rows = d2lpar.rows_of_ranks(ranks)
+    assert list(rows) == ["rank 0", "rank 0's link", "rank 1", "rank 1's link"]
+    forward, backward, waits = rows["rank 1"]
+    assert backward.end == waits.start == rows["rank 1's link"][-1].start
+    assert waits.end == ranks[1][0][1].end and waits.name == "waits"
+
+
+def test_buckets_and_arrivals_hold_all_gradients_last_layer_first():
+    net, last, first = classifier(), 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
+    X, y = (tensor[:4] for tensor in BATCH)
+    assert d2lpar.launch(d2lpar.bucket_bytes, net, X, y, 0.001) == [[last, first]] * 2
+    for arrivals in d2lpar.launch(d2lpar.gradient_arrivals, net, X, y):
+        moments, num_bytes = zip(*arrivals, strict=True)
+        assert sum(num_bytes[:2]) == last and sum(num_bytes[2:]) == first
+        assert 0 < moments[0] and list(moments) == sorted(moments)
+
+
+def test_saved_bytes_are_the_activations_without_parameters():
+    net = classifier()
+    X = torch.randn(5, 200, requires_grad=True)
+    with d2lpar.SavedBytes(net) as saved:
+        net(X).sum()
+    assert saved.total == X.nbytes + 4 * 5 * 100  # the input, and the result of the ReLU
+    net(X)
+    assert saved.total == X.nbytes + 4 * 5 * 100
+
+
+def test_held_bytes_count_each_storage_once():
+    x = torch.zeros(10)
+    assert d2lpar.held_bytes([x, x[:2], torch.zeros(1)]) == 44
+
+
+def test_step_seconds_trains():
+    net = classifier()
+    before = net[0].weight.clone()
+    assert d2lpar.step_seconds(net, *BATCH, torch.bfloat16) > 0
+    assert not torch.equal(net[0].weight, before) and net[0].weight.dtype == torch.float32
+
+
+def times():
+    return d2lpar.time_allreduce(4), d2lpar.product_flops("cpu", 64)
+
+
+def test_times_and_rates_are_positive():
+    assert all(number > 0 for ranks in d2lpar.launch(times) for number in ranks)

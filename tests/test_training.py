@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+import d2lpar
 from d2lpar.training import Accumulator, accuracy, evaluate_accuracy_gpu, sgd
 
 
@@ -78,3 +79,15 @@ def test_evaluate_accuracy_takes_lists_of_inputs():
 def test_evaluate_accuracy_of_no_data():
     with pytest.raises(ValueError, match="no example"):
         evaluate_accuracy_gpu(lambda X: X, [])
+
+
+def test_data_parallel_step_is_that_of_one_device():
+    devices = d2lpar.virtual_gpus(2)
+    torch.manual_seed(0)
+    net, X, y = torch.nn.Linear(6, 3), torch.randn(7, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    start = net.weight.detach().clone()
+    new = d2lpar.data_parallel_step(net, X, y, devices, lr=0.5)
+    assert torch.equal(net.weight, start) and net.weight.grad is None
+    torch.nn.functional.cross_entropy(net(X), y).backward()
+    for p, q in zip(net.parameters(), new, strict=True):
+        torch.testing.assert_close(q, (p - 0.5 * p.grad).detach())
