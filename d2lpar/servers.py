@@ -321,9 +321,11 @@ class Client:
         with self._timed("pull"):
             shape, dtype, bounds = self._find(name)
             parts = _parts(name, bounds, keys)
-            calls = [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
+            answers = self._answers(
+                [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
+            )
             values = np.empty(bounds[-1] if keys is None else len(keys), dtype)
-            for (i, place, _), (updates, part) in zip(parts, self._answers(calls), strict=True):
+            for (i, place, _), (updates, part) in zip(parts, answers, strict=True):
                 values[place] = part
                 self._seen[name, i] = updates
             return torch.from_numpy(values.reshape(shape if keys is None else -1))
