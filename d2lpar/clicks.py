@@ -146,7 +146,7 @@ def plot_losses(runs):
 
 @_styled
 def plot_pushes(moments, killed):
-    """Draw how many pushes of each worker were acknowledged, over time.
+    """Draw a stroke for each push that was acknowledged, over time, with a row for each worker.
 
     Args:
         moments: a dict from a name to a list of moments, in seconds.
@@ -155,13 +155,14 @@ def plot_pushes(moments, killed):
     Returns:
         A figure.
     """
-    figure, [[axes]] = new_figure(figsize=(6.5, 3))
+    figure, [[axes]] = new_figure(figsize=(7, 2.4))
     start = min(times[0] for times in moments.values())
-    for (name, times), (colour, dashes, marker) in zip(moments.items(), LINES, strict=False):
-        look = {"color": colour, "marker": marker, "markersize": 3, "label": name}
-        axes.plot([t - start for t in times], range(1, len(times) + 1), dashes, **look)
-    axes.axvline(killed - start, color="#777777", linestyle=(0, (6, 4)), label="server killed")
-    axes.set(xlabel="time (s)", ylabel="pushes acknowledged")
-    axes.grid(True)
-    figure.legend(loc="outside lower center", ncols=3)
+    strokes = [[t - start for t in times] for times in moments.values()]
+    rows = range(len(strokes), 0, -1)
+    axes.eventplot(strokes, lineoffsets=list(rows), linelengths=0.6, colors="#12355b")
+    label = "server killed"
+    axes.axvline(killed - start, color="#d1495b", linestyle=(0, (6, 4)), label=label)
+    axes.set_yticks(rows, moments)
+    axes.set(xlabel="time (s)")
+    figure.legend(loc="outside lower center")
     return figure

@@ -15,12 +15,14 @@ import traceback
 import uuid
 import warnings
 from collections import defaultdict
+from pathlib import Path
 
 import cloudpickle
 import numpy as np
 
 OBJECT_STORE = 256 << 20  # bytes
 SECONDS_TO_STOP = 10.0
+QUICK = str(Path(__file__).parent / "quick")  # see the module there
 
 
 def start_ray(address=None):
@@ -48,14 +50,21 @@ def start_ray(address=None):
     if address != "local":
         ray.init(address, **quiet)
         return ray
-    ray.init(
-        "local",
-        num_cpus=16,  # how many processes Ray keeps for further workers
-        include_dashboard=False,
-        object_store_memory=OBJECT_STORE,
-        _node_ip_address="127.0.0.1",
-        **quiet,
-    )
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [QUICK, path]))  # of its processes
+    try:
+        ray.init(
+            "local",
+            num_cpus=16,  # how many processes Ray keeps for further workers
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            _node_ip_address="127.0.0.1",
+            **quiet,
+        )
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
     return ray
 
 
@@ -105,7 +114,7 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
         ValueError: there are no values, or a number is out of range.
         TypeError: a value is not a tensor that NumPy can hold.
     """
-    values = _arrays(values)
+    initial, values = values, _arrays(values)
     _check_count("num_servers", num_servers, 1)
     _check_count("replicas", replicas, 0)
     starts = not _ray().is_initialized()
@@ -113,7 +122,7 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
     try:
         start_ray(address)
         store = Store(values, num_servers, replicas)
-        store.load(values)
+        store.reset(initial)
         yield store
     finally:
         if store is not None:
@@ -168,7 +177,11 @@ class Server:
             self.values, self.last, self.updates = _own(state)
 
     def load(self, values, last, updates):
-        """Take over values (a dict of arrays), each worker's last push and the number of pushes."""
+        """Take over values (a dict of arrays), each worker's last push and the number of pushes.
+
+        Bytes are counted anew.
+        """
+        self.num_bytes.clear()
         self.values, self.last, self.updates = _own((values, last, updates))
         if self.backup is not None:
             _ray().get(self.backup.load.remote(values, last, updates))
@@ -308,9 +321,11 @@ class Client:
         with self._timed("pull"):
             shape, dtype, bounds = self._find(name)
             parts = _parts(name, bounds, keys)
-            calls = [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
+            answers = self._answers(
+                [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
+            )
             values = np.empty(bounds[-1] if keys is None else len(keys), dtype)
-            for (i, place, _), (updates, part) in zip(parts, self._answers(calls), strict=True):
+            for (i, place, _), (updates, part) in zip(parts, answers, strict=True):
                 values[place] = part
                 self._seen[name, i] = updates
             return torch.from_numpy(values.reshape(shape if keys is None else -1))
@@ -463,17 +478,31 @@ class Store(Client):
         super().__init__("driver", servers, layout)
         self.servers = servers
 
-    def load(self, values):
-        """Set the values of all tensors, a dict of arrays."""
-        flat = {name: array.reshape(-1) for name, array in values.items()}
-        calls = []
-        for i, server in enumerate(self.servers):
-            part = {
-                name: array[slice(*self._layout[name][2][i : i + 2])]
-                for name, array in flat.items()
-            }
-            calls.append(server.load.remote(part, {}, 0))
-        self._answers(calls)
+    def reset(self, values):
+        """Give all tensors new values, and count workers, pushes and bytes anew.
+
+        Args:
+            values: a dict of tensors, with the names and shapes of those in the store.
+
+        Raises:
+            ValueError: they have other names or shapes.
+            RuntimeError: workers are under way.
+        """
+        values = _arrays(values)
+        shapes = {name: array.shape for name, array in values.items()}
+        known = {name: layout[0] for name, layout in self._layout.items()}
+        if shapes != known:
+            raise ValueError(f"the store holds tensors of shapes {known}: got {shapes}")
+        if not all(run.done() for run in self._running):
+            raise RuntimeError("workers are under way: wait for their results, or stop them")
+        self._num_workers, self._running, self._seen = 0, [], {}
+        parts = [{} for _ in self.servers]
+        for name, (_, dtype, bounds) in self._layout.items():
+            flat = values[name].astype(dtype).reshape(-1)
+            for i, part in enumerate(parts):
+                part[name] = flat[slice(*bounds[i : i + 2])]
+        servers = zip(self.servers, parts, strict=True)
+        self._answers([server.load.remote(part, {}, 0) for server, part in servers])
 
     def start(self, fn, *args, num_workers=1, **kwargs):
         """Call `fn(worker, *args, **kwargs)` in `num_workers` new processes, and do not wait.

@@ -69,5 +69,6 @@ def test_losses_and_pushes_have_a_curve_each():
     assert len(by_time.lines) == len(by_updates.lines) == 2
     assert by_updates.lines[1].get_xydata().tolist() == [[0, 0.7], [6, 0.5]]
     (axes,) = clicks.plot_pushes({"stays": [10.0, 12.0], "joins": [11.0]}, killed=11.5).axes
-    assert axes.lines[1].get_xydata().tolist() == [[1.0, 1.0]]
-    assert list(axes.lines[2].get_xdata()) == [1.5, 1.5]
+    assert [list(row.get_positions()) for row in axes.collections] == [[0.0, 2.0], [1.0]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stays", "joins"]
+    assert list(axes.lines[-1].get_xdata()) == [1.5, 1.5]
