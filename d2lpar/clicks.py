@@ -122,25 +122,27 @@ def plot_staleness(runs, slow=0):
 
 
 @_styled
-def plot_losses(runs):
-    """Draw the loss against time and against updates.
+def plot_learning(runs):
+    """Draw loss and accuracy against time and against updates.
 
     Args:
-        runs: a dict from a name to a list of points (seconds, updates, loss).
+        runs: a dict from a name to a list of points (seconds, updates, loss, accuracy).
 
     Returns:
         A figure.
     """
-    figure, [[by_time, by_updates]] = new_figure(1, 2, figsize=(8, 3))
+    figure, grid = new_figure(2, 2, figsize=(8, 4.6))
     for (name, points), (colour, dashes, _) in zip(runs.items(), LINES, strict=False):
-        seconds, updates, losses = zip(*points, strict=True)
-        by_time.plot(seconds, losses, dashes, color=colour, label=name)
-        by_updates.plot(updates, losses, dashes, color=colour)
-    by_time.set(xlabel="time (s)", ylabel="test loss")
-    by_updates.set(xlabel="updates", ylabel="test loss")
-    for axes in (by_time, by_updates):
-        axes.grid(True)
-    figure.legend(*by_time.get_legend_handles_labels(), loc="outside lower center", ncols=3)
+        seconds, updates, *results = zip(*points, strict=True)
+        for row, values in zip(grid, results, strict=True):
+            for axes, x in zip(row, (seconds, updates), strict=True):
+                axes.plot(x, values, dashes, color=colour, label=name)
+    for row, ylabel in zip(grid, ("test loss", "test accuracy"), strict=True):
+        row[0].set(ylabel=ylabel)
+        [axes.grid(True) for axes in row]
+    grid[1][0].set(xlabel="time (s)")
+    grid[1][1].set(xlabel="updates")
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 

@@ -63,11 +63,12 @@ def test_staleness_counts_pushes():
     assert bsp.get_ylim() == asp.get_ylim() and bsp.get_ylim()[1] > 3
 
 
-def test_losses_and_pushes_have_a_curve_each():
-    points = [(0.0, 0, 0.7), (1.0, 6, 0.5)]
-    by_time, by_updates = clicks.plot_losses({"BSP": points, "ASP": points}).axes
-    assert len(by_time.lines) == len(by_updates.lines) == 2
-    assert by_updates.lines[1].get_xydata().tolist() == [[0, 0.7], [6, 0.5]]
+def test_learning_and_pushes_have_a_curve_each():
+    points = [(0.0, 0, 0.7, 0.5), (1.0, 6, 0.5, 0.8)]
+    axes = clicks.plot_learning({"BSP": points, "ASP": points}).axes
+    assert [len(each.lines) for each in axes] == [2] * 4
+    assert axes[1].lines[1].get_xydata().tolist() == [[0, 0.7], [6, 0.5]]
+    assert axes[2].lines[1].get_xydata().tolist() == [[0, 0.5], [1, 0.8]]
     (axes,) = clicks.plot_pushes({"stays": [10.0, 12.0], "joins": [11.0]}, killed=11.5).axes
     assert [list(row.get_positions()) for row in axes.collections] == [[0.0, 2.0], [1.0]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stays", "joins"]
