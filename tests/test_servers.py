@@ -153,19 +153,27 @@ def test_synchronous_steps_equal_allreduce(ray):
 
 @pytest.mark.parametrize("staleness", [1, 3])
 def test_staleness_is_bounded(store, staleness):
-    def step(worker):
-        for _ in range(12):
-            worker.pull("w")
-            time.sleep(0.03 if worker.rank == 0 else 0)
-            worker.push("w", torch.ones(2, 5))
-            worker.tick(staleness)
-        return worker.ahead, worker.staleness, worker.seconds["tick"]
+    """Worker 0 starts when the others have gone as far as they may, and are held up."""
+    key = torch.tensor([0])
 
-    slow, fast, _ = store.run(step, num_workers=3)
-    assert (store.pull("w") == 36).all()
-    assert max(fast[0]) == staleness and max(slow[0]) == 0
-    assert max(slow[1] + fast[1]) <= 2 * (2 * staleness + 1)
-    assert len(fast[1]) == 12 and fast[2] > slow[2]
+    def step(worker):
+        if worker.rank == 0:
+            while worker.pull("w", key) < 2 * (staleness + 1):
+                time.sleep(0.01)
+            time.sleep(0.1)  # time for a worker that is not held up
+        for _ in range(12):
+            worker.pull("w", key)
+            worker.push("w", torch.ones(1), key)
+            worker.tick(staleness)
+        return worker.ahead, worker.staleness
+
+    run = store.start(step, num_workers=3)
+    wait_until(run.done)
+    results = run.results()
+    assert store.pull("w", key) == 36
+    for ahead, updates in results[1:]:
+        assert max(ahead) == staleness and len(ahead) == 12
+        assert max(updates) <= 2 * (2 * staleness + 1) and len(updates) == 12
 
 
 def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(store):
