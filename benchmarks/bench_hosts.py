@@ -1,4 +1,4 @@
-"""A step of DDP on two hosts, network namespaces of this machine, predicted and measured.
+"""(k) A step of DDP on two hosts, network namespaces of this machine, predicted and measured.
 
 The line between them has the rate of 1 or 10 Gbit Ethernet. Predicted: with overlap the step of
 two processes on one host, or what a line that never rests needs, whichever is longer; without
@@ -40,7 +40,7 @@ def main():
         alone, line, seconds = median(one_host), num_bytes / (rate * 1e9 / 8), median(measured)
         within = 0.95 * max(alone, line) <= seconds <= 1.1 * (alone + line)
         status |= not within
-        print(f"{rate:2} Gbit: one host {alone:.3f} s, line {line:.3f} s, ", end="")
+        print(f"(k) {rate:2} Gbit: one host {alone:.3f} s, line {line:.3f} s, ", end="")
         print(f"predicted {max(alone, line):.3f} to {alone + line:.3f} s, ", end="")
         print(f"measured {seconds:.3f} s: {'ok' if within else 'MISSED'}")
     return status

@@ -1,4 +1,4 @@
-"""(i) A push and a pull through a parameter server, against a bare Ray actor's calls.
+"""(j) A push and a pull through a parameter server, against a bare Ray actor's calls.
 
 The bare actor adds what it is sent and returns its values; the same tensor, of 256 kB, 1 MB and
 4 MB, travels both ways, and a tensor comes back. Rounds alternate in one run. The store also keeps
@@ -69,7 +69,7 @@ def main():
     ray = d2lpar.start_ray()
     try:
         rows = [
-            ratio_row(f"(i) push and pull of {name}: store over a bare actor", ratio(ray, n), 0.9)
+            ratio_row(f"(j) push and pull of {name}: store over a bare actor", ratio(ray, n), 0.9)
             for name, n in SIZES.items()
         ]
     finally:
