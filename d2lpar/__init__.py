@@ -58,7 +58,17 @@ _NAMES = {
     ),
     "servers": ("parameter_servers", "start_ray"),
 }
-_MODULES = (*_NAMES, "agent", "clicks", "garments", "kineto", "spans", "virtual", "worker")
+_MODULES = (
+    *_NAMES,
+    "agent",
+    "clicks",
+    "garments",
+    "interrupts",
+    "kineto",
+    "spans",
+    "virtual",
+    "worker",
+)
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)

@@ -44,7 +44,7 @@ class Agent(LocalElasticAgent):
 
     Attributes:
         output: what shows the lines that the ranks print.
-        interrupted: set it, and `run` ends all ranks and raises KeyboardInterrupt.
+        interrupted: set by `interrupt`.
         error: why the last attempt failed, an exception; None if it did not.
     """
 
@@ -85,6 +85,10 @@ class Agent(LocalElasticAgent):
         """The processes of this attempt, by rank."""
         context = self._pcontext and self._pcontext._pc
         return context.processes if context else []
+
+    def interrupt(self):
+        """Let `run`, which is under way, end all ranks and raise KeyboardInterrupt."""
+        self.interrupted = True
 
     def kill(self):
         """End all processes at once."""
@@ -214,26 +218,6 @@ class _Output(DefaultLogsSpecs):
             for *_, file, _ in self.files:
                 file.close()
             self.files.clear()
-
-
-@contextlib.contextmanager
-def interrupts_go_to(agent):
-    """Let an interrupt be noted, for the agent to see, instead of ending whatever it does."""
-    handler = signal.getsignal(signal.SIGINT)
-    if not _in_main_thread() or handler is not signal.default_int_handler:
-        yield
-        return
-
-    def note(*_):
-        agent.interrupted = True
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if agent.interrupted:
-        raise KeyboardInterrupt
 
 
 def _in_main_thread():

@@ -13,6 +13,7 @@ from pathlib import Path
 import cloudpickle
 
 from d2lpar import worker
+from d2lpar.interrupts import held_back
 
 
 def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs):
@@ -52,13 +53,13 @@ def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs)
     """
     _check(fn, args, kwargs, nproc, timeout, max_restarts)
     call = _pickled_call(fn, args, kwargs)
-    from d2lpar.agent import Agent, interrupts_go_to  # loads much of torch.distributed
+    from d2lpar.agent import Agent  # loads much of torch.distributed
 
     with tempfile.TemporaryDirectory(prefix="d2lpar-launch-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(call)
         agent = Agent(folder, nproc, timeout, max_restarts)
         try:
-            with interrupts_go_to(agent):
+            with held_back(agent.interrupt):
                 agent.run()
         finally:
             agent.kill()

@@ -20,6 +20,8 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 
+from d2lpar.interrupts import held_back
+
 OBJECT_STORE = 256 << 20  # bytes
 SECONDS_TO_STOP = 10.0
 QUICK = str(Path(__file__).parent / "quick")  # see the module there
@@ -78,7 +80,8 @@ def _ray():
         with warnings.catch_warnings():  # in a notebook, importing Ray asks for ipywidgets
             warnings.filterwarnings("ignore", "IProgress not found")
             logging.disable(logging.INFO)
-            import ray
+            with held_back():  # a module that is imported by half stays broken
+                import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "parameter servers run on Ray, which is not installed: pip install ray", name=error.name
