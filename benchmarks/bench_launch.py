@@ -7,11 +7,11 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import ddp_step
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from hosts import CPUS
 from report import median, ratio_row
 
 import d2lpar
@@ -47,14 +47,7 @@ def launched_step(nproc):
 def torchrun_step():
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += [f"--nproc-per-node={PROCESSES}", ddp_step.__file__, str(BATCH_SIZE), str(NUM_STEPS)]
-    root = str(Path(__file__).resolve().parents[1])
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, "PYTHONPATH": root, "CUDA_VISIBLE_DEVICES": ""},
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=CPUS)
     return float(done.stdout)
 
 

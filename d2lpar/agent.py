@@ -12,7 +12,6 @@ import os
 import re
 import signal
 import sys
-import threading
 import time
 import traceback
 import types
@@ -27,6 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from d2lpar import worker
+from d2lpar.interrupts import in_main_thread
 
 # Loaded once, by the server that all processes are forked from.
 _PRELOAD = [
@@ -220,10 +220,6 @@ class _Output(DefaultLogsSpecs):
             self.files.clear()
 
 
-def _in_main_thread():
-    return threading.current_thread() is threading.main_thread()
-
-
 @contextlib.contextmanager
 def _apart():
     """Keep this process and those that are started from touching each other.
@@ -244,7 +240,7 @@ def _apart():
     finally:
         sys.modules["__main__"] = main
         logger.disabled = False
-        if _in_main_thread():
+        if in_main_thread():
             signal.signal(signum, handler)
         del os.environ[setting]
         if before is not None:

@@ -16,8 +16,7 @@ def held_back(note=lambda: None):
         note: a function that is called as soon as the interrupt comes.
     """
     handler = signal.getsignal(signal.SIGINT)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if not in_main_thread or handler is not signal.default_int_handler:
+    if not in_main_thread() or handler is not signal.default_int_handler:
         yield
         return
     interrupted = False
@@ -37,3 +36,8 @@ def held_back(note=lambda: None):
         signal.signal(signal.SIGINT, handler)
     if interrupted:
         raise KeyboardInterrupt
+
+
+def in_main_thread():
+    """Return whether this is the thread that may handle signals."""
+    return threading.current_thread() is threading.main_thread()

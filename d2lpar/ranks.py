@@ -87,10 +87,8 @@ def recorded_step(net, X, y, bucket_cap_mb, link=None):
     Returns:
         The marks "forward", "backward" and those of the buckets; and the gradients, on the CPU.
     """
-    ddp, (X, y) = (
-        DistributedDataParallel(net.to(_device()), bucket_cap_mb=bucket_cap_mb),
-        rank_part(X, y),
-    )
+    ddp = DistributedDataParallel(net.to(_device()), bucket_cap_mb=bucket_cap_mb)
+    X, y = rank_part(X, y)
     recorder = StepRecorder(link)
     recorder.watch(ddp)
     for _ in range(3):
@@ -216,14 +214,11 @@ class StepRecorder:
         finally:
             self._moments.append((name, start, self._now()))
 
-    def watch(self, net, hook=allreduce_hook, state=None):
+    def watch(self, net):
         """Record every bucket of a `DistributedDataParallel` as "bucket 0", "bucket 1" and so on.
 
-        A bucket's mark starts when its last gradient is there and ends when the sum is.
-
-        Args:
-            net: the network; its communication hook is set here.
-            hook, state: the communication hook that sends the bucket.
+        A bucket's mark starts when its last gradient is there and ends when the sum is. The
+        communication hook of `net` is set here.
         """
 
         def recorded(_, bucket):
@@ -235,7 +230,7 @@ class StepRecorder:
                 self._moments.append((name, start, self._now()))
                 return future.value()
 
-            return hook(state, bucket).then(note)
+            return allreduce_hook(None, bucket).then(note)
 
         net.register_comm_hook(None, recorded)
 

@@ -10,12 +10,12 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import hosts
 import pytest
 import torch
 import torch.distributed as dist
+from waiting import is_alive, wait_until
 
 import d2lpar
 
@@ -25,20 +25,6 @@ def on_cpus(monkeypatch):
     """These tests are about gloo and about output that is buffered, wherever they run."""
     monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 def run_program(code, **options):
@@ -341,7 +327,7 @@ def hang(folder):
         start_new_session=True,
     )
     started.append(process.pid)
-    wait_until(lambda: len(list(folder.glob("*.pid"))) == 2)
+    wait_until(lambda: len(list(folder.glob("*.pid"))) == 2, 60)
     pids = [int(path.read_text()) for path in folder.glob("*.pid")]
     started += pids
     return process, pids
@@ -369,8 +355,8 @@ def test_ranks_end_with_a_process_that_is_killed(tmp_path, started):
     process, pids = start("d2lpar.launch(hang, folder)", tmp_path, started)
     process.kill()
     process.wait()
-    wait_until(lambda: not any(map(is_alive, pids)))
-    wait_until(lambda: not list((tmp_path / "tmp").glob("*launch*")))
+    wait_until(lambda: not any(map(is_alive, pids)), 60)
+    wait_until(lambda: not list((tmp_path / "tmp").glob("*launch*")), 60)
 
 
 def test_nothing_is_left_behind_by_launches_good_and_bad(tmp_path):
@@ -588,8 +574,6 @@ import time
 
 import torch
 import torch.distributed as dist
-
-NUM_BYTES = 4 * (1000 * 2000 + 2000)
 
 def train(num_steps, name="nobody"):
     torch.manual_seed(0)

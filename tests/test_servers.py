@@ -7,11 +7,11 @@ import subprocess
 import sys
 import textwrap
 import time
-from pathlib import Path
 
 import pytest
 import torch
 from torch.nn import functional as F
+from waiting import is_alive, wait_until
 
 import d2lpar
 from d2lpar.servers import Clock, parameter_servers
@@ -41,20 +41,6 @@ def store(kept):
 
 def pid_of(ray, actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
-
-
-def is_alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until(condition, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.05)
 
 
 # Push, pull, and what travels

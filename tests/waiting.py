@@ -1,0 +1,20 @@
+"""What tests of processes wait for."""
+
+import time
+from pathlib import Path
+
+
+def is_alive(pid):
+    """Return whether there is such a process, and it has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=30):
+    """Wait until `condition()` is true; fail after some seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)
