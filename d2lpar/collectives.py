@@ -87,6 +87,31 @@ def allreduce(data, algorithm="star"):
                 tensor.copy_(summed.view(tensor.shape))
 
 
+def allgather(data):
+    """Send every tensor of `data` to all devices, without waiting for them.
+
+    With n bytes in each of k tensors, (k - 1) n leave every device and as many reach it. Devices
+    send at the same time.
+
+    Args:
+        data: k tensors, one a device.
+
+    Returns:
+        For each device the list of all k tensors, there; its own is the one given.
+    """
+    devices = [device for device in {t.device for t in data} if device.type != "cpu"]
+    for device in devices:
+        _sending_stream(device).wait_stream(_current_stream(device))
+    with torch.no_grad():
+        copies = [
+            [source if source is target else _send(source, target, add=True) for source in data]
+            for target in data
+        ]
+    for device in devices:
+        _current_stream(device).wait_stream(_sending_stream(device))
+    return copies
+
+
 def allreduce_bytes(algorithm, k, numel, itemsize=4):
     """Predict what `allreduce` sends over each link.
 
