@@ -34,7 +34,7 @@ _NAMES = {
     "data": ("load_data_fashion_mnist", "split_batch"),
     "models": ("Residual", "alexnet", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "data_parallel_step", "evaluate_accuracy_gpu", "sgd"),
-    "collectives": ("allreduce", "allreduce_bytes"),
+    "collectives": ("allgather", "allreduce", "allreduce_bytes"),
     "costs": (
         "allreduce_seconds",
         "crossover_bytes",
@@ -57,6 +57,18 @@ _NAMES = {
         "time_allreduce",
     ),
     "servers": ("parameter_servers", "start_ray"),
+    "sharded": (
+        "ColumnParallel",
+        "Exchanges",
+        "OnEach",
+        "RowParallel",
+        "copied",
+        "cut",
+        "gathered",
+        "split_sizes",
+        "summed",
+        "tensor_parallel",
+    ),
 }
 _MODULES = (
     *_NAMES,
