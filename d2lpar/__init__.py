@@ -35,6 +35,16 @@ _NAMES = {
     "models": ("Residual", "alexnet", "lenet", "resnet18"),
     "training": ("Accumulator", "accuracy", "data_parallel_step", "evaluate_accuracy_gpu", "sgd"),
     "collectives": ("allgather", "allreduce", "allreduce_bytes"),
+    "pipelines": (
+        "Task",
+        "bubble",
+        "gpipe",
+        "one_forward_one_backward",
+        "pipeline_step",
+        "predict_marks",
+        "split_layers",
+        "stage_marks",
+    ),
     "costs": (
         "allreduce_seconds",
         "crossover_bytes",
@@ -57,18 +67,7 @@ _NAMES = {
         "time_allreduce",
     ),
     "servers": ("parameter_servers", "start_ray"),
-    "sharded": (
-        "ColumnParallel",
-        "Exchanges",
-        "OnEach",
-        "RowParallel",
-        "copied",
-        "cut",
-        "gathered",
-        "split_sizes",
-        "summed",
-        "tensor_parallel",
-    ),
+    "sharded": ("ColumnParallel", "Exchanges", "OnEach", "RowParallel", "tensor_parallel"),
 }
 _MODULES = (
     *_NAMES,

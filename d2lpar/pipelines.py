@@ -1,0 +1,275 @@
+"""Pipeline parallelism: a network cut by layers, micro-batches, and who computes what when."""
+
+import contextlib
+import copy
+import functools
+from typing import NamedTuple
+
+import torch
+
+from d2lpar.timing import Mark
+
+
+class Task(NamedTuple):
+    """What a stage computes at one time: the `kind`, "forward" or "backward", of a micro-batch."""
+
+    kind: str
+    micro_batch: int
+
+
+def split_layers(net, cuts, devices):
+    """Copy a network to devices by its layers.
+
+    Args:
+        net: an `nn.Sequential`; it stays as it is.
+        cuts: the indices of the layers with which the second, third, ... stage begin.
+        devices: a list of devices, one more than cuts.
+
+    Returns:
+        The stages, a list of `nn.Sequential`, each on its device.
+
+    Raises:
+        ValueError: the cuts do not make a stage with parameters for each device.
+    """
+    bounds = [0, *cuts, len(net)]
+    if len(bounds) != len(devices) + 1 or sorted(set(bounds)) != bounds:
+        raise ValueError(
+            f"cuts at {list(cuts)} do not split {len(net)} layers into {len(devices)} stages"
+        )
+    parts = [net[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    for i, part in enumerate(parts):
+        if next(part.parameters(), None) is None:
+            raise ValueError(f"layers {bounds[i]} to {bounds[i + 1] - 1} have no parameters")
+    return [copy.deepcopy(part).to(device) for part, device in zip(parts, devices, strict=True)]
+
+
+def gpipe(num_stages, num_micro_batches):
+    """Return the schedule of GPipe: all forward passes, then all backward passes.
+
+    Args:
+        num_stages, num_micro_batches: positive numbers.
+
+    Returns:
+        A list with the `Task`s of each stage, in order.
+
+    Source: Huang et al. 2019, https://arxiv.org/abs/1811.06965.
+    """
+    _check(num_stages, num_micro_batches)
+    tasks = [Task(kind, i) for kind in ("forward", "backward") for i in range(num_micro_batches)]
+    return [list(tasks) for _ in range(num_stages)]
+
+
+def one_forward_one_backward(num_stages, num_micro_batches):
+    """Return the schedule 1F1B: a stage computes each backward pass as soon as it can.
+
+    Stage s begins with the forward passes that it takes until the first micro-batch comes back,
+    and then alternates, so that it holds at most ``num_stages - s`` micro-batches.
+
+    Args:
+        num_stages, num_micro_batches: positive numbers.
+
+    Returns:
+        A list with the `Task`s of each stage, in order.
+
+    Source: Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with a flush after each batch.
+    """
+    _check(num_stages, num_micro_batches)
+    schedule = []
+    for stage in range(num_stages):
+        ahead = min(num_stages - stage - 1, num_micro_batches)
+        tasks = [Task("forward", i) for i in range(ahead)]
+        for i in range(num_micro_batches):
+            if i + ahead < num_micro_batches:
+                tasks.append(Task("forward", i + ahead))
+            tasks.append(Task("backward", i))
+        schedule.append(tasks)
+    return schedule
+
+
+def _check(num_stages, num_micro_batches):
+    for name, n in (("stages", num_stages), ("micro-batches", num_micro_batches)):
+        if n < 1:
+            raise ValueError(f"a pipeline needs at least one of its {name}, not {n}")
+
+
+def predict_marks(schedule, forward, backward, cores=None):
+    """Work out when each task of a schedule runs: a calculation, nothing is measured.
+
+    A task starts when its stage is free and its input is there. Sending takes no time.
+
+    Args:
+        schedule: a list with the `Task`s of each stage.
+        forward, backward: seconds of one task, a list with one for each stage.
+        cores: how many tasks run at full speed at a time; more of them share evenly. By default
+            no stage slows another.
+
+    Returns:
+        A list with the `Mark`s of each stage, named "forward 0" and so on.
+
+    Raises:
+        ValueError: the tasks of the schedule wait for each other.
+    """
+    seconds = {"forward": forward, "backward": backward}
+    cores = len(schedule) if cores is None else cores
+    todo, running, marks = [list(tasks) for tasks in schedule], {}, [[] for _ in schedule]
+    done, now = set(), 0.0
+    while any(todo):
+        for stage, tasks in enumerate(todo):
+            if tasks and stage not in running and _inputs(stage, tasks[0], len(schedule)) <= done:
+                running[stage] = [now, seconds[tasks[0].kind][stage]]
+        if not running:
+            waiting = {stage: tuple(tasks[0]) for stage, tasks in enumerate(todo) if tasks}
+            raise ValueError(f"the tasks of the schedule wait for each other: {waiting}")
+        speed = min(1.0, cores / len(running))
+        passed = min(left for _, left in running.values())
+        now += passed / speed
+        for stage, (start, left) in list(running.items()):
+            running[stage][1] = left - passed
+            if left - passed <= 1e-9 * now:
+                task = todo[stage].pop(0)
+                done.add((stage, task))
+                marks[stage].append(Mark(f"{task.kind} {task.micro_batch}", start, now))
+                del running[stage]
+    return marks
+
+
+def _inputs(stage, task, num_stages):
+    """Return what has to be done before a task, a set of (stage, task)."""
+    if task.kind == "forward":
+        return {(stage - 1, task)} if stage else set()
+    forward = Task("forward", task.micro_batch)
+    return {(stage, forward), (stage + 1, task)} if stage + 1 < num_stages else {(stage, forward)}
+
+
+def bubble(marks):
+    """Return the part of the time, 0 to 1, in which stages are idle, from their first to last mark.
+
+    Args:
+        marks: a list with the `Mark`s of each stage.
+    """
+    start = min(mark.start for stage in marks for mark in stage)
+    end = max(mark.end for stage in marks for mark in stage)
+    busy = sum(mark.end - mark.start for stage in marks for mark in stage)
+    return 1 - busy / (len(marks) * (end - start))
+
+
+def pipeline_step(stages, X, y, loss, schedule, timeline=None):
+    """Compute a batch's loss and the gradients of all stages, by a schedule.
+
+    The devices run their tasks at the same time, as far as the schedule lets them. Gradients are
+    added to `grad` of the stages' parameters: those of the mean over the whole batch.
+
+    Args:
+        stages: a list of modules, each on one device and with parameters.
+        X, y: a batch, (b, ...) and (b, ...), on any device.
+        loss: a function of outputs and labels that returns their mean loss.
+        schedule: a list with the `Task`s of each stage, as `gpipe` returns it.
+        timeline: a `Timeline` that is recording; `stage_marks` then finds the tasks on it.
+
+    Returns:
+        The loss, a tensor on the last device.
+
+    Raises:
+        ValueError: the schedule is for another number of stages, has more micro-batches than the
+            batch has examples, or its tasks wait for each other.
+    """
+    num_stages, m = len(stages), len({task.micro_batch for task in schedule[0]})
+    if len(schedule) != num_stages or m > len(X):
+        raise ValueError(
+            f"a schedule of {len(schedule)} stages and {m} micro-batches does not fit {num_stages} "
+            f"stages and {len(X)} examples"
+        )
+    devices = [next(stage.parameters()).device for stage in stages]
+    inputs, labels = X.to(devices[0]).tensor_split(m), y.to(devices[-1]).tensor_split(m)
+    onward = [_Wire(*pair) for pair in zip(devices, devices[1:], strict=False)]
+    back = [_Wire(*pair) for pair in zip(devices[1:], devices, strict=False)]
+    kept, losses = {}, []
+
+    def forward(s, i):
+        H = onward[s - 1].receive(i).requires_grad_() if s else inputs[i]
+        out = stages[s](H)
+        if s + 1 < num_stages:
+            onward[s].send(i, out.detach())
+        else:
+            out = loss(out, labels[i]) * (len(labels[i]) / len(y))
+            losses.append(out.detach())
+        kept[s, i] = H, out
+
+    def backward(s, i):
+        H, out = kept.pop((s, i))
+        torch.autograd.backward(out, back[s].receive(i) if s + 1 < num_stages else None)
+        if s:
+            back[s - 1].send(i, H.grad)
+
+    order = []
+    for s, marks in enumerate(predict_marks(schedule, [1] * num_stages, [1] * num_stages)):
+        order += [(mark.start, s, task) for mark, task in zip(marks, schedule[s], strict=True)]
+    for _, s, (kind, i) in sorted(order):
+        with timeline.mark(f"{kind} {i} of stage {s}") if timeline else contextlib.nullcontext():
+            (forward if kind == "forward" else backward)(s, i)
+    return sum(losses)
+
+
+class _Wire:
+    """Carry tensors from one device to another while both go on computing.
+
+    The copies run on streams of their own. A tensor that was sent is kept until the next one
+    follows, so that its memory is not written to while it is under way.
+    """
+
+    def __init__(self, source, target):
+        self.accel, self.source, self.target = torch.get_device_module(source), source, target
+        self.direct = source == target or "cpu" in (source.type, target.type)
+        self.arriving, self.last = {}, None
+
+    def send(self, key, tensor):
+        if self.direct:
+            self.arriving[key] = tensor.to(self.target), None
+            return
+        here, there = map(self.accel.current_stream, (self.source, self.target))
+        if self.last:
+            here.wait_event(self.last[1])
+        arriving = torch.empty_like(tensor, device=self.target)
+        sending, receiving = _streams(self.source, self.target)
+        sending.wait_stream(here)
+        receiving.wait_stream(there)
+        with self.accel.stream(sending), self.accel.stream(receiving):
+            arriving.copy_(tensor, non_blocking=True)
+            event = receiving.record_event()
+        self.last, self.arriving[key] = (tensor, event), (arriving, event)
+
+    def receive(self, key):
+        tensor, event = self.arriving.pop(key)
+        if event:
+            self.accel.current_stream(self.target).wait_event(event)
+        return tensor
+
+
+@functools.cache
+def _streams(source, target):
+    """Return the streams of two devices on which the first sends to the second."""
+    accel = torch.get_device_module(source)
+    return accel.Stream(source), accel.Stream(target)
+
+
+def stage_marks(timeline, stages):
+    """Find on a timeline when the tasks of `pipeline_step` ran.
+
+    Args:
+        timeline: the `Timeline` that was given to `pipeline_step`.
+        stages: the list of modules that was given to it.
+
+    Returns:
+        A list with the `Mark`s of each stage, as `predict_marks` returns it: from the start of a
+        task's first kernel to the end of its last one.
+    """
+    marks = []
+    for s, stage in enumerate(stages):
+        device, rows = next(stage.parameters()).device, []
+        for mark in timeline.marks:
+            if mark.name.endswith(f" of stage {s}"):
+                spans = timeline.select(device, "kernel", mark=mark.name)
+                name = mark.name.removesuffix(f" of stage {s}")
+                rows.append(Mark(name, spans[0].start, max(span.end for span in spans)))
+        marks.append(rows)
+    return marks

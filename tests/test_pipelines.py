@@ -1,0 +1,173 @@
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import d2lpar
+from d2lpar import Mark, Task, Timeline, gpipe, one_forward_one_backward, pipeline_step
+
+SCHEDULES = (gpipe, one_forward_one_backward)
+WIDTH = 32
+
+
+def network(num_layers=8):
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(num_layers)]
+    return nn.Sequential(*layers)
+
+
+def batch(b=16):
+    return torch.randn(b, WIDTH), torch.randint(WIDTH, (b,))
+
+
+def even_stages(net, p):
+    n = len(net) // p
+    return d2lpar.split_layers(net, range(n, len(net), n), d2lpar.virtual_gpus(p))
+
+
+def kinds(schedule):
+    return ["".join(task.kind[0].upper() for task in tasks) for tasks in schedule]
+
+
+def test_known_schedules():
+    assert kinds(gpipe(2, 3)) == ["FFFBBB"] * 2
+    assert kinds(one_forward_one_backward(4, 5)) == [
+        "FFFFBFBBBB", "FFFBFBFBBB", "FFBFBFBFBB", "FBFBFBFBFB"
+    ]  # fmt: skip
+    assert kinds(one_forward_one_backward(4, 2)) == ["FFBB", "FFBB", "FFBB", "FBFB"]
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+@pytest.mark.parametrize("p, m", [(1, 1), (1, 4), (2, 1), (2, 8), (4, 2), (4, 8), (5, 3)])
+def test_every_stage_computes_each_task_once_and_the_bubble_is_the_formula(make, p, m):
+    schedule = make(p, m)
+    everything = {Task(kind, i) for kind in ("forward", "backward") for i in range(m)}
+    assert all(len(tasks) == 2 * m and set(tasks) == everything for tasks in schedule)
+    marks = d2lpar.predict_marks(schedule, [1.0] * p, [2.0] * p)
+    assert d2lpar.bubble(marks) == pytest.approx((p - 1) / (m + p - 1))
+    assert [[mark.name for mark in stage] for stage in marks] == [
+        [f"{kind} {i}" for kind, i in tasks] for tasks in schedule
+    ]
+
+
+@pytest.mark.parametrize("make, most", zip(SCHEDULES, ([8, 8, 8, 8], [4, 3, 2, 1]), strict=True))
+def test_micro_batches_under_way(make, most):
+    for tasks, expected in zip(make(4, 8), most, strict=True):
+        under_way = [0]
+        for task in tasks:
+            under_way.append(under_way[-1] + (1 if task.kind == "forward" else -1))
+        assert max(under_way) == expected and under_way[-1] == 0
+
+
+def test_predicted_marks_wait_for_inputs_and_share_cores():
+    schedule = gpipe(2, 2)
+    marks = d2lpar.predict_marks(schedule, [1.0, 3.0], [2.0, 1.0])
+    assert marks[0] == [("forward 0", 0, 1), ("forward 1", 1, 2),
+                        ("backward 0", 8, 10), ("backward 1", 10, 12)]  # fmt: skip
+    assert marks[1] == [("forward 0", 1, 4), ("forward 1", 4, 7),
+                        ("backward 0", 7, 8), ("backward 1", 8, 9)]  # fmt: skip
+    shared = d2lpar.predict_marks(schedule, [1.0, 1.0], [1.0, 1.0], cores=1)
+    assert shared[0][1] == ("forward 1", 1, 3) and shared[1][0] == ("forward 0", 1, 3)
+    assert max(mark.end for stage in shared for mark in stage) == pytest.approx(8)
+
+
+def test_bubble_of_marks():
+    assert d2lpar.bubble([[Mark("a", 1, 2)], [Mark("b", 2, 5)]]) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+@pytest.mark.parametrize("p, m, b", [(1, 2, 16), (2, 4, 16), (2, 3, 7), (4, 8, 16)])
+def test_gradients_are_those_of_the_whole_network(make, p, m, b):
+    net, (X, y) = network(), batch(b)
+    expected = F.cross_entropy(net(X), y)
+    expected.backward()
+    stages = even_stages(net, p)
+    for step in (1, 2):  # the second adds to the first
+        got = pipeline_step(stages, X, y, F.cross_entropy, make(p, m))
+        assert not got.requires_grad and got.device == next(stages[-1].parameters()).device
+        torch.testing.assert_close(got.cpu(), expected.detach())
+        params = [param for stage in stages for param in stage.parameters()]
+        for param, whole in zip(params, net.parameters(), strict=True):
+            torch.testing.assert_close(param.grad.cpu(), step * whole.grad, rtol=1e-5, atol=1e-6)
+
+
+def test_what_is_sent_and_what_is_kept():
+    p, m, (X, y) = 4, 8, batch(256)
+    stages, peaks = even_stages(network(), p), {}
+    devices = [next(stage.parameters()).device for stage in stages]
+    X, y = X.to(devices[0]), y.to(devices[-1])
+    for make in SCHEDULES:
+        pipeline_step(stages, X, y, F.cross_entropy, make(p, m))
+        before = [torch.vgpu.memory_allocated(device) for device in devices]
+        for device in devices:
+            torch.vgpu.reset_peak_memory_stats(device)
+        with Timeline() as timeline:
+            pipeline_step(stages, X, y, F.cross_entropy, make(p, m), timeline)
+        after = map(torch.vgpu.max_memory_allocated, devices)
+        peaks[make] = [n - base for n, base in zip(after, before, strict=True)]
+        pairs = [*zip(devices, devices[1:], strict=False), *zip(devices[1:], devices, strict=False)]
+        assert timeline.bytes_by_link() == dict.fromkeys(pairs, 4 * 256 * WIDTH)
+    part = 4 * 256 // m * WIDTH  # bytes of one activation of one micro-batch
+    difference = [a - b for a, b in zip(*peaks.values(), strict=True)]
+    assert difference[0] == (m - p) * 2 * part  # two layers keep what they return
+    assert all(d >= (m - p + s) * 2 * part for s, d in enumerate(difference))
+
+
+def test_marks_of_the_stages_follow_the_schedule():
+    stages, schedule = even_stages(network(), 2), one_forward_one_backward(2, 4)
+    with Timeline() as timeline:
+        pipeline_step(stages, *batch(), F.cross_entropy, schedule, timeline)
+    marks = d2lpar.stage_marks(timeline, stages)
+    ends = {}
+    for s, (stage, tasks) in enumerate(zip(marks, schedule, strict=True)):
+        assert [mark.name for mark in stage] == [f"{kind} {i}" for kind, i in tasks]
+        assert all(a.end <= b.start for a, b in zip(stage, stage[1:], strict=False))
+        ends |= {(s, mark.name): mark for mark in stage}
+    for i in range(4):
+        assert ends[0, f"forward {i}"].end <= ends[1, f"forward {i}"].start
+        assert ends[1, f"backward {i}"].end <= ends[0, f"backward {i}"].start
+
+
+def test_stages_are_copies_on_their_devices():
+    net, devices = network(4), d2lpar.virtual_gpus(2)
+    stages = d2lpar.split_layers(net, [3], devices)
+    assert [len(stage) for stage in stages] == [3, 1]
+    for stage, device in zip(stages, devices, strict=True):
+        assert {param.device for param in stage.parameters()} == {device}
+    assert {param.device.type for param in net.parameters()} == {"cpu"}
+    with torch.no_grad():
+        d2lpar.split_layers(net, [], ["cpu"])[0][0][0].weight.zero_()
+    assert net[0][0].weight.any()
+
+
+@pytest.mark.parametrize("cuts", [[], [0], [4], [2, 3], [3, 2]])
+def test_cuts_that_do_not_fit(cuts):
+    with pytest.raises(
+        ValueError, match=rf"cuts at \[{', '.join(map(str, cuts))}\] do not split 4"
+    ):
+        d2lpar.split_layers(network(4), cuts, ["cpu", "cpu"])
+
+
+def test_a_stage_needs_parameters():
+    with pytest.raises(ValueError, match="layers 1 to 2 have no parameters"):
+        d2lpar.split_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()), [1], ["cpu"] * 2)
+
+
+@pytest.mark.parametrize("make", SCHEDULES)
+def test_empty_schedules(make):
+    with pytest.raises(ValueError, match="one of its stages, not 0"):
+        make(0, 1)
+    with pytest.raises(ValueError, match="one of its micro-batches, not -1"):
+        make(2, -1)
+
+
+def test_schedules_that_do_not_fit():
+    stages = d2lpar.split_layers(network(4), [2], ["cpu", "cpu"])
+    with pytest.raises(ValueError, match="3 stages and 2 micro-batches does not fit 2"):
+        pipeline_step(stages, *batch(), F.cross_entropy, gpipe(3, 2))
+    with pytest.raises(ValueError, match="2 stages and 17 micro-batches .* 16 examples"):
+        pipeline_step(stages, *batch(), F.cross_entropy, gpipe(2, 17))
+    stuck = [[Task("backward", 0), Task("forward", 0)], gpipe(2, 1)[1]]
+    with pytest.raises(ValueError, match="wait for each other: {0: .'backward', 0.*1: "):
+        pipeline_step(stages, *batch(), F.cross_entropy, stuck)
+    assert all(p.grad is None for stage in stages for p in stage.parameters())
