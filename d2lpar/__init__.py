@@ -67,7 +67,15 @@ _NAMES = {
         "time_allreduce",
     ),
     "servers": ("parameter_servers", "start_ray"),
-    "sharded": ("ColumnParallel", "Exchanges", "OnEach", "RowParallel", "tensor_parallel"),
+    "sharded": (
+        "ColumnParallel",
+        "Exchanges",
+        "OnEach",
+        "RowParallel",
+        "tensor_parallel",
+        "whole",
+    ),
+    "splits": ("by_data", "by_layers", "inside_layers", "step_cost"),
 }
 _MODULES = (
     *_NAMES,

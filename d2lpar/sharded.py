@@ -231,10 +231,10 @@ class _SplitLayer(nn.Module):
         return _with_sizes(layer)
 
     def _joined(self, params, dim):
-        whole = nn.Parameter(torch.cat([param.detach().cpu() for param in params], dim))
+        joined = nn.Parameter(torch.cat([param.detach().cpu() for param in params], dim))
         if all(param.grad is not None for param in params):
-            whole.grad = torch.cat([param.grad.cpu() for param in params], dim)
-        return whole
+            joined.grad = torch.cat([param.grad.cpu() for param in params], dim)
+        return joined
 
 
 def _shard(layer, weight, bias, device):
@@ -307,7 +307,7 @@ class RowParallel(_SplitLayer):
 
 
 class OnEach(nn.Module):
-    """A module that is applied on every device to what lies there, an activation function say."""
+    """A function or module that every device applies to what lies there, an activation say."""
 
     def __init__(self, module):
         super().__init__()
@@ -347,3 +347,17 @@ def tensor_parallel(net, devices):
             is_split = i != last
             layers.append(ColumnParallel(module, devices, gather_output=not is_split))
     return nn.Sequential(*layers)
+
+
+def whole(net):
+    """Put a network together that `tensor_parallel` has split.
+
+    Args:
+        net: an `nn.Sequential` of layers of this module.
+
+    Returns:
+        The unsplit `nn.Sequential` on the CPU, with its gradients where there are any.
+    """
+    return nn.Sequential(
+        *(layer.module if isinstance(layer, OnEach) else layer.whole() for layer in net)
+    )
