@@ -206,7 +206,8 @@ class _SplitLayer(nn.Module):
     def __init__(self, layer, devices, dim):
         super().__init__()
         if not isinstance(layer, nn.Linear | nn.Conv2d):
-            raise TypeError(f"a Linear or a Conv2d splits over devices, no {type(layer).__name__}")
+            kind = type(layer).__name__
+            raise TypeError(f"{kind} does not split over devices: Linear and Conv2d do")
         if getattr(layer, "groups", 1) != 1:
             raise ValueError(f"a convolution in groups does not split: groups={layer.groups}")
         self.dim = dim
