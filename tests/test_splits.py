@@ -70,3 +70,6 @@ def test_memory_is_that_of_the_fullest_device_without_what_was_there_before(two,
               for way in WAYS}  # fmt: skip
     assert memory[splits.by_layers] < memory[splits.by_data] < one.memory
     assert memory[splits.inside_layers] < memory[splits.by_data]
+    uneven = {"cuts": [6], "num_micro_batches": 3}
+    cost, _ = splits.step_cost(splits.by_layers, mlp(), *batch, two, LR, **uneven)
+    assert cost.memory >= 2 * sum(p.nbytes for p in mlp()[:6].parameters())

@@ -1,0 +1,51 @@
+"""A pair of linear layers split inside its layers over two virtual GPUs, against one.
+
+(m) A training step of an MLP, 256 inputs, 16384 hidden units, 256 outputs, batch 512, with plain
+    SGD: split in a column and a row over two virtual GPUs it is at least 1.5 times as fast as
+    unsplit on one. The link between them is a V100's PCIe 3.0 x16, slowed as much as the device
+    is; the formula of chapter 06, S = 2 / (1 + 4/3 F / (B h)), gives 1.85 there.
+"""
+
+import sys
+import time
+
+import torch
+from report import median, ratio_row
+from torch import nn
+
+import d2lpar
+
+ROUNDS, BATCH, SIZE, WIDTH = 5, 512, 256, 16384
+V100_FLOPS = 15.7e12
+
+
+def seconds(step):
+    d2lpar.synchronize()
+    start = time.perf_counter()
+    step()
+    d2lpar.synchronize()
+    return time.perf_counter() - start
+
+
+def main():
+    torch.set_num_threads(1)
+    devices = d2lpar.virtual_gpus(2)
+    slower = V100_FLOPS / d2lpar.product_flops(devices[0])
+    link = d2lpar.virtual.PRESETS["pcie3"].scaled(slower)
+    devices = d2lpar.virtual_gpus(2, peer_link=link)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(SIZE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, SIZE))
+    X, y = torch.randn(BATCH, SIZE), torch.randint(SIZE, (BATCH,))
+    one, two = (d2lpar.inside_layers(net, X, y, devices[:k], lr=0.01).step for k in (1, 2))
+    for step in (one, two):
+        seconds(step)
+    gains = []
+    for _ in range(ROUNDS):
+        times = seconds(one), seconds(two)
+        gains.append(times[0] / times[1])
+        print("    seconds a step: one {:.4f}, two {:.4f}".format(*times))
+    return int(not ratio_row(f"(m) MLP of width {WIDTH}: one / two", median(gains), 1.5))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
