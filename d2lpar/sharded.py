@@ -59,11 +59,20 @@ class Exchanges:
         _counting.remove(self)
 
 
+def sum_in_place(parts):
+    """Replace every tensor by the sum of all, in a ring: `allreduce`, as `Exchanges` counts it.
+
+    Args:
+        parts: a list of tensors of one shape, one a device.
+    """
+    allreduce(parts, "ring")
+    _note("allreduce", parts)
+
+
 def _sum(parts):
     """Return the sum of `parts`, on every device."""
     sums = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-    allreduce(sums, "ring")
-    _note("allreduce", sums)
+    sum_in_place(sums)
     return tuple(sums)
 
 

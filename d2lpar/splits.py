@@ -6,6 +6,7 @@ same step, plain SGD on the mean cross-entropy of a batch. `step_cost` measures 
 
 import copy
 import functools
+import gc
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -13,10 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from d2lpar.collectives import allreduce
 from d2lpar.data import split_batch
 from d2lpar.pipelines import one_forward_one_backward, pipeline_step, split_layers
-from d2lpar.sharded import tensor_parallel, whole
+from d2lpar.sharded import Exchanges, sum_in_place, tensor_parallel, whole
 from d2lpar.timing import Timeline, best_seconds
 from d2lpar.training import sgd
 
@@ -35,12 +35,14 @@ class StepCost(NamedTuple):
         memory: the most bytes that one device held during the step.
         num_bytes: what was sent between devices, in bytes.
         num_messages: in how many copies.
+        num_barriers: how many times all devices exchanged something with all, by `Exchanges`.
         seconds: the best of several steps.
     """
 
     memory: int
     num_bytes: int
     num_messages: int
+    num_barriers: int
     seconds: float
 
 
@@ -67,7 +69,7 @@ def by_data(net, X, y, devices, lr):
     def step():
         for replica, X_part, y_part in parts:
             F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
-        allreduce(gradients, "ring")
+        sum_in_place(gradients)
         for replica in replicas:
             sgd(replica.parameters(), lr, batch_size=len(X))
 
@@ -145,13 +147,14 @@ def step_cost(way, net, X, y, devices, lr, **options):
         the network was split does not count as memory.
     """
     accel = torch.get_device_module(devices[0])
+    gc.collect()  # what is garbage already should not be freed during the step
     empty = [accel.memory_allocated(device) for device in devices]
     split = way(net, X, y, devices, lr, **options)
     for _ in range(2):
         split.step()
     for device in devices:
         accel.reset_peak_memory_stats(device)
-    with Timeline() as timeline:
+    with Timeline() as timeline, Exchanges() as exchanges:
         split.step()
     peaks = [accel.max_memory_allocated(device) for device in devices]
     trained, messages = split.whole(), timeline.select(kind="copy")
@@ -159,6 +162,7 @@ def step_cost(way, net, X, y, devices, lr, **options):
         memory=max(peak - before for peak, before in zip(peaks, empty, strict=True)),
         num_bytes=sum(span.num_bytes for span in messages),
         num_messages=len(messages),
+        num_barriers=exchanges.barriers,
         seconds=best_seconds(split.step, repeats=4),
     )
     return cost, trained
