@@ -50,7 +50,7 @@ def test_every_stage_computes_each_task_once_and_the_bubble_is_the_formula(make,
     ]
 
 
-@pytest.mark.parametrize("make, most", zip(SCHEDULES, ([8, 8, 8, 8], [4, 3, 2, 1]), strict=True))
+@pytest.mark.parametrize("make, most", [*zip(SCHEDULES, ([8, 8, 8, 8], [4, 3, 2, 1]), strict=True)])
 def test_micro_batches_under_way(make, most):
     for tasks, expected in zip(make(4, 8), most, strict=True):
         under_way = [0]

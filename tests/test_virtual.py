@@ -733,6 +733,25 @@ def test_out_of_memory_and_afterwards(devices):
     torch.empty(4 * MIB, dtype=torch.uint8, device=devices[0])
 
 
+def test_a_backward_that_did_not_fit_gives_its_memory_back_at_once(devices):
+    def backward():
+        x = torch.zeros(MIB // 4, device=devices[0], requires_grad=True)
+        (x.exp() * x).sum().backward()
+
+    backward()  # torch's first shape inference keeps frames until they are collected
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    virtual_gpus(2, memory=used + 3 * MIB + 4)
+    gc.disable()
+    try:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            backward()
+            pytest.fail("it did fit")
+        assert torch.vgpu.memory_allocated(devices[0]) == used
+    finally:
+        gc.enable()
+
+
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
     gc.collect()
     used = torch.vgpu.memory_allocated(devices[0])
