@@ -282,15 +282,21 @@ def _stage_marks(timeline, s, stage):
     return marks
 
 
-def task_seconds(stage, H):
-    """Measure a stage alone.
+def task_seconds(stages, X):
+    """Measure each stage alone, with a micro-batch that passes through all of them.
 
     Args:
-        stage: a module.
-        H: its input, a micro-batch; the backward pass computes its gradient if it requires one.
+        stages: a list of modules, each on one device.
+        X: a micro-batch, (b, ...), on any device.
 
     Returns:
-        The seconds of a forward and of a backward pass.
+        The seconds of a forward and of a backward pass: two lists, with one figure for each stage.
     """
-    forward = best_seconds(lambda: stage(H))
-    return forward, best_seconds(lambda: stage(H).sum().backward()) - forward
+    forward, backward = [], []
+    for s, stage in enumerate(stages):
+        device = next(stage.parameters()).device
+        work = functools.partial(stage, X.detach().to(device).requires_grad_(s > 0))
+        forward.append(best_seconds(work))
+        backward.append(best_seconds(lambda work=work: work().sum().backward()) - forward[-1])
+        X = work()
+    return forward, backward

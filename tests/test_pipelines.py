@@ -170,8 +170,14 @@ def test_schedules_that_do_not_fit():
     assert all(p.grad is None for stage in stages for p in stage.parameters())
 
 
-def test_seconds_of_a_task():
-    (device,) = d2lpar.virtual_gpus(1)
-    stage, H = nn.Linear(300, 300).to(device), torch.randn(300, 300, device=device)
-    forward, backward = d2lpar.task_seconds(stage, H.requires_grad_())
-    assert forward > 0 and backward > 0 and H.grad is not None
+def test_each_stage_is_timed_with_what_it_would_receive():
+    received = []
+    stages = even_stages(network(4), 2)
+    for stage in stages:
+        stage.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0]))
+    X = batch(64)[0]
+    forward, backward = d2lpar.task_seconds(stages, X)
+    assert len(forward) == len(backward) == 2 and min(forward + backward) > 0
+    assert not received[0].requires_grad and received[-1].requires_grad
+    assert received[-1].grad is not None and X.grad is None
+    torch.testing.assert_close(received[-1].cpu(), stages[0](received[0]).cpu())
