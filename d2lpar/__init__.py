@@ -15,6 +15,7 @@ _NAMES = {
         "describe",
         "ensure_gpus",
         "num_gpus",
+        "peak_bytes",
         "synchronize",
         "try_all_gpus",
         "try_gpu",
@@ -42,8 +43,9 @@ _NAMES = {
         "one_forward_one_backward",
         "pipeline_step",
         "predict_marks",
+        "record_marks",
         "split_layers",
-        "stage_marks",
+        "task_seconds",
     ),
     "costs": (
         "allreduce_seconds",

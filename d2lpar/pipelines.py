@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from d2lpar.timing import Mark
+from d2lpar.timing import Mark, Timeline, best_seconds
 
 
 class Task(NamedTuple):
@@ -164,7 +164,7 @@ def pipeline_step(stages, X, y, loss, schedule, timeline=None):
         X, y: a batch, (b, ...) and (b, ...), on any device.
         loss: a function of outputs and labels that returns their mean loss.
         schedule: a list with the `Task`s of each stage, as `gpipe` returns it.
-        timeline: a `Timeline` that is recording; `stage_marks` then finds the tasks on it.
+        timeline: a `Timeline` that is recording, on which each task gets a mark.
 
     Returns:
         The loss, a tensor on the last device.
@@ -252,24 +252,51 @@ def _streams(source, target):
     return accel.Stream(source), accel.Stream(target)
 
 
-def stage_marks(timeline, stages):
-    """Find on a timeline when the tasks of `pipeline_step` ran.
+def record_marks(stages, X, y, loss, schedule, repeats=3):
+    """Measure when each task runs in the quickest of `repeats` steps, after one to warm up.
 
     Args:
-        timeline: the `Timeline` that was given to `pipeline_step`.
-        stages: the list of modules that was given to it.
+        stages, X, y, loss, schedule: as `pipeline_step` takes them, which adds up gradients.
+        repeats: how many steps are recorded.
 
     Returns:
         A list with the `Mark`s of each stage, as `predict_marks` returns it: from the start of a
         task's first kernel to the end of its last one.
     """
-    marks = []
-    for s, stage in enumerate(stages):
-        device, rows = next(stage.parameters()).device, []
-        for mark in timeline.marks:
-            if mark.name.endswith(f" of stage {s}"):
-                spans = timeline.select(device, "kernel", mark=mark.name)
-                name = mark.name.removesuffix(f" of stage {s}")
-                rows.append(Mark(name, spans[0].start, max(span.end for span in spans)))
-        marks.append(rows)
+    runs = []
+    for _ in range(repeats + 1):
+        with Timeline() as timeline:
+            pipeline_step(stages, X, y, loss, schedule, timeline)
+        runs.append([_stage_marks(timeline, s, stage) for s, stage in enumerate(stages)])
+    return min(runs[1:], key=lambda marks: marks[0][-1].end - marks[0][0].start)
+
+
+def _stage_marks(timeline, s, stage):
+    """Return the marks of one stage on the timeline of a step."""
+    device, marks = next(stage.parameters()).device, []
+    for mark in timeline.marks:
+        if mark.name.endswith(f" of stage {s}"):
+            spans = timeline.select(device, "kernel", mark=mark.name)
+            name = mark.name.removesuffix(f" of stage {s}")
+            marks.append(Mark(name, spans[0].start, max(span.end for span in spans)))
     return marks
+
+
+def task_seconds(stages, X):
+    """Measure each stage alone, with a micro-batch that passes through all of them.
+
+    Args:
+        stages: a list of modules, each on one device.
+        X: a micro-batch, (b, ...), on any device.
+
+    Returns:
+        The seconds of a forward and of a backward pass: two lists, with one figure for each stage.
+    """
+    forward, backward = [], []
+    for s, stage in enumerate(stages):
+        device = next(stage.parameters()).device
+        work = functools.partial(stage, X.detach().to(device).requires_grad_(s > 0))
+        forward.append(best_seconds(work))
+        backward.append(best_seconds(lambda work=work: work().sum().backward()) - forward[-1])
+        X = work()
+    return forward, backward

@@ -321,6 +321,19 @@ def test_synchronize_takes_names_indices_of_devices_and_the_cpu(gpus):
         d2lpar.synchronize("vgpu:5")
 
 
+def test_peak_bytes_counts_what_was_given_back_too(gpus):
+    kept = []
+
+    def work():
+        kept.append(torch.empty(1000, device=gpus[0]))
+        torch.empty(5000, device=gpus[0])
+        torch.empty(300, device=gpus[1])
+
+    torch.empty(100_000, device=gpus[0])
+    assert d2lpar.peak_bytes(work, gpus) == [24_000, 1200]
+    assert d2lpar.peak_bytes(lambda: kept.append(None), gpus) == [0, 0]
+
+
 def test_describe_lists_devices_cpu_and_versions(gpus):
     d2lpar.virtual_gpus(2, threads=2, memory=2**30, link="pcie3", peer_link=[None, "nvlink2"])
     table = d2lpar.describe()

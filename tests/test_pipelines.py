@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 from torch import nn
@@ -50,7 +52,7 @@ def test_every_stage_computes_each_task_once_and_the_bubble_is_the_formula(make,
     ]
 
 
-@pytest.mark.parametrize("make, most", zip(SCHEDULES, ([8, 8, 8, 8], [4, 3, 2, 1]), strict=True))
+@pytest.mark.parametrize("make, most", [*zip(SCHEDULES, ([8, 8, 8, 8], [4, 3, 2, 1]), strict=True)])
 def test_micro_batches_under_way(make, most):
     for tasks, expected in zip(make(4, 8), most, strict=True):
         under_way = [0]
@@ -98,13 +100,10 @@ def test_what_is_sent_and_what_is_kept():
     X, y = X.to(devices[0]), y.to(devices[-1])
     for make in SCHEDULES:
         pipeline_step(stages, X, y, F.cross_entropy, make(p, m))
-        before = [torch.vgpu.memory_allocated(device) for device in devices]
-        for device in devices:
-            torch.vgpu.reset_peak_memory_stats(device)
+        work = functools.partial(pipeline_step, stages, X, y, F.cross_entropy, make(p, m))
+        peaks[make] = d2lpar.peak_bytes(work, devices)
         with Timeline() as timeline:
-            pipeline_step(stages, X, y, F.cross_entropy, make(p, m), timeline)
-        after = map(torch.vgpu.max_memory_allocated, devices)
-        peaks[make] = [n - base for n, base in zip(after, before, strict=True)]
+            work()
         pairs = [*zip(devices, devices[1:], strict=False), *zip(devices[1:], devices, strict=False)]
         assert timeline.bytes_by_link() == dict.fromkeys(pairs, 4 * 256 * WIDTH)
     part = 4 * 256 // m * WIDTH  # bytes of one activation of one micro-batch
@@ -115,9 +114,7 @@ def test_what_is_sent_and_what_is_kept():
 
 def test_marks_of_the_stages_follow_the_schedule():
     stages, schedule = even_stages(network(), 2), one_forward_one_backward(2, 4)
-    with Timeline() as timeline:
-        pipeline_step(stages, *batch(), F.cross_entropy, schedule, timeline)
-    marks = d2lpar.stage_marks(timeline, stages)
+    marks = d2lpar.record_marks(stages, *batch(), F.cross_entropy, schedule, repeats=1)
     ends = {}
     for s, (stage, tasks) in enumerate(zip(marks, schedule, strict=True)):
         assert [mark.name for mark in stage] == [f"{kind} {i}" for kind, i in tasks]
@@ -171,3 +168,16 @@ def test_schedules_that_do_not_fit():
     with pytest.raises(ValueError, match="wait for each other: {0: .'backward', 0.*1: "):
         pipeline_step(stages, *batch(), F.cross_entropy, stuck)
     assert all(p.grad is None for stage in stages for p in stage.parameters())
+
+
+def test_each_stage_is_timed_with_what_it_would_receive():
+    received = []
+    stages = even_stages(network(4), 2)
+    for stage in stages:
+        stage.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0]))
+    X = batch(64)[0]
+    forward, backward = d2lpar.task_seconds(stages, X)
+    assert len(forward) == len(backward) == 2 and min(forward + backward) > 0
+    assert not received[0].requires_grad and received[-1].requires_grad
+    assert received[-1].grad is not None and X.grad is None
+    torch.testing.assert_close(received[-1].cpu(), stages[0](received[0]).cpu())

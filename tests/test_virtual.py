@@ -733,6 +733,47 @@ def test_out_of_memory_and_afterwards(devices):
     torch.empty(4 * MIB, dtype=torch.uint8, device=devices[0])
 
 
+def test_a_fraction_of_the_memory(devices):
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    virtual_gpus(2, memory=2 * (used + MIB))
+    torch.vgpu.set_per_process_memory_fraction(0.5, devices[0])
+    assert torch.vgpu.mem_get_info(devices[0])[1] == 2 * (used + MIB)
+    assert torch.vgpu.get_per_process_memory_fraction(devices[0]) == 0.5
+    assert torch.vgpu.get_per_process_memory_fraction(devices[1]) == 1
+    x = torch.empty(MIB, dtype=torch.uint8, device=devices[0])
+    with pytest.raises(torch.OutOfMemoryError, match=r"MiB of it is allowed to be used"):
+        torch.empty(1, dtype=torch.uint8, device=devices[0])
+    torch.vgpu.set_per_process_memory_fraction(1, devices[0])
+    y = torch.empty(MIB, dtype=torch.uint8, device=devices[0])
+    del x, y
+    for fraction in (-0.1, 1.1, float("nan")):
+        with pytest.raises(ValueError, match=f"Invalid fraction value: {fraction}"):
+            torch.vgpu.set_per_process_memory_fraction(fraction, devices[0])
+    torch.vgpu.set_per_process_memory_fraction(0.5, devices[0])
+    virtual_gpus(2)
+    assert torch.vgpu.get_per_process_memory_fraction(devices[0]) == 1
+
+
+def test_a_backward_that_did_not_fit_gives_its_memory_back_at_once(devices):
+    def backward():
+        x = torch.zeros(MIB // 4, device=devices[0], requires_grad=True)
+        (x.exp() * x).sum().backward()
+
+    backward()  # torch's first shape inference keeps frames until they are collected
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    virtual_gpus(2, memory=used + 3 * MIB + 4)
+    gc.disable()
+    try:
+        with contextlib.suppress(torch.OutOfMemoryError):
+            backward()
+            pytest.fail("it did fit")
+        assert torch.vgpu.memory_allocated(devices[0]) == used
+    finally:
+        gc.enable()
+
+
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
     gc.collect()
     used = torch.vgpu.memory_allocated(devices[0])

@@ -28,6 +28,7 @@ class Device:
         self.torch_device = torch.device("vgpu", index)
         self.threads = threads
         self.memory = memory
+        self.fraction = 1.0  # of the memory: what may be in use
         self.link = link
         self.peer_link = peer_link
         self.compute = Engine("compute", self, threads)
@@ -55,7 +56,8 @@ class Device:
     def configure(self, threads, memory, link, peer_link):
         """Change the figures of this device once it is idle."""
         self.synchronize()
-        self.memory, self.link, self.peer_link = memory, link, peer_link
+        self.memory, self.fraction = memory, 1.0
+        self.link, self.peer_link = link, peer_link
         if threads != self.threads:
             self.threads = threads
             self.compute.set_threads(threads)
@@ -131,12 +133,19 @@ class Device:
             if self._freed or self._in_use:
                 self._collect()
             allocated = self._allocated + num_bytes
-            if allocated > self.memory:
+            if allocated > self.memory * self.fraction:
                 block.freed = freed = None
+                allowed = (
+                    ""
+                    if self.fraction == 1
+                    else (
+                        f" {self.memory * self.fraction / MIB:.2f} MiB of it is allowed to be used."
+                    )
+                )
                 raise torch.OutOfMemoryError(
                     f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
                     f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
-                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free."
+                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free.{allowed}"
                 )
             self._allocated = allocated
             if allocated > self._peak:

@@ -251,6 +251,18 @@ def mem_get_info(device=None):
     return found.memory - found.allocated, found.memory
 
 
+def set_per_process_memory_fraction(fraction, device=None):
+    """Let at most `fraction`, 0 to 1, of the memory of `device` be in use; raises ValueError."""
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
+    registry.find(device).fraction = fraction
+
+
+def get_per_process_memory_fraction(device=None):
+    """Return what `set_per_process_memory_fraction` set, 1 by default."""
+    return registry.find(device).fraction
+
+
 def empty_cache():
     """Do nothing: freed memory is free at once."""
 

@@ -162,7 +162,10 @@ def _patch_backward():
             if len(_kept) > depth:
                 error = _kept[depth]
                 del _kept[depth:]
-                raise error from None
+                try:
+                    raise error from None
+                finally:
+                    del error  # its traceback holds this frame, and all tensors on the way
             raise
 
     graph._engine_run_backward = _run_backward

@@ -1,0 +1,55 @@
+"""(l) A pipeline of two virtual GPUs with 8 micro-batches against one that takes the batch whole.
+
+By the formula two stages with m micro-batches are 2 m / (m + 1) times as fast as one. The speed-up
+is at least 0.9 of that, for both schedules: medians of rounds that take turns.
+"""
+
+import sys
+import time
+
+import torch
+from report import median, ratio_row
+from torch import nn
+from torch.nn import functional as F
+
+import d2lpar
+
+ROUNDS, WIDTH, BATCH_SIZE, NUM_MICRO_BATCHES = 7, 512, 4096, 8
+
+
+def seconds(stages, X, y, schedule):
+    d2lpar.synchronize()
+    start = time.perf_counter()
+    d2lpar.pipeline_step(stages, X, y, F.cross_entropy, schedule)
+    d2lpar.synchronize()
+    return time.perf_counter() - start
+
+
+def main():
+    devices, m = d2lpar.virtual_gpus(2), NUM_MICRO_BATCHES
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU()) for _ in range(8)]
+    net = nn.Sequential(*layers)
+    X, y = torch.randn(BATCH_SIZE, WIDTH), torch.randint(WIDTH, (BATCH_SIZE,))
+    X, y_one, y_two = X.to(devices[0]), y.to(devices[0]), y.to(devices[1])
+    one = d2lpar.split_layers(net, [], devices[:1])
+    two = d2lpar.split_layers(net, [4], devices)
+    runs = {
+        "one": (one, X, y_one, d2lpar.gpipe(1, 1)),
+        "GPipe": (two, X, y_two, d2lpar.gpipe(2, m)),
+        "1F1B": (two, X, y_two, d2lpar.one_forward_one_backward(2, m)),
+    }
+    times = {name: [] for name in runs}
+    for name in [*runs, *list(runs) * ROUNDS]:  # the first of each is to warm up
+        times[name].append(seconds(*runs[name]))
+    medians = {name: median(values[1:]) for name, values in times.items()}
+    formula, kept = 2 * m / (m + 1), []
+    for name in ("GPipe", "1F1B"):
+        share = medians["one"] / medians[name] / formula
+        kept.append(
+            ratio_row(f"(l) {name} on two / one, of the formula's {formula:.3f}", share, 0.9)
+        )
+    return int(not all(kept))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
