@@ -8,6 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from d2lpar.graphs import Operator, OperatorGraph
+from d2lpar.interrupts import held_back
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
 
@@ -17,7 +18,7 @@ def compile_backend(device="cpu"):
 
     The first call on a kind of device compiles a small program, to see whether that can be done.
     torch's compiler then works in this process: `torch._inductor.config.compile_threads` becomes 1,
-    so that it leaves no pool of processes behind.
+    so that it leaves no pool of processes behind. An interrupt waits until it is set up.
 
     Args:
         device: a CPU or a CUDA device.
@@ -39,13 +40,14 @@ def compile_backend(device="cpu"):
 @functools.cache
 def _failure_of_inductor(device_type):
     """Return why torch's compiler builds nothing for this kind of device; None where it does."""
-    from torch._inductor import config
+    with held_back():  # the compiler, interrupted while it is set up, stays half set up
+        from torch._inductor import config
 
-    config.compile_threads = 1
-    try:
-        torch.compile(lambda x: x + 1)(torch.ones(8, device=device_type))
-    except Exception as error:  # what is missing shows in many ways: any of them will do
-        return str(error).strip().partition("\n")[0]
+        config.compile_threads = 1
+        try:
+            torch.compile(lambda x: x @ x + 1)(torch.ones(8, 8, device=device_type))
+        except Exception as error:  # what is missing shows in many ways: any of them will do
+            return str(error).strip().partition("\n")[0]
     return None
 
 

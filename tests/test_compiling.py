@@ -1,6 +1,7 @@
 """What torch.compile can do here, what it captures, what it generates."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -39,6 +40,22 @@ def test_aot_eager_where_it_cannot_and_the_reason(monkeypatch, undecided, capsys
     assert out.count("cannot generate kernels here: No compiler found: (None, 'g++')\n") == 2
     assert "TORCHDYNAMO" not in out
     assert len(tried) == 1  # decided once for a kind of device
+
+
+def test_an_interrupt_waits_until_the_compiler_is_set_up(monkeypatch, undecided):
+    done = []
+
+    def interrupted(function):
+        os.kill(os.getpid(), signal.SIGINT)
+        done.append(True)
+        return function
+
+    monkeypatch.setattr(torch, "compile", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        compile_backend()
+    assert done == [True]
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    assert compile_backend() == "inductor"
 
 
 def test_machine_without_compiler(tmp_path):
