@@ -104,6 +104,22 @@ def best_seconds(work, repeats=3):
     return min(timer.times[1:])
 
 
+def seconds_a_call(function, *args, number=1000):
+    """Return the seconds that a call takes: the best of five rounds of `number` calls, divided.
+
+    A round includes the work that it leaves on the devices. Raises ValueError for fewer than one
+    call.
+    """
+    if number < 1:
+        raise ValueError(f"number must be at least 1: got {number}")
+
+    def calls():
+        for _ in range(number):
+            function(*args)
+
+    return best_seconds(calls, repeats=5) / number
+
+
 def product_flops(device, size=1000):
     """Return the floating-point operations a second of products of matrices, size x size."""
     A = torch.randn(size, size, device=device)

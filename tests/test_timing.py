@@ -8,7 +8,7 @@ import torch
 import d2lpar
 from d2lpar import kineto, timing
 from d2lpar.spans import Span, lanes, overlap, union
-from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare
+from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare, seconds_a_call
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -130,6 +130,20 @@ def test_best_seconds_warms_up_and_counts_what_is_left_on_the_devices(clock):
     assert clock.num_synchronized == 2 * 4
     with pytest.raises(ValueError, match="at least 1: got 0"):
         best_seconds(work, 0)
+
+
+def test_seconds_a_call_divides_the_best_round_by_its_calls(clock):
+    durations = iter([50.0] * 4 + [3.0] * 8 + [2.0] * 4 + [3.0] * 8)
+    seen = []
+
+    def work(*args):
+        seen.append(args)
+        clock.now += next(durations)
+
+    assert seconds_a_call(work, 1, "a", number=4) == (4 * 2.0 + 1.0) / 4
+    assert seen == [(1, "a")] * 24  # a round to warm up, and five
+    with pytest.raises(ValueError, match="at least 1: got 0"):
+        seconds_a_call(work, number=0)
 
 
 @pytest.mark.parametrize(
