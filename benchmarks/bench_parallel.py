@@ -9,24 +9,15 @@
 
 import socket
 import sys
-import time
 
 import torch
 from processes import seconds_of_ddp_step, seconds_of_products
-from report import median, ratio_row
+from report import median, ratio_row, seconds
 
 import d2lpar
 from d2lpar.models import resnet18
 
 ROUNDS, COUNT, SIZE, BATCH, STEPS = 5, 50, 1000, 64, 3
-
-
-def seconds(work):
-    d2lpar.synchronize()
-    start = time.perf_counter()
-    work()
-    d2lpar.synchronize()
-    return time.perf_counter() - start
 
 
 def products(devices):

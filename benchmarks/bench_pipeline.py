@@ -5,24 +5,16 @@ is at least 0.9 of that, for both schedules: medians of rounds that take turns.
 """
 
 import sys
-import time
+from functools import partial
 
 import torch
-from report import median, ratio_row
+from report import median, ratio_row, seconds
 from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
 
 ROUNDS, WIDTH, BATCH_SIZE, NUM_MICRO_BATCHES = 7, 512, 4096, 8
-
-
-def seconds(stages, X, y, schedule):
-    d2lpar.synchronize()
-    start = time.perf_counter()
-    d2lpar.pipeline_step(stages, X, y, F.cross_entropy, schedule)
-    d2lpar.synchronize()
-    return time.perf_counter() - start
 
 
 def main():
@@ -33,14 +25,17 @@ def main():
     X, y_one, y_two = X.to(devices[0]), y.to(devices[0]), y.to(devices[1])
     one = d2lpar.split_layers(net, [], devices[:1])
     two = d2lpar.split_layers(net, [4], devices)
+    step = d2lpar.pipeline_step
     runs = {
-        "one": (one, X, y_one, d2lpar.gpipe(1, 1)),
-        "GPipe": (two, X, y_two, d2lpar.gpipe(2, m)),
-        "1F1B": (two, X, y_two, d2lpar.one_forward_one_backward(2, m)),
+        "one": partial(step, one, X, y_one, F.cross_entropy, d2lpar.gpipe(1, 1)),
+        "GPipe": partial(step, two, X, y_two, F.cross_entropy, d2lpar.gpipe(2, m)),
+        "1F1B": partial(
+            step, two, X, y_two, F.cross_entropy, d2lpar.one_forward_one_backward(2, m)
+        ),
     }
     times = {name: [] for name in runs}
     for name in [*runs, *list(runs) * ROUNDS]:  # the first of each is to warm up
-        times[name].append(seconds(*runs[name]))
+        times[name].append(seconds(runs[name]))
     medians = {name: median(values[1:]) for name, values in times.items()}
     formula, kept = 2 * m / (m + 1), []
     for name in ("GPipe", "1F1B"):

@@ -7,24 +7,15 @@
 """
 
 import sys
-import time
 
 import torch
-from report import median, ratio_row
+from report import median, ratio_row, seconds
 from torch import nn
 
 import d2lpar
 
 ROUNDS, BATCH, SIZE, WIDTH = 5, 512, 256, 16384
 V100_FLOPS = 15.7e12
-
-
-def seconds(step):
-    d2lpar.synchronize()
-    start = time.perf_counter()
-    step()
-    d2lpar.synchronize()
-    return time.perf_counter() - start
 
 
 def main():

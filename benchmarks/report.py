@@ -1,10 +1,22 @@
-"""What the benchmarks share: a row for each ratio, beside the limit that it must keep."""
+"""What the benchmarks share: a clock, and a row for each ratio beside the limit it must keep."""
 
 import statistics
+import time
+
+import d2lpar
 
 
 def median(values):
     return statistics.median(values)
+
+
+def seconds(work):
+    """Return what a call takes, with the work that it leaves on the devices."""
+    d2lpar.synchronize()
+    start = time.perf_counter()
+    work()
+    d2lpar.synchronize()
+    return time.perf_counter() - start
 
 
 def ratio_row(name, ratio, limit, at_least=True):
