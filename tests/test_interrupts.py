@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -47,3 +49,29 @@ def test_other_threads_and_other_handlers_are_left_alone():
     with held_back():
         interrupt()
         assert seen == ["theirs"]
+
+
+def test_an_interrupt_waits_until_virtual_gpus_are_set_up():
+    """The first shape inference imports much of torch, for about a second."""
+    code = """
+import builtins, os, signal, torch, d2lpar
+real, seen = builtins.__import__, []
+
+def interrupting(name, *args, **kwargs):
+    if not seen and name.startswith("torch._dynamo"):
+        seen.append(name)
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *args, **kwargs)
+
+builtins.__import__ = interrupting
+try:
+    d2lpar.virtual_gpus(1)
+except KeyboardInterrupt:
+    print("interrupted at", seen[0].partition(".")[0])
+builtins.__import__ = real
+(device,) = d2lpar.virtual_gpus(1)
+x = torch.ones(3, device=device)
+print((x + 1).tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.splitlines() == ["interrupted at torch", "[2.0, 2.0, 2.0]"], done.stderr

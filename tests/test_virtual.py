@@ -733,6 +733,17 @@ def test_out_of_memory_and_afterwards(devices):
     torch.empty(4 * MIB, dtype=torch.uint8, device=devices[0])
 
 
+def test_only_a_mask_makes_indexing_wait(devices):
+    x, i = torch.arange(6.0, device=devices[0]), torch.tensor([1, 3], device=devices[0])
+    for _ in range(2):
+        assert x[x > 3].tolist() == [4, 5]
+    x[i]
+    torch.vgpu.synchronize(devices[0])
+    with Gate(devices[0]):
+        y = x[i]
+    assert y.tolist() == [1, 3]
+
+
 def test_a_fraction_of_the_memory(devices):
     gc.collect()
     used = torch.vgpu.memory_allocated(devices[0])

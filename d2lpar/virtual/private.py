@@ -11,6 +11,8 @@ import threading
 
 import torch
 
+from d2lpar.interrupts import held_back
+
 from . import autocast, comm, engine, module, saving
 from . import device as registry
 from .operators import copy, is_pinned, issue_factory, pin
@@ -36,6 +38,8 @@ def register():
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
+    with held_back():  # what the first shape inference imports stays broken if it is interrupted
+        torch.ones(1, device="meta") + 1
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(

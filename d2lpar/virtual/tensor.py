@@ -332,6 +332,7 @@ def info_of(func):
 
 
 _plans = {}
+_unplanned = set()  # keys whose results' shapes depend on values
 MAX_PLANS = 50_000
 
 
@@ -570,9 +571,11 @@ class Call:
         if info.waits:
             return self.run_now()
         key = tuple(self.key)
+        if key in _unplanned:
+            return self.run_now()
         plan = _plans.get(key)
         if plan is None:
-            plan = self._plan()
+            plan = self._plan(key)
             if plan is None:
                 return self.run_now()
             if len(_plans) >= MAX_PLANS:
@@ -580,7 +583,7 @@ class Call:
             _plans[key] = plan
         return plan.issue(self.tensors, self.values, self.kwvalues)
 
-    def _plan(self):
+    def _plan(self, key):
         """Work out the results' layouts on meta tensors; None where only running it can tell."""
         metas = []
 
@@ -600,7 +603,9 @@ class Call:
         try:
             result = tables.shape.get(self.info.func, self.info.func)(*args, **kwargs)
         except NotImplementedError:
-            self.info.waits = True
+            if len(_unplanned) >= MAX_PLANS:
+                _unplanned.clear()
+            _unplanned.add(key)
             return None
         except Exception:
             return None  # the operator itself shall say what is wrong
