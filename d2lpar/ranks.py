@@ -7,7 +7,6 @@ import time
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -338,6 +337,8 @@ class SavedBytes:
 
 def held_bytes(tensors):
     """Return the bytes of the storages behind tensors, each once; of a DTensor, of its shard."""
+    from torch.distributed.tensor import DTensor  # half a second, for this function only
+
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
     storages = (tensor.untyped_storage() for tensor in local)
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
