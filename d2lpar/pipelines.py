@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import functools
+import itertools
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ def split_layers(net, cuts, devices):
         raise ValueError(
             f"cuts at {list(cuts)} do not split {len(net)} layers into {len(devices)} stages"
         )
-    parts = [net[first:last] for first, last in zip(bounds, bounds[1:], strict=False)]
+    parts = [net[first:last] for first, last in itertools.pairwise(bounds)]
     for i, part in enumerate(parts):
         if next(part.parameters(), None) is None:
             raise ValueError(f"layers {bounds[i]} to {bounds[i + 1] - 1} have no parameters")
@@ -179,10 +180,10 @@ def pipeline_step(stages, X, y, loss, schedule, timeline=None):
             f"a schedule of {len(schedule)} stages and {m} micro-batches does not fit {num_stages} "
             f"stages and {len(X)} examples"
         )
-    devices = [next(stage.parameters()).device for stage in stages]
+    devices = [_device(stage) for stage in stages]
     inputs, labels = X.to(devices[0]).tensor_split(m), y.to(devices[-1]).tensor_split(m)
-    onward = [_Wire(*pair) for pair in zip(devices, devices[1:], strict=False)]
-    back = [_Wire(*pair) for pair in zip(devices[1:], devices, strict=False)]
+    onward = [_Wire(here, there) for here, there in itertools.pairwise(devices)]
+    back = [_Wire(there, here) for here, there in itertools.pairwise(devices)]
     kept, losses = {}, []
 
     def forward(s, i):
@@ -208,6 +209,10 @@ def pipeline_step(stages, X, y, loss, schedule, timeline=None):
         with timeline.mark(f"{kind} {i} of stage {s}") if timeline else contextlib.nullcontext():
             (forward if kind == "forward" else backward)(s, i)
     return sum(losses)
+
+
+def _device(stage):
+    return next(stage.parameters()).device
 
 
 class _Wire:
@@ -273,10 +278,10 @@ def record_marks(stages, X, y, loss, schedule, repeats=3):
 
 def _stage_marks(timeline, s, stage):
     """Return the marks of one stage on the timeline of a step."""
-    device, marks = next(stage.parameters()).device, []
+    marks = []
     for mark in timeline.marks:
         if mark.name.endswith(f" of stage {s}"):
-            spans = timeline.select(device, "kernel", mark=mark.name)
+            spans = timeline.select(_device(stage), "kernel", mark=mark.name)
             name = mark.name.removesuffix(f" of stage {s}")
             marks.append(Mark(name, spans[0].start, max(span.end for span in spans)))
     return marks
@@ -294,8 +299,7 @@ def task_seconds(stages, X):
     """
     forward, backward = [], []
     for s, stage in enumerate(stages):
-        device = next(stage.parameters()).device
-        work = functools.partial(stage, X.detach().to(device).requires_grad_(s > 0))
+        work = functools.partial(stage, X.detach().to(_device(stage)).requires_grad_(s > 0))
         forward.append(best_seconds(work))
         backward.append(best_seconds(lambda work=work: work().sum().backward()) - forward[-1])
         X = work()

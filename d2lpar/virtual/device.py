@@ -135,17 +135,15 @@ class Device:
             allocated = self._allocated + num_bytes
             if allocated > self.memory * self.fraction:
                 block.freed = freed = None
-                allowed = (
-                    ""
-                    if self.fraction == 1
-                    else (
+                limit = ""
+                if self.fraction < 1:
+                    limit = (
                         f" {self.memory * self.fraction / MIB:.2f} MiB of it is allowed to be used."
                     )
-                )
                 raise torch.OutOfMemoryError(
                     f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
                     f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
-                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free.{allowed}"
+                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free.{limit}"
                 )
             self._allocated = allocated
             if allocated > self._peak:

@@ -571,11 +571,9 @@ class Call:
         if info.waits:
             return self.run_now()
         key = tuple(self.key)
-        if key in _unplanned:
-            return self.run_now()
         plan = _plans.get(key)
         if plan is None:
-            plan = self._plan(key)
+            plan = None if key in _unplanned else self._plan(key)
             if plan is None:
                 return self.run_now()
             if len(_plans) >= MAX_PLANS:
