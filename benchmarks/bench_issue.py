@@ -15,7 +15,7 @@ from report import median, ratio_row
 
 import d2lpar
 from d2lpar.virtual.device import find
-from d2lpar.virtual.engine import Op
+from d2lpar.virtual.scheduler import Op
 
 CALLS, ROUNDS = 200, 31
 
@@ -58,7 +58,7 @@ def microseconds(call, device=None):
 def keep_busy(device, go_on):
     """Let the current stream of `device` stand still until the event `go_on` is set."""
     stream = find(device).current_stream()
-    stream.issue(Op("busy", "kernel", stream, stream.device.compute, lambda op: go_on.wait()))
+    stream.issue(Op("busy", "kernel", stream.device.compute, lambda op: go_on.wait()))
 
 
 def main():

@@ -86,7 +86,6 @@ _MODULES = (
     "agent",
     "clicks",
     "garments",
-    "interrupts",
     "kineto",
     "spans",
     "virtual",

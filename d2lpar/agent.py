@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import RendezvousParameters
 from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 from d2lpar import worker
-from d2lpar.interrupts import in_main_thread
+from d2lpar.virtual.interrupts import in_main_thread
 
 # Loaded once, by the server that all processes are forked from.
 _PRELOAD = [

@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from d2lpar.graphs import Operator, OperatorGraph
-from d2lpar.interrupts import held_back
+from d2lpar.virtual.interrupts import held_back
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
 

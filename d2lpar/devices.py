@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from .virtual import virtual_gpus
+from .virtual import cores_of_this_process, memory_of_this_process, virtual_gpus
 
 __all__ = [
     "describe",
@@ -81,7 +81,7 @@ def ensure_gpus(n, **options):
     threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
     print(
         f"{_count(n, 'virtual GPU')} on {_count(threads, 'thread')} of "
-        f"{_count(os.cpu_count(), 'CPU core')} ({why})"
+        f"{_count(cores_of_this_process(), 'CPU core')} ({why})"
     )
     return devices
 
@@ -164,8 +164,8 @@ def describe(*devices):
             if found.peer_link is not found.link:
                 text += f", to other devices: {found.peer_link or 'unlimited'}"
         rows.append((str(device), text))
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    rows.append(("CPU", f"{_cpu_name()}, {os.cpu_count()} cores, {memory:.1f} GiB"))
+    cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
+    rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
     rows.append(
         (
             "software",

@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from d2lpar.spans import Span
+from d2lpar.virtual import Span
 
 _ANCHOR = "d2lpar.kineto.anchor"
 _HOST = torch.device("cpu")

@@ -13,7 +13,7 @@ from pathlib import Path
 import cloudpickle
 
 from d2lpar import worker
-from d2lpar.interrupts import held_back
+from d2lpar.virtual.interrupts import held_back
 
 
 def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs):

@@ -20,7 +20,7 @@ from pathlib import Path
 import cloudpickle
 import numpy as np
 
-from d2lpar.interrupts import held_back
+from d2lpar.virtual.interrupts import held_back
 
 OBJECT_STORE = 256 << 20  # bytes
 SECONDS_TO_STOP = 10.0

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from d2lpar.devices import synchronize, try_all_gpus
-from d2lpar.spans import Span, lanes, overlap, union
+from d2lpar.spans import lanes, overlap, union
 
 KINDS = ("kernel", "copy", "wait")
 ENGINES = ("compute", "h2d", "d2h", "p2p", "stream", "host")
@@ -189,14 +189,10 @@ class Timeline:
         finally:
             self._end = time.perf_counter()
             self._state = "done"
-            for stop, records in self._recorders:
-                stop(records)
-                self._spans += [
-                    _span(record, self._origin)
-                    for record in records
-                    if record.kind in KINDS and record.end is not None
-                ]
-            self._spans = sorted(_trim_waits(self._spans), key=lambda span: (span.start, span.end))
+            for stop, spans in self._recorders:
+                stop(spans)
+                self._spans += [_moved(span, self._origin) for span in spans]
+            self._spans.sort(key=lambda span: (span.start, span.end))
             used = {*_accelerators(), *(span.device for span in self._spans)}
             on = [device for device in used if device.type != "cpu"]
             self._devices = sorted(on, key=lambda device: (device.type, device.index))
@@ -381,41 +377,10 @@ def _start_recorders():
     return recorders
 
 
-def _span(record, origin):
-    """Turn what a recorder kept, a `Span` or an op of a virtual GPU, into a span from `origin` on.
-
-    An op names its stream and its engine by objects, and its device through them. A wait has no
-    engine; the host's has no stream either.
-    """
-    stream, engine = record.stream, record.engine
-    if engine is None:
-        engine = "host" if stream is None else "stream"
-    return Span(
-        name=record.name,
-        kind=record.kind,
-        device=getattr(record, "device", None) or stream.device.torch_device,
-        stream=getattr(stream, "index", stream) or 0,
-        engine=getattr(engine, "name", engine),
-        start=record.start - origin,
-        end=record.end - origin,
-        issued=None if record.issued is None else record.issued - origin,
-        num_bytes=getattr(record, "num_bytes", None) or 0,
-        source=getattr(record, "source", None),
-        target=getattr(record, "target", None),
-    )
-
-
-def _trim_waits(spans):
-    """Let every wait of a stream start when the stream has nothing else left to do before it."""
-    last_end = {}
-    for span in sorted(spans, key=lambda span: (span.issued is not None, span.issued)):
-        if span.engine != "host":
-            queue = span.device, span.stream
-            if span.engine == "stream":
-                start = min(max(span.start, last_end.get(queue, span.start)), span.end)
-                span = replace(span, start=start)
-            last_end[queue] = max(span.end, last_end.get(queue, span.end))
-        yield span
+def _moved(span, origin):
+    """Return `span` with its times counted from `origin`."""
+    issued = None if span.issued is None else span.issued - origin
+    return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
 
 
 def _check_one_of(value, known, what):

@@ -262,13 +262,13 @@ def test_memory_in_use_cannot_be_configured_away(gpus):
 
 def kernel_threads(device):
     """Return how many threads the kernels of `device` have, as one of them sees it."""
-    from d2lpar.virtual.engine import Op, wait
+    from d2lpar.virtual.scheduler import Op, wait
 
     seen = []
     found = registry.find(device)
     stream = found.default_stream
     work = lambda op: seen.append(torch.get_num_threads())  # noqa: E731
-    wait(stream.issue(Op("threads", "kernel", stream, found.compute, work)), device)
+    wait(stream.issue(Op("threads", "kernel", found.compute, work)), device)
     return seen[0]
 
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from d2lpar.interrupts import held_back
+from d2lpar.virtual.interrupts import held_back
 
 
 @pytest.fixture(autouse=True)

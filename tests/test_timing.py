@@ -546,10 +546,10 @@ def test_benchmark_waits_for_every_virtual_gpu(devices, capsys):
 
 
 def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
-    from d2lpar.virtual import engine
+    from d2lpar.virtual import scheduler
 
     with pytest.raises(KeyError, match="lost"), Timeline() as timeline:
         torch.ones(3, device=devices[0]).exp()
         raise KeyError("lost")
-    assert engine._recordings == []
+    assert scheduler._recordings == ()
     assert timeline.select(devices[0], "kernel", name="exp")

@@ -1,35 +1,50 @@
 """Virtual GPUs: PyTorch devices on CPU cores, asynchronous and concurrent, as CUDA's are.
 
-links      how fast bytes travel
-engine     ops, streams and engines: what runs when
-device     a device: engines, memory, random numbers, errors
-tensor     VirtualTensor, and how an operator is issued
-operators  copies and other operators that need more
-module     torch.vgpu
-comm       what nn.DataParallel needs
-saving     what torch.save, torch.load and pickle need
-private    what is private to torch
+An operator travels downwards through these:
+
+    tensor      VirtualTensor: what user code sees
+    issuing     from a call of an operator to an op: keys, new plans, running at once
+    plans       what an operator gives, once for each combination of inputs
+    copies      copies; operators: the others that need more than a plan
+    device      a device: engines, streams, random numbers, errors; what a thread has chosen
+    memory      layouts, values, and the accounting of memory
+    generators  random numbers in the order of issue
+    engines     what runs an op: threads
+    scheduler   when an op runs: streams, and what waits for what
+
+Beside them:
+
+    links       how fast bytes travel
+    spans       what a recording holds
+    vgpu        torch.vgpu
+    backward    backward on the streams of forward
+    comm        what nn.DataParallel needs
+    autocast, lazy, recurrent, saving: the parts of torch that have these names
+    interrupts  holding Ctrl-C back
+    private     what is private to torch: names, registration, patches
+    setup       making all of it known to torch
 """
 
-import atexit
 import os
-import sys
 import threading
+import warnings
 
 from .links import PRESETS, Link, as_link
+from .spans import Span
 
-__all__ = ["PRESETS", "Link", "start_recording", "stop_recording", "virtual_gpus"]
+__all__ = ["PRESETS", "Link", "Span", "start_recording", "stop_recording", "virtual_gpus"]
 
 _setting_up = threading.Lock()
 _SAME = object()
-SWITCH_INTERVAL = 1e-4  # seconds
+SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
 
 
 def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
     `threads`: CPU threads that run a device's kernels (by default what the environment variable
-    D2LPAR_THREADS says, or one). `memory`: its bytes (by default an equal share of this machine's).
+    D2LPAR_THREADS says, or one). `memory`: its bytes (by default an equal share of 80 % of what
+    this process may use).
     `link`: what copies from and to the CPU take, a `Link`, a preset's name, bytes/s, or None for
     what the copy itself takes here. `peer_link`: the same between devices (by default as `link`).
     Each may be one figure for all devices or a list of one for each. Called again, it gives the
@@ -43,7 +58,7 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     if threads is None:
         threads = _threads_of_the_environment()
     if memory is None:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // n
+        memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
     if peer_link is _SAME:
         peer_link = link
     figures = {
@@ -52,21 +67,22 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
         "link": _for_each(n, "link", link, lambda name, value: as_link(value)),
         "peer_link": _for_each(n, "peer_link", peer_link, lambda name, value: as_link(value)),
     }
+    _warn_of_crowding(sum(figures["threads"]))
     with _setting_up:
         from . import device as registry
-        from . import engine
+        from . import scheduler
 
         if registry.devices:
-            engine.check_process()
+            scheduler.check_process()
         else:
-            from . import private
+            from . import setup
 
-            private.register()
-            # a worker that waits for Python's lock beside a busy main thread gets it after this
-            sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
-            atexit.register(_stop)
-        for device, memory in zip(registry.devices, figures["memory"], strict=False):
+            setup.register()
+        in_use = registry.devices[:n]
+        for device, memory in zip(in_use, figures["memory"], strict=False):
             device.check_memory(memory)
+        for device in in_use:  # before anything changes: this may raise, or be interrupted
+            device.synchronize()
         for index in range(n):
             settings = {name: values[index] for name, values in figures.items()}
             if index < len(registry.devices):
@@ -75,6 +91,41 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
                 registry.devices.append(registry.Device(index, **settings))
         registry.count = n
         return [device.torch_device for device in registry.devices[:n]]
+
+
+def cores_of_this_process():
+    """Return the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
+
+
+def memory_of_this_process():
+    """Return the bytes of memory that this process may use: the machine's, or its group's limit."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in CGROUP_LIMITS:
+        try:
+            with open(path, encoding="ascii") as file:
+                limits.append(int(file.read()))
+        except (OSError, ValueError):  # there is no such file, or it says "max"
+            pass
+    return min(limits)
+
+
+CGROUP_LIMITS = (
+    "/sys/fs/cgroup/memory.max",
+    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def _warn_of_crowding(threads):
+    cores = cores_of_this_process()
+    if threads > 8 * cores:
+        warnings.warn(
+            f"{threads} threads of virtual GPUs share {cores} CPU cores: together they compute no "
+            f"faster than {cores}",
+            stacklevel=3,
+        )
 
 
 def _threads_of_the_environment():
@@ -101,23 +152,15 @@ def _positive_int(name, value):
     return value
 
 
-def _stop():
-    from . import device as registry
-
-    for device in registry.devices:
-        for engine in device.engines:
-            engine.stop()
-
-
 def start_recording():
-    """Return a list to which every op is appended as it finishes, until `stop_recording`."""
-    from . import engine
+    """Return a list to which a Span for every op is appended, until `stop_recording`."""
+    from . import scheduler
 
-    return engine.start_recording()
+    return scheduler.start_recording()
 
 
 def stop_recording(recording):
     """Stop appending to `recording`. Synchronize first, or ops that still run are missing."""
-    from . import engine
+    from . import scheduler
 
-    engine.stop_recording(recording)
+    scheduler.stop_recording(recording)

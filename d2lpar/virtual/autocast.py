@@ -5,6 +5,7 @@ The lists are those of CUDA (PyTorch documentation, "Autocast Op Reference").
 
 import torch
 
+from .private import below_autocast
 from .tensor import VirtualTensor
 
 LOWER_PRECISION = """
@@ -52,7 +53,6 @@ def register(library):
 
 
 _KEY = "AutocastPrivateUse1"
-_EXCLUDED = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
 
 def _widest(tensors):
@@ -81,7 +81,7 @@ def _cast(value, dtype):
 
 def _casting(func, choose):
     def kernel(*args, **kwargs):
-        with torch._C._ExcludeDispatchKeyGuard(_EXCLUDED):
+        with below_autocast():
             if kwargs.get("dtype") is None:
                 dtype = choose(list(_tensors((args, tuple(kwargs.values())))))
                 args = _cast(args, dtype)

@@ -1,11 +1,13 @@
 """Scatter, gather, broadcast and reduce for `nn.DataParallel` on virtual GPUs."""
 
 import torch
-from torch._utils import _reorder_tensors_as, _take_tensors
 
 from . import device as registry
-from .module import stream as use_stream
-from .tensor import Meta, issue_kernel, view_as
+from .issuing import issue_function
+from .memory import Layout
+from .private import reorder_as, take_tensors
+from .tensor import view_as
+from .vgpu import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
@@ -57,9 +59,9 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
     for index in devices[1:]:
         where = registry.find(index).torch_device
         copies = []
-        for chunk in _take_tensors(tensors, buffer_size):
+        for chunk in take_tensors(tensors, buffer_size):
             copies.extend(_unpack(_pack(chunk).to(where), chunk))
-        outputs.append(list(_reorder_tensors_as(copies, tensors)))
+        outputs.append(list(reorder_as(copies, tensors)))
     return outputs
 
 
@@ -72,11 +74,11 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     (home,) = [tensors for tensors in inputs if tensors[0].device == where]
     others = [tensors for tensors in inputs if tensors is not home]
     sums = []
-    takers = [_take_tensors(tensors, buffer_size) for tensors in (home, *others)]
+    takers = [take_tensors(tensors, buffer_size) for tensors in (home, *others)]
     for chunk, *sent in zip(*takers, strict=True):
         flats = [_pack(other).to(where) for other in sent]
         sums.extend(_add_packed(chunk, flats))
-    return tuple(_reorder_tensors_as(sums, home))
+    return tuple(reorder_as(sums, home))
 
 
 # One kernel for all tensors of a buffer, as torch has for CUDA: these write one after the other
@@ -85,10 +87,10 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
 
 def _pack(tensors):
     """Return the elements of `tensors` in one vector."""
-    first = tensors[0]._meta
+    first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)
-    meta = Meta.contiguous(first.device, first.dtype, size)
-    return issue_kernel("pack", _concatenate, tensors, [meta])[0]
+    layout = Layout.contiguous(first.device, first.dtype, size)
+    return issue_function("pack", _concatenate, tensors, [layout])[0]
 
 
 def _concatenate(values):
@@ -99,8 +101,9 @@ def _unpack(flat, like):
     """Return views of the vector `flat` with the shapes of the tensors `like`."""
     views, offset = [], 0
     for tensor in like:
-        meta = Meta.contiguous(flat._meta.device, flat.dtype, tuple(tensor.shape), offset)
-        views.append(view_as(flat, meta))
+        device, size = flat._cell.layout.device, tuple(tensor.shape)
+        layout = Layout.contiguous(device, flat.dtype, size, offset)
+        views.append(view_as(flat, layout))
         offset += tensor.numel()
     return views
 
@@ -124,5 +127,5 @@ def _add_packed(tensors, flats):
             offset = part.stop
         return sums
 
-    metas = [Meta.contiguous(t._meta.device, t.dtype, tuple(t.shape)) for t in tensors]
-    return issue_kernel("add", add, [*tensors, *flats], metas)
+    layouts = [Layout.contiguous(t._cell.layout.device, t.dtype, tuple(t.shape)) for t in tensors]
+    return issue_function("add", add, [*tensors, *flats], layouts)

@@ -1,62 +1,61 @@
-"""A virtual GPU: its engines, streams, memory, links and random numbers."""
+"""A virtual GPU: its engines, streams, memory, links, random numbers and errors."""
 
 import contextlib
 import threading
 import weakref
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 
 import torch
 
-from .engine import Engine, Stream, wait
-
-MIB = 2**20
-
-
-class _ThreadLocal(threading.local):
-    device = 0  # index of the current device
-    streams = None  # index of a device -> its current stream, where that is not the default
-
-
-_tls = _ThreadLocal()
+from .engines import Engine
+from .generators import new_generator
+from .memory import Memory
+from .private import sequence_number
+from .scheduler import Stream, wait_all
 
 
 class Device:
-    """One virtual GPU: a slice of the CPU behind a queue."""
+    """One virtual GPU: a slice of the CPU behind a queue.
+
+    Attributes:
+        index: its number. torch_device: `torch.device("vgpu", index)`.
+        threads: CPU threads of its kernels. link, peer_link: a `Link` or None, see `virtual_gpus`.
+        memory: its `Memory`. generator: its random numbers.
+        compute, h2d, d2h, p2p: its engines, for kernels and for copies in each direction.
+        default_stream: the stream that is current unless another was chosen.
+    """
 
     def __init__(self, index, threads, memory, link, peer_link):
         self.index = index
         self.torch_device = torch.device("vgpu", index)
         self.threads = threads
-        self.memory = memory
-        self.fraction = 1.0  # of the memory: what may be in use
         self.link = link
         self.peer_link = peer_link
+        self.memory = Memory(self.torch_device, memory)
         self.compute = Engine("compute", self, threads)
         self.h2d = Engine("h2d", self)
         self.d2h = Engine("d2h", self)
         self.p2p = Engine("p2p", self)
-        self.streams = [Stream(self, 0)]
-        self.default_stream = self.streams[0]
-        self.generator = torch.Generator().manual_seed(torch.initial_seed())
-        self.last_random = None
+        self.default_stream = Stream(self, 0)
+        self.generator = new_generator(self)
+        self._streams = (weakref.ref(self.default_stream),)
+        self._num_streams = 1
         self._errors = deque()
-        self._allocated = self._peak = 0
-        self._blocks = set()
-        self._freed = deque()
-        self._in_use = []
-        self._memory_lock = threading.RLock()
 
     def check_memory(self, memory):
         """Raise ValueError when more is in use than `memory`, a new limit in bytes."""
-        if memory < self.allocated:
+        self.memory.collect()
+        in_use = self.memory.allocated + self.memory.held
+        if memory < in_use:
             raise ValueError(
-                f"{self.torch_device} holds {self.allocated} bytes; its memory cannot be {memory}"
+                f"{self.torch_device} holds {in_use} bytes; its memory cannot be {memory}"
             )
 
     def configure(self, threads, memory, link, peer_link):
-        """Change the figures of this device once it is idle."""
-        self.synchronize()
-        self.memory, self.fraction = memory, 1.0
+        """Change the figures of this device; it must be idle."""
+        self.memory.limit, self.memory.fraction = memory, 1.0
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
             self.threads = threads
@@ -68,34 +67,28 @@ class Device:
 
     def new_stream(self):
         """Return a new stream of this device."""
-        stream = Stream(self, len(self.streams))
-        self.streams.append(stream)
+        stream = Stream(self, self._num_streams)
+        self._num_streams += 1
+        self._streams = (*(ref for ref in self._streams if ref() is not None), weakref.ref(stream))
         return stream
+
+    @property
+    def streams(self):
+        """Return the streams that somebody holds, or that still have work."""
+        return [stream for ref in self._streams if (stream := ref()) is not None]
 
     def current_stream(self):
         """Return the stream to which the calling thread issues work on this device."""
-        streams = _tls.streams
-        if streams is None:
-            return self.default_stream
-        return streams.get(self.index, self.default_stream)
-
-    def set_stream(self, stream):
-        """Issue the calling thread's work on this device to `stream` from now on."""
-        if _tls.streams is None:
-            _tls.streams = {}
-        _tls.streams[self.index] = stream
-
-    @property
-    def idle(self):
-        return all(stream.last is None or stream.last.done for stream in self.streams)
+        current = thread.current
+        return self.default_stream if current is None else current.stream(self)
 
     def synchronize(self):
         """Wait for all streams; raise the error of an op that failed meanwhile.
 
         Raises torch.AcceleratorError, with the op's name and what it raised as its cause.
         """
-        for stream in tuple(self.streams):
-            wait(stream.last, self.torch_device)
+        for stream in self.streams:
+            wait_all(stream.tail(), self.torch_device)
         self.raise_error()
 
     # -- errors of ops that ran after their issue had returned
@@ -120,89 +113,73 @@ class Device:
                 f"is reported at a later synchronize: {type(error).__name__}: {error}"
             ) from error
 
-    # -- memory, accounted by storage when work is issued, as CUDA's allocator does
 
-    def allocate(self, num_bytes):
-        """Return a Block of `num_bytes`; raises torch.OutOfMemoryError when it does not fit."""
-        block = Block()
-        block.num_bytes = num_bytes
-        block.freed = freed = _Freed(block, self._freed.append)
-        freed.num_bytes = num_bytes
-        freed.streams = ()
-        with self._memory_lock:
-            if self._freed or self._in_use:
-                self._collect()
-            allocated = self._allocated + num_bytes
-            if allocated > self.memory * self.fraction:
-                block.freed = freed = None
-                limit = ""
-                if self.fraction < 1:
-                    limit = (
-                        f" {self.memory * self.fraction / MIB:.2f} MiB of it is allowed to be used."
-                    )
-                raise torch.OutOfMemoryError(
-                    f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
-                    f"{self.torch_device} has a total capacity of {self.memory / MIB:.2f} MiB of "
-                    f"which {(self.memory - self._allocated) / MIB:.2f} MiB is free.{limit}"
-                )
-            self._allocated = allocated
-            if allocated > self._peak:
-                self._peak = allocated
-            self._blocks.add(freed)
-        return block
-
-    @property
-    def allocated(self):
-        """Bytes of all storages in use, and of freed ones that a stream in use still holds."""
-        with self._memory_lock:
-            self._collect()
-            return self._allocated
-
-    def _collect(self):
-        """Take back the memory of blocks that ended; the caller holds the memory's lock."""
-        freed = self._freed
-        while freed:
-            block = freed.popleft()
-            if block.streams:
-                block.pending = [s.last for s in block.streams if s.last is not None]
-                self._in_use.append(block)
-            else:
-                self._blocks.discard(block)
-                self._allocated -= block.num_bytes
-        if self._in_use:
-            for block in tuple(self._in_use):
-                if all(op.done for op in block.pending):
-                    self._in_use.remove(block)
-                    self._blocks.discard(block)
-                    self._allocated -= block.num_bytes
-
-    @property
-    def peak(self):
-        return self._peak
-
-    def reset_peak(self):
-        self._peak = self.allocated
-
-    def seed(self, seed):
-        """Draw later random numbers from a generator seeded with `seed`."""
-        self.generator = torch.Generator().manual_seed(seed)
+# -- the current device and streams of a thread
 
 
-class Block:
-    """The memory of one storage, given back when no tensor uses it any more."""
+class _Thread(threading.local):
+    """What a thread has chosen.
 
-    __slots__ = ("num_bytes", "freed", "__weakref__")
+    Attributes:
+        device: index of the current device.
+        current: a `CurrentStreams`, or None as long as only default streams were current.
+        entered: for each `with stream` under way, the device and the stream before it.
+    """
 
-    def record_stream(self, stream):
-        """Give the memory back only when `stream` has got as far as it is then."""
-        self.freed.streams = (*self.freed.streams, stream)
+    device = 0
+    current = None
+
+    entered = ()
 
 
-class _Freed(weakref.ref):
-    """Tells of the end of a Block, by a callback in C: an interrupt that came in the Python code
-    of a `__del__` would be lost."""
+thread = _Thread()
 
-    __slots__ = ("num_bytes", "streams", "pending")
+
+class CurrentStreams:
+    """The streams that a thread issues its work to, and since when.
+
+    Autograd numbers the operators of a thread. From the numbers at which the current stream of a
+    device changed, backward finds the stream that the forward of an operator was issued to.
+    """
+
+    MAX_CHANGES = 100_000
+
+    def __init__(self):
+        self._current = {}  # index of a device -> stream
+        self._changes = {}  # index of a device -> list of (number, stream)
+
+    def stream(self, device):
+        """Return the current stream of `device`."""
+        return self._current.get(device.index, device.default_stream)
+
+    def after(self, stream, cells):
+        """Return the ops that work of `stream` on `cells` waits for besides those of its stream."""
+        return ()
+
+    def set(self, stream):
+        """Let `stream` be the current one of its device."""
+        index, change = stream.device.index, (sequence_number(), stream)
+        changes = self._changes.setdefault(index, [])
+        if changes and changes[-1][0] == change[0]:  # autograd made no operator since
+            changes[-1] = change
+        else:
+            changes.append(change)
+            if len(changes) > self.MAX_CHANGES:
+                self._changes[index] = changes[self.MAX_CHANGES // 2 :]
+        self._current[index] = stream
+
+    def at(self, device, number):
+        """Return the stream of `device` that was current when autograd made operator `number`."""
+        changes = self._changes.get(device.index, ())
+        place = bisect_right(changes, number, key=itemgetter(0))
+        return changes[place - 1][1] if place else device.default_stream
+
+
+def set_stream(stream):
+    """Issue the calling thread's work on the device of `stream` to it from now on."""
+    if thread.current is None:
+        thread.current = CurrentStreams()
+    thread.current.set(stream)
 
 
 # -- the devices of this process
@@ -230,7 +207,7 @@ def find(where):
 
 def current():
     """Return the calling thread's current device."""
-    index = _tls.device
+    index = thread.device
     if not index < count:
         raise RuntimeError(f"vgpu error: no device vgpu:{index}; there are {count} virtual GPUs")
     return devices[index]
@@ -238,4 +215,4 @@ def current():
 
 def set_current(index):
     """Make the device with this index the calling thread's current one."""
-    _tls.device = find(index).index
+    thread.device = find(index).index

@@ -1,164 +1,13 @@
-"""Operators that need more than a plan: copies, random numbers, waits, and exceptions."""
+"""Operators that need more than a plan: random numbers, sizes, waits, and exceptions."""
 
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
 
-from . import device as registry
-from . import lazy, recurrent, saving
-from .engine import Op, wait
-from .tensor import (
-    CPU,
-    META,
-    Call,
-    Meta,
-    VirtualTensor,
-    _become,
-    aten,
-    info_of,
-    new_tensor,
-    raise_now,
-    run_copy,
-    tables,
-    two_devices,
-    wrap,
-)
-
-
-def is_pinned(tensor):
-    """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
-    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
-
-
-def pin(tensor):
-    """Mark the memory of a CPU tensor as pinned and return the tensor."""
-    tensor.untyped_storage()._vgpu_pinned = True
-    return tensor
-
-
-def issue_factory(func, args, kwargs):
-    """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
-    where = kwargs.get("device")
-    where = torch.device("vgpu") if where is None else torch.device(where)
-    return Call(info_of(func), args, kwargs, registry.find(where)).issue()
-
-
-# -- copies
-
-
-def _copy_(func, args, kwargs):
-    target, source, *rest = args
-    if isinstance(source, UninitializedTensorMixin):
-        return lazy.uninitialized(target, source)
-    non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
-    copy(target, source, non_blocking)
-    return target
-
-
-def copy(target, source, non_blocking=False, new=False):
-    """Copy the values of `source` into `target` (`new` or not); one of them is on a virtual GPU.
-
-    On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
-    the host waits for unless it is `non_blocking` and the CPU's side is pinned.
-    """
-    if target.shape != source.shape:
-        torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
-    num_bytes = source.numel() * source.dtype.itemsize
-    if type(target) is not VirtualTensor:
-        device = source._meta.device
-        pinned = is_pinned(target)
-        op = _issue_copy(device, device.d2h, target, source._cell, num_bytes, pinned)
-        op.source, op.target = device.torch_device, CPU
-    elif type(source) is not VirtualTensor:
-        if source.device.type != "cpu":
-            raise two_devices(target.device, source.device)
-        device = target._meta.device
-        pinned = is_pinned(source)
-        if source.requires_grad:
-            source = source.detach()
-        op = _issue_copy(device, device.h2d, target._cell, source, num_bytes, pinned)
-        op.source, op.target = CPU, device.torch_device
-    elif target._meta.device is source._meta.device:
-        device = target._meta.device
-        op = Op("aten.copy_", "kernel", None, device.compute, run_copy)
-        op.args = (target._cell, source._cell)
-        op.stream = device.current_stream()
-        op.stream.issue(op)
-        return
-    else:
-        _copy_between(target, source, num_bytes, new)
-        return
-    if not (non_blocking and pinned):
-        wait(op, device.torch_device)
-        raise_now(op, device)
-
-
-def _issue_copy(device, engine, target, source, num_bytes, pinned, after=(), out=None):
-    stream = device.current_stream()
-    op = Op("copy", "copy", stream, engine, run_copy, (target, source), out=out)
-    op.num_bytes = num_bytes
-    link = device.peer_link if engine is device.p2p else device.link
-    if link is not None:
-        op.hold = link.seconds(num_bytes, pinned)
-    op.source = op.target = device.torch_device
-    return stream.issue(op, after)
-
-
-def _copy_between(target, source, num_bytes, new):
-    """Copy from one device to another, as CUDA does: on the source's stream, after the work of
-    the target's current stream, which in turn waits for the copy."""
-    device, other = source._meta.device, target._meta.device
-    target_stream = other.current_stream()
-    after = () if target_stream.last is None else (target_stream.last,)
-    op = _issue_copy(
-        device,
-        device.p2p,
-        target._cell,
-        source._cell,
-        num_bytes,
-        pinned=True,
-        after=after,
-        out=target._cell if new else None,
-    )
-    op.target = other.torch_device
-    target_stream.wait_for(op)
-
-
-def _to_copy(func, args, kwargs):
-    (source,) = args
-    where = kwargs.get("device")
-    where = source.device if where is None else torch.device(where)
-    if where.type == "vgpu" and where.index is None:
-        where = registry.current().torch_device
-    if where == source.device:
-        kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        return Call(info_of(func), args, kwargs).issue()
-    memory_format = kwargs.get("memory_format") or torch.preserve_format
-    dtype = kwargs.get("dtype") or source.dtype
-    like = torch.empty_like(source._meta.empty(META), dtype=dtype, memory_format=memory_format)
-    non_blocking = kwargs.get("non_blocking", False)
-    if where.type == "vgpu":
-        target = new_tensor(registry.find(where), like)
-    else:
-        target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
-        if non_blocking:
-            pin(target)
-    copy(target, source, non_blocking, new=True)
-    return target
-
-
-def _foreach_copy_(func, args, kwargs):
-    targets, sources, *rest = args
-    non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
-    for target, source in zip(targets, sources, strict=True):
-        copy(target, source, non_blocking)
-    return targets
-
-
-def _local_scalar_dense(func, args, kwargs):
-    (source,) = args
-    target = torch.empty((), dtype=source.dtype)
-    copy(target, source.reshape(()) if source.dim() else source)
-    return target.item()
+from . import recurrent, saving
+from .copies import copy
+from .issuing import META, Call
+from .memory import CPU, Layout
+from .plans import aten, operator_of, tables
+from .tensor import VirtualTensor, become, new_tensor, view_as
 
 
 def _create_like(func, args, kwargs):
@@ -166,24 +15,25 @@ def _create_like(func, args, kwargs):
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        return Call(info_of(func), args, kwargs).issue()
-    like = args[0]._meta.empty(CPU)
+        return Call(operator_of(func), args, kwargs).issue()
+    like = args[0]._cell.layout.empty(CPU)
     return func(like, *args[1:], **kwargs)
 
 
 def _resize_(func, args, kwargs):
     tensor, size, *_ = args
-    meta = tensor._meta.empty(META)
+    cell, block = tensor._cell, tensor._block
+    meta = cell.layout.empty(META)
     func(meta, size, **kwargs)
-    after = Meta.of(tensor._meta.device, meta)
-    if after.num_bytes <= tensor._block.num_bytes:
-        return Call(info_of(func), args, kwargs).issue()
-    old, count = tensor._cell, tensor._block.num_bytes // tensor.dtype.itemsize
-    larger = new_tensor(tensor._meta.device, meta)
+    after = Layout.of(cell.layout.device, meta)
+    if after.num_bytes <= block.num_bytes:
+        return Call(operator_of(func), args, kwargs).issue()
+    larger = new_tensor(after)
+    count = block.num_bytes // tensor.dtype.itemsize
     if count:
-        flat = torch.as_strided(larger, (count,), (1,), 0)
-        copy(flat, torch.as_strided(wrap(tensor._meta, old, tensor._block), (count,), (1,), 0))
-    _become(tensor, larger._meta, larger._cell, larger._block)
+        flat = Layout.contiguous(after.device, tensor.dtype, (count,))
+        copy(view_as(larger, flat), view_as(tensor, flat))
+    become(tensor, larger)
     return tensor
 
 
@@ -196,13 +46,13 @@ def _set_(func, args, kwargs):
     source = rest[0]
     if len(rest) > 1:
         source = torch.as_strided(source, rest[2], rest[3] if len(rest) > 3 else None, rest[1])
-    _become(tensor, source._meta, source._cell, source._block)
+    become(tensor, source)
     return tensor
 
 
 def _pack_padded_sequence(func, args, kwargs):
     """The sizes of the batches stay on the CPU, as on CUDA; the lengths decide the shapes."""
-    data, sizes = Call(info_of(func), args, kwargs).run_now()
+    data, sizes = Call(operator_of(func), args, kwargs).run_now()
     return data, sizes.cpu()
 
 
@@ -268,10 +118,6 @@ tables.shape.update(
 )
 tables.special.update(
     {
-        aten.copy_.default: _copy_,
-        aten._to_copy.default: _to_copy,
-        aten._foreach_copy_.default: _foreach_copy_,
-        aten._local_scalar_dense.default: _local_scalar_dense,
         aten._pack_padded_sequence.default: _pack_padded_sequence,
         aten.resize_.default: _resize_,
         aten.set_.source_Tensor: _set_,

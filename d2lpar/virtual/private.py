@@ -1,25 +1,29 @@
-"""Everything here that is private to torch: registration, backward's errors, and patches.
+"""Everything here that is private to torch: names, registration, backward's errors, patches.
 
-Known to work on torch 2.11 to 2.15.
+It imports nothing of ours: what torch shall call is handed in. Known to work on torch 2.11 to 2.15.
 """
 
 import ctypes
 import functools
-import os
-import signal
+import itertools
+import operator
+import sys
 import threading
 
 import torch
 
-from d2lpar.interrupts import held_back
-
-from . import autocast, comm, engine, module, saving
-from . import device as registry
-from .operators import copy, is_pinned, issue_factory, pin
-from .tensor import VirtualTensor
-
 FIRST, LAST = (2, 11), (2, 15)
+PRIVATE_USE_1 = 20  # DeviceType.PrivateUse1
+CPUGenerator = torch._C.Generator
+BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in their place
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
+
+make_wrapper = torch.Tensor._make_wrapper_subclass
+no_torch_function = torch._C._disabled_torch_function_impl
+sequence_number = torch.autograd._get_sequence_nr  # of the next operator that autograd makes
+autograd_node = torch._C._current_autograd_node  # whose backward runs in this thread
+set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+_below_autograd = threading.local()
 
 
 def check_version(version):
@@ -32,177 +36,291 @@ def check_version(version):
         )
 
 
-def register():
-    """Make the device type `vgpu` known to torch; raises RuntimeError where that cannot be."""
-    check_version(torch.__version__)
+def set_below_autograd():
+    """Let the operators of the calling thread go past autograd, for as long as it lives."""
+    _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
+
+
+def is_composite(func):
+    """Return whether the operator `func` consists of others: where autograd is off
+    (`torch.inference_mode`, an operator that calls another) such ones arrive whole."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def function_of(func):
+    """Return the C++ function of an operator: hashing it is faster than hashing the operator."""
+    return func._op
+
+
+def storage_id(tensor):
+    """Return what tells the storages of two CPU or meta tensors apart."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensor_string(tensor):
+    """Return what stands between "tensor(" and its closing bracket for a CPU tensor."""
+    return torch._tensor_str._tensor_str(tensor, len("tensor("))
+
+
+def is_parameter(tensor):
+    """Return whether `tensor` counts as an nn.Parameter."""
+    return getattr(tensor, "_is_param", False)
+
+
+def rebuild_tensor_arguments(tensor, values, storage):
+    """Return what pickle needs to make a tensor again as torch does for one on CUDA.
+
+    `values` is a CPU tensor with the values of `tensor`, whose untyped storage stands as `storage`.
+    """
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
+    layout = values.storage_offset(), tuple(values.shape), values.stride()
+    arguments = (typed, *layout, tensor.requires_grad, _ordered())
+    return torch._utils._rebuild_tensor_v2, arguments
+
+
+def rebuild_parameter_arguments(tensor):
+    """Return what pickle needs to make an nn.Parameter again."""
+    return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, _ordered())
+
+
+def _ordered():
+    from collections import OrderedDict
+
+    return OrderedDict()
+
+
+def take_tensors(tensors, buffer_size):
+    """Yield `tensors` in groups of one dtype and at most `buffer_size` bytes."""
+    return torch._utils._take_tensors(tensors, buffer_size)
+
+
+def reorder_as(tensors, ordered):
+    """Return `tensors`, grouped as by `take_tensors`, in the order of `ordered`."""
+    return torch._utils._reorder_tensors_as(tensors, ordered)
+
+
+def below_autocast():
+    """Return a context manager within which autocast of virtual GPUs does nothing."""
+    return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
+
+
+_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+
+# -- registration
+
+
+def register(module, factory, copy_, is_pinned, pin, restore, autocast):
+    """Make the device type `vgpu` known to torch.
+
+    Args:
+        module: `torch.vgpu`.
+        factory: function(func, *args, **kwargs) for operators without a tensor of ours.
+        copy_: function(target, source, non_blocking), where torch.tensor(..., device=) copies.
+        is_pinned, pin: functions of a CPU tensor.
+        restore: function(storage, location) for torch.load.
+        autocast: function(library) that adds the kernels of autocast.
+
+    Raises RuntimeError where that cannot be.
+    """
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
-    with held_back():  # what the first shape inference imports stays broken if it is interrupted
-        torch.ones(1, device="meta") + 1
+    torch.ones(1, device="meta") + 1  # the first shape inference imports a second's worth of torch
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(
-        "vgpu", backend_module=module, device_guard=_DeviceGuard()
+        "vgpu", backend_module=module, hook=_Hooks(), device_guard=_DeviceGuard()
     )
     library = torch.library.Library("_", "IMPL")
-    library.fallback(_factory, "PrivateUse1")
+    library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
     # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off;
     # within a TorchDispatchMode torch finds no fallback there, only kernels of their own
     library = torch.library.Library("aten", "IMPL")
-    library.impl("copy_", _copy_, "PrivateUse1")
+    library.impl("copy_", copy_, "PrivateUse1")
     empty_strided = torch.ops.aten.empty_strided.default
-    library.impl(empty_strided, functools.partial(_factory, empty_strided), "PrivateUse1")
+    library.impl(empty_strided, functools.partial(factory, empty_strided), "PrivateUse1")
+    library.impl("is_pinned", lambda tensor, device=None: is_pinned(tensor), "CPU")
+    library.impl("_pin_memory", lambda tensor, device=None: pin(tensor.clone()), "CPU")
+    autocast(library)
+    _libraries.append(library)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     _libraries.append(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
     # before torch's own, which would ask for memory on the device
-    torch.serialization.register_package(15, lambda storage: None, saving.restore)
-    _register_pinning()
-    _register_autocast()
-    _patch_backward()
-    _patch_accelerator()
-    _patch_data_parallel()
-    os.register_at_fork(
-        before=engine.before_fork,
-        after_in_parent=engine.after_fork,
-        after_in_child=engine.after_fork_in_child,
-    )
+    torch.serialization.register_package(15, lambda storage: None, restore)
 
 
-def _factory(func, *args, **kwargs):
-    return issue_factory(func, args, kwargs)
+# -- what torch's C++ code asks a device type written in Python
+#
+# It asks in places where no exception may be raised: the process would end. So no bytecode runs
+# there, between which an interrupt could come; each answer is the next item of an iterator in C.
+# In backward torch even asks while an exception that it has not put aside yet unwinds through a
+# destructor. Nothing works before `PyErr_Fetch` has taken that exception away; it is kept, and
+# `run_backward` ends with a SystemError ("returned NULL without setting an exception") in whose
+# place the kept one is raised.
 
 
-def _copy_(target, source, non_blocking=False):
-    copy(target, source, non_blocking)
-    return target
+def _constant(value):
+    return staticmethod(itertools.repeat(value).__next__)
 
 
-# -- errors in backward: see design, "The trap"
+class _Hooks(torch._C._acc.PrivateUse1Hooks):
+    is_available = _constant(True)
+    is_built = _constant(True)
+    has_primary_context = staticmethod(range(2**16).__contains__)
 
-_fetch = ctypes.pythonapi.PyErr_Fetch
-_fetch.restype = None
-_error = [ctypes.c_void_p() for _ in range(3)]
-_references = [ctypes.byref(part) for part in _error]
-_kept = []
+
+NUM_SLOTS = 256
+_slots = [tuple(ctypes.c_void_p() for _ in range(3)) for _ in range(NUM_SLOTS)]
+_fetch_into = ctypes.pythonapi["PyErr_Fetch"]
+_fetch_into.restype = None
+
+
+def _device_type_after_fetching():
+    """Return a function in C that takes the pending exception into the next slot, if there is one,
+    and returns the device type."""
+    slots = itertools.cycle([tuple(map(ctypes.byref, slot)) for slot in _slots])
+    fetches = itertools.starmap(_fetch_into, slots)
+    answers = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1)
+    return map(operator.itemgetter(1), zip(fetches, answers, strict=False)).__next__
 
 
 class _DeviceGuard(torch._C._acc.DeviceGuard):
-    """torch asks this for its type from a destructor, where a pending exception must be put aside
-    before anything else or the process ends."""
-
-    def type_(
-        self,
-        fetch=_fetch,
-        references=_references,
-        error=_error,
-        answer=torch._C._autograd.DeviceType.PrivateUse1,
-    ):
-        fetch(*references)
-        if error[0].value is not None:
-            _keep_error()
-        return answer
+    type_ = staticmethod(_device_type_after_fetching())
 
 
-def _keep_error():
-    """Keep the exception that PyErr_Fetch took, for `_run_backward` to raise."""
-    api = ctypes.pythonapi
-    api.PyErr_NormalizeException.argtypes = [ctypes.c_void_p] * 3
-    api.PyErr_NormalizeException.restype = None
-    api.PyErr_NormalizeException(*(ctypes.addressof(part) for part in _error))
-    kind, value, traceback = (
-        None if part.value is None else ctypes.cast(part, ctypes.py_object).value for part in _error
+def _take_kept(frame):
+    """Return the exception that was kept while `frame` ran, or None; drop what nobody waits for.
+
+    Two threads may fail at once: an exception belongs to the frame that its traceback leads to.
+    """
+    found = None
+    for slot in _slots:
+        if slot[0].value is not None:
+            error = _exception(slot)
+            if found is None and _raised_within(error, frame):
+                found = error
+                _clear(slot)
+            elif not _frames_waiting:
+                _clear(slot)
+    return found
+
+
+def _exception(slot):
+    """Return the exception of a slot that is in use."""
+    normalize = ctypes.pythonapi.PyErr_NormalizeException
+    normalize.argtypes, normalize.restype = [ctypes.c_void_p] * 3, None
+    normalize(*(ctypes.addressof(part) for part in slot))
+    _, value, traceback = (
+        None if part.value is None else ctypes.cast(part, ctypes.py_object).value for part in slot
     )
-    if traceback is not None:
-        value = value.with_traceback(traceback)
-    _kept.append(value)
-    for part in _error:
-        if part.value is not None:
-            ctypes.pythonapi.Py_DecRef(part)
-        part.value = None
+    return value.with_traceback(traceback)
 
 
-class _Interrupts:
-    """Put off an interrupt that comes while torch's own code runs, where it must not raise, until
-    backward has issued its work; in a hook or in an operator of ours it is raised at once."""
-
-    def __init__(self, *unsafe):
-        self._unsafe = {function.__code__ for function in (*unsafe, _DeviceGuard.type_)}
-
-    def __enter__(self):
-        self._came = self._handler = None
-        if threading.current_thread() is threading.main_thread():
-            handler = signal.getsignal(signal.SIGINT)
-            if callable(handler):
-                self._handler = handler
-                signal.signal(signal.SIGINT, self._interrupt)
-
-    def _interrupt(self, number, frame):
-        if frame is not None and frame.f_code in self._unsafe:
-            self._came = number
-        else:
-            self._handler(number, frame)
-
-    def __exit__(self, *exception):
-        if self._handler is not None:
-            signal.signal(signal.SIGINT, self._handler)
-            if self._came is not None:
-                self._handler(self._came, None)
+def _clear(slot):
+    for part in slot:
+        pointer, part.value = part.value, None
+        if pointer is not None:
+            ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(pointer))
 
 
-def _patch_backward():
-    """Run backward in the calling thread (it only issues), and raise the errors put aside."""
+def _raised_within(error, frame):
+    if error.__traceback__ is None:  # raised by C code
+        return True
+    raised = error.__traceback__.tb_frame
+    while raised is not None and raised is not frame:
+        raised = raised.f_back
+    return raised is frame
+
+
+_frames_waiting = []  # calls of backward that are under way, in all threads
+
+
+def patch_backward(streams_of_forward):
+    """Run backward of virtual GPUs in the calling thread (it only issues); raise what was kept.
+
+    `streams_of_forward` returns a context manager within which each operator is issued to the
+    stream of its forward.
+    """
     graph = torch.autograd.graph
     run_backward = graph._engine_run_backward
 
     @functools.wraps(run_backward)
-    def _run_backward(*args, **kwargs):
-        depth = len(_kept)
+    def _run_backward(tensors, *args, **kwargs):
+        __tracebackhide__ = True
+        if any(tensor.device.type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
+            return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
+        frame = sys._getframe()
+        _frames_waiting.append(frame)
+        multithreading = torch._C._is_multithreading_enabled()
         try:
-            with torch.autograd.set_multithreading_enabled(False), _Interrupts(run_backward):
-                return run_backward(*args, **kwargs)
+            torch._C._set_multithreading_enabled(False)
+            with streams_of_forward():
+                return run_backward(tensors, *args, **kwargs)
         except SystemError:
-            if len(_kept) > depth:
-                error = _kept[depth]
-                del _kept[depth:]
-                try:
-                    raise error from None
-                finally:
-                    del error  # its traceback holds this frame, and all tensors on the way
-            raise
+            error = _take_kept(frame)
+            if error is None:
+                raise
+            try:
+                raise error from None
+            finally:
+                del error  # its traceback holds this frame, and all tensors on the way
+        finally:
+            torch._C._set_multithreading_enabled(multithreading)
+            if frame in _frames_waiting:
+                _frames_waiting.remove(frame)
+            del frame
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward
 
 
-# -- pinned memory
+def _roots(tensors):
+    if isinstance(tensors, torch.Tensor):
+        return (tensors,)
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
-def _register_pinning():
-    library = torch.library.Library("aten", "IMPL")
-    library.impl("is_pinned", lambda tensor, device=None: is_pinned(tensor), "CPU")
-    library.impl("_pin_memory", lambda tensor, device=None: pin(tensor.clone()), "CPU")
-    _libraries.append(library)
+# -- torch.Stream, torch.Event, torch.Generator, torch.accelerator and nn.DataParallel
 
 
-# -- autocast
+def patch_classes(stream, event, generator):
+    """Let `torch.Stream(device=...)`, `torch.Event(...)`, `torch.Generator(...)` know our devices.
+
+    Args: functions of a device (`vgpu` or `vgpu:i`) and further arguments that make ours.
+    """
+    torch.Stream = _with_our_devices(BaseStream, stream)
+    torch.Event = _with_our_devices(BaseEvent, event)
+    torch.Generator = _with_our_devices(CPUGenerator, generator)
 
 
-def _register_autocast():
-    fallback = torch.library.Library("_", "IMPL")
-    fallback.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    library = torch.library.Library("aten", "IMPL")
-    autocast.register(library)
-    _libraries.extend((fallback, library))
+def _with_our_devices(base, make):
+    """Return a class that stands for `base`, and whose call with a device of ours calls `make`."""
+
+    class Meta(type(base)):
+        def __call__(cls, *args, **kwargs):
+            device = kwargs.get("device", args[0] if args else None)
+            if isinstance(device, (str, torch.device)) and torch.device(device).type == "vgpu":
+                rest = args[1:] if args else ()
+                kwargs.pop("device", None)
+                return make(torch.device(device), *rest, **kwargs)
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return issubclass(subclass, base)
+
+    namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
+    return Meta(base.__name__, (base,), namespace)
 
 
-# -- torch.accelerator and nn.DataParallel
-
-
-def _patch_accelerator():
-    """Let torch.accelerator's functions mean our streams and devices."""
-    accelerator = torch.accelerator
+def patch_accelerator(module):
+    """Let torch.accelerator's functions mean the streams and devices of `module` (torch.vgpu)."""
     for name, function in {
         "current_accelerator": lambda check_available=False: torch.device("vgpu"),
         "current_device_index": module.current_device,
@@ -215,35 +333,31 @@ def _patch_accelerator():
         "device_index": module.device,
         "memory_allocated": module.memory_allocated,
         "max_memory_allocated": module.max_memory_allocated,
+        "memory_reserved": module.memory_reserved,
+        "max_memory_reserved": module.max_memory_reserved,
+        "memory_stats": module.memory_stats,
         "reset_peak_memory_stats": module.reset_peak_memory_stats,
         "empty_cache": module.empty_cache,
     }.items():
-        setattr(accelerator, name, function)
+        setattr(torch.accelerator, name, function)
 
 
-def _patch_data_parallel():
-    """Give nn.DataParallel the four functions that it has for CUDA only."""
+def patch_data_parallel(comm, is_ours, get_stream):
+    """Give nn.DataParallel what it has for CUDA only.
+
+    Args:
+        comm: a module with scatter, gather, broadcast and the two coalesced functions.
+        is_ours: function that tells whether tensors are on virtual GPUs.
+        get_stream: function of a device that returns a side stream for copies to it.
+    """
     from torch.nn.parallel import _functions, data_parallel
     from torch.nn.parallel import comm as torch_comm
 
-    def ours(argument):
-        if isinstance(argument, torch.Tensor):
-            return type(argument) is VirtualTensor
-        return any(ours(item) for item in argument)
-
-    for name in ("scatter", "gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
-        setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), ours))
+    for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
+        setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
     torch_comm.scatter = comm.scatter
     data_parallel._get_available_device_type = lambda: "vgpu"
     torch._utils._get_available_device_type = lambda: "vgpu"
-    streams = {}
-
-    def get_stream(device):
-        device = registry.find(device)
-        if device.index not in streams:
-            streams[device.index] = module.Stream(device.index)
-        return streams[device.index]
-
     _functions._get_stream = get_stream
 
 

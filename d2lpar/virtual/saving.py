@@ -1,12 +1,13 @@
 """Saving, loading and pickling: tensors travel as storages of the CPU marked with their device."""
 
 import re
-from collections import OrderedDict
 
 import torch
 
 from . import device as registry
-from .tensor import _become, copy_to_device
+from . import private
+from .issuing import copy_to_device
+from .tensor import become
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -25,22 +26,11 @@ def _mark(storage, device):
 
 def reduce(tensor):
     """Return what pickle needs to make `tensor` again: what it gets for a tensor on CUDA."""
-    if getattr(tensor, "_is_param", False):
-        parts = tensor.detach(), tensor.requires_grad, OrderedDict()
-        return torch._utils._rebuild_parameter, parts
+    if private.is_parameter(tensor):
+        return private.rebuild_parameter_arguments(tensor)
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
-    storage = torch.storage.TypedStorage(
-        wrap_storage=_mark(values.untyped_storage(), tensor.device),
-        dtype=tensor.dtype,
-        _internal=True,
-    )
-    layout = values.storage_offset(), tuple(values.shape), values.stride()
-    return torch._utils._rebuild_tensor_v2, (
-        storage,
-        *layout,
-        tensor.requires_grad,
-        OrderedDict(),
-    )
+    storage = _mark(values.untyped_storage(), tensor.device)
+    return private.rebuild_tensor_arguments(tensor, values, storage)
 
 
 def restore(storage, location):
@@ -71,5 +61,5 @@ def set_storage(func, args, kwargs):
         offset, size, *stride = layout
         like = torch.empty(size, device="meta")
         values = values.as_strided(size, stride[0] if stride else like.stride(), offset)
-    _become(tensor, values._meta, values._cell, values._block)
+    become(tensor, values)
     return tensor

@@ -1,22 +1,23 @@
 """`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs."""
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 from time import perf_counter
 
 import torch
 
 from . import device as registry
-from . import engine
-from .engine import Op, wait
+from . import scheduler
+from .memory import MIB
+from .private import PRIVATE_USE_1, BaseEvent, BaseStream
+from .scheduler import Op, wait_all
 
 _DeviceProperties = namedtuple(
     "_VirtualGPUProperties", "name total_memory multi_processor_count major minor"
 )
-PRIVATE_USE_1 = 20  # DeviceType.PrivateUse1
 _initialized = True  # torch.utils.checkpoint asks before it keeps the state of random numbers
 
 
-class Stream(torch.Stream):
+class Stream(BaseStream):
     """A queue of work on one virtual GPU; work of different streams may overlap.
 
     `Stream(device=None)` makes a new one on `device` (the current one by default). As a context
@@ -32,7 +33,6 @@ class Stream(torch.Stream):
             device_type=PRIVATE_USE_1,
         )
         self._stream = stream
-        self._before = []
         return self
 
     def __init__(self, device=None, priority=0, *, _stream=None):
@@ -44,11 +44,11 @@ class Stream(torch.Stream):
 
     def query(self):
         """Return whether all work issued so far has finished."""
-        return self._stream.last is None or self._stream.last.done
+        return not self._stream.tail()
 
     def synchronize(self):
         """Wait for all work issued so far; raise the error of an op that failed."""
-        self._stream.synchronize()
+        wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
     def record_event(self, event=None):
@@ -63,19 +63,27 @@ class Stream(torch.Stream):
 
     def wait_stream(self, stream):
         """Let all later work of this stream wait for what `stream` was given so far."""
-        self._stream.wait_for(stream._stream.last)
+        self._stream.wait_for(stream._stream.tail())
 
     def __enter__(self):
-        device = self._stream.device
-        self._before.append((registry.current().index, device.current_stream()))
-        registry.set_current(device.index)
-        device.set_stream(self._stream)
-        return self
+        stream = self._stream
+        before = registry.current().index, stream.device.current_stream()
+        try:
+            registry.set_stream(stream)
+            registry.thread.device = stream.device.index
+            registry.thread.entered = (*registry.thread.entered, before)
+            return self
+        except BaseException:
+            _make_current(*before)
+            raise
 
     def __exit__(self, *exception):
-        index, stream = self._before.pop()
-        self._stream.device.set_stream(stream)
-        registry.set_current(index)
+        *entered, before = registry.thread.entered
+        try:
+            _make_current(*before)
+        finally:
+            _make_current(*before)  # again: an interrupt may have come between its two parts
+            registry.thread.entered = entered
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self._stream is other._stream
@@ -87,15 +95,18 @@ class Stream(torch.Stream):
         return f"<torch.vgpu.Stream device={self.device} stream={self._stream.index}>"
 
 
-class Event(torch.Event):
+def _make_current(index, stream):
+    registry.set_stream(stream)
+    registry.thread.device = index
+
+
+class Event(BaseEvent):
     """A point in a stream that hosts and other streams can wait for."""
 
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
         self._timing = enable_timing
-        self._op = None
-        self._recorded = None
-        self._device = None
+        self._point = None  # where it was recorded: the device, the ops before it, the time
         return self
 
     def __init__(self, enable_timing=False, blocking=False, interprocess=False):
@@ -103,25 +114,25 @@ class Event(torch.Event):
 
     def record(self, stream=None):
         """Record this event behind the work of `stream` (the current one by default)."""
-        stream = current_stream() if stream is None else stream
-        self._device = stream._stream.device
-        self._op = stream._stream.last
-        self._recorded = perf_counter()
+        stream = (current_stream() if stream is None else stream)._stream
+        self._point = stream.device, stream.tail(), perf_counter()
 
     def wait(self, stream=None):
         """Let later work of `stream` (the current one by default) wait for this event."""
         stream = current_stream() if stream is None else stream
-        stream._stream.wait_for(self._op)
+        if self._point is not None:
+            stream._stream.wait_for(self._point[1])
 
     def query(self):
         """Return whether the work before this event has finished."""
-        return self._op is None or self._op.done
+        return self._point is None or all(op.done for op in self._point[1])
 
     def synchronize(self):
         """Wait on the host for the work before this event."""
-        if self._op is not None:
-            wait(self._op, self._device.torch_device)
-            self._device.raise_error()
+        if self._point is not None:
+            device, ops, _ = self._point
+            wait_all(ops, device.torch_device)
+            device.raise_error()
 
     def elapsed_time(self, end):
         """Return the milliseconds from this event to `end`.
@@ -134,14 +145,15 @@ class Event(torch.Event):
     def _time(self):
         if not self._timing:
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        if self._recorded is None:
+        if self._point is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         if not self.query():
             raise RuntimeError("an event has not happened yet: synchronize before elapsed_time")
-        return self._recorded if self._op is None else max(self._recorded, self._op.end)
+        _, ops, recorded = self._point
+        return max([recorded, *(op.end for op in ops)])
 
     def __repr__(self):
-        return f"<torch.vgpu.Event recorded={self._recorded is not None}>"
+        return f"<torch.vgpu.Event recorded={self._point is not None}>"
 
 
 class device:  # noqa: N801
@@ -162,7 +174,7 @@ class device:  # noqa: N801
         registry.set_current(self._before)
 
 
-class stream:  # noqa: N801
+class StreamContext:
     """Context manager: issue the calling thread's work to `stream`; None changes nothing."""
 
     def __init__(self, stream):
@@ -174,6 +186,11 @@ class stream:  # noqa: N801
     def __exit__(self, *exception):
         if self._stream is not None:
             self._stream.__exit__(*exception)
+
+
+def stream(stream):
+    """Return a context manager that issues the calling thread's work to `stream`."""
+    return StreamContext(stream)
 
 
 def is_available():
@@ -224,43 +241,100 @@ def default_stream(device=None):
 
 def set_stream(stream):
     """Issue the calling thread's work to `stream` and make its device the current one."""
-    registry.set_current(stream._stream.device.index)
-    stream._stream.device.set_stream(stream._stream)
+    _make_current(stream._stream.device.index, stream._stream)
 
 
 def memory_allocated(device=None):
     """Return the bytes of all tensors' storages on `device`."""
-    return registry.find(device).allocated
+    return _memory(device).allocated
 
 
 def max_memory_allocated(device=None):
     """Return the highest `memory_allocated` since the start or `reset_peak_memory_stats`."""
-    return registry.find(device).peak
+    return _memory(device).peak
+
+
+def memory_reserved(device=None):
+    """Return `memory_allocated` and what is freed but still used by a stream (`record_stream`)."""
+    memory = _memory(device)
+    return memory.allocated + memory.held
+
+
+def max_memory_reserved(device=None):
+    """Return the highest `memory_reserved` since the start or `reset_peak_memory_stats`."""
+    return _memory(device).reserved_peak
 
 
 def reset_peak_memory_stats(device=None):
-    registry.find(device).reset_peak()
+    registry.find(device).memory.reset_peak()
 
 
-memory_reserved, max_memory_reserved = memory_allocated, max_memory_allocated
+def memory_stats(device=None):
+    """Return figures of the memory of `device`, by the names of `torch.cuda.memory_stats`.
+
+    Bytes, and numbers of blocks; there are no pools, so only those of "all" are given.
+    """
+    memory = _memory(device)
+    in_use = memory.allocated + memory.held
+    stats = OrderedDict()
+    for name, current, peak in (
+        ("active_bytes", in_use, memory.reserved_peak),
+        ("allocated_bytes", memory.allocated, memory.peak),
+        ("reserved_bytes", in_use, memory.reserved_peak),
+    ):
+        stats[f"{name}.all.current"] = current
+        stats[f"{name}.all.peak"] = peak
+        stats[f"{name}.all.allocated"] = memory.total_allocated
+        stats[f"{name}.all.freed"] = memory.total_allocated - current
+    stats["allocation.all.current"] = memory.num_allocations - memory.num_frees
+    stats["allocation.all.allocated"] = memory.num_allocations
+    stats["allocation.all.freed"] = memory.num_frees
+    stats["num_alloc_retries"] = memory.num_retries
+    stats["num_ooms"] = memory.num_ooms
+    return stats
+
+
+def memory_summary(device=None, abbreviated=False):
+    """Return a table of the memory of `device`, for reading."""
+    memory = _memory(device)
+    rows = {
+        "allocated": (memory.allocated, memory.peak, memory.total_allocated, memory.total_freed),
+        "held by streams": (memory.held, memory.reserved_peak - memory.peak, "", ""),
+    }
+    lines = [
+        f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
+        f"{memory.num_ooms} out-of-memory errors, {memory.num_retries} retries",
+        f"{'MiB':<16}{'current':>12}{'peak':>12}{'allocated':>12}{'freed':>12}",
+    ]
+    for name, figures in rows.items():
+        cells = (f if f == "" else f"{f / MIB:.2f}" for f in figures)
+        lines.append(f"{name:<16}" + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _memory(device):
+    """Return the Memory of a device, its figures up to date."""
+    memory = registry.find(device).memory
+    memory.collect()
+    return memory
 
 
 def mem_get_info(device=None):
     """Return (free bytes, all bytes) of `device`."""
-    found = registry.find(device)
-    return found.memory - found.allocated, found.memory
+    memory = _memory(device)
+    return memory.limit - memory.allocated - memory.held, memory.limit
 
 
 def set_per_process_memory_fraction(fraction, device=None):
     """Let at most `fraction`, 0 to 1, of the memory of `device` be in use; raises ValueError."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
-    registry.find(device).fraction = fraction
+    registry.find(device).memory.fraction = fraction
 
 
 def get_per_process_memory_fraction(device=None):
     """Return what `set_per_process_memory_fraction` set, 1 by default."""
-    return registry.find(device).fraction
+    return registry.find(device).memory.fraction
 
 
 def empty_cache():
@@ -276,36 +350,56 @@ def get_device_name(device=None):
 def get_device_properties(device=None):
     """Return name, total_memory (bytes), multi_processor_count (its threads), major, minor."""
     found = registry.find(device)
-    return _DeviceProperties(get_device_name(device), found.memory, found.threads, 0, 0)
+    limit = found.memory.limit
+    return _DeviceProperties(get_device_name(device), limit, found.threads, 0, 0)
 
 
 def get_device_capability(device=None):
     return 0, 0
 
 
+def can_device_access_peer(device, peer_device):
+    """Return whether one device reads another's memory without the CPU: virtual GPUs all do.
+
+    Raises RuntimeError for a device that does not exist.
+    """
+    return registry.find(device) is not registry.find(peer_device)
+
+
 def manual_seed(seed):
     """Seed the random numbers of the current device."""
-    registry.current().seed(seed)
+    registry.current().generator.manual_seed(seed)
 
 
 def manual_seed_all(seed):
     """Seed the random numbers of every device; `torch.manual_seed` calls this."""
     for each in registry.devices:
-        each.seed(seed)
+        each.generator.manual_seed(seed)
+
+
+def seed():
+    """Seed the random numbers of the current device with a number that nobody knows."""
+    registry.current().generator.seed()
+
+
+def seed_all():
+    """Seed the random numbers of every device with one number that nobody knows."""
+    manual_seed_all(registry.current().generator.seed())
+
+
+def initial_seed():
+    """Return the seed of the current device's random numbers."""
+    return registry.current().generator.initial_seed()
 
 
 def get_rng_state(device=None):
     """Return the state of the random number generator of `device` (a ByteTensor)."""
-    found = registry.find(device)
-    wait(found.last_random, found.torch_device)
-    return found.generator.get_state()
+    return registry.find(device).generator.get_state()
 
 
 def set_rng_state(state, device=None):
     """Set the state of the random number generator of `device`."""
-    generator = torch.Generator()
-    generator.set_state(state)
-    registry.find(device).generator = generator
+    registry.find(device).generator.set_state(state)
 
 
 def get_rng_state_all():
@@ -317,12 +411,14 @@ def set_rng_state_all(states):
         set_rng_state(state, index)
 
 
-def initial_seed():
-    return registry.current().generator.initial_seed()
+def __getattr__(name):
+    if name == "default_generators":  # a tuple that grows with the number of devices
+        return tuple(each.generator for each in registry.devices[: registry.count])
+    raise AttributeError(f"module 'torch.vgpu' has no attribute {name!r}")
 
 
 def _is_in_bad_fork():
-    return engine.in_fork
+    return scheduler.in_fork()
 
 
 def get_amp_supported_dtype():
@@ -333,7 +429,6 @@ def get_amp_supported_dtype():
 def _sleep(seconds):
     """Keep the current stream's compute engine busy, asleep (for tests; CUDA's counts cycles)."""
     found = registry.current()
-    stream = found.current_stream()
-    op = Op("sleep", "kernel", stream, found.compute, lambda op: None)
-    op.hold = seconds
-    stream.issue(op)
+    op = Op("sleep", "kernel", found.compute, lambda op: None)
+    op.seconds = seconds
+    found.current_stream().issue(op)

@@ -1,0 +1,81 @@
+"""Backward on the streams of forward, as CUDA does it.
+
+Each operator of a backward pass is issued to the stream of its forward, after the ops of other
+streams that wrote what it reads; at the end the caller's streams wait for all of them. Which stream
+that was is known for what the calling thread recorded; what another thread recorded on a stream of
+its own runs on the caller's stream, with the same values.
+"""
+
+import contextlib
+
+from . import private
+from .device import CurrentStreams, thread
+from .memory import Cell
+
+
+class BackwardStreams:
+    """What stands in for `CurrentStreams` during a backward pass."""
+
+    def __init__(self, caller):
+        self._caller = caller
+        self._used = set()
+        self._chosen = {}  # index of a device -> (number of an operator, stream), see `set`
+
+    def stream(self, device):
+        """Return the stream that the forward of autograd's current operator was issued to."""
+        node = private.autograd_node()
+        if node is None:
+            return self._caller.stream(device)
+        number = node._sequence_nr()
+        if number >= 2**62:  # the accumulation of a gradient has no forward
+            return self._caller.stream(device)
+        chosen_in, stream = self._chosen.get(device.index, (None, None))
+        if chosen_in != number:
+            stream = self._caller.at(device, number)
+        self._used.add(stream)
+        return stream
+
+    def after(self, stream, op):
+        """Return the ops of other streams, under way, that wrote what `op` is about to read."""
+        values = [*op.args, *(op.kwargs or {}).values()]
+        return tuple(
+            writer for writer in _writers(values) if not writer.done and writer.stream is not stream
+        )
+
+    def set(self, stream):
+        """Issue the work of the current operator to `stream`: the user's own backward says so."""
+        node = private.autograd_node()
+        if node is None:
+            self._caller.set(stream)
+        else:
+            self._chosen[stream.device.index] = node._sequence_nr(), stream
+
+    def join(self):
+        """Let the caller's streams wait for those that were used."""
+        for stream in self._used:
+            self._caller.stream(stream.device).wait_for(stream.tail())
+
+
+def _writers(values):
+    for value in values:
+        if type(value) is Cell:
+            writer = value.root().writer
+            if writer is not None:
+                yield writer
+        elif isinstance(value, (list, tuple)):
+            yield from _writers(value)
+
+
+@contextlib.contextmanager
+def streams_of_forward():
+    """Issue the operators of a backward pass to the streams of their forward."""
+    caller = thread.current
+    if type(caller) is not CurrentStreams:  # only default streams, or a backward within a backward
+        yield
+        return
+    thread.current = streams = BackwardStreams(caller)
+    try:
+        yield
+    finally:
+        thread.current = caller
+        streams.join()

@@ -1,0 +1,167 @@
+"""What runs an op: an engine is a thread that takes ready ops and does their work, one at a time.
+
+A device has one engine for kernels and one for each direction of copying, so that ops of different
+streams overlap when they need different engines, as on a GPU.
+"""
+
+import _thread
+import threading
+import time
+from time import perf_counter
+
+import torch
+
+from . import scheduler
+from .private import set_below_autograd
+from .scheduler import Op, ReadyQueue
+
+_starting = threading.RLock()
+_engines = ()  # those with a thread
+_held = ()  # those that a fork holds back
+
+
+class Engine(ReadyQueue):
+    """A thread that runs the ops of its queue one at a time.
+
+    Attributes:
+        name: "compute", "h2d", "d2h" or "p2p". device: the `Device` that it belongs to.
+        threads: CPU threads that a kernel of it uses.
+        running: a lock that is held while the thread is in torch.
+    """
+
+    def __init__(self, name, device, threads=1):
+        super().__init__()
+        self.name = name
+        self.device = device
+        self.threads = threads
+        self.running = threading.RLock()
+        self.started = False
+        self._ended = threading.Event()
+        self._free_at = 0.0
+        self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
+
+    def start(self):
+        """Start the thread, once."""
+        global _engines
+        run = self._run
+        with _starting:
+            if not self.started:
+                _engines = (*_engines, self)
+                self.started = True  # and the thread is started in the same step, see scheduler.py
+                _thread.start_new_thread(run, ())
+
+    def _run(self):
+        with self.running:
+            set_thread_count(self.threads)
+            set_below_autograd()
+        with torch.inference_mode():  # so that tensors made in that mode can be written
+            while True:
+                op = self.take()
+                if op is None:
+                    break
+                self._execute(op)
+                self.finish(op)
+                op = None  # or it would keep its tensors while this waits
+        self._ended.set()
+
+    def _execute(self, op):
+        """Do the work of `op` and note when; an error is kept for the next synchronize."""
+        op.start = perf_counter()
+        arrival = None if op.seconds is None else self._carry(op)
+        begun = perf_counter()
+        try:
+            with self.running:
+                op.work(op)
+        except BaseException as error:
+            op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
+            self.device.failed(op)
+        if arrival is not None:
+            self._land(op, arrival, begun)
+        op.end = perf_counter()
+
+    def _carry(self, op):
+        """Sleep until the link has carried the bytes of a copy; return when they shall have landed.
+
+        They are written at the end, so that who reads the target earlier sees what was there
+        before. A copy that follows at once starts where the one before should have ended, so that
+        waking up late does not add up.
+        """
+        started = max(op.ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
+        self._free_at = arrival = started + op.seconds
+        writing = (op.num_bytes or 0) * self._seconds_per_byte
+        _sleep_until(arrival - writing)
+        return arrival
+
+    def _land(self, op, arrival, begun):
+        """Keep the engine until `arrival`; learn from a copy how long writing takes."""
+        if op.num_bytes:
+            seconds_per_byte = (perf_counter() - begun) / op.num_bytes
+            self._seconds_per_byte = (self._seconds_per_byte + seconds_per_byte) / 2
+        _sleep_until(arrival)
+
+    def set_threads(self, threads):
+        """Run later ops with `threads` threads."""
+        self.threads = threads
+        if self.started:
+            op = Op("set_num_threads", "setting", self, lambda op: set_thread_count(threads))
+            self.device.default_stream.issue(op)
+            scheduler.wait(op, self.device.torch_device)
+
+    def end(self):
+        """End the thread after the op that runs now; what is queued is dropped."""
+        if self.started:
+            self.ending = True
+            self.arrivals.put(None)
+            self._ended.wait(timeout=60)
+
+
+def _sleep_until(moment):
+    remaining = moment - perf_counter()
+    if remaining > 0:
+        time.sleep(remaining)
+
+
+def before_fork():
+    """Wait for the ops that run now and hold back the next.
+
+    A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
+    """
+    global _held
+    _held = _engines
+    for engine in _held:
+        engine.running.acquire()
+
+
+def after_fork():
+    """Let the engines go on."""
+    for engine in _held:
+        engine.running.release()
+
+
+def after_fork_in_child():
+    """Let torch be used in the child, on the CPU; the engines' threads are not there."""
+    after_fork()
+    scheduler.after_fork_in_child()
+
+
+_counting = threading.Lock()
+
+
+def set_thread_count(threads):
+    """Set the number of threads of the calling thread's kernels, and of no other's.
+
+    `torch.set_num_threads` also sets what threads that start later begin with; a thread that
+    starts now tells what that was, and another puts it back.
+    """
+    with _counting:
+        torch.get_num_threads()  # a thread's first kernel would set the default again
+        default = []
+        _in_new_thread(lambda: default.append(torch.get_num_threads()))
+        torch.set_num_threads(threads)
+        _in_new_thread(lambda: torch.set_num_threads(default[0]))
+
+
+def _in_new_thread(function):
+    thread = threading.Thread(target=function)
+    thread.start()
+    thread.join()

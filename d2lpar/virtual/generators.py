@@ -1,0 +1,99 @@
+"""Random numbers of a device, drawn in the order of issue."""
+
+import weakref
+
+import torch
+
+from .private import CPUGenerator
+from .scheduler import wait
+
+_known = {}  # what torch knows a Generator by -> a weak reference to it
+
+
+class Generator(CPUGenerator):
+    """Random numbers for kernels of one virtual GPU: those that the CPU draws from the same seed.
+
+    The numbers come from `state`, a generator of the CPU. A kernel keeps the state that it was
+    issued with: a new seed replaces the state, so that it does not change what is drawn before it.
+
+    Attributes:
+        owner: the `Device`. state: a torch generator of the CPU. last: the op that drew last.
+    """
+
+    def __new__(cls, owner, seed=None):
+        return super().__new__(cls)
+
+    def __init__(self, owner, seed=None):
+        for identity in [identity for identity, known in _known.items() if known() is None]:
+            _known.pop(identity, None)
+        _known[self._cdata] = weakref.ref(self)
+        self.owner = owner
+        self.last = None
+        self.state = CPUGenerator()
+        if seed is not None:
+            self.state.manual_seed(seed)
+
+    @property
+    def device(self):
+        return self.owner.torch_device
+
+    def manual_seed(self, seed):
+        """Draw later numbers from `seed`; return the generator."""
+        self.state = CPUGenerator().manual_seed(seed)
+        return self
+
+    def seed(self):
+        """Draw later numbers from a seed that nobody knows; return it."""
+        state = CPUGenerator()
+        seed = state.seed()
+        self.state = state
+        return seed
+
+    def initial_seed(self):
+        """Return the seed that the numbers come from."""
+        return self.state.initial_seed()
+
+    def get_state(self):
+        """Return the state after all draws so far (a ByteTensor); waits for them."""
+        if self.last is not None:
+            wait(self.last, self.device)
+        return self.state.get_state()
+
+    def set_state(self, state):
+        """Draw later numbers from `state`, a ByteTensor that `get_state` gave; return this."""
+        generator = CPUGenerator()
+        generator.set_state(state)
+        self.state = generator
+        return self
+
+    def clone_state(self):
+        """Return a generator of the same device in the same state."""
+        return Generator(self.owner).set_state(self.get_state())
+
+    def __repr__(self):
+        return f"<torch.Generator device={self.device}>"
+
+
+def checked(generator, device):
+    """Return the generator that a kernel of `device` draws from: `generator`, or the device's own.
+
+    Raises RuntimeError, as CUDA does, for a generator of the CPU or of another device.
+    """
+    if generator is None:
+        return device.generator
+    known = _known.get(generator._cdata)  # torch hands over another object for the same generator
+    ours = known and known()
+    if not ours:
+        raise RuntimeError(
+            f"Expected a 'vgpu' device type for generator but found '{generator.device.type}'"
+        )
+    if ours.owner is not device:
+        raise RuntimeError(
+            f"Expected a '{device.torch_device}' generator device but found '{ours.device}'"
+        )
+    return ours
+
+
+def new_generator(owner):
+    """Return a generator of a device, seeded as torch's own is."""
+    return Generator(owner, torch.initial_seed())

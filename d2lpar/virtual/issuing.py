@@ -1,0 +1,377 @@
+"""How an operator on virtual GPUs is issued: from its call to an op on a stream.
+
+`dispatch` is what torch calls for every operator. It makes the key of the call and looks for its
+plan; the plan queues the op. What is not so simple (lists of tensors, keyword arguments, tensors of
+the CPU, a key that is new) goes through a `Call`.
+"""
+
+import warnings
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only
+
+from . import device as registry
+from . import private
+from .memory import CPU, Cell, Failure, Layout, Unavailable, fetch, fetch_nested
+from .plans import (
+    CONSTANT,
+    NEW,
+    SAME,
+    VIEW,
+    Plan,
+    draw,
+    fail,
+    find_operator,
+    find_plan,
+    has_no_plan,
+    issue_op,
+    keep_plan,
+    operator_of,
+    tables,
+)
+from .scheduler import Op, wait
+from .tensor import VirtualTensor, become, new_tensor, wrap
+
+META = torch.device("meta")
+default_dtype = torch.get_default_dtype
+
+
+def dispatch(cls, func, types, args=(), kwargs=None):
+    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
+    __tracebackhide__ = True
+    operator = find_operator(func._op) or operator_of(func)
+    if operator.special is not None:
+        return operator.special(func, args, kwargs or {})
+    if operator.nested or kwargs:
+        return Call(operator, args, kwargs or {}).issue()
+    key = [operator, default_dtype()]
+    values = []
+    tensors = []
+    for arg, by_value in zip(args, operator.by_value, strict=False):
+        kind = type(arg)
+        if kind is VirtualTensor:
+            cell = arg._cell
+            key.append(cell.layout)
+            values.append(cell)
+            tensors.append(arg)
+            continue
+        values.append(arg)
+        if kind is int or kind is float or kind is bool:
+            key.append(_number_key(arg, kind) if by_value else _kind_key(arg, kind))
+        elif arg is None:
+            key.append(None)
+        elif kind is list:
+            key.append(tuple(arg))
+        else:
+            return Call(operator, args, {}).issue()
+    plan = find_plan(tuple(key))
+    if plan is None:
+        return Call(operator, args, {}).issue()
+    return plan.issue(tensors, values, None)
+
+
+def _number_key(number, kind):
+    """Return a number as a part of a key; True is not 1, and 1 is not 1.0."""
+    return number if kind is int else (kind, number)
+
+
+def _kind_key(number, kind):
+    """Return the kind of a number that only scales values; integer powers ask for its sign."""
+    return "negative" if kind is int and number < 0 else kind
+
+
+VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+
+
+def issue_factory(func, args, kwargs):
+    """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
+    __tracebackhide__ = True
+    where = kwargs.get("device")
+    where = torch.device("vgpu") if where is None else torch.device(where)
+    return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
+
+
+class Call:
+    """One call of an operator, with its arguments taken apart.
+
+    Attributes:
+        operator, args, kwargs: as they came. device: where it runs.
+        tensors: the tensors of ours among the arguments, in order.
+        key: a list of all that the results depend on.
+        values, kwvalues: the arguments as the engine shall see them, cells in place of tensors.
+        refused: what the shape inference raised, if it did.
+    """
+
+    refused = None
+
+    def __init__(self, operator, args, kwargs, device=None):
+        self.device = device or device_of((args, kwargs))
+        if operator.cpu_arguments == "move":
+            args = [_indices_on(self.device, arg) if type(arg) is list else arg for arg in args]
+        self.operator = operator
+        self.args = args
+        self.kwargs = kwargs
+        self.tensors = []
+        self.key = [operator, default_dtype()]
+        if device is not None:
+            self.key.append(device)
+        self.values = [
+            self._take(arg, by_value)
+            for arg, by_value in zip(args, operator.by_value, strict=False)
+        ]
+        self.kwvalues = {}
+        for name, value in kwargs.items():
+            self.key.append(name)
+            self.kwvalues[name] = self._take(value, operator.by_value_of.get(name, True))
+        for position, name in operator.written:
+            value = args[position] if position < len(args) else kwargs.get(name)
+            for tensor in value if type(value) is list else (value,):
+                if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
+                    raise two_devices(self.device.torch_device, tensor.device)
+
+    def _take(self, value, by_value=True):
+        """Add `value` to the key; return it as the engine shall see it."""
+        key = self.key
+        kind = type(value)
+        if kind is VirtualTensor:
+            self.tensors.append(value)
+            key.append(value._cell.layout)
+            return value._cell
+        if kind is list or kind is tuple:
+            if self.operator.nested:
+                key.append(len(value))
+                return [self._take(item) for item in value]
+            key.append(tuple(value))
+        elif kind is int or kind is float or kind is bool:
+            key.append(_number_key(value, kind) if by_value else _kind_key(value, kind))
+        elif kind is torch.device:
+            key.append(value)
+            return CPU
+        elif kind is complex:
+            key.append((complex, value))
+        elif isinstance(value, torch.Tensor):
+            return self._take_cpu_tensor(value)
+        elif isinstance(value, private.CPUGenerator):
+            key.append("generator")
+        else:
+            key.append(value)
+        return value
+
+    def _take_cpu_tensor(self, value):
+        if value.device.type != "cpu" or (value.dim() and self.operator.cpu_arguments != "keep"):
+            raise two_devices(self.device.torch_device, value.device)
+        self.key.append((value.dtype, tuple(value.shape), "cpu"))
+        return value.clone()
+
+    def issue(self):
+        """Queue the operator, or run it and wait where only that tells the results' layouts."""
+        __tracebackhide__ = True
+        if self.operator.waits:
+            return self.run_now()
+        key = tuple(self.key)
+        plan = find_plan(key)
+        if plan is None:
+            if has_no_plan(key):
+                return self.run_now()
+            plan = self._plan(key)
+            if plan is None:
+                result = self.run_now()
+                self._warn()
+                return result
+            keep_plan(key, plan)
+        return plan.issue(self.tensors, self.values, self.kwvalues)
+
+    def _plan(self, key):
+        """Work out the results' layouts on meta tensors; None where only running it can tell."""
+        metas = []
+
+        def substitute(value):
+            if type(value) is VirtualTensor:
+                metas.append(value._cell.layout.empty(META))
+                return metas[-1]
+            if type(value) is list or type(value) is tuple:
+                return [substitute(item) for item in value]
+            if isinstance(value, private.CPUGenerator):
+                return None
+            return META if type(value) is torch.device else value
+
+        operator = self.operator
+        args = [substitute(value) for value in self.args]
+        kwargs = {name: substitute(value) for name, value in self.kwargs.items()}
+        if operator.packet in tables.same_dtype:
+            if len({meta.dtype for meta in metas if meta.is_floating_point()}) > 1:
+                return None
+        try:
+            result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
+        except NotImplementedError:
+            keep_plan(key, None)
+            return None
+        except Exception as error:
+            self.refused = error  # the operator itself shall say what is wrong
+            return None
+        flat, spec = (result,), None
+        if isinstance(result, (list, tuple)):
+            flat, spec = tree_flatten(result)
+        ids = reversed([*enumerate(map(private.storage_id, metas))])
+        storages = {storage: position for position, storage in ids}
+        outputs = []
+        for value in flat:
+            if not isinstance(value, torch.Tensor):
+                outputs.append((CONSTANT, None, value))
+                continue
+            source = next((i for i, meta in enumerate(metas) if meta is value), None)
+            if source is not None:
+                outputs.append((SAME, None, source))
+                continue
+            if value.device.type != "meta":
+                return None
+            source = storages.get(private.storage_id(value))
+            mode = NEW if source is None else VIEW
+            outputs.append((mode, Layout.of(self.device, value), source))
+        changes = []
+        if operator.written:
+            for source, (tensor, meta) in enumerate(zip(self.tensors, metas, strict=True)):
+                after = Layout.of(self.device, meta)
+                if after is not tensor._cell.layout:
+                    changes.append((source, after))
+        return Plan(operator, self.device, outputs, spec, changes)
+
+    def _warn(self):
+        """Say that an operator waits each time because torch cannot tell its results' shapes."""
+        if self.refused is not None and self.operator not in _warned:
+            _warned.add(self.operator)
+            error = f"{type(self.refused).__name__}: {str(self.refused).splitlines()[0]}"
+            warnings.warn(
+                f"{self.operator.name} waits for its result on virtual GPUs, because torch's shape "
+                f"inference for it fails ({error})",
+                stacklevel=2,
+            )
+
+    def run_now(self):
+        """Run the operator on the current stream and wait for it; errors are raised at once."""
+        __tracebackhide__ = True
+        box = []
+        operator, tensors, device = self.operator, self.tensors, self.device
+
+        def work(op):
+            try:
+                args = [fetch_nested(value) for value in op.args]
+                kwargs = {name: fetch_nested(value) for name, value in op.kwargs.items()}
+                inputs = [fetch(tensor._cell) for tensor in tensors]
+                box.extend((operator.run(*args, **kwargs), inputs))
+            except BaseException as error:
+                op.error = error.with_traceback(None)
+
+        op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
+        if operator.random:
+            draw(op, device)
+        issue_op(op, device)
+        if operator.written:
+            for cell in (tensor._cell for tensor in tensors):
+                cell.root().writer = op
+        wait(op, device.torch_device)
+        raise_now(op, device)
+        result, inputs = box
+        for tensor, data in zip(tensors, inputs, strict=True):
+            layout = Layout.of(device, data)
+            if layout is not tensor._cell.layout:
+                block = tensor._block if layout.num_bytes <= tensor._block.num_bytes else None
+                become(tensor, wrap(Cell(layout, data), block))
+        return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
+
+    def _wrap(self, value, inputs):
+        """Return a tensor with the values of `value`, a result of the operator on the CPU."""
+        for tensor, data in zip(self.tensors, inputs, strict=True):
+            if value is data:
+                return tensor
+        layout = Layout.of(self.device, value)
+        for tensor, data in zip(self.tensors, inputs, strict=True):
+            if private.storage_id(value) == private.storage_id(data):
+                return wrap(Cell(layout, value), tensor._block)
+        return wrap(Cell(layout, value))
+
+
+_warned = set()  # operators
+
+
+def _indices_on(device, indices):
+    return [
+        copy_to_device(index, device)
+        if isinstance(index, torch.Tensor) and index.device == CPU
+        else index
+        for index in indices
+    ]
+
+
+def device_of(arguments, device=None):
+    """Return the device of the tensors in `arguments`; raises RuntimeError for two devices."""
+    if type(arguments) is VirtualTensor:
+        found = arguments._cell.layout.device
+        if device is not None and device is not found:
+            raise two_devices(device.torch_device, found.torch_device)
+        return found
+    if isinstance(arguments, dict):
+        arguments = arguments.values()
+    elif not isinstance(arguments, (list, tuple)):
+        return device
+    for argument in arguments:
+        device = device_of(argument, device)
+    return device
+
+
+def two_devices(first, second):
+    """Return the error that CUDA raises for operands on two devices."""
+    return RuntimeError(
+        "Expected all tensors to be on the same device, but found at least two devices, "
+        f"{first} and {second}!"
+    )
+
+
+def raise_now(op, device):
+    """After waiting for `op`: raise what went wrong on its device before it, or in it."""
+    __tracebackhide__ = True
+    error = op.error
+    if error is not None:
+        device.forget(op)
+    if isinstance(error, Unavailable):
+        device.raise_error()
+        raise torch.AcceleratorError(f"vgpu error: {op.name} {error}") from error.failure.error
+    if error is not None:
+        raise error
+    device.raise_error()
+
+
+def issue_function(name, function, inputs, layouts):
+    """Queue `function` on the current stream of the inputs' device as one kernel.
+
+    `function` takes the list of the inputs' values and returns tensors of the `layouts`; returned
+    are new tensors that will hold them.
+    """
+    device = inputs[0]._cell.layout.device
+    out = [Cell(layout) for layout in layouts]
+
+    def work(op):
+        try:
+            values = function([fetch(cell) for cell in op.args])
+        except Unavailable as unavailable:
+            fail(op.out, unavailable.failure)
+        except BaseException as error:
+            fail(op.out, Failure(error))
+            raise
+        else:
+            for cell, value in zip(op.out, values, strict=True):
+                cell.data = value
+
+    op = Op(name, "kernel", device.compute, work, [t._cell for t in inputs], None, out)
+    results = [wrap(cell) for cell in out]
+    issue_op(op, device)
+    for cell in out:
+        cell.writer = op
+    return results
+
+
+def copy_to_device(tensor, device):
+    """Return a copy of a CPU tensor on `device`, issued to its current stream; waits for it."""
+    target = new_tensor(Layout.of(device, torch.empty_like(tensor, device=META)))
+    torch.ops.aten.copy_.default(target, tensor)
+    return target

@@ -1,0 +1,321 @@
+"""The memory of a device: layouts of tensors, their values, and exact accounting by storage."""
+
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+from .private import set_conj, set_neg
+from .scheduler import wait
+
+MIB = 2**20
+GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
+MAX_LAYOUTS = 100_000
+CPU = torch.device("cpu")
+
+
+class Layout:
+    """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
+
+    Attributes:
+        device: a `Device`. dtype, size, stride, offset: as of a tensor (the offset in elements).
+        conj, neg: whether the values are stored conjugated or negated.
+        num_bytes: from the beginning of its memory to the last element.
+    """
+
+    __slots__ = ("device", "dtype", "size", "stride", "offset", "conj", "neg", "num_bytes")
+    _known = {}
+
+    @classmethod
+    def of(cls, device, tensor):
+        """Return the Layout of `tensor` (a CPU or meta tensor) as a tensor of `device`."""
+        return cls._get(
+            device,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @classmethod
+    def contiguous(cls, device, dtype, size, offset=0):
+        """Return the Layout of a contiguous tensor that begins at element `offset`."""
+        strides = [1]
+        for length in reversed(size[1:]):
+            strides.append(strides[-1] * max(length, 1))
+        stride = tuple(strides[::-1])[: len(size)]
+        return cls._get(device, dtype, tuple(size), stride, offset, False, False)
+
+    @classmethod
+    def _get(cls, *key):
+        layout = cls._known.get(key)
+        if layout is None:
+            layout = cls()
+            (
+                layout.device,
+                layout.dtype,
+                layout.size,
+                layout.stride,
+                layout.offset,
+                layout.conj,
+                layout.neg,
+            ) = key
+            elements = 0
+            if 0 not in layout.size:
+                lengths = zip(layout.size, layout.stride, strict=True)
+                elements = 1 + layout.offset + sum((n - 1) * step for n, step in lengths)
+            layout.num_bytes = elements * layout.dtype.itemsize
+            if len(cls._known) >= MAX_LAYOUTS:
+                cls._known.clear()
+            layout = cls._known.setdefault(key, layout)
+        return layout
+
+    def empty(self, device):
+        """Return an empty tensor of this layout on a torch device (CPU or meta)."""
+        if self.offset:
+            elements = self.num_bytes // self.dtype.itemsize
+            base = torch.empty(elements, dtype=self.dtype, device=device)
+            tensor = base.as_strided(self.size, self.stride, self.offset)
+        else:
+            tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        return with_bits(tensor, self)
+
+
+def with_bits(tensor, layout):
+    """Mark `tensor` as conjugated or negated where `layout` says so; return it."""
+    if layout.conj:
+        set_conj(tensor, True)
+    if layout.neg:
+        set_neg(tensor, True)
+    return tensor
+
+
+class Cell:
+    """The values of a tensor, once they are computed.
+
+    Ops hold cells, tensors hold cells and blocks: memory is free when the last tensor is gone, not
+    when the last op has run, as on CUDA.
+
+    Attributes:
+        layout: a `Layout`.
+        data: a CPU tensor, None before its kernel has run, or a `Failure`.
+        parent, view: of a view, the cell it was made from and the function of `parent`'s data that
+            gives its own.
+        writer: the op that was issued last to write it, or None.
+    """
+
+    __slots__ = ("layout", "data", "parent", "view", "writer")
+
+    def __init__(self, layout, data=None, parent=None, view=None):
+        self.layout = layout
+        self.data = data
+        self.parent = parent
+        self.view = view
+        self.writer = None
+
+    def root(self):
+        """Return the cell that this one is a view of, or itself."""
+        cell = self
+        while cell.parent is not None:
+            cell = cell.parent
+        return cell
+
+
+def strided(cell, layout):
+    """Return the cell of a view of `cell` with another layout."""
+    size, stride, offset = layout.size, layout.stride, layout.offset
+    return Cell(layout, None, cell, lambda data: torch.as_strided(data, size, stride, offset))
+
+
+class Failure:
+    """Stands for the values of a tensor whose kernel failed."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error):
+        self.error = error
+
+
+class Unavailable(Exception):
+    """A tensor that an op wants to read has no values: its kernel failed."""
+
+    def __init__(self, failure):
+        self.failure = failure
+        error = failure.error
+        super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
+
+
+def fetch(cell):
+    """Return the CPU tensor with the values of `cell`, for an op that runs now."""
+    data = cell.data
+    if data is None:
+        if cell.parent is None:
+            raise RuntimeError(
+                "a tensor was read before the stream that computes it got so far: let the reading "
+                "stream wait (wait_stream, wait_event). CUDA would go on with whatever lies in "
+                "that memory"
+            )
+        data = cell.data = cell.view(fetch(cell.parent))
+    elif type(data) is Failure:
+        raise Unavailable(data)
+    return data
+
+
+def fetch_nested(value):
+    """Return `value` with the values of all cells in it, in lists of lists too."""
+    if type(value) is Cell:
+        return fetch(value)
+    if type(value) is list:
+        return [fetch_nested(item) for item in value]
+    return value
+
+
+class Block:
+    """The memory of one storage, given back when no tensor uses it any more.
+
+    Attributes:
+        num_bytes: its size. address: of its first byte, in a range of the device's own.
+        reference: what is left when it is gone.
+    """
+
+    __slots__ = ("num_bytes", "address", "reference", "__weakref__")
+
+
+class _Reference(weakref.ref):
+    """Tells of the end of a Block, by a callback in C: an interrupt that came in the Python code
+    of a `__del__` would be lost.
+
+    Attributes:
+        num_bytes, address: of the block.
+        streams: those that may still use it when it is freed.
+        pending: the ops that hold it after that; None before.
+    """
+
+    __slots__ = ("num_bytes", "address", "streams", "pending")
+
+
+class Memory:
+    """The memory of one device, accounted by storage when work is issued, as CUDA's allocator does.
+
+    Every change is one step that an interrupt cannot tear, see scheduler.py. The figures are right
+    after `collect`.
+
+    Attributes:
+        device: the torch.device, for messages. limit: its bytes. fraction: what may be in use.
+        allocated: bytes of all storages in use. held: bytes that were freed and that a stream
+            still uses (`record_stream`). peak, reserved_peak: the highest `allocated`, and the
+            highest sum of both, since `reset_peak`.
+        recorded: number of blocks that `record_stream` was called for.
+        num_allocations, total_allocated, num_frees, total_freed, num_retries, num_ooms: counts and
+            bytes since the device was made.
+    """
+
+    def __init__(self, device, limit):
+        self.device = device
+        self.limit = limit
+        self.fraction = 1.0
+        self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
+        self.num_allocations = self.total_allocated = self.num_frees = self.total_freed = 0
+        self.num_retries = self.num_ooms = 0
+        self._next_address = (device.index + 1) << 40
+        self._live = {}  # by address; a reference that is collected with its block tells nobody
+        self._freed = deque()  # references whose block is gone, not accounted yet
+        self._held = {}  # by address: references that wait for their `pending`
+        self._lock = threading.RLock()
+
+    def allocate(self, num_bytes):
+        """Return a Block of `num_bytes`.
+
+        Waits for streams that hold freed memory before it raises torch.OutOfMemoryError.
+        """
+        block = Block()
+        reference = _Reference(block, self._freed.append)
+        block.reference = reference
+        block.num_bytes = reference.num_bytes = num_bytes
+        reference.streams = ()
+        reference.pending = reference.address = None
+        while True:
+            with self._lock:
+                limit = self.limit * self.fraction
+                reserved = self.allocated + self.held + num_bytes
+                if reserved > min(self.peak, limit) or len(self._freed) > 64:
+                    self.collect()
+                    reserved = self.allocated + self.held + num_bytes
+                if reserved <= limit:
+                    # One step from here, see scheduler.py.
+                    block.address = reference.address = address = self._next_address
+                    self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
+                    self._live[address] = reference
+                    self.allocated += num_bytes
+                    self.num_allocations += 1
+                    self.total_allocated += num_bytes
+                    if self.allocated > self.peak:
+                        self.peak = self.allocated
+                    if reserved > self.reserved_peak:
+                        self.reserved_peak = reserved
+                    return block
+                pending = next(iter(self._held.values())).pending if self._held else None
+            if pending is None:
+                self.num_ooms += 1
+                raise self._out_of_memory(num_bytes)
+            self.num_retries += 1
+            for op in pending:
+                wait(op, self.device)
+
+    def record_stream(self, block, stream):
+        """Give `block` back only when `stream` has done what it is given until the free."""
+        reference = block.reference
+        with self._lock:
+            streams = {*reference.streams, stream}
+            # One step: stores only.
+            if not reference.streams:
+                self.recorded += 1
+            reference.streams = streams
+
+    def collect(self):
+        """Take back the memory of blocks that are gone and that no stream holds."""
+        freed = self._freed
+        popleft = freed.popleft
+        with self._lock:
+            while freed:
+                reference = freed[0]
+                if reference.streams and reference.pending is None:
+                    reference.pending = [op for each in reference.streams for op in each.tail()]
+                # One step to `popleft`. An interrupted allocation leaves a reference without an
+                # address: it was never accounted.
+                if reference.address is not None:
+                    self.allocated -= reference.num_bytes
+                    self.num_frees += 1
+                    self.total_freed += reference.num_bytes
+                    if reference.streams:
+                        self._held[reference.address] = reference
+                        self.held += reference.num_bytes
+                    else:
+                        del self._live[reference.address]
+                popleft()
+            for reference in tuple(self._held.values()):
+                if all(op.done for op in reference.pending):
+                    del self._held[reference.address]
+                    del self._live[reference.address]
+                    self.held -= reference.num_bytes
+                    self.recorded -= 1
+
+    def _out_of_memory(self, num_bytes):
+        limit = ""
+        if self.fraction < 1:
+            limit = f" {self.limit * self.fraction / MIB:.2f} MiB of it is allowed to be used."
+        free = self.limit - self.allocated - self.held
+        return torch.OutOfMemoryError(
+            f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
+            f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
+            f"which {free / MIB:.2f} MiB is free.{limit}"
+        )
+
+    def reset_peak(self):
+        """Let the peaks begin anew from what is in use now."""
+        self.collect()
+        self.peak = self.allocated
+        self.reserved_peak = self.allocated + self.held

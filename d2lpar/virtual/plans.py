@@ -1,0 +1,327 @@
+"""Plans: what an operator gives, worked out once for each combination of inputs.
+
+A `Plan` says of which layout the results are and how they share memory with the inputs. It depends
+on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype: all of
+this is its key.
+"""
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from . import private
+from .device import thread
+from .generators import checked
+from .memory import CPU, Cell, Failure, Unavailable, fetch, fetch_nested, strided
+from .scheduler import Op
+from .tensor import become, new_tensor, view_as, wrap
+
+aten = torch.ops.aten
+MAX_PLANS = 50_000
+NEW, VIEW, SAME, CONSTANT = range(4)  # how a result relates to the inputs
+
+
+class tables:  # noqa: N801
+    """What the schema of an operator does not say. `operators.py` and `copies.py` fill these in."""
+
+    special = {}  # operator -> function(func, args, kwargs) that issues it
+    run = {}  # operator -> function of CPU tensors that computes it instead
+    random = set()  # operators without a generator argument whose function in `run` takes one
+    shape = {}  # operator -> function that gives empty results of the right layout on `meta`
+    keyed_by_value = set()  # names: the value of a number decides the shape of the result
+    allocating = set()  # names: the result's values do not matter
+    waiting = set()  # names: the shape of the result, or the result, depends on values
+    same_dtype = set()  # names: `meta` takes floats of two dtypes, the CPU does not
+    cpu_arguments = {}  # name -> "move" or "keep": what to do with a tensor of the CPU
+    bit_views = set()  # operators: views that differ by more than their layout
+
+
+class Operator:
+    """What is known of an operator from its schema and from the tables.
+
+    Attributes:
+        func: the operator. name: as a recording shows it. special: see `tables`; or None.
+        nested: whether it takes lists of tensors.
+        by_value: for each argument, whether its value, not only its type, is part of the key.
+        written: (position, name) of the arguments that it writes.
+        only_layout: whether it changes nothing but the layout of its first argument.
+        random, run, allocates, waits, cpu_arguments: see `tables`.
+    """
+
+    def __init__(self, func):
+        schema = func._schema
+        namespace, packet = schema.name.split("::")
+        self.func = func
+        self.name = str(func).rpartition(".")[0]
+        self.packet = packet
+        self.special = tables.special.get(func)
+        if self.special is None and private.is_composite(func):
+            self.special = _decompose
+        types = [str(argument.type) for argument in schema.arguments]
+        self.nested = any("Tensor" in type and "List" in type for type in types)
+        values_matter = namespace != "aten" or packet in tables.keyed_by_value
+        self.by_value = [values_matter or not _is_number(type) for type in types]
+        self.by_value_of = dict(
+            zip((argument.name for argument in schema.arguments), self.by_value, strict=True)
+        )
+        self.written = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.only_layout = torch.Tag.inplace_view in func.tags
+        takes_generator = any(argument.name == "generator" for argument in schema.arguments)
+        self.random = func in tables.random or takes_generator
+        self.run = tables.run.get(func, private.function_of(func))
+        self.allocates = packet in tables.allocating
+        self.waits = packet in tables.waiting
+        self.cpu_arguments = tables.cpu_arguments.get(packet)
+
+
+def _is_number(type):
+    """Return whether arguments of this type of a schema scale values and shape nothing."""
+    return type.removeprefix("Optional[").rstrip("]") in ("number", "float")
+
+
+def _decompose(func, args, kwargs):
+    return func.decompose(*args, **kwargs)
+
+
+_operators = {}  # by the operator's C++ function
+
+
+def operator_of(func):
+    """Return what is known of an operator."""
+    function = private.function_of(func)
+    operator = _operators.get(function)
+    if operator is None:
+        operator = _operators[function] = Operator(func)
+    return operator
+
+
+find_operator = _operators.get
+_plans = {}
+find_plan = _plans.get
+_without_plan = set()  # keys of operators whose results' shapes depend on values
+
+
+def keep_plan(key, plan):
+    """Remember the plan of a key; None where only running the operator tells its results."""
+    if len(_plans) + len(_without_plan) >= MAX_PLANS:
+        _plans.clear()
+        _without_plan.clear()
+    if plan is None:
+        _without_plan.add(key)
+    else:
+        _plans[key] = plan
+
+
+def has_no_plan(key):
+    """Return whether only running the operator tells its results, as far as is known."""
+    return key in _without_plan
+
+
+class Plan:
+    """How to issue an operator for one key.
+
+    Attributes:
+        operator: an `Operator`. device: where it runs.
+        outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
+            number `source`, the SAME tensor as that input, or the CONSTANT `source`.
+        spec: how the results are nested; None for a single one, which stands in `single`, too.
+        changes: (number of an input, its layout afterwards) for inputs that are resized.
+        only_views: whether there is no work to do. work: function of an op that does it.
+    """
+
+    __slots__ = (
+        "operator",
+        "device",
+        "outputs",
+        "spec",
+        "single",
+        "only_views",
+        "changes",
+        "work",
+        "name",
+    )
+
+    def __init__(self, operator, device, outputs, spec, changes):
+        self.operator = operator
+        self.device = device
+        self.outputs = outputs
+        self.spec = spec
+        self.changes = changes
+        self.single = outputs[0] if spec is None else None
+        self.only_views = (
+            bool(outputs) and not operator.written and all(o[0] == VIEW for o in outputs)
+        )
+        self.work = self._run
+        self.name = operator.name
+
+    def issue(self, tensors, values, kwargs):
+        """Queue the operator on the current stream; return its (still empty) results.
+
+        `tensors` are the tensors among the arguments, in order; `values` the arguments with cells
+        in place of tensors.
+        """
+        operator = self.operator
+        device = self.device
+        changed = ()
+        if self.changes:
+            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
+            if operator.only_layout:
+                for tensor, new in changed:
+                    become(tensor, new)
+                return tensors[0]
+            for tensor, new in changed:
+                old, cell = tensor._cell, new._cell
+                values = _replace(values, old, cell)
+                kwargs = {k: _replace(v, old, cell) for k, v in (kwargs or {}).items()}
+        single = self.single
+        if single is not None:
+            mode, layout, source = single
+            if mode == NEW:
+                if operator.allocates:
+                    return new_tensor(layout)
+                out = Cell(layout)
+                result = wrap(out)
+            elif mode == VIEW:
+                return _view(tensors[source], layout, operator, values, kwargs)
+            else:
+                result = tensors[source] if mode == SAME else source
+                out = None
+                if mode == CONSTANT and not operator.written:
+                    return result
+        else:
+            out = []
+            results = []
+            for mode, layout, source in self.outputs:
+                cell = None
+                if mode == NEW:
+                    cell = Cell(layout)
+                    results.append(wrap(cell))
+                elif mode == VIEW:
+                    results.append(_view(tensors[source], layout))
+                else:
+                    results.append(tensors[source] if mode == SAME else source)
+                out.append(cell)
+            result = tree_unflatten(results, self.spec)
+            if self.only_views:
+                return result
+        op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
+        if operator.random:
+            draw(op, device)
+        issue_op(op, device)
+        if type(out) is Cell:
+            out.writer = op
+        elif out is not None:
+            for cell in out:
+                if cell is not None:
+                    cell.writer = op
+        if operator.written:
+            note_writer(op, operator, values, kwargs)
+        for tensor, new in changed:
+            become(tensor, new)
+        return result
+
+    def _run(self, op):
+        """Do the work of an op of this plan; its results, or the failure, go to their cells."""
+        out = op.out
+        operator = self.operator
+        try:
+            if operator.nested:
+                args = [fetch_nested(value) for value in op.args]
+            else:
+                args = [fetch(value) if type(value) is Cell else value for value in op.args]
+            if op.kwargs:
+                kwargs = {name: fetch_nested(value) for name, value in op.kwargs.items()}
+                result = operator.run(*args, **kwargs)
+            else:
+                result = operator.run(*args)
+            if type(out) is Cell:
+                out.data = self._fitting(result, out.layout)
+            elif out is not None:
+                flat = tree_flatten(result)[0] if self.spec is not None else (result,)
+                for cell, value in zip(out, flat, strict=True):
+                    if cell is not None:
+                        cell.data = self._fitting(value, cell.layout)
+        except Unavailable as unavailable:
+            fail(out, unavailable.failure)
+        except BaseException as error:
+            fail(out, Failure(error))
+            raise
+
+    def _fitting(self, value, layout):
+        """Return `value`, a kernel's result, in the layout that was foreseen.
+
+        Raises RuntimeError where shape or dtype differ.
+        """
+        if value.stride() == layout.stride and value.shape == layout.size:
+            if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
+                return value
+        if tuple(value.shape) != layout.size or value.dtype != layout.dtype:
+            raise RuntimeError(
+                f"{self.name} gave {value.dtype} of shape {tuple(value.shape)} where "
+                f"{layout.dtype} of shape {layout.size} was foreseen"
+            )
+        return layout.empty(CPU).copy_(value)
+
+
+def issue_op(op, device):
+    """Hand an op over to the calling thread's current stream of `device`."""
+    current = thread.current
+    if current is None:
+        device.default_stream.issue(op)
+    else:
+        stream = current.stream(device)
+        stream.issue(op, current.after(stream, op))
+
+
+def draw(op, device):
+    """Let a kernel draw from the generator among its arguments, or from that of its device."""
+    kwargs = dict(op.kwargs or {})
+    op.generator = checked(kwargs.get("generator"), device)
+    op.kwargs = {**kwargs, "generator": op.generator.state}
+
+
+def note_writer(op, operator, values, kwargs):
+    """Note that `op` is the last that writes what its operator writes."""
+    for position, name in operator.written:
+        value = values[position] if position < len(values) else (kwargs or {}).get(name)
+        for cell in value if type(value) is list else (value,):
+            if type(cell) is Cell:
+                cell.root().writer = op
+
+
+def fail(out, failure):
+    """Let the cells in `out` (a cell, a list of cells or None) hold `failure`."""
+    for cell in (out,) if type(out) is Cell else out or ():
+        if cell is not None:
+            cell.data = failure
+
+
+def _view(tensor, layout, operator=None, values=None, kwargs=None):
+    """Return a view with another layout: no work, another description of the same memory."""
+    cell = tensor._cell
+    if operator is not None and (
+        operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
+    ):
+        run, (_, *rest), kwargs = operator.func, values, kwargs or {}
+        view = Cell(layout, None, cell, lambda data: run(data, *rest, **kwargs))
+    elif layout is cell.layout:
+        view = cell
+    else:
+        view = strided(cell, layout)
+    return wrap(view, tensor._block)
+
+
+def _resized(tensor, layout):
+    """Return what a tensor shall become whose layout an operator changes."""
+    if layout.num_bytes > tensor._block.num_bytes:
+        return new_tensor(layout)
+    return view_as(tensor, layout)
+
+
+def _replace(value, old, new):
+    if type(value) is list:
+        return [_replace(item, old, new) for item in value]
+    return new if value is old else value

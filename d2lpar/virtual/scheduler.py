@@ -1,0 +1,328 @@
+"""When an op runs: streams, what waits for what, and which op is ready first.
+
+The host hands an op over in one step that an interrupt cannot tear (`Stream.issue`). From then on
+only threads that no interrupt reaches touch it: the thread of its engine *admits* it, which counts
+the earlier ops that it waits for, and the thread that finishes the last of these makes it ready.
+Of the ops that are ready, an engine takes the one that became ready first (`ReadyQueue`). What an
+op does, and how long that takes, is not decided here but by its engine (`engines.py`).
+
+Why a step cannot be torn: Python raises KeyboardInterrupt between bytecodes of the main thread, but
+only where a Python function begins, at a jump backwards, and after a call. Stores that follow each
+other, and the call of a C function after them, form one step: either all of it has happened or
+nothing. The same places are the only ones where another thread can take over.
+"""
+
+import threading
+from heapq import heappop, heappush
+from queue import SimpleQueue
+from time import perf_counter
+
+from .spans import Span
+
+QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run about this far ahead
+
+# Reentrant, because the garbage collector may run a destructor that issues work while it is held.
+_issuing = threading.RLock()  # threads that issue take turns
+_ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
+_recordings = ()  # the lists that finished ops are appended to
+_forked = False  # is this process a fork of one with virtual GPUs?
+
+
+class Op:
+    """A unit of work: a kernel, a copy, or a change of an engine's settings.
+
+    Attributes:
+        name, kind: for the record; the kind is "kernel", "copy" or "setting".
+        engine: what runs it. stream: where it was issued; set by `Stream.issue`.
+        work: function of the op that does the work; `args`, `kwargs`, `out` are for it.
+        seconds: for how long a copy keeps its engine at least; None: as long as the work takes.
+        num_bytes, source, target: what a copy moves, and its devices.
+        generator: the random numbers that it draws from, in the order of issue; or None.
+        issued, ready, start, end: seconds of the clock.
+        error: what the work raised; done: whether the op has finished.
+        previous, after, waits, drawn: the earlier ops that it waits for: the one before it in its
+            stream, those given at its issue, those that its stream was told to wait for (with
+            the time of the telling), and the one that drew from its generator before it.
+        number: its place among the ops that were handed to its engine.
+        missing, dependents, waiters: how many of these are not done; ops and threads that wait
+            for this op.
+    """
+
+    error = num_bytes = source = target = seconds = generator = None
+    stream = previous = waits = drawn = dependents = waiters = None
+    after = ()
+    ready = start = end = 0.0
+    missing = number = 0
+    done = False
+
+    def __init__(self, name, kind, engine, work, args=(), kwargs=None, out=None):
+        self.name = name
+        self.kind = kind
+        self.engine = engine
+        self.work = work
+        self.args = args
+        self.kwargs = kwargs
+        self.out = out
+
+    def spans(self):
+        """Yield what a recording keeps of this op: itself, and waits of its stream before it."""
+        stream = self.stream
+        device = stream.device.torch_device
+        free_at = 0.0 if self.previous is None else self.previous.end
+        for earlier, issued in (self.waits or {}).items():
+            start = max(issued, free_at)
+            end = max(start, earlier.end)
+            yield Span("wait", "wait", device, stream.index, "stream", start, end, issued)
+        if self.kind != "setting":
+            yield Span(
+                self.name,
+                self.kind,
+                device,
+                stream.index,
+                self.engine.name,
+                self.start,
+                self.end,
+                self.issued,
+                self.num_bytes or 0,
+                self.source,
+                self.target,
+            )
+
+
+class Stream:
+    """A queue of ops on one device that run in the order in which they were issued.
+
+    Attributes:
+        device, index: where it is, and its number there.
+        last: the op that was issued last, or None.
+        waits: ops that the next op shall wait for, with the time of the telling; or None.
+    """
+
+    __slots__ = ("device", "index", "last", "waits", "__weakref__")
+
+    def __init__(self, device, index):
+        self.device = device
+        self.index = index
+        self.last = None
+        self.waits = None
+
+    def issue(self, op, after=(), then=None):
+        """Queue `op` behind the ops of this stream and those in `after`; return it.
+
+        `then` is another stream whose later ops wait for this one. Waits while QUEUE_LIMIT ops of
+        the engine are under way. An exception before the op is handed over leaves no trace of it.
+        """
+        if _forked:
+            check_process()
+        engine = op.engine
+        if engine.issued - engine.finished >= QUEUE_LIMIT:
+            engine.wait_for_room()
+        if not engine.started:
+            engine.start()
+        memory = self.device.memory
+        if memory.recorded:  # what a stream holds is told by what it was given before the free
+            memory.collect()
+        op.stream = self
+        op.after = after
+        generator = op.generator
+        put = engine.arrivals.put
+        with _issuing:
+            if then is not None and then.waits is None:
+                then.waits = {}
+            op.issued = issued = perf_counter()
+            # One step from here to `put`, see above: stores that allocate nothing, then a C call.
+            op.previous = self.last
+            op.waits = self.waits
+            self.last = op
+            self.waits = None
+            if then is not None:
+                then.waits[op] = issued
+            if generator is not None:
+                op.drawn = generator.last
+                generator.last = op
+            engine.issued += 1
+            put(op)
+        return op
+
+    def tail(self):
+        """Return the ops after which everything issued to this stream so far has finished."""
+        with _issuing:
+            ops = (self.last, *(self.waits or ()))
+        return tuple(op for op in ops if op is not None and not op.done)
+
+    def wait_for(self, ops):
+        """Let all later ops of this stream wait for `ops`."""
+        ops = [op for op in ops if not op.done and op.stream is not self]
+        if ops:
+            with _issuing:
+                waits = {**(self.waits or {}), **dict.fromkeys(ops, perf_counter())}
+                self.waits = waits
+
+
+class ReadyQueue:
+    """The ops issued to one engine, of which `take` gives the one that became ready first.
+
+    Attributes:
+        arrivals: what was handed over and is not admitted yet; None only wakes the engine.
+        issued, finished: how many ops came, and how many of them are done.
+        ending: whether `take` shall return None when it is woken.
+    """
+
+    def __init__(self):
+        self.arrivals = SimpleQueue()
+        self.issued = self.finished = 0
+        self.ending = False
+        self._ready = []  # heap of (ready time, number, op)
+        self._number = 0
+        self._held_back = []  # functions that let a host go on that waits for room
+
+    def take(self):
+        """Return the op that became ready first; waits for one. Return None when woken to end."""
+        ready, get, size = self._ready, self.arrivals.get, self.arrivals.qsize
+        while True:
+            while size():
+                op = get()
+                if op is not None:
+                    self._admit(op)
+                elif self.ending:
+                    return None
+            if ready:
+                return heappop(ready)[2]
+            op = get()
+            if op is not None:
+                self._admit(op)
+            elif self.ending:
+                return None
+
+    def _admit(self, op):
+        """Count what `op` waits for; it is ready if that is nothing."""
+        op.ready = op.issued
+        self._number = op.number = self._number + 1
+        with _ordering:
+            for earlier in (op.previous, *op.after, *(op.waits or ()), op.drawn):
+                if earlier is None:
+                    continue
+                if earlier.done:
+                    op.ready = max(op.ready, earlier.end)
+                else:
+                    if earlier.dependents is None:
+                        earlier.dependents = []
+                    earlier.dependents.append(op)
+                    op.missing += 1
+            if op.missing == 0:
+                heappush(self._ready, (op.ready, op.number, op))
+
+    def finish(self, op):
+        """Note that `op` has run; make ready what waited for it, wake the hosts that did."""
+        if _recordings:
+            spans = tuple(op.spans())
+            for recording in _recordings:
+                recording.extend(spans)
+        op.work = op.args = op.kwargs = op.out = None
+        op.previous = op.waits = op.drawn = op.generator = None
+        op.after = ()
+        with _ordering:
+            op.done = True
+            dependents, op.dependents = op.dependents, None
+            waiters, op.waiters = op.waiters, None
+            for dependent in dependents or ():
+                dependent.ready = max(dependent.ready, op.end)
+                dependent.missing -= 1
+                if dependent.missing == 0:
+                    queue = dependent.engine
+                    heappush(queue._ready, (dependent.ready, dependent.number, dependent))
+                    if queue is not self:
+                        queue.arrivals.put(None)
+        for wake in waiters or ():
+            wake()
+        self.finished += 1
+        if self._held_back and self.issued - self.finished <= QUEUE_LIMIT // 2:
+            while self._held_back:
+                self._held_back.pop()()
+
+    def wait_for_room(self):
+        """Block the calling thread until half of QUEUE_LIMIT is free."""
+        check_process()
+        gate = _closed_gate()
+        self._held_back.append(gate.release)
+        if self.issued - self.finished >= QUEUE_LIMIT:
+            gate.acquire()
+
+
+def _closed_gate():
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
+
+
+def wait(op, device):
+    """Block the calling thread until `op` has run; an interrupt ends the wait, not the op."""
+    if op.done:
+        return
+    check_process()
+    gate, waiters, started = _closed_gate(), [], perf_counter()
+    with _ordering:
+        if op.done:
+            return
+        if op.waiters is None:
+            op.waiters = waiters
+        op.waiters.append(gate.release)
+    try:
+        gate.acquire()
+    finally:
+        if _recordings:
+            span = Span("synchronize", "wait", device, 0, "host", started, perf_counter(), started)
+            for recording in _recordings:
+                recording.append(span)
+
+
+def wait_all(ops, device):
+    """Block the calling thread until all of `ops` have run."""
+    for op in ops:
+        wait(op, device)
+
+
+def start_recording():
+    """Return a list to which a Span for every op is appended as it finishes.
+
+    `stop_recording` ends that. The seconds of the spans are those of `time.perf_counter`.
+    """
+    global _recordings
+    recording = []
+    with _ordering:
+        _recordings = (*_recordings, recording)
+    return recording
+
+
+def stop_recording(recording):
+    """Stop appending to `recording`. Synchronize first, or ops that still run are missing.
+
+    Raises ValueError for a list that is not a recording under way.
+    """
+    global _recordings
+    with _ordering:
+        rest = tuple(other for other in _recordings if other is not recording)
+        if len(rest) == len(_recordings):
+            raise ValueError("this list is not a recording under way")
+        _recordings = rest
+
+
+def check_process():
+    """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
+    if _forked:
+        raise RuntimeError(
+            "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
+            "you must use the 'spawn' start method"
+        )
+
+
+def in_fork():
+    """Return whether this process is a fork of one with virtual GPUs."""
+    return _forked
+
+
+def after_fork_in_child():
+    """Note that this process is a fork: the threads of the engines are not here."""
+    global _forked, _issuing, _ordering
+    _forked = True
+    _issuing, _ordering = threading.RLock(), threading.RLock()

@@ -1,0 +1,70 @@
+"""Making virtual GPUs known to torch, once in a process."""
+
+import atexit
+import os
+import sys
+
+import torch
+
+from . import autocast, comm, copies, engines, operators, private, saving, scheduler, vgpu
+from . import device as registry
+from .backward import streams_of_forward
+from .generators import Generator
+from .interrupts import held_back
+from .issuing import issue_factory
+from .tensor import is_ours
+
+SWITCH_INTERVAL = 1e-4  # seconds
+
+
+def register():
+    """Make the device type `vgpu` known to torch; raises RuntimeError where that cannot be."""
+    assert operators.tables  # what importing them filled in
+    private.check_version(torch.__version__)
+    with held_back():  # half of this would leave torch broken
+        private.register(
+            module=vgpu,
+            factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
+            copy_=lambda target, source, non_blocking=False: copies.copy_(
+                None, (target, source, non_blocking), {}
+            ),
+            is_pinned=copies.is_pinned,
+            pin=copies.pin,
+            restore=saving.restore,
+            autocast=autocast.register,
+        )
+        private.patch_backward(streams_of_forward)
+        private.patch_classes(
+            stream=lambda device, priority=0: vgpu.Stream(device, priority),
+            event=lambda device, **options: vgpu.Event(**options),
+            generator=lambda device: Generator(registry.find(device)),
+        )
+        private.patch_accelerator(vgpu)
+        private.patch_data_parallel(comm, is_ours, _side_stream)
+        os.register_at_fork(
+            before=engines.before_fork,
+            after_in_parent=engines.after_fork,
+            after_in_child=engines.after_fork_in_child,
+        )
+        # a worker that waits for Python's lock beside a busy main thread gets it after this
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
+        atexit.register(_end)
+
+
+_side_streams = {}
+
+
+def _side_stream(device):
+    """Return the stream on which nn.DataParallel copies to a device."""
+    device = registry.find(device)
+    if device.index not in _side_streams:
+        _side_streams[device.index] = vgpu.Stream(device.index)
+    return _side_streams[device.index]
+
+
+def _end():
+    if scheduler.in_fork():
+        return
+    for device in registry.devices:
+        for engine in device.engines:
+            engine.end()

@@ -1,0 +1,39 @@
+"""Span: a stretch of time in which something was busy; what a recording and a timeline hold."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stretch of time in which an engine, a stream or the host was busy with one thing.
+
+    Attributes:
+        name: the operator ("aten.mm"), or the kernel on CUDA.
+        kind: "kernel", "copy" or "wait".
+        device: where it ran; for a wait of the host, the device waited for (the CPU if unknown).
+        stream: number of the stream; 0 is the default stream.
+        engine: "compute", "h2d", "d2h" or "p2p"; for waits "host" or "stream", who waited.
+        start, end: seconds from the start of the clock or of the timeline.
+        issued: when the host asked for it, in the same seconds; None if unknown.
+        num_bytes: bytes that a copy moved.
+        source, target: devices of a copy.
+    """
+
+    name: str
+    kind: str
+    device: torch.device
+    stream: int
+    engine: str
+    start: float
+    end: float
+    issued: float | None = None
+    num_bytes: int = 0
+    source: torch.device | None = None
+    target: torch.device | None = None
+
+    @property
+    def seconds(self):
+        """How long it took."""
+        return self.end - self.start
