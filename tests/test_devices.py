@@ -204,7 +204,10 @@ def test_a_number_of_gpus_that_makes_no_sense_is_refused(n, present, real):
 
 
 def figures(name):
-    return [getattr(device, name) for device in registry.devices[: registry.count]]
+    in_use = registry.devices[: registry.count]
+    if name == "memory":
+        return [device.memory.limit for device in in_use]
+    return [getattr(device, name) for device in in_use]
 
 
 def test_one_figure_for_all_or_one_for_each():

@@ -21,8 +21,8 @@ from d2lpar.plotting import (
     schedule,
     stacks,
 )
-from d2lpar.spans import Span
 from d2lpar.timing import Mark
+from d2lpar.virtual import Span
 
 ROOT = Path(__file__).parents[1]
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)

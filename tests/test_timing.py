@@ -7,8 +7,9 @@ import torch
 
 import d2lpar
 from d2lpar import kineto, timing
-from d2lpar.spans import Span, lanes, overlap, union
+from d2lpar.spans import lanes, overlap, union
 from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare, seconds_a_call
+from d2lpar.virtual import Span
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -50,20 +51,14 @@ def recorder(clock, monkeypatch):
             """Record a span that lies at these seconds after 101, when the timeline starts."""
             fields = {"name": "aten.mm", "kind": "kernel", "engine": "compute", **fields}
             issued = 101 + fields.pop("issued", start)
-            record = SimpleNamespace(
-                device=device, start=101 + start, end=101 + end, issued=issued, stream=0
-            )
-            for name, value in fields.items():
-                setattr(record, name, value)
+            times = {"start": 101 + start, "end": 101 + end, "issued": issued}
             for records in self.open:
-                records.append(record)
+                records.append(Span(device=device, **{"stream": 0, **times, **fields}))
 
         def copy(self, source, target, start, end, num_bytes, engine="p2p", stream=0):
             fields = {"source": source, "target": target, "num_bytes": num_bytes}
-            device = target if source == CPU else source
-            self.run(device, start, end, name="copy", kind="copy", engine=engine, **fields)
-            for records in self.open:
-                records[-1].stream = stream
+            fields |= {"name": "copy", "kind": "copy", "engine": engine, "stream": stream}
+            self.run(target if source == CPU else source, start, end, **fields)
 
     recorder = Recorder()
     monkeypatch.setattr(timing, "_start_recorders", recorder.start)
@@ -521,6 +516,8 @@ def test_a_stream_waits_from_when_it_has_nothing_else_to_do(devices):
         with accel.stream(side):
             X.to(devices[0], non_blocking=True)
         side.wait_stream(accel.default_stream(devices[1]))
+        with accel.stream(side):
+            torch.zeros(1, device=devices[0])
     del longer
     [own], [other] = (timeline.select(device, "copy") for device in devices)
     [wait] = timeline.select(devices[0], "wait", engine="stream", stream=side)

@@ -6,9 +6,12 @@ It imports nothing of ours: what torch shall call is handed in. Known to work on
 import ctypes
 import functools
 import itertools
-import operator
+import mmap
+import os
+import platform
 import sys
 import threading
+import warnings
 
 import torch
 
@@ -132,6 +135,7 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     _setup_privateuseone_for_python_backend(
         "vgpu", backend_module=module, hook=_Hooks(), device_guard=_DeviceGuard()
     )
+    _take_python_out_of_the_guard()
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
@@ -153,18 +157,31 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     torch.serialization.register_package(15, lambda storage: None, restore)
 
 
-# -- what torch's C++ code asks a device type written in Python
+# -- what torch's C++ code asks a device type
 #
-# It asks in places where no exception may be raised: the process would end. So no bytecode runs
-# there, between which an interrupt could come; each answer is the next item of an iterator in C.
-# In backward torch even asks while an exception that it has not put aside yet unwinds through a
-# destructor. Nothing works before `PyErr_Fetch` has taken that exception away; it is kept, and
-# `run_backward` ends with a SystemError ("returned NULL without setting an exception") in whose
-# place the kept one is raised.
+# torch asks a device guard for streams and devices in places where no exception may be raised, or
+# the process ends: in forward when it notes an operator for backward, and in backward even while an
+# exception unwinds. A guard written in Python cannot be asked there: an interrupt is raised in it,
+# and it cannot run at all while an exception is pending. But all its answers are constants: device
+# 0 of type PrivateUse1, and its stream 0. So the table of the guard's methods is copied, and a few
+# bytes of machine code that return these constants take the place of those that would ask Python.
+
+_CODE = {  # "return 20, and 0 in the second register", which is type, device, and stream alike
+    "x86_64": bytes.fromhex("b814000000 31d2 c3"),  # mov eax, 20; xor edx, edx; ret
+    "aarch64": bytes.fromhex("80028052 010080d2 c0035fd6"),  # mov w0, #20; mov x1, #0; ret
+}
+_CONSTANT_METHODS = (0, 1, 2, 5, 8, 9)
+"""type, exchangeDevice, getDevice, getStream, getNewStream, exchangeStream: their places in
+c10/core/impl/DeviceGuardImplInterface.h, the same in torch 2.11 to 2.15."""
+_NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 
 
 def _constant(value):
-    return staticmethod(itertools.repeat(value).__next__)
+    return staticmethod(itertools.repeat(value).__next__)  # in C, where no interrupt comes
+
+
+class _DeviceGuard(torch._C._acc.DeviceGuard):
+    type_ = _constant(torch._C._autograd.DeviceType.PrivateUse1)
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
@@ -173,74 +190,42 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
     has_primary_context = staticmethod(range(2**16).__contains__)
 
 
-NUM_SLOTS = 256
-_slots = [tuple(ctypes.c_void_p() for _ in range(3)) for _ in range(NUM_SLOTS)]
-_fetch_into = ctypes.pythonapi["PyErr_Fetch"]
-_fetch_into.restype = None
-
-
-def _device_type_after_fetching():
-    """Return a function in C that takes the pending exception into the next slot, if there is one,
-    and returns the device type."""
-    slots = itertools.cycle([tuple(map(ctypes.byref, slot)) for slot in _slots])
-    fetches = itertools.starmap(_fetch_into, slots)
-    answers = itertools.repeat(torch._C._autograd.DeviceType.PrivateUse1)
-    return map(operator.itemgetter(1), zip(fetches, answers, strict=False)).__next__
-
-
-class _DeviceGuard(torch._C._acc.DeviceGuard):
-    type_ = staticmethod(_device_type_after_fetching())
-
-
-def _take_kept(frame):
-    """Return the exception that was kept while `frame` ran, or None; drop what nobody waits for.
-
-    Two threads may fail at once: an exception belongs to the frame that its traceback leads to.
-    """
-    found = None
-    for slot in _slots:
-        if slot[0].value is not None:
-            error = _exception(slot)
-            if found is None and _raised_within(error, frame):
-                found = error
-                _clear(slot)
-            elif not _frames_waiting:
-                _clear(slot)
-    return found
-
-
-def _exception(slot):
-    """Return the exception of a slot that is in use."""
-    normalize = ctypes.pythonapi.PyErr_NormalizeException
-    normalize.argtypes, normalize.restype = [ctypes.c_void_p] * 3, None
-    normalize(*(ctypes.addressof(part) for part in slot))
-    _, value, traceback = (
-        None if part.value is None else ctypes.cast(part, ctypes.py_object).value for part in slot
+def _take_python_out_of_the_guard():
+    """Let the registered device guard answer without Python; warn where it cannot."""
+    code = _CODE.get(platform.machine())
+    if sys.platform != "linux" or code is None:
+        warnings.warn(
+            "an interrupt or an error in backward may end this process: virtual GPUs are proof "
+            "against them on Linux, on x86-64 and 64-bit ARM (on Windows, in WSL); this is "
+            f"{sys.platform} on {platform.machine()}",
+            stacklevel=5,
+        )
+        return
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(code)
+    function = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
+    guards = (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(
+        library, "_ZN3c104impl26device_guard_impl_registryE"
     )
-    return value.with_traceback(traceback)
+    methods = ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value
+    word = ctypes.sizeof(ctypes.c_void_p)
+    table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(
+        ctypes.string_at(methods - _BEFORE * word, (_BEFORE + _NUM_METHODS) * word)
+    )
+    for place in _CONSTANT_METHODS:
+        table[_BEFORE + place] = function
+    guard = ctypes.c_void_p(ctypes.addressof(table) + _BEFORE * word)
+    _kept_alive.extend((page, table, guard))
+    guards[PRIVATE_USE_1] = ctypes.addressof(guard)
 
 
-def _clear(slot):
-    for part in slot:
-        pointer, part.value = part.value, None
-        if pointer is not None:
-            ctypes.pythonapi.Py_DecRef(ctypes.c_void_p(pointer))
-
-
-def _raised_within(error, frame):
-    if error.__traceback__ is None:  # raised by C code
-        return True
-    raised = error.__traceback__.tb_frame
-    while raised is not None and raised is not frame:
-        raised = raised.f_back
-    return raised is frame
-
-
-_frames_waiting = []  # calls of backward that are under way, in all threads
+_kept_alive = []  # torch has their addresses
 
 
 def patch_backward(streams_of_forward):
-    """Run backward of virtual GPUs in the calling thread (it only issues); raise what was kept.
+    """Run backward of virtual GPUs in the calling thread: it only issues, and torch has one queue
+    of backward for all of them.
 
     `streams_of_forward` returns a context manager within which each operator is issued to the
     stream of its forward.
@@ -253,26 +238,13 @@ def patch_backward(streams_of_forward):
         __tracebackhide__ = True
         if any(tensor.device.type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
             return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
-        frame = sys._getframe()
-        _frames_waiting.append(frame)
         multithreading = torch._C._is_multithreading_enabled()
         try:
             torch._C._set_multithreading_enabled(False)
             with streams_of_forward():
                 return run_backward(tensors, *args, **kwargs)
-        except SystemError:
-            error = _take_kept(frame)
-            if error is None:
-                raise
-            try:
-                raise error from None
-            finally:
-                del error  # its traceback holds this frame, and all tensors on the way
         finally:
             torch._C._set_multithreading_enabled(multithreading)
-            if frame in _frames_waiting:
-                _frames_waiting.remove(frame)
-            del frame
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward

@@ -18,9 +18,12 @@ SWITCH_INTERVAL = 1e-4  # seconds
 
 
 def register():
-    """Make the device type `vgpu` known to torch; raises RuntimeError where that cannot be."""
+    """Make the device type `vgpu` known to torch, once; raises RuntimeError if that fails."""
     assert operators.tables  # what importing them filled in
+    global _registered
     private.check_version(torch.__version__)
+    if _registered:
+        return
     with held_back():  # half of this would leave torch broken
         private.register(
             module=vgpu,
@@ -49,8 +52,10 @@ def register():
         # a worker that waits for Python's lock beside a busy main thread gets it after this
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         atexit.register(_end)
+        _registered = True
 
 
+_registered = False
 _side_streams = {}
 
 
