@@ -1,5 +1,6 @@
 """d2l.torch, for the names that d2lpar does not define, and torchvision, which it needs."""
 
+import difflib
 import importlib
 import importlib.util
 import sys
@@ -12,22 +13,33 @@ def lookup(name):
     """Return what d2l.torch has under a name.
 
     Raises AttributeError, so that ``hasattr`` works, when d2l has no such name or cannot be
-    imported; the text then says how to install it.
+    imported; the text then says how to install it. It also suggests a name that is spelt alike.
     """
+    import d2lpar
+
     try:
         d2l = load()
     except Exception as error:
         raise AttributeError(
-            f"module 'd2lpar' has no attribute {name!r}, and d2l, where it may stand, cannot be "
-            f"imported ({type(error).__name__}: {error}). To install it: {install_command()}",
+            f"module 'd2lpar' has no attribute {name!r}{_meant(name, dir(d2lpar))}, and d2l, where "
+            f"it may stand, cannot be imported ({type(error).__name__}: {error}). To install it: "
+            f"{install_command()}",
             name=name,
         ) from error
     try:
         return getattr(d2l, name)
     except AttributeError:
         raise AttributeError(
-            f"neither module 'd2lpar' nor d2l.torch has an attribute {name!r}", name=name
+            f"neither module 'd2lpar' nor d2l.torch has an attribute {name!r}"
+            f"{_meant(name, [*dir(d2lpar), *dir(d2l)])}",
+            name=name,
         ) from None
+
+
+def _meant(name, known):
+    """Return a question that names what is spelt most like `name`, or an empty text."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
+    return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def load():

@@ -69,8 +69,8 @@ def allreduce(data, algorithm="star"):
         algorithm: "star", "tree" or "ring".
 
     Raises:
-        ValueError: `data` is empty, holds a tensor twice or tensors of unequal shape or dtype, or
-            the algorithm is unknown.
+        ValueError: `data` is empty, holds None, a tensor twice or tensors of unequal shape or
+            dtype, or the algorithm is unknown.
     """
     rounds, num_chunks = _schedule(algorithm, len(data))
     _check(data)
@@ -98,7 +98,11 @@ def allgather(data):
 
     Returns:
         For each device the list of all k tensors, there; its own is the one given.
+
+    Raises:
+        ValueError: `data` holds None.
     """
+    check_none_missing("tensor", data)
     devices = [device for device in {t.device for t in data} if device.type != "cpu"]
     for device in devices:
         _sending_stream(device).wait_stream(_current_stream(device))
@@ -136,10 +140,21 @@ def allreduce_bytes(algorithm, k, numel, itemsize=4):
     return {link: total for link, total in num_bytes.items() if total}
 
 
+def check_none_missing(what, data):
+    """Raise ValueError where an entry of `data`, a list of gradients for example, is None."""
+    for i, tensor in enumerate(data):
+        if tensor is None:
+            raise ValueError(
+                f"{what} {i} of {len(data)} is None, as a gradient is before backward(): "
+                "call backward() on a loss that uses the parameter"
+            )
+
+
 def _check(data):
     """Raise ValueError unless `data` is a list of distinct tensors of one shape and dtype."""
     if not data:
         raise ValueError("allreduce of no tensors: the list is empty")
+    check_none_missing("tensor", data)
     for i, tensor in enumerate(data):
         if tensor.shape != data[0].shape or tensor.dtype != data[0].dtype:
             raise ValueError(

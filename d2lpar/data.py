@@ -148,11 +148,16 @@ def split_batch(X, y, devices):
     Returns the k parts of X and the k parts of y, as tuples of tensors on the devices.
     Raises ValueError when X and y differ in length, or the batch has fewer items than devices.
     """
-    if len(X) != len(y):
-        raise ValueError(f"X has {len(X)} items and y has {len(y)}")
+    check_batch(X, y)
     if len(X) < len(devices) or not devices:
         raise ValueError(f"batch of {len(X)} does not split over {len(devices)} devices")
     return _scatter(X, devices), _scatter(y, devices)
+
+
+def check_batch(X, y):
+    """Raise ValueError when X and y differ in length."""
+    if len(X) != len(y):
+        raise ValueError(f"X has {len(X)} items and y has {len(y)}")
 
 
 def _scatter(tensor, devices):

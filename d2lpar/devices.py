@@ -39,7 +39,12 @@ def num_gpus():
 
 
 def try_gpu(i=0):
-    """Return GPU `i` if there is one, otherwise the CPU."""
+    """Return GPU `i` if there is one, otherwise the CPU.
+
+    Raises ValueError unless `i` is an integer, 0 or more.
+    """
+    if isinstance(i, bool) or not isinstance(i, int) or i < 0:
+        raise ValueError(f"the index of a GPU is an integer, 0 or more: got {i!r}")
     gpus = _gpus()
     return gpus[i] if i < len(gpus) else torch.device("cpu")
 

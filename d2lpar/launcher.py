@@ -5,6 +5,7 @@ The processes are those of torch's elastic agent (`agent`); what each of them do
 that lives as long as the call.
 """
 
+import difflib
 import inspect
 import linecache
 import tempfile
@@ -14,6 +15,9 @@ import cloudpickle
 
 from d2lpar import worker
 from d2lpar.virtual.interrupts import held_back
+
+_OPTIONS = ("nproc", "timeout", "max_restarts")
+_ELSEWHERE = ("n", "num_processes", "nproc_per_node", "world_size")  # what others call nproc
 
 
 def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs):
@@ -28,7 +32,7 @@ def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs)
     the machine has `nproc` CUDA GPUs, otherwise gloo on CPUs, one thread a process. What the ranks
     print appears here, line by line, with the rank in front. The function, its arguments and the
     results are copies, pickled by value. The processes share nothing with this one: neither its
-    virtual GPUs nor its CUDA context.
+    virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and return, the `.cpu()`.
 
     Args:
         fn: the function; it may be defined in a notebook.
@@ -45,7 +49,8 @@ def launch(fn, *args, nproc=2, timeout=worker.TIMEOUT, max_restarts=0, **kwargs)
 
     Raises:
         ValueError: `nproc`, `timeout` or `max_restarts` is out of range.
-        TypeError: `fn` cannot be called so, or something cannot be pickled.
+        TypeError: `fn` cannot be called so, or something cannot be pickled, as what lies on a
+            virtual GPU.
         TimeoutError: ranks did not arrive at a collective or at the end; says which ones.
         RuntimeError: a rank was killed, or raised what cannot be pickled.
         Exception: what the first rank that failed raised, with its traceback as a note. The
@@ -91,8 +96,9 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
     try:
         given = {*signature.bind_partial(*args, **kwargs).arguments}
     except TypeError as error:
-        raise TypeError(f"{name}{signature} cannot be called so: {error}") from None
-    for option in ("nproc", "timeout", "max_restarts"):
+        hint = "" if "unexpected" not in str(error) else _meant(kwargs, signature.parameters)
+        raise TypeError(f"{name}{signature} cannot be called so: {error}{hint}") from None
+    for option in _OPTIONS:
         if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:
             raise TypeError(
                 f"{name} has a parameter {option}, a name that launch uses itself: "
@@ -106,7 +112,19 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
         and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     if missing:
-        raise TypeError(f"{name}{signature} cannot be called without {', '.join(missing)}")
+        raise TypeError(
+            f"{name}{signature} cannot be called without {', '.join(missing)}: launch passes its "
+            "arguments on, but no rank; a rank calls torch.distributed.get_rank()"
+        )
+
+
+def _meant(kwargs, known):
+    """Return a question about the first keyword that is not known, but has a name that is near."""
+    for word in kwargs:
+        near = difflib.get_close_matches(word, [*_OPTIONS, *known], n=1)
+        if word not in known and (word in _ELSEWHERE or near):
+            return f"; did you mean {'nproc' if word in _ELSEWHERE else near[0]}, not {word}?"
+    return ""
 
 
 def _name(fn):
@@ -116,12 +134,12 @@ def _name(fn):
 def _pickled_call(fn, args, kwargs):
     """Return what a worker needs, as bytes, with the source lines of cells for tracebacks."""
     try:
-        call = cloudpickle.dumps((fn, args, kwargs))
+        call = worker.dumps((fn, args, kwargs))
     except Exception as error:
         named = {"the function": fn, **{f"argument {i}": value for i, value in enumerate(args)}}
         for name, value in {**named, **{f"argument {k}": v for k, v in kwargs.items()}}.items():
             try:
-                cloudpickle.dumps(value)
+                worker.dumps(value)
             except Exception as reason:
                 kind = _name(fn) if value is fn else f"a {type(value).__name__}"
                 raise TypeError(

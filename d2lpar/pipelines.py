@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from d2lpar.data import check_batch
 from d2lpar.timing import Mark, Timeline, best_seconds
 
 
@@ -108,8 +109,14 @@ def predict_marks(schedule, forward, backward, cores=None):
         A list with the `Mark`s of each stage, named "forward 0" and so on.
 
     Raises:
-        ValueError: the tasks of the schedule wait for each other.
+        ValueError: the tasks of the schedule wait for each other, or the seconds are not one figure
+            for each stage.
     """
+    for name, figures in (("forward", forward), ("backward", backward)):
+        if len(figures) != len(schedule):
+            raise ValueError(
+                f"{len(figures)} figures of {name} seconds for a schedule of {len(schedule)} stages"
+            )
     seconds = {"forward": forward, "backward": backward}
     cores = len(schedule) if cores is None else cores
     todo, running, marks = [list(tasks) for tasks in schedule], {}, [[] for _ in schedule]
@@ -172,8 +179,9 @@ def pipeline_step(stages, X, y, loss, schedule, timeline=None):
 
     Raises:
         ValueError: the schedule is for another number of stages, has more micro-batches than the
-            batch has examples, or its tasks wait for each other.
+            batch has examples, its tasks wait for each other, or X and y differ in length.
     """
+    check_batch(X, y)
     num_stages, m = len(stages), len({task.micro_batch for task in schedule[0]})
     if len(schedule) != num_stages or m > len(X):
         raise ValueError(

@@ -159,9 +159,14 @@ class Animator:
         Args:
             x: one number for all curves, or one for each.
             y: a number, or one for each curve; None leaves a curve as it is.
+
+        Raises:
+            ValueError: x and y are lists of different length.
         """
         y = _numbers(y)
         x = _numbers(x) if _is_list(x) else _numbers(x) * len(y)
+        if len(x) != len(y):
+            raise ValueError(f"x has {len(x)} numbers and y has {len(y)}: one for each curve")
         if len(y) > len(self._lines):
             self._add_lines(len(y))
         for i, (a, b) in enumerate(zip(x, y, strict=True)):

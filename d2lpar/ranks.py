@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from d2lpar.data import check_batch
 from d2lpar.timing import Mark, best_seconds
 
 
@@ -23,7 +24,11 @@ def rank_part(X, y):
 
     Returns:
         Both parts.
+
+    Raises:
+        ValueError: X and y differ in length.
     """
+    check_batch(X, y)
     rank, world_size = dist.get_rank(), dist.get_world_size()
     return tuple(tensor.tensor_split(world_size)[rank].to(_device()) for tensor in (X, y))
 

@@ -231,6 +231,15 @@ class _SplitLayer(nn.Module):
             for weight, bias, device in zip(weights, biases, devices, strict=True)
         )
 
+    def _outputs(self, parts):
+        """Return what the shards make of their parts, one a device."""
+        if len(parts) != len(self.shards):
+            raise ValueError(
+                f"a layer on {len(self.shards)} devices takes a list of as many tensors, "
+                f"one a device: got {len(parts)}"
+            )
+        return [shard(part) for shard, part in zip(self.shards, parts, strict=True)]
+
     def whole(self):
         """Return the layer in one piece on the CPU, with its gradients where there are any."""
         layer = copy.deepcopy(self.shards[0])
@@ -277,7 +286,8 @@ class ColumnParallel(_SplitLayer):
 
     Raises:
         TypeError: the layer is none of these.
-        ValueError: it has fewer outputs than there are devices, or a convolution has groups.
+        ValueError: it has fewer outputs than there are devices, or a convolution has groups;
+            when called, the list has not one tensor for each device.
     """
 
     def __init__(self, layer, devices, gather_output=False):
@@ -285,7 +295,7 @@ class ColumnParallel(_SplitLayer):
         self.gather_output = gather_output
 
     def forward(self, parts):
-        outputs = [shard(part) for shard, part in zip(self.shards, copied(parts), strict=True)]
+        outputs = self._outputs(copied(parts))
         return gathered(outputs, self.features) if self.gather_output else outputs
 
 
@@ -303,7 +313,8 @@ class RowParallel(_SplitLayer):
 
     Raises:
         TypeError: the layer is none of these.
-        ValueError: it has fewer inputs than there are devices, or a convolution has groups.
+        ValueError: it has fewer inputs than there are devices, or a convolution has groups;
+            when called, the list has not one tensor for each device.
     """
 
     def __init__(self, layer, devices, cut_input=False):
@@ -313,7 +324,7 @@ class RowParallel(_SplitLayer):
     def forward(self, parts):
         if self.cut_input:
             parts = cut(parts, self.features)
-        return summed([shard(part) for shard, part in zip(self.shards, parts, strict=True)])
+        return summed(self._outputs(parts))
 
 
 class OnEach(nn.Module):

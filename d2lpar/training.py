@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from d2lpar.collectives import allreduce
+from d2lpar.collectives import allreduce, check_none_missing
 from d2lpar.data import split_batch
 
 
@@ -90,7 +90,12 @@ def sgd(params, lr, batch_size):
         params: parameters whose gradients are sums over the batch; updated in place.
         lr: learning rate.
         batch_size: number of examples in the sums.
+
+    Raises:
+        ValueError: a gradient is None; no parameter has been updated.
     """
+    params = list(params)
+    check_none_missing("gradient", [param.grad for param in params])
     with torch.no_grad():
         for param in params:
             param -= lr * param.grad / batch_size

@@ -18,6 +18,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import io
 import json
 import linecache
 import multiprocessing
@@ -263,9 +264,37 @@ def _unpickled(call):
         raise TypeError(f"{what}: {error}") from error
 
 
+class _Pickler(cloudpickle.Pickler):
+    """Copies by value, and refuses virtual GPUs and what lies there: other processes lack them."""
+
+    def reducer_override(self, obj):
+        if isinstance(obj, torch.Tensor) and obj.device.type == "vgpu":
+            raise TypeError(
+                f"a tensor of shape {tuple(obj.shape)} on {obj.device} cannot leave its process: "
+                "call .cpu() first, or make the tensor in the process that uses it"
+            )
+        if isinstance(obj, torch.device) and obj.type == "vgpu":
+            raise TypeError(
+                f"the device {obj} is known in one process only: "
+                "call try_gpu() in the process that uses it"
+            )
+        return super().reducer_override(obj)
+
+
+def dumps(value):
+    """Return a value as bytes, for `cloudpickle.loads` in another process.
+
+    Raises TypeError for a tensor on a virtual GPU and for such a device; otherwise what cloudpickle
+    raises.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
 def _pickled(result, rank):
     try:
-        return cloudpickle.dumps(result)
+        return dumps(result)
     except Exception as error:
         kind = type(result).__name__
         raise TypeError(f"rank {rank} returned a {kind} that cannot be pickled: {error}") from error

@@ -68,6 +68,12 @@ def test_errors_give_values():
     with pytest.raises(ValueError, match="torch.float64"):
         allreduce([torch.ones(2), torch.ones(2, dtype=torch.float64)])
     ones = torch.ones(2)
+    for function in (allreduce, d2lpar.allgather):
+        for data, i in (([None, None], 0), ([ones, torch.ones(2), None], 2)):
+            with pytest.raises(
+                ValueError, match=rf"tensor {i} of {len(data)} is None, .*backward\("
+            ):
+                function(data)
     with pytest.raises(ValueError, match="tensors 0 and 2 are the same tensor"):
         allreduce([ones, torch.ones(2), ones])
     for function in (lambda: allreduce([ones], "mesh"), lambda: allreduce_bytes("mesh", 2, 1)):

@@ -78,6 +78,28 @@ def test_names_come_from_d2l_and_are_kept(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("name, meant", [("Bencmark", "Benchmark"), ("show_imags", "show_images")])
+def test_a_name_spelt_alike_is_suggested(tmp_path, name, meant):
+    """Of ours, or of d2l's."""
+    (tmp_path / "d2l").mkdir()
+    (tmp_path / "d2l" / "__init__.py").touch()
+    (tmp_path / "d2l" / "torch.py").write_text("def show_images(): return 1\n")
+    (tmp_path / "torchvision.py").touch()
+    code = f"""
+    import d2lpar
+    try:
+        d2lpar.{name}
+    except AttributeError as error:
+        print(error)
+    """
+    assert f"has an attribute '{name}' (did you mean '{meant}'?)" in run(code, tmp_path)
+
+
+def test_without_d2l_a_name_of_ours_is_suggested(no_d2l):
+    with pytest.raises(AttributeError, match=r"'Bencmark' \(did you mean 'Benchmark'\?\), and d2l"):
+        d2lpar.Bencmark  # noqa: B018
+
+
 FAKE_TORCHVISION = """
 import torchvision.extension
 import torch

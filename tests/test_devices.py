@@ -61,6 +61,9 @@ def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch
     assert d2lpar.try_gpu(3) == CPU
     monkeypatch.setattr(registry, "count", 2)
     assert d2lpar.try_all_gpus() == [torch.device("vgpu:0"), torch.device("vgpu:1")]
+    for index in (-1, 1.0, True, "0", None):
+        with pytest.raises(ValueError, match=f"an integer, 0 or more: got {index!r}"):
+            d2lpar.try_gpu(index)
 
 
 def test_virtual_gpus_are_gpus(gpus):

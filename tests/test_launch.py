@@ -474,7 +474,13 @@ def test_restarts_come_to_an_end_and_find_nothing_in_the_store():
         (ValueError, "nproc.* positive integer: got True", {"nproc": True}),
         (ValueError, "timeout.* positive number of seconds: got -1", {"timeout": -1}),
         (ValueError, "max_restarts.* got -1", {"max_restarts": -1}),
-        (TypeError, r"<lambda>\(\) cannot be called so: got an unexpected.* 'lr'", {"lr": 1}),
+        (TypeError, r"<lambda>\(\) cannot be called so: got an unexpected.* 'lr'$", {"lr": 1}),
+        (TypeError, r"'nprocs'; did you mean nproc, not nprocs\?", {"nprocs": 2}),
+        (TypeError, r"'args'; did you mean nproc, not nprocs\?", {"args": (1,), "nprocs": 2}),
+        (TypeError, r"did you mean nproc, not num_procs\?", {"num_procs": 2}),
+        (TypeError, r"did you mean nproc, not world_size\?", {"world_size": 2}),
+        (TypeError, r"did you mean nproc, not n\?", {"n": 2}),
+        (TypeError, r"did you mean max_restarts, not restarts\?", {"restarts": 1}),
     ],
 )
 def test_bad_options(kind, message, options, monkeypatch):
@@ -498,6 +504,53 @@ def test_what_cannot_be_called_or_sent(monkeypatch):
 
     with pytest.raises(TypeError, match="the function, locked, cannot be sent"):
         d2lpar.launch(locked)
+
+
+def test_function_that_takes_a_rank(monkeypatch):
+    """As torch.multiprocessing.spawn passes it."""
+    monkeypatch.setattr("tempfile.TemporaryDirectory", None)
+
+    def train(rank, lr):
+        pass
+
+    for args, missing in (((), "rank, lr"), ((0.1,), "lr")):
+        with pytest.raises(TypeError, match=rf"without {missing}: .* no rank; .*\.get_rank\(\)"):
+            d2lpar.launch(train, *args)
+    with pytest.raises(TypeError, match=r"'lrs'; did you mean lr, not lrs\?"):
+        d2lpar.launch(train, lrs=0.1)
+
+
+def test_what_lies_on_a_virtual_gpu_is_not_sent(monkeypatch):
+    monkeypatch.setattr("tempfile.TemporaryDirectory", None)
+    devices = d2lpar.virtual_gpus(2)
+    x, net = torch.ones(2, 3, device=devices[1]), torch.nn.Linear(4, 1).to(devices[0])
+
+    def nothing(*args, **kwargs):
+        pass
+
+    what = r"cannot be sent .* a tensor of shape \({}\) on vgpu:{} .*call \.cpu\(\) first, or make"
+    with pytest.raises(TypeError, match="argument 1, a list, " + what.format("2, 3", 1)):
+        d2lpar.launch(nothing, 0, [{"x": x}])
+    with pytest.raises(TypeError, match="argument net, a Linear, " + what.format("1, 4", 0)):
+        d2lpar.launch(nothing, net=net)
+    with pytest.raises(TypeError, match="the function, <lambda>, " + what.format("2, 3", 1)):
+        d2lpar.launch(lambda: x + 1)
+    with pytest.raises(TypeError, match="argument 0, a list, .* device vgpu:0 .*call try_gpu"):
+        d2lpar.launch(nothing, devices)
+
+
+def test_what_lies_on_a_virtual_gpu_is_not_returned():
+    d2lpar.virtual_gpus(1)
+
+    def ones(rank_that_fails):
+        x = torch.ones(4, device=d2lpar.virtual_gpus(1)[0])
+        return x if dist.get_rank() == rank_that_fails else x.cpu()
+
+    with pytest.raises(
+        TypeError, match=r"rank 1 returned .* \(4,\) on vgpu:0 .*call \.cpu\(\) first"
+    ):
+        d2lpar.launch(ones, 1)
+    assert all(x.equal(torch.ones(4)) for x in d2lpar.launch(ones, None))
 
 
 def test_result_that_cannot_be_pickled():

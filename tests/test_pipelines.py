@@ -167,7 +167,19 @@ def test_schedules_that_do_not_fit():
     stuck = [[Task("backward", 0), Task("forward", 0)], gpipe(2, 1)[1]]
     with pytest.raises(ValueError, match="wait for each other: {0: .'backward', 0.*1: "):
         pipeline_step(stages, *batch(), F.cross_entropy, stuck)
+    X, y = batch()
+    with pytest.raises(ValueError, match="X has 16 items and y has 15"):
+        pipeline_step(stages, X, y[:15], F.cross_entropy, gpipe(2, 2))
     assert all(p.grad is None for stage in stages for p in stage.parameters())
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_seconds_that_do_not_fit_the_stages(number):
+    right, wrong = [1.0] * 2, [1.0] * number
+    with pytest.raises(ValueError, match=f"{number} figures of forward seconds .* 2 stages"):
+        d2lpar.predict_marks(gpipe(2, 2), wrong, right)
+    with pytest.raises(ValueError, match=f"{number} figures of backward seconds .* 2 stages"):
+        d2lpar.predict_marks(gpipe(2, 2), right, wrong)
 
 
 def test_each_stage_is_timed_with_what_it_would_receive():

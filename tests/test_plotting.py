@@ -189,7 +189,7 @@ def test_animator_takes_scalars_and_any_number_of_curves():
     assert [len(y) for y in animator.Y] == [2, 1, 1, 1, 1, 1]
     assert animator.axes[0].get_xlim()[1] >= 2 and animator.axes[0].get_ylim()[1] >= 5
     assert len({line.get_linestyle() for line in animator.axes[0].lines[:4]}) == 4
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="x has 2 numbers and y has 3"):
         animator.add([1, 2], [1, 2, 3])
 
 

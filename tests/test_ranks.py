@@ -121,6 +121,11 @@ def test_parts_of_ranks_are_the_batch():
     assert X0 + X1 == BATCH[0].tolist() and (y0, y1) == ([0, 1, 2], [3, 4])
 
 
+def test_a_batch_whose_labels_do_not_fit_has_no_parts():
+    with pytest.raises(ValueError, match="X has 5 items and y has 4"):
+        d2lpar.rank_part(BATCH[0], BATCH[1][:4])
+
+
 def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait():
     link = Link(1e6)
     X, y = (tensor[:4] for tensor in BATCH)

@@ -232,8 +232,11 @@ def test_what_does_not_split_is_refused_with_its_values(devices):
 
 
 def test_a_list_of_the_wrong_length_is_refused(devices):
-    with pytest.raises(ValueError):
-        ColumnParallel(nn.Linear(8, 8), devices)([torch.ones(2, 8, device=d) for d in devices[:3]])
+    parts = [torch.ones(2, 8, device=device) for device in devices]
+    for way in (ColumnParallel, RowParallel, *WAYS.values()):
+        for wrong in (parts[:3], [*parts, parts[0]]):
+            with pytest.raises(ValueError, match=rf"on 4 devices .* got {len(wrong)}"):
+                way(nn.Linear(8, 8), devices)(wrong)
 
 
 def test_an_error_in_a_split_layer_leaves_the_devices_usable(devices):

@@ -42,6 +42,14 @@ def test_sgd_takes_the_step_of_torch_and_zeroes_the_gradient():
     assert w.grad.tolist() == [0.0, 0.0]
 
 
+def test_sgd_before_backward_changes_nothing():
+    params = [torch.ones(2, requires_grad=True) for _ in range(3)]
+    params[0].sum().backward()
+    with pytest.raises(ValueError, match=r"gradient 1 of 3 is None, .*call backward\(\)"):
+        sgd(iter(params), lr=0.1, batch_size=1)
+    assert params[0].tolist() == params[0].grad.tolist() == [1.0, 1.0]
+
+
 def batches():
     X = torch.tensor([[3.0, 1.0], [0.0, 2.0], [5.0, 4.0]])
     return [(X[:2], torch.tensor([0, 1])), (X[2:], torch.tensor([1]))]
