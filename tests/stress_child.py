@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -22,8 +23,27 @@ import torch
 from stress_workloads import INTERRUPTED, MEMORY, WORKLOADS
 
 
+class TimeIsUp(Exception):
+    """What the handler of SIGALRM raises. No TimeoutError: that is an OSError, and linecache, which
+    torch.manual_seed calls, takes any OSError for a file that is missing."""
+
+
+struck = []  # where time was up in this round
+dropped = []  # interrupts that Python itself dropped in this round
+
+
 def time_out(number, frame):
-    raise TimeoutError
+    struck.append(f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}\n")
+    raise TimeIsUp
+
+
+def note_dropped(unraisable):
+    """Note an interrupt that came as Python forgot a thread that has ended; print any other error
+    that can not be raised."""
+    if unraisable.object is threading._dangling._remove:
+        dropped.append(unraisable.exc_type)
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def ignore(number, frame):
@@ -31,7 +51,7 @@ def ignore(number, frame):
 
 
 HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: time_out}
-RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGALRM: TimeoutError}
+RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGALRM: TimeIsUp}
 
 
 def repeat(step, number, began):
@@ -44,8 +64,9 @@ def repeat(step, number, began):
         try:
             signal.signal(number, HANDLERS[number])
             began()
-            while True:
+            while not dropped:
                 step()
+            raise dropped[0]
         except BaseException as error:
             signal.signal(number, ignore)
             return type(error), text_of(error)
@@ -133,7 +154,10 @@ class Program:
         Returns if the current device or stream had changed.
         """
         step, verify = WORKLOADS[workload](self.accel, self.devices, random.Random(seed))
+        struck.clear()
+        dropped.clear()
         raised, text = repeat(step, number, lambda: self.tell("begin"))
+        text += "".join(struck)
         self.tell("caught" if raised is RAISED[number] else "raised", text=text)
         self.watch(self.patience)
         astray = self.reset()
@@ -182,6 +206,7 @@ def main(patience, stand_in, workload=None):
     os.dup2(2, 1)  # what others print is no answer
     for number in HANDLERS:
         signal.signal(number, ignore)
+    sys.unraisablehook = note_dropped
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
     warnings.simplefilter("ignore")

@@ -270,7 +270,7 @@ INTERRUPTED = {
 
 
 def timeouts(accel, devices, random):
-    """Any of the others, ended by another signal, whose handler raises TimeoutError."""
+    """Any of the others, ended by another signal, whose handler raises an Exception."""
     return random.choice(list(INTERRUPTED.values()))(accel, devices, random)
 
 
