@@ -91,7 +91,12 @@ CELLS = {
 }
 COUNTS = ("tries", "fine", "hang", "died", "wrong", "shown", "ours")
 WRONG = ("hang", "died", "wrong")
-DUMP = "import faulthandler, signal\nfaulthandler.register(signal.SIGUSR1, file=open({!r}, 'w'))"
+DUMP = """
+import faulthandler, signal
+dump = open({!r}, "w")
+faulthandler.register(signal.SIGUSR1, file=dump)
+faulthandler.enable(file=dump)
+"""
 
 
 class Trouble(Exception):
@@ -145,13 +150,11 @@ class Kernel:
         cell = Cell()
         begin = time.monotonic()
         while True:
+            if time.monotonic() > begin + patience or not self.manager.is_alive():
+                raise self.trouble()
             try:
                 message = self.client.get_iopub_msg(timeout=0.5)
             except queue.Empty:
-                if not self.manager.is_alive():
-                    raise Trouble("died", self.last_words()) from None
-                if time.monotonic() > begin + patience:
-                    raise Trouble("hang", self.what_threads_do()) from None
                 continue
             if message["parent_header"].get("msg_id") != request:
                 continue
@@ -174,22 +177,25 @@ class Kernel:
         cell = self.run(code, stop_after=delay)
         if cell.error != "KeyboardInterrupt":
             raise Trouble("wrong", f"no KeyboardInterrupt, but {cell.error}\n{cell.traceback}")
-        after = self.run(self.next_cell)
-        if after.printed.strip() != self.right:
-            text = f"the next cell: {after.printed}\n{after.traceback}"
-            raise Trouble("wrong", f"{text}\nafter the stop:\n{cell.traceback}")
+        try:
+            after = self.run(self.next_cell)
+            if after.printed.strip() != self.right:
+                raise Trouble("wrong", f"{after.printed}\n{after.traceback}")
+        except Trouble as trouble:
+            column, text = trouble.args
+            raise Trouble(column, f"the next cell: {text}\nafter:\n{cell.traceback}") from None
         return cell
 
-    def what_threads_do(self):
-        """Return the end of a list of all threads' frames; the main thread's come last."""
-        self.manager.signal_kernel(signal.SIGUSR1)
-        time.sleep(1)
-        return "\n".join(self.threads.read().splitlines()[-60:])
-
-    def last_words(self):
-        """Return the end of what the kernel printed past Jupyter."""
+    def trouble(self):
+        """Return the Trouble of a kernel that has died, or hangs, with what its threads do."""
+        column = "died"
+        if self.manager.is_alive():
+            column = "hang"
+            self.manager.signal_kernel(signal.SIGUSR1)
+            time.sleep(1)
         self.output.seek(0)
-        return "".join(self.output.readlines()[-40:])
+        printed = self.output.read() + self.threads.read()  # the main thread's frames come last
+        return Trouble(column, "\n".join(printed.splitlines()[-60:]))
 
     def end(self):
         self.client.stop_channels()

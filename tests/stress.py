@@ -131,34 +131,33 @@ class Round:
 
     def play(self, child, row):
         """Play the round, counting in `row`; return descriptions of what is wrong."""
-        reports = []
+        reports, where = [], "no exception was seen"
         try:
-            try:
-                child.ask(workload=self.workload, seed=self.seed, number=self.signal)
-                child.answer("begin", 2 * child.patience)
-                where, seconds, lost = self.interrupt(child)
-                row["interrupts"] += 1
-                row["twice"] += self.twice
-                row["slowest"] = max(row["slowest"], seconds)
-                if lost:
-                    row["lost"] += 1
-                    reports.append(f"lost: the first interrupt\n{tail(child.printed())}")
-                checked = child.answer("checked", 2 * child.patience)
-            except TimeoutError:
-                raise child.trouble_of_silence() from None
-        except Trouble as trouble:
+            child.ask(workload=self.workload, seed=self.seed, number=self.signal)
+            child.answer("begin", 2 * child.patience)
+            where, seconds, lost = self.interrupt(child)
+            row["interrupts"] += 1
+            row["twice"] += self.twice
+            row["slowest"] = max(row["slowest"], seconds)
+            if lost:
+                row["lost"] += 1
+                reports.append(f"lost: the first interrupt\n{tail(child.printed())}")
+            checked = child.answer("checked", 2 * child.patience)
+        except (Trouble, TimeoutError) as error:
+            trouble = error if isinstance(error, Trouble) else child.trouble_of_silence()
             column, text = trouble.args
             row[column] += 1
-            return [*reports, f"{column}: {text}"]
-        row["astray"] += checked["astray"]
-        if checked["problems"]:
-            row["wrong"] += 1
-            reports += checked["problems"]
-        if checked["leaked"]:
-            row["leaked"] += checked["leaked"]
-            reports.append(f"leaked: {checked['leaked']} bytes")
+            reports.append(f"{column}: {text}")
+        else:
+            row["astray"] += checked["astray"]
+            if checked["problems"]:
+                row["wrong"] += 1
+                reports += checked["problems"]
+            if checked["leaked"]:
+                row["leaked"] += checked["leaked"]
+                reports.append(f"leaked: {checked['leaked']} bytes")
         if reports:
-            reports.append(f"It was interrupted here:\n{where}")
+            reports.append(f"Where it was interrupted:\n{where}")
         return reports
 
     def interrupt(self, child):
@@ -240,7 +239,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workload", choices=WORKLOADS)
     parser.add_argument("--patience", type=float, default=20, help="seconds of a hang")
-    parser.add_argument("--failures", type=int, help="stop after so many")
+    parser.add_argument("--failures", type=int, default=100, help="stop after so many")
     parser.add_argument("--sham", choices=FAULTS, help="a stand-in for virtual GPUs, with a fault")
     rows = stress(**vars(parser.parse_args()))
     print_table(rows)
