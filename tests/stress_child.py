@@ -1,0 +1,225 @@
+"""The process that `stress.py` interrupts: it runs a workload, is interrupted, and checks.
+
+It reads a round from standard input, a line of JSON, and answers with lines of JSON: "begin" when
+it may be interrupted, "caught" when it was, with where, and "checked" with what was wrong then.
+Signals are held off except between the first two. Where it hangs it prints what every thread does,
+and ends.
+"""
+
+import faulthandler
+import gc
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import warnings
+
+import sham
+import torch
+from stress_workloads import INTERRUPTED, MEMORY, WORKLOADS
+
+
+class TimeIsUp(Exception):
+    """What the handler of SIGALRM raises. No TimeoutError: that is an OSError, and linecache, which
+    torch.manual_seed calls, takes any OSError for a file that is missing."""
+
+
+struck = []  # where time was up in this round
+dropped = []  # interrupts that Python itself dropped in this round
+
+
+def time_out(number, frame):
+    struck.append(f"{frame.f_code.co_filename}:{frame.f_lineno}, in {frame.f_code.co_name}\n")
+    raise TimeIsUp
+
+
+def note_dropped(unraisable):
+    """Note an interrupt that came as Python forgot a thread that has ended; print any other error
+    that can not be raised."""
+    if unraisable.object is threading._dangling._remove:
+        dropped.append(unraisable.exc_type)
+    else:
+        sys.__unraisablehook__(unraisable)
+
+
+def ignore(number, frame):
+    """Take a signal that comes when it is held off."""
+
+
+HANDLERS = {signal.SIGINT: signal.default_int_handler, signal.SIGALRM: time_out}
+RAISED = {signal.SIGINT: KeyboardInterrupt, signal.SIGALRM: TimeIsUp}
+
+
+def repeat(step, number, began):
+    """Call `step` until it raises; return the type of what it raised, and its text.
+
+    The signal `number` is taken from the call of `began` on, and held off on return. It may come
+    twice, so a second one may strike while the first is dealt with.
+    """
+    try:
+        try:
+            signal.signal(number, HANDLERS[number])
+            began()
+            while not dropped:
+                step()
+            raise dropped[0]
+        except BaseException as error:
+            signal.signal(number, ignore)
+            return type(error), text_of(error)
+    except RAISED[number] as error:
+        signal.signal(number, ignore)
+        return type(error), text_of(error)
+
+
+def text_of(error):
+    """Return the last lines of the traceback of `error`."""
+    return "".join(traceback.format_exception(error, chain=False)[-8:])
+
+
+def check(problems, name, function, *args):
+    """Return what `function` returns, or add to `problems` what it raises."""
+    try:
+        return function(*args)
+    except Exception as error:
+        problems.append(f"{name}: {text_of(error)}")
+
+
+def answer(accel, devices, sides):
+    """Return what a fixed little computation gives, in whole numbers: exact in any order."""
+    numbers = []
+    for device, other, side in zip(devices, devices[::-1], sides, strict=True):
+        x = (torch.arange(48.0).reshape(6, 8) % 5).to(device)
+        w = (torch.arange(32.0).reshape(8, 4) % 3 - 1).to(device).requires_grad_()
+        loss = (x @ w).relu().pow(2).sum()
+        loss.backward()
+        moved = w.grad.to(other, non_blocking=True)
+        main = accel.current_stream(other)
+        side.wait_stream(main)
+        with accel.stream(side):
+            product = moved.t() @ moved
+            moved.record_stream(side)
+        main.wait_stream(side)
+        product.record_stream(main)
+        numbers.append([loss.item(), w.grad.tolist(), product.tolist()])
+    return numbers
+
+
+class Program:
+    """Virtual GPUs, or their stand-in, with all that the workloads need once done once."""
+
+    def __init__(self, tell, patience, stand_in, names):
+        self.tell = tell
+        self.patience = patience
+        self.wanted = answer(*self.place(*sham.set_up()))
+        if stand_in:
+            self.accel, self.devices, self.sides = self.place(*sham.set_up())
+        else:
+            import d2lpar
+
+            devices = d2lpar.virtual_gpus(2, memory=MEMORY)
+            self.accel, self.devices, self.sides = self.place(torch.vgpu, devices)
+        # what torch imports on first use stays broken when it is interrupted
+        for name in names:
+            step, verify = WORKLOADS[name](self.accel, self.devices, random.Random(0))
+            step()
+            step()
+            verify()
+        del step, verify
+        answer(self.accel, self.devices, self.sides)
+        gc.collect()
+        gc.freeze()  # what is there now: later collections take a moment only
+        sham.fault = stand_in
+
+    @staticmethod
+    def place(accel, devices):
+        return accel, devices, [accel.Stream(device) for device in devices[::-1]]
+
+    def round(self, workload, seed, number):
+        """Play one round and tell what came of it."""
+        before = self.allocated()
+        self.watch(6 * self.patience)  # this process ends when nobody interrupts it any more
+        problems = []
+        astray = self.interrupted(workload, seed, number, problems)
+        leaked = check(problems, "memory_allocated", self.leaked, before) or 0
+        faulthandler.cancel_dump_traceback_later()
+        self.tell("checked", problems=problems, astray=astray, leaked=leaked)
+
+    def interrupted(self, workload, seed, number, problems):
+        """Run a workload until it is interrupted, and check all but memory, which it holds.
+
+        Returns if the current device or stream had changed.
+        """
+        step, verify = WORKLOADS[workload](self.accel, self.devices, random.Random(seed))
+        struck.clear()
+        dropped.clear()
+        raised, text = repeat(step, number, lambda: self.tell("begin"))
+        text += "".join(struck)
+        self.tell("caught" if raised is RAISED[number] else "raised", text=text)
+        self.watch(self.patience)
+        astray = self.reset()
+        check(problems, "what was interrupted", verify)
+        for device in self.devices:
+            check(problems, f"synchronize {device}", self.accel.synchronize, device)
+        check(problems, "a fixed computation", self.compute)
+        return astray
+
+    def watch(self, seconds):
+        """Print what every thread does and end this process after so many seconds."""
+        faulthandler.dump_traceback_later(seconds, exit=True)
+
+    def reset(self):
+        """Choose the default streams and the first device; return if others were chosen."""
+        default = [self.accel.default_stream(device) for device in self.devices]
+        current = [self.accel.current_stream(device) for device in self.devices]
+        astray = default != current or self.accel.current_device() != 0
+        for stream in default:
+            self.accel.set_stream(stream)
+        self.accel.set_device(self.devices[0])
+        astray |= not torch.is_grad_enabled()
+        torch.set_grad_enabled(True)
+        return astray
+
+    def compute(self):
+        given = answer(self.accel, self.devices, self.sides)
+        assert given == self.wanted, f"{given} instead of {self.wanted}"
+
+    def allocated(self):
+        gc.collect()
+        return [self.accel.memory_allocated(device) for device in self.devices]
+
+    def leaked(self, before):
+        """Return by how much memory stays off `before`, its bytes, once threads that an interrupt
+        left behind (those of nn.DataParallel) have ended."""
+        deadline = time.monotonic() + self.patience / 4
+        while (now := self.allocated()) != before and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return sum(abs(a - b) for a, b in zip(now, before, strict=True))
+
+
+def main(patience, stand_in, workload=None):
+    """Play the rounds that standard input asks for; `stand_in` is a fault of `sham`, or empty."""
+    channel = os.dup(1)
+    os.dup2(2, 1)  # what others print is no answer
+    for number in HANDLERS:
+        signal.signal(number, ignore)
+    sys.unraisablehook = note_dropped
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1)
+    warnings.simplefilter("ignore")
+
+    def tell(event, **what):
+        os.write(channel, (json.dumps({"event": event, **what}) + "\n").encode())
+
+    names = [workload] if workload in INTERRUPTED else list(INTERRUPTED)
+    program = Program(tell, float(patience), stand_in, names)
+    tell("ready")
+    for line in sys.stdin:
+        program.round(**json.loads(line))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
