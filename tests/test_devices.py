@@ -10,7 +10,7 @@ import torch
 
 import d2lpar
 from d2lpar import devices as module
-from d2lpar.virtual import PRESETS, Link, private
+from d2lpar.virtual import PRESETS, Link, memory_of_this_process, private
 from d2lpar.virtual import device as registry
 from d2lpar.virtual.links import as_link, format_bytes
 
@@ -223,8 +223,7 @@ def test_one_figure_for_all_or_one_for_each():
     assert figures("peer_link") == [None] * 3
     assert figures("threads") == [1, 1, 1]
     assert torch.vgpu.mem_get_info(1) == (torch.vgpu.mem_get_info(1)[1],) * 2
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert sum(figures("memory")) == pytest.approx(total, abs=3)
+    assert sum(figures("memory")) == pytest.approx(0.8 * memory_of_this_process(), abs=3)
 
 
 @pytest.mark.parametrize(

@@ -175,6 +175,18 @@ class CurrentStreams:
         return changes[place - 1][1] if place else device.default_stream
 
 
+def forget_entered():
+    """Make current what was so before the `with stream` blocks of this thread, if there are any.
+
+    An interrupt that comes as the end of such a block begins leaves it entered.
+    """
+    if thread.entered:
+        index, stream = thread.entered[0]
+        set_stream(stream)
+        thread.device = index
+        thread.entered = ()
+
+
 def set_stream(stream):
     """Issue the calling thread's work on the device of `stream` to it from now on."""
     if thread.current is None:

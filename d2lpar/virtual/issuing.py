@@ -182,7 +182,24 @@ class Call:
         return plan.issue(self.tensors, self.values, self.kwvalues)
 
     def _plan(self, key):
-        """Work out the results' layouts on meta tensors; None where only running it can tell."""
+        """Work out the results' layouts on meta tensors; None where only running it can tell.
+
+        What the inference raises is left to the operator, which says what is wrong better. But an
+        exception that came from elsewhere (a time-out, say) is not repeated, and passes.
+        """
+        try:
+            return self._infer(key)
+        except Exception as error:
+            try:
+                plan = self._infer(key)
+            except Exception as again:
+                self.refused = again
+                return None
+            if plan is not None:
+                raise error
+            return None
+
+    def _infer(self, key):
         metas = []
 
         def substitute(value):
@@ -205,9 +222,6 @@ class Call:
             result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
         except NotImplementedError:
             keep_plan(key, None)
-            return None
-        except Exception as error:
-            self.refused = error  # the operator itself shall say what is wrong
             return None
         flat, spec = (result,), None
         if isinstance(result, (list, tuple)):
@@ -240,10 +254,10 @@ class Call:
         """Say that an operator waits each time because torch cannot tell its results' shapes."""
         if self.refused is not None and self.operator not in _warned:
             _warned.add(self.operator)
-            error = f"{type(self.refused).__name__}: {str(self.refused).splitlines()[0]}"
+            error = " ".join([f"{type(self.refused).__name__}:", *str(self.refused).split()])
             warnings.warn(
                 f"{self.operator.name} waits for its result on virtual GPUs, because torch's shape "
-                f"inference for it fails ({error})",
+                f"inference for it fails ({error:.200})",
                 stacklevel=2,
             )
 

@@ -44,6 +44,11 @@ def set_below_autograd():
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
+def without_python():
+    """Return a context manager within which no operator comes back to Python."""
+    return torch._C._DisableTorchDispatch()
+
+
 def is_composite(func):
     """Return whether the operator `func` consists of others: where autograd is off
     (`torch.inference_mode`, an operator that calls another) such ones arrive whole."""

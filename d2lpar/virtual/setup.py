@@ -52,6 +52,8 @@ def register():
         # a worker that waits for Python's lock beside a busy main thread gets it after this
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         atexit.register(_end)
+        if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
+            shell.events.register("pre_run_cell", lambda info: registry.forget_entered())
         _registered = True
 
 

@@ -139,10 +139,11 @@ def become(tensor, new, set_data=_set_data):
     """
     cell, block = tensor._cell, tensor._block
     try:
-        # One step, see scheduler.py: stores, then a call of a function in C.
-        tensor._cell = new._cell
-        tensor._block = new._block
-        set_data(tensor, new)
+        with private.without_python():
+            # One step, see scheduler.py: stores, then a call of a function in C.
+            tensor._cell = new._cell
+            tensor._block = new._block
+            set_data(tensor, new)
     except RuntimeError:  # torch refuses
         tensor._cell, tensor._block = cell, block
         raise
