@@ -44,6 +44,8 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
         return Call(operator, args, kwargs or {}).issue()
+    # What the results depend on. True is not 1 and 1 is not 1.0; a number that only scales values
+    # counts by its type, and by its sign, which integer powers ask for.
     key = [operator, default_dtype()]
     values = []
     tensors = []
@@ -56,28 +58,22 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             tensors.append(arg)
             continue
         values.append(arg)
-        if kind is int or kind is float or kind is bool:
-            key.append(_number_key(arg, kind) if by_value else _kind_key(arg, kind))
-        elif arg is None:
-            key.append(None)
+        if kind is int:
+            key.append(arg if by_value else int if arg >= 0 else "negative")
+        elif kind is bool:
+            key.append("yes" if arg else "no")
         elif kind is list:
             key.append(tuple(arg))
+        elif arg is None:
+            key.append(None)
+        elif kind is float:
+            key.append((float, arg) if by_value else float)
         else:
             return Call(operator, args, {}).issue()
     plan = find_plan(tuple(key))
     if plan is None:
         return Call(operator, args, {}).issue()
     return plan.issue(tensors, values, None)
-
-
-def _number_key(number, kind):
-    """Return a number as a part of a key; True is not 1, and 1 is not 1.0."""
-    return number if kind is int else (kind, number)
-
-
-def _kind_key(number, kind):
-    """Return the kind of a number that only scales values; integer powers ask for its sign."""
-    return "negative" if kind is int and number < 0 else kind
 
 
 VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
@@ -142,8 +138,12 @@ class Call:
                 key.append(len(value))
                 return [self._take(item) for item in value]
             key.append(tuple(value))
-        elif kind is int or kind is float or kind is bool:
-            key.append(_number_key(value, kind) if by_value else _kind_key(value, kind))
+        elif kind is int:
+            key.append(value if by_value else int if value >= 0 else "negative")
+        elif kind is bool:
+            key.append("yes" if value else "no")
+        elif kind is float:
+            key.append((float, value) if by_value else float)
         elif kind is torch.device:
             key.append(value)
             return CPU

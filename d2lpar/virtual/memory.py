@@ -209,8 +209,8 @@ class Memory:
             still uses (`record_stream`). peak, reserved_peak: the highest `allocated`, and the
             highest sum of both, since `reset_peak`.
         recorded: number of blocks that `record_stream` was called for.
-        num_allocations, total_allocated, num_frees, total_freed, num_retries, num_ooms: counts and
-            bytes since the device was made.
+        num_allocations, total_allocated, num_retries, num_ooms: counts, and bytes, since the device
+            was made.
     """
 
     def __init__(self, device, limit):
@@ -218,8 +218,7 @@ class Memory:
         self.limit = limit
         self.fraction = 1.0
         self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
-        self.num_allocations = self.total_allocated = self.num_frees = self.total_freed = 0
-        self.num_retries = self.num_ooms = 0
+        self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
         self._next_address = (device.index + 1) << 40
         self._live = {}  # by address; a reference that is collected with its block tells nobody
         self._freed = deque()  # references whose block is gone, not accounted yet
@@ -288,8 +287,6 @@ class Memory:
                 # address: it was never accounted.
                 if reference.address is not None:
                     self.allocated -= reference.num_bytes
-                    self.num_frees += 1
-                    self.total_freed += reference.num_bytes
                     if reference.streams:
                         self._held[reference.address] = reference
                         self.held += reference.num_bytes
@@ -313,6 +310,11 @@ class Memory:
             f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
             f"which {free / MIB:.2f} MiB is free.{limit}"
         )
+
+    @property
+    def num_blocks(self):
+        """How many blocks are in use or held by streams."""
+        return len(self._live)
 
     def reset_peak(self):
         """Let the peaks begin anew from what is in use now."""

@@ -286,9 +286,9 @@ def memory_stats(device=None):
         stats[f"{name}.all.peak"] = peak
         stats[f"{name}.all.allocated"] = memory.total_allocated
         stats[f"{name}.all.freed"] = memory.total_allocated - current
-    stats["allocation.all.current"] = memory.num_allocations - memory.num_frees
+    stats["allocation.all.current"] = memory.num_blocks
     stats["allocation.all.allocated"] = memory.num_allocations
-    stats["allocation.all.freed"] = memory.num_frees
+    stats["allocation.all.freed"] = memory.num_allocations - memory.num_blocks
     stats["num_alloc_retries"] = memory.num_retries
     stats["num_ooms"] = memory.num_ooms
     return stats
@@ -297,18 +297,17 @@ def memory_stats(device=None):
 def memory_summary(device=None, abbreviated=False):
     """Return a table of the memory of `device`, for reading."""
     memory = _memory(device)
-    rows = {
-        "allocated": (memory.allocated, memory.peak, memory.total_allocated, memory.total_freed),
-        "held by streams": (memory.held, memory.reserved_peak - memory.peak, "", ""),
-    }
+    reserved = memory.allocated + memory.held
     lines = [
         f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
         f"{memory.num_ooms} out-of-memory errors, {memory.num_retries} retries",
-        f"{'MiB':<16}{'current':>12}{'peak':>12}{'allocated':>12}{'freed':>12}",
+        f"{'MiB':<24}{'current':>12}{'peak':>12}",
     ]
-    for name, figures in rows.items():
-        cells = (f if f == "" else f"{f / MIB:.2f}" for f in figures)
-        lines.append(f"{name:<16}" + "".join(f"{cell:>12}" for cell in cells))
+    for name, *figures in (
+        ("allocated", memory.allocated, memory.peak),
+        ("and held by streams", reserved, memory.reserved_peak),
+    ):
+        lines.append(f"{name:<24}" + "".join(f"{figure / MIB:>12.2f}" for figure in figures))
     return "\n".join(lines)
 
 
