@@ -110,6 +110,7 @@ def assert_same(result, reference, device, values=True, **tolerance):
             continue
         assert value.device == device
         assert (value.shape, value.dtype) == (expected.shape, expected.dtype)
+        assert value.requires_grad == expected.requires_grad
         if values and expected.is_complex():
             # a lazily conjugated tensor has other views of its parts than one that is not
             parts, wanted = (value.real, value.imag), (expected.real, expected.imag)
