@@ -1,6 +1,10 @@
 """PyTorch's own conformance suites, run on a virtual GPU against the CPU.
 
-`op_db`: every operator that runs on the CPU in float32, forward, all sample inputs.
+`op_db`: every operator that runs on the CPU in float32, all sample inputs: its results, and where
+it has gradients those of every input that has one, for random gradients of its outputs. No sample
+is left out, but of some operators torch makes fewer that ask for gradients than that do not
+(`nn.functional.multi_head_attention_forward`: 1 of 192); then both kinds run. Not in here: what
+`op_db` has besides for in-place and `out=` variants.
 `module_db`: every module, forward, backward and one step of SGD.
 """
 
@@ -11,7 +15,8 @@ import pytest
 import torch
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
-from torch.utils._pytree import tree_flatten, tree_map_only
+from torch.testing._internal.common_utils import set_rng_seed
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
 
 import d2lpar
 
@@ -52,6 +57,10 @@ def runs_on_cpu(op):
     return torch.float32 in op.supported_dtypes("cpu") and not op.name.startswith("jiterator")
 
 
+def trains_on_cpu(op):
+    return op.supports_autograd and torch.float32 in op.supported_backward_dtypes("cpu")
+
+
 OPS = [op for op in op_db if runs_on_cpu(op)]
 
 
@@ -73,6 +82,15 @@ def device():
     return d2lpar.virtual_gpus(2)[INDEX]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """The CPU too gets one thread, as a device has: with small tensors more of them only wait."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def quiet():
     with warnings.catch_warnings():
@@ -80,25 +98,81 @@ def quiet():
         yield
 
 
-def move(value, device):
-    """Return `value` with every tensor, and every mention of the CPU, on `device`."""
-    value = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)
-    return tree_map_only(
-        (str, torch.device), lambda leaf: device if str(leaf) == "cpu" else leaf, value
-    )
+def equal(value, expected):
+    """Return whether both have the same values; a quick answer for most, without NaN."""
+    return value.dtype != torch.complex32 and torch.equal(value, expected)
 
 
 def assert_same(result, reference, device, values=True, **tolerance):
-    got, wanted = tree_flatten(result)[0], tree_flatten(reference)[0]
-    assert len(got) == len(wanted)
-    for value, expected in zip(got, wanted, strict=True):
+    for value, expected in zip(leaves(result), leaves(reference), strict=True):
         if not isinstance(expected, torch.Tensor):
             assert value == expected or value != value
             continue
         assert value.device == device
         assert (value.shape, value.dtype) == (expected.shape, expected.dtype)
-        if values:
-            torch.testing.assert_close(value.cpu(), expected, equal_nan=True, **tolerance)
+        assert value.requires_grad == expected.requires_grad
+        if values and expected.is_complex():
+            # a lazily conjugated tensor has other views of its parts than one that is not
+            parts, wanted = (value.real, value.imag), (expected.real, expected.imag)
+            assert_same(parts, wanted, device, **tolerance)
+        if values and not equal(value := value.detach().cpu(), expected):
+            torch.testing.assert_close(value, expected, equal_nan=True, **tolerance)
+
+
+def copied(value, device=CPU):
+    """Return `value` with a copy of every tensor, and every mention of the CPU, on `device`.
+
+    The copies are leaves of their own and ask for gradients where the originals do.
+    """
+
+    def copy(leaf):
+        if isinstance(leaf, torch.Tensor):
+            new = leaf.detach().clone() if device == CPU else leaf.detach().to(device)
+            return new.requires_grad_(leaf.requires_grad)
+        if isinstance(leaf, (str, torch.device)) and str(leaf) == "cpu":
+            return device
+        return leaf
+
+    return tree_map(copy, value)
+
+
+def samples_of(op):
+    """Return the sample inputs of `op`: those that ask for gradients, where it has any.
+
+    Of some operators torch makes fewer of these; then those without follow, for the values alone.
+    """
+    plain = sample_inputs(op)
+    if not trains_on_cpu(op):
+        return plain
+    training = sample_inputs(op, requires_grad=True)
+    return training + plain if len(plain) > len(training) else training
+
+
+def sample_inputs(op, requires_grad=False):
+    set_rng_seed(0)
+    # torch would seed for each, which takes longer than most operators
+    return list(op.sample_inputs("cpu", torch.float32, requires_grad, set_seed=False))
+
+
+def asks(value):
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def gradients(sample, result, arguments):
+    """Return the gradients of the tensors among `arguments` that ask for them.
+
+    Those of the outputs are random numbers of the CPU. Returns None where no output has any.
+    """
+    outputs = [value for value in leaves(sample.output_process_fn_grad(result)) if asks(value)]
+    if not outputs:
+        return None
+    generator = torch.Generator().manual_seed(2)
+    cotangents = [
+        torch.randn(output.shape, dtype=output.dtype, generator=generator).to(output.device)
+        for output in outputs
+    ]
+    inputs = [value for value in leaves(arguments) if asks(value)]
+    return torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
 
 
 @pytest.mark.parametrize("op", cases(OPS, op_name, OP_EXCEPTIONS))
@@ -107,30 +181,38 @@ def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     tolerance = {}
     if name in TOLERANCE:
         tolerance["rtol"], tolerance["atol"] = TOLERANCE[name]
-    torch.manual_seed(0)
-    ran = 0
-    for sample in op.sample_inputs("cpu", torch.float32):
-        args, kwargs = (sample.input, *sample.args), sample.kwargs
-        cpu_args, cpu_kwargs = tree_map_only(torch.Tensor, torch.clone, (args, kwargs))
-        torch.manual_seed(1)
+    ran = trained = 0
+    samples = samples_of(op)
+    torch.manual_seed(1)  # the CPU and the device: each sample draws as many numbers from either
+    for sample in samples:
+        original = (sample.input, *sample.args), sample.kwargs
+        args, kwargs = cpu_arguments = copied(original)
         try:
-            reference = op.op(*cpu_args, **cpu_kwargs)
+            reference = op.op(*args, **kwargs)
         except Exception:
+            torch.manual_seed(1)
             continue
         ran += 1
         if name in INDICES_ON_CPU:
-            args = (args[0].to(device), *args[1:])
+            arguments = (copied(sample.input, device), *copied(sample.args)), copied(sample.kwargs)
         else:
-            args, kwargs = move((args, kwargs), device)
-        torch.manual_seed(1)
+            arguments = copied(original, device)
+        args, kwargs = arguments
         result = op.op(*args, **kwargs)
-        torch.vgpu.synchronize(device)
-        asked = any(
-            leaf is device or isinstance(leaf, torch.Tensor) for leaf in leaves(args, kwargs)
-        )
+        asked = any(leaf is device or isinstance(leaf, torch.Tensor) for leaf in leaves(arguments))
         where = device if asked else CPU
         assert_same(result, reference, where, name not in UNINITIALISED, **tolerance)
+        try:
+            expected = gradients(sample, reference, cpu_arguments)
+        except Exception:
+            torch.manual_seed(1)
+            continue
+        got = gradients(sample, result, arguments)
+        assert_same(got, expected, where, **tolerance)
+        trained += expected is not None
+    torch.vgpu.synchronize(device)
     assert ran, f"no sample of {name} runs on the CPU"
+    assert trained or not trains_on_cpu(op), f"no sample of {name} trains on the CPU"
 
 
 def module_name(info):
@@ -189,7 +271,9 @@ def test_module_trains_to_the_values_of_the_cpu(info, training, device):
         pytest.skip(f"no sample of {info.name} trains on the CPU in float32")
 
 
-def test_exceptions_stay_under_two_percent():
-    assert len(OP_EXCEPTIONS) < 0.02 * len(OPS)
-    assert len(MODULE_EXCEPTIONS) < 0.02 * len(module_db)
+def test_exceptions_stay_under_one_percent():
     assert set(OP_EXCEPTIONS) <= {op_name(op) for op in OPS}
+    trained = {op_name(op) for op in OPS if trains_on_cpu(op)}
+    assert len(OP_EXCEPTIONS) < 0.01 * len(OPS)
+    assert len(trained & set(OP_EXCEPTIONS)) < 0.01 * len(trained)
+    assert len(MODULE_EXCEPTIONS) < 0.01 * len(module_db)
