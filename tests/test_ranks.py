@@ -1,10 +1,13 @@
 """What ranks record of a step of DDP, and the bytes that they count."""
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
 from d2lpar import CollectiveBytes, StepRecorder
@@ -162,16 +165,35 @@ def test_held_bytes_count_each_storage_once():
     assert d2lpar.held_bytes([x, x[:2], torch.zeros(1)]) == 44
 
 
+@contextlib.contextmanager
+def rank_of(world_size, backend):
+    """Be the last rank of a process group, for the length of a block."""
+    rank, store = world_size - 1, dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def test_held_bytes_of_a_dtensor_are_those_of_its_shard():
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    with rank_of(2, "fake"):
+        shard = torch.zeros(10)
+        whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)])
+        assert whole.nbytes == 80
+        assert d2lpar.held_bytes([whole]) == d2lpar.held_bytes([whole, shard]) == 40
+
+
+def test_an_allreduce_is_timed_with_as_many_bytes_as_were_asked_for():
+    with rank_of(1, "gloo"), CollectiveBytes() as counted:
+        assert d2lpar.time_allreduce(4000) > 0
+    assert counted.calls == {"allreduce": [4000] * 9}  # the best of eight after one to warm up
+
+
 def test_step_seconds_trains():
     net = classifier()
     before = net[0].weight.clone()
     assert d2lpar.step_seconds(net, *BATCH, torch.bfloat16) > 0
     assert not torch.equal(net[0].weight, before) and net[0].weight.dtype == torch.float32
-
-
-def times():
-    return d2lpar.time_allreduce(4), d2lpar.product_flops("cpu", 64)
-
-
-def test_times_and_rates_are_positive():
-    assert all(number > 0 for ranks in d2lpar.launch(times) for number in ranks)

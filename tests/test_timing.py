@@ -4,11 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
 from d2lpar import kineto, timing
 from d2lpar.spans import Span, lanes, overlap, union
-from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare, seconds_a_call
+from d2lpar.timing import (
+    Benchmark,
+    Timeline,
+    Timer,
+    best_seconds,
+    compare,
+    product_flops,
+    seconds_a_call,
+)
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -144,6 +153,20 @@ def test_seconds_a_call_divides_the_best_round_by_its_calls(clock):
     assert seen == [(1, "a")] * 24  # a round to warm up, and five
     with pytest.raises(ValueError, match="at least 1: got 0"):
         seconds_a_call(work, number=0)
+
+
+def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypatch):
+    counted = []
+
+    def best_seconds(work, repeats):
+        with FlopCounterMode(display=False) as counter:
+            work()
+        counted.append(counter.get_total_flops())
+        return 0.5
+
+    monkeypatch.setattr(timing, "best_seconds", best_seconds)
+    assert product_flops("cpu", 10) == 2 * 10**3 / 0.5
+    assert counted == [2 * 10**3]
 
 
 @pytest.mark.parametrize(
