@@ -136,6 +136,20 @@ def test_results_written_to_given_tensors(device):
     assert set().union(*reads(graph)[4:]) == {1, 3} and 2 in graph.nodes[-1].before
 
 
+def test_operators_of_several_threads_are_added_one_by_one(monkeypatch):
+    """On several GPUs, backward runs in a thread for each."""
+    locked, add = [], OperatorGraph._add
+
+    def watched(graph, *operator):
+        locked.append(graph._lock.locked())
+        add(graph, *operator)
+
+    monkeypatch.setattr(OperatorGraph, "_add", watched)
+    with OperatorGraph() as graph:
+        torch.ones(3) + 1
+    assert locked == [True, True] and names(graph) == ["ones", "add"]
+
+
 def test_operators_without_a_tensor_as_their_result(device):
     x = torch.ones(3, device=device)
     with OperatorGraph() as graph:

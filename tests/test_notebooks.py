@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -91,6 +92,10 @@ FAULTS = {
     "a path of an installation": (
         "paths", "site-packages",
         lambda nb: nb.cells[3].update(outputs=output("/opt/x/lib/site-packages/torch/nn.py:3: W")),
+    ),
+    "a path of Windows": (
+        "paths", r"C:\Users\ada",
+        lambda nb: nb.cells[3].update(outputs=output(r"in C:\Users\ada\x.py, line 3")),
     ),
     "a path in a table": (
         "paths", "cell 4",
@@ -222,6 +227,8 @@ def three_chapters(tmp_path_factory):
         write_chapter(folder / "03_last.ipynb", "import os; sorted(os.listdir())[0]"),
     ]
     before = [path.read_bytes() for path in paths]
+    (folder / "build").mkdir()
+    (folder / "build" / "09_of_an_earlier_run.html").touch()
     return folder, runner(folder, "--in-place"), before
 
 
@@ -317,6 +324,26 @@ def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
         "kernelspec": {"display_name": "Python 3", "name": "python3"},
         "language_info": {"name": "python"},
     }
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_a_chapter_that_is_written_back_stays_as_readable_as_it_was(tmp_path, mode):
+    path = write_chapter(tmp_path / "01_same.ipynb", "1 + 1")
+    path.chmod(mode)
+    run.write_in_place(run.Result(path, nbformat.read(path, as_version=4), seconds=0.0))
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_run_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", "mine")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
+    before = dict(os.environ)
+    with pytest.raises(KeyboardInterrupt), run.own_settings():
+        assert os.environ["IPYTHONDIR"] != "mine" and os.environ["PYTHONHASHSEED"] == "0"
+        folder = Path(os.environ["JUPYTER_DATA_DIR"]).parent
+        raise KeyboardInterrupt
+    assert dict(os.environ) == before and not folder.exists()
 
 
 def test_clean_gives_unique_ids():
