@@ -1,15 +1,19 @@
 """launch: functions in several processes, their results, their faults, and what is left behind."""
 
 import functools
+import gc
 import multiprocessing.forkserver
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
+from types import SimpleNamespace
 
 import hosts
 import pytest
@@ -18,6 +22,7 @@ import torch.distributed as dist
 from waiting import is_alive, wait_until
 
 import d2lpar
+from d2lpar import worker
 
 
 @pytest.fixture(autouse=True)
@@ -209,14 +214,28 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path):
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
 
 
-def test_first_exception_counts_not_the_broken_connections_that_follow():
-    def work():
-        if dist.get_rank() == 2:
-            raise IndexError("the reason")
-        dist.all_reduce(torch.ones(1))
+@pytest.mark.parametrize("how", ["closed", "reset"])
+def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path, how):
+    """A rank may learn of another's end before the other has said what its reason was."""
+    from d2lpar.agent import Agent
 
-    with pytest.raises(IndexError, match="the reason"):
-        d2lpar.launch(work, nproc=3)
+    broken = RuntimeError(f"[gloo/transport/tcp/pair.cc:547] Connection {how} by peer [127.0.0.1]")
+    agent = SimpleNamespace(
+        _files=lambda kind: [tmp_path / f"0.{rank}.{kind}" for rank in range(4)]
+    )
+
+    def leave(rank, error):
+        (tmp_path / f"0.{rank}.error").write_bytes(worker._described(error, rank))
+
+    leave(0, broken)
+    assert str(Agent._why(agent, [1, None, None, None])) == str(broken)  # better than nothing
+    assert str(Agent._why(agent, [1, None, None, 3])) == (
+        "rank 3 ended with exit code 3 before it returned"
+    )
+    for rank, error in ((2, IndexError("the reason")), (3, KeyError("later")), (1, broken)):
+        leave(rank, error)
+    reason = Agent._why(agent, [1, 1, 1, 1])
+    assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
 
 
 def test_exception_that_does_not_pickle_comes_as_its_text():
@@ -403,6 +422,108 @@ def test_launch_from_another_thread(capsys):
     thread.join()
     assert results == [[0, 1]]
     assert capsys.readouterr() == ("", "")
+
+
+def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch):
+    from d2lpar import agent
+
+    story = []
+
+    class Process:
+        def __init__(self, rank):
+            self.kill = lambda: story.append(f"kill {rank}")
+            self.join = lambda: story.append(f"join {rank}")
+
+    class Broken(agent.Agent):
+        processes = [Process(0), Process(1)]
+
+        def __init__(self, *_):
+            self.output = SimpleNamespace(close=lambda: story.append("close"))
+
+        def run(self):
+            story.append("run")
+            raise OSError("no more memory")
+
+    monkeypatch.setattr(agent, "Agent", Broken)
+    with pytest.raises(OSError, match="no more memory"):
+        d2lpar.launch(print)
+    assert story == ["run", "kill 0", "kill 1", "join 0", "join 1", "close"]
+
+
+def test_what_a_rank_has_started_ends_with_it(started):
+    def work():
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(1000,))
+        child.start()
+        return child.pid
+
+    started += d2lpar.launch(work, nproc=1)
+    wait_until(lambda: not is_alive(started[0]))
+
+
+@pytest.mark.parametrize("users", [None, "SIGUSR1"])
+def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
+    from d2lpar.agent import _apart
+
+    name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
+    if users is None:
+        monkeypatch.delenv(name, raising=False)
+    else:
+        monkeypatch.setenv(name, users)
+    main = sys.modules["__main__"]
+    with pytest.raises(OSError), _apart():
+        assert os.environ[name] == "SIGURG" and sys.modules["__main__"] is not main
+        raise OSError
+    assert os.environ.get(name) == users and sys.modules["__main__"] is main
+
+
+def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
+    """What holds the process group is collected before its end, and the roll call ends after it."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    environment = {
+        "RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "GROUP_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RESTART_COUNT": 0,
+    }  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, str(value))
+    alive, calls, destroy, num_threads = [], [], dist.destroy_process_group, torch.get_num_threads()
+
+    class RollCall(worker.RollCall):
+        def __init__(self, *args):
+            super().__init__(*args)
+            calls.append(self)
+
+    class Net:
+        pass
+
+    def fn():
+        net = Net()
+        net.cycle = net
+        alive.append(weakref.ref(net))
+        return "done"
+
+    def destroyed():
+        alive.append(alive[0]() is not None)
+        destroy()
+
+    monkeypatch.setattr(worker, "RollCall", RollCall)
+    monkeypatch.setattr(dist, "destroy_process_group", destroyed)
+    gc.disable()
+    try:
+        assert worker.run(fn, timeout=10) == "done"
+        assert alive[1:] == [False]
+        assert not calls[0].thread.is_alive()
+    finally:
+        gc.enable()
+        calls[0].close()
+        torch.set_num_threads(num_threads)
+
+
+def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert not worker._has_gpus(2)  # on_cpus
+    monkeypatch.delenv("D2LPAR_DEVICES")
+    assert [worker._has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
 
 
 # Restarts

@@ -185,6 +185,15 @@ def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(store):
     assert run.results()[2:] == [2, 3]
 
 
+def test_who_was_stopped_holds_nobody_up(store):
+    """It had made no step, and a worker that was stopped cannot say that it leaves."""
+    run = store.start(lambda worker: time.sleep(1000))
+    run.stop()
+    later = store.start(lambda worker: worker.tick() or worker.ahead)
+    wait_until(later.done)
+    assert later.results() == [[0]]
+
+
 def test_who_joins_starts_where_the_slowest_is():
     async def story():
         clock = Clock()
