@@ -691,7 +691,6 @@ def test_in_a_notebook(tmp_path, monkeypatch):
 TRAIN = """
 import hashlib
 import os
-import time
 
 import torch
 import torch.distributed as dist
@@ -703,16 +702,13 @@ def train(num_steps, name="nobody"):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     X = torch.randn(8, 1000).tensor_split(dist.get_world_size())[dist.get_rank()]
     for _ in range(num_steps):
-        dist.barrier()
-        start = time.perf_counter()
         optimizer.zero_grad()
         ddp(X).square().mean().backward()
         optimizer.step()
-        seconds = time.perf_counter() - start
     hosts = [None] * dist.get_world_size()
     dist.all_gather_object(hosts, os.readlink("/proc/self/ns/net"))
     end = hashlib.md5(net.weight.detach().numpy().tobytes()).hexdigest()
-    return f"{name} {len(set(hosts))} {torch.get_num_threads()} {end} {seconds:.4f}"
+    return f"{name} {len(set(hosts))} {torch.get_num_threads()} {end}"
 """
 NUM_BYTES = 4 * (1000 * 2000 + 2000)
 
@@ -746,16 +742,23 @@ def test_torchrun_shows_the_error_of_the_function(folder):
     assert ", in train\n" in str(caught.value) and "cannot be interpreted" in str(caught.value)
 
 
-@pytest.mark.parametrize("rate", [1, 10])
-def test_training_on_two_hosts_ends_as_on_one_and_uses_the_line(folder, on_one_host, rate):
+def sent_over(host):
+    """Return the bytes that a host has sent over its line, which lets 1 Gbit a second pass."""
+    name, end = host
+    command = ["tc", "-n", name, "-s", "qdisc", "show", "dev", end]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(re.fullmatch(r"qdisc tbf .* rate 1Gbit .*\n Sent (\d+) bytes [\s\S]*", told)[1])
+
+
+def test_training_on_two_hosts_ends_as_on_one_and_uses_the_line(folder, on_one_host):
     try:
-        with hosts.two_hosts(f"{rate}gbit") as pair:
+        with hosts.two_hosts("1gbit") as pair:
             out = hosts.torchrun_on(pair, folder, arguments=["num_steps=3"])
+            sent = [sent_over(host) for host in pair]
     except hosts.NotAllowed as reason:
         pytest.skip(str(reason))
-    name, num_hosts, threads, end, seconds = out.split()
-    *_, expected, alone = on_one_host
-    assert (name, num_hosts, threads, end) == ("nobody", "2", "1", expected)
-    line = NUM_BYTES / (rate * 1e9 / 8)
-    print(f"{rate} Gbit: step {seconds} s; on one host {alone} s, line {line:.4f} s")
-    assert float(seconds) > 0.8 * line  # the burst of a megabyte goes at once
+    name, num_hosts, threads, end = out.split()
+    assert (name, num_hosts, threads, end) == ("nobody", "2", "1", on_one_host[-1])
+    # Both send a gradient in each step, one its parameters before; headers come on top.
+    least, most = (number / NUM_BYTES for number in sorted(sent))
+    assert 3 < least < 3.5 and 4 < most < 4.5
