@@ -747,7 +747,9 @@ def sent_over(host):
     name, end = host
     command = ["tc", "-n", name, "-s", "qdisc", "show", "dev", end]
     told = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return int(re.fullmatch(r"qdisc tbf .* rate 1Gbit .*\n Sent (\d+) bytes [\s\S]*", told)[1])
+    found = re.match(r"qdisc tbf .* rate 1Gbit .*\n Sent (\d+) bytes", told)
+    assert found, told
+    return int(found[1])
 
 
 def test_training_on_two_hosts_ends_as_on_one_and_uses_the_line(folder, on_one_host):

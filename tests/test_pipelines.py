@@ -1,4 +1,5 @@
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -159,6 +160,48 @@ def test_marks_of_the_stages_follow_the_schedule():
     for i in range(4):
         assert ends[0, f"forward {i}"].end <= ends[1, f"forward {i}"].start
         assert ends[1, f"backward {i}"].end <= ends[0, f"backward {i}"].start
+
+
+def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeypatch):
+    """The first step, to warm up, was quicker still."""
+    runs = [[[Mark("a", start, start + 1), Mark("b", 5, end)]] for start, end in
+            ((4, 6), (0, 9), (2, 8), (1, 9))]  # fmt: skip
+    steps = iter(runs)
+    monkeypatch.setattr(pipelines, "pipeline_step", lambda *_: None)
+    monkeypatch.setattr(pipelines, "_stage_marks", lambda *_: next(steps)[0])
+    assert d2lpar.record_marks([nn.Linear(1, 1)], None, None, None, None) == runs[2]
+
+
+def test_a_task_lasts_from_its_first_kernel_to_the_end_of_its_last():
+    """Kernels may overlap; those of other stages and tasks are others'."""
+    kernels = {
+        "forward 0 of stage 1": [(1, 2), (1.5, 5), (3, 4)],
+        "backward 0 of stage 1": [(6, 7)],
+    }
+
+    def select(device, kind, mark):
+        assert (device, kind) == (torch.device("cpu"), "kernel")
+        return [Mark("aten.mm", *times) for times in kernels[mark]]
+
+    marks = [
+        Mark(name, 0, 0) for name in ("forward 0 of stage 0", *kernels, "forward 0 of stage 11")
+    ]
+    timeline = SimpleNamespace(marks=marks, select=select)
+    assert pipelines._stage_marks(timeline, 1, nn.Linear(1, 1)) == [
+        ("forward 0", 1, 5), ("backward 0", 6, 7)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["cpu", "vgpu:0"], ["vgpu:0", "cpu"], ["cpu", "cpu"]])
+def test_stages_may_lie_on_the_cpu(names):
+    d2lpar.virtual_gpus(1)
+    net, (X, y) = network(4), batch()
+    F.cross_entropy(net(X), y).backward()
+    stages = d2lpar.split_layers(net, [2], names)
+    pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 3))
+    params = [param for stage in stages for param in stage.parameters()]
+    for param, whole in zip(params, net.parameters(), strict=True):
+        torch.testing.assert_close(param.grad.cpu(), whole.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_stages_are_copies_on_their_devices():

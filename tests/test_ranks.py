@@ -1,6 +1,7 @@
 """What ranks record of a step of DDP, and the bytes that they count."""
 
 import contextlib
+import time
 
 import pytest
 import torch
@@ -144,10 +145,12 @@ def test_buckets_and_arrivals_hold_all_gradients_last_layer_first():
     net, last, first = classifier(), 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
     X, y = (tensor[:4] for tensor in BATCH)
     assert d2lpar.launch(d2lpar.bucket_bytes, net, X, y, 0.001) == [[last, first]] * 2
+    start = time.perf_counter()
     for arrivals in d2lpar.launch(d2lpar.gradient_arrivals, net, X, y):
         moments, num_bytes = zip(*arrivals, strict=True)
         assert sum(num_bytes[:2]) == last and sum(num_bytes[2:]) == first
         assert 0 < moments[0] and list(moments) == sorted(moments)
+        assert moments[-1] < time.perf_counter() - start  # they count from the backward pass on
 
 
 def test_saved_bytes_are_the_activations_without_parameters():
@@ -192,8 +195,20 @@ def test_an_allreduce_is_timed_with_as_many_bytes_as_were_asked_for():
     assert counted.calls == {"allreduce": [4000] * 9}  # the best of eight after one to warm up
 
 
-def test_step_seconds_trains():
-    net = classifier()
-    before = net[0].weight.clone()
-    assert d2lpar.step_seconds(net, *BATCH, torch.bfloat16) > 0
-    assert not torch.equal(net[0].weight, before) and net[0].weight.dtype == torch.float32
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_timed_is_a_step_of_sgd_each_time(monkeypatch, dtype):
+    X, y = BATCH
+    net, same, dtypes = classifier(), classifier(), []
+    net.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    monkeypatch.setattr(d2lpar.ranks, "best_seconds", lambda step, repeats: step() or step() or 7)
+    assert d2lpar.step_seconds(net, X, y, dtype) == 7
+    optimizer = torch.optim.SGD(same.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = torch.nn.functional.cross_entropy(same(X), y)
+        loss.backward()
+        optimizer.step()
+    assert dtypes == [dtype] * 2
+    for ours, theirs in zip(net.parameters(), same.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == torch.float32

@@ -268,6 +268,15 @@ def test_errors_name_what_is_known(timeline):
         timeline.select(mark="backward")
 
 
+def test_a_timeline_holds_kernels_copies_and_waits_that_have_ended(recorder):
+    with Timeline() as timeline:
+        recorder.run(GPU0, 0, 1, kind="setting")
+        recorder.run(GPU0, 1, 2)
+        recorder.run(GPU0, 2, 3)
+        recorder.open[0][2].end = None
+    assert [s.start for s in timeline.spans] == [1]
+
+
 def test_an_idle_device_is_known(recorder):
     with Timeline() as timeline:
         recorder.run(GPU1, 0, 1)
