@@ -155,13 +155,14 @@ class FakeTorchvision:
     """Stands for torchvision: writes the files where torchvision would, and counts."""
 
     def __init__(self, contents):
-        self.contents, self.calls = contents, 0
+        self.contents, self.calls, self.time_limits = contents, 0, []
         self.second = threading.Event()
         self.datasets = types.SimpleNamespace(FashionMNIST=self.download)
 
     def download(self, root, download):
         assert download
         self.calls += 1
+        self.time_limits.append(socket.getdefaulttimeout())
         if self.calls > 1:
             self.second.set()
         self.second.wait(0.3)  # time for another to come in, where nothing keeps it out
@@ -181,6 +182,7 @@ def test_downloads_once_into_the_cache(tmp_path, online):
     data._load.cache_clear()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
+    assert online.time_limits == [data.STALL_SECONDS]
     raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
     assert {path.name for path in raw.iterdir()} == set(data.FILES)
 

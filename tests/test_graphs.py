@@ -253,6 +253,9 @@ def test_a_graph_starts_anew_and_cannot_be_entered_twice():
         y = x + 1
     assert reads(graph) == [()] and (y == 4).all()
     assert (x + 1).sum() == 12 and len(graph.nodes) == 1
+    with graph:
+        x.add_(1)  # has a reader in the graph that was
+    assert [node.waits for node in graph.nodes] == [()]
 
 
 def test_an_error_passes_and_what_ran_before_it_stays():

@@ -97,6 +97,18 @@ FAULTS = {
         "paths", r"C:\Users\ada",
         lambda nb: nb.cells[3].update(outputs=output(r"in C:\Users\ada\x.py, line 3")),
     ),
+    "a path in the metadata": (
+        "paths", "metadata", lambda nb: nb.metadata.update(ran={"in": "/home/ada/x.ipynb"})
+    ),
+    "a path in the metadata of a cell": (
+        "paths", "cell 4", lambda nb: nb.cells[3].metadata.update(ran="/home/ada/x.ipynb")
+    ),
+    "a path in a drawing": (
+        "paths", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {"image/svg+xml": "<title>/root/x</title>"})]
+        ),
+    ),
     "a path in a table": (
         "paths", "cell 4",
         lambda nb: nb.cells[3].update(

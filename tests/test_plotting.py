@@ -194,25 +194,46 @@ def test_animator_collects_without_a_notebook(capsys):
     assert animator.fig in {axes.figure} and tuple(animator.fig.get_size_inches()) == (3.5, 2.5)
 
 
-def test_animator_shows_its_last_points_when_the_cell_ends_and_in_no_later_cell(monkeypatch):
+@pytest.fixture
+def events(monkeypatch):
+    """Stand in for a notebook, with IPython's own events."""
     IPython = pytest.importorskip("IPython")
     from IPython.core.events import EventManager, available_events
 
     events = EventManager(None, available_events)
-    shown = []
     monkeypatch.setattr(plotting, "in_notebook", lambda: True)
-    monkeypatch.setattr(plotting.time, "monotonic", lambda: plotting._SECONDS_BETWEEN_DRAWINGS)
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(events=events))
+    return events
+
+
+def test_animator_shows_points_now_and_then_and_the_last_when_the_cell_ends(events, monkeypatch):
+    shown = []
+
+    def show(*_, **__):
+        shown.append(len(animator.X[0]))
+        return SimpleNamespace(update=show)
+
+    monkeypatch.setattr("IPython.display.display", show)
     animator = Animator()
-    monkeypatch.setattr(animator, "_show", lambda: shown.append(len(animator.X[0])))
-    animator._shown = plotting._SECONDS_BETWEEN_DRAWINGS  # a moment ago
-    for cell in range(2):
-        animator.add(1, 1)
-        animator.add(2, 2)
-        assert shown == [2, 4][:cell]
-        for _ in range(2):  # the end of this cell, and of another one
+    for cell, last in enumerate((4, 8)):
+        for seconds in (0.0, 0.4, 0.6, 0.7):
+            now = 100 * (cell + 1) + seconds * 2 * plotting._SECONDS_BETWEEN_DRAWINGS
+            monkeypatch.setattr(plotting.time, "monotonic", lambda now=now: now)
+            animator.add(seconds, seconds)
+        assert shown == [last - 3, last - 1]
+        for _ in range(2):  # the end of this cell, and of one without points
             events.trigger("post_run_cell", None)
-        assert shown == [2, 4][: cell + 1]
+            assert shown == [last - 3, last - 1, last]
+        shown.clear()
+
+
+def test_animator_takes_more_names_than_there_are_curves_yet(recwarn):
+    animator = Animator(legend=["train", "test"])
+    for y, expected in ((1.0, ["train"]), ((1.0, 2.0), ["train", "test"])):
+        animator.add(1, y)
+        legend = animator.axes[0].get_legend()
+        assert [text.get_text() for text in legend.get_texts()] == expected
+    assert not recwarn.list
 
 
 def test_animator_takes_scalars_and_any_number_of_curves():
