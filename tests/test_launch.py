@@ -238,6 +238,39 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
     assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
 
 
+def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch, tmp_path):
+    from d2lpar import agent as module
+
+    now, story = 100.0, []
+    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None)]
+    agent = SimpleNamespace(
+        output=SimpleNamespace(show=lambda: story.append("show")), interrupted=False, nproc=2,
+        processes=processes, settled=None, error=None, _remaining_restarts=0,
+        _files=lambda kind: [tmp_path / "0", tmp_path / "1"],
+        kill=lambda: story.append("kill"), _why=lambda codes: story.append(codes),
+    )  # fmt: skip
+
+    def look():
+        story.clear()
+        return module.Agent._monitor_workers(agent, None).state.name, [*story]
+
+    assert look() == ("HEALTHY", ["show"])
+    now += module._SECONDS_TO_SETTLE - 0.01
+    assert look() == ("HEALTHY", ["show"])
+    now += 0.02
+    # What they printed to the last is shown, too.
+    assert look() == ("FAILED", ["show", "kill", "show", [1, None]])
+    agent.settled, processes[1].exitcode = None, 1
+    assert look() == ("FAILED", ["show", "kill", "show", [1, 1]])
+    processes[0].exitcode = processes[1].exitcode = 0  # they have left no result
+    assert look() == ("FAILED", ["show", "kill", "show", [0, 0]])
+    for path in agent._files("result"):
+        path.touch()
+    agent.error = OSError("of an earlier attempt")
+    assert look() == ("SUCCEEDED", ["show"]) and agent.error is None
+
+
 def test_exception_that_does_not_pickle_comes_as_its_text():
     class Stubborn(Exception):
         def __init__(self, a, b):

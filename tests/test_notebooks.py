@@ -53,6 +53,16 @@ def test_good_chapter_passes_all_checks(tmp_path):
     assert hygiene.problems(tmp_path / "01_good.ipynb") == []
 
 
+@pytest.mark.parametrize("num_cells", [hygiene.MIN_CELLS, hygiene.MAX_CELLS])
+def test_chapter_at_the_limits_passes_all_checks(num_cells, tmp_path):
+    notebook = good_chapter(num_cells)
+    for cell in notebook.cells[1::2]:
+        cell.source = "x = 1\n" * hygiene.MEDIAN_LINES
+    notebook.cells[1].source = "x = 1\n" * hygiene.MAX_LINES
+    nbformat.write(notebook, tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
+
+
 def output(text):
     return [new_output("stream", name="stdout", text=text)]
 
@@ -88,6 +98,17 @@ FAULTS = {
     ),
     "a path of this repository": (
         "paths", str(ROOT), lambda nb: nb.cells[3].update(outputs=output(f"<{ROOT}/d2lpar>"))
+    ),
+    "a path in the traceback of an error that is wanted": (
+        "paths", "cell 4: path of the machine: /home/ada/x.py",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("error", ename="E", evalue="no", traceback=["/home/ada/x.py"])],
+            metadata={"tags": ["raises-exception"]},
+        ),
+    ),
+    "a path of Debian": (
+        "paths", "dist-packages",
+        lambda nb: nb.cells[3].update(outputs=output("/usr/lib/python3/dist-packages/x.py:3: W")),
     ),
     "a path of an installation": (
         "paths", "site-packages",
