@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import logging
 import multiprocessing.forkserver
 import os
 import re
@@ -503,10 +504,13 @@ def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
     else:
         monkeypatch.setenv(name, users)
     main = sys.modules["__main__"]
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     with pytest.raises(OSError), _apart():
         assert os.environ[name] == "SIGURG" and sys.modules["__main__"] is not main
+        assert logger.disabled
         raise OSError
     assert os.environ.get(name) == users and sys.modules["__main__"] is main
+    assert not logger.disabled
 
 
 def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
@@ -744,6 +748,15 @@ def train(num_steps, name="nobody"):
     return f"{name} {len(set(hosts))} {torch.get_num_threads()} {end}"
 """
 NUM_BYTES = 4 * (1000 * 2000 + 2000)
+
+
+def test_arguments_are_literals_or_texts():
+    arguments = ["lr=0.1", "sizes=[1, 2]", "name=Ann", "where=a=b", "last="]
+    assert dict(map(worker._argument, arguments)) == {
+        "lr": 0.1, "sizes": [1, 2], "name": "Ann", "where": "a=b", "last": ""
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="arguments are name=value: got '0.1'"):
+        worker._argument("0.1")
 
 
 @pytest.fixture(scope="module")

@@ -259,6 +259,9 @@ def three_chapters(tmp_path_factory):
         write_chapter(folder / "02_bad.ipynb", "x = 1", "x / 0  # the bad line", "y = 3"),
         write_chapter(folder / "03_last.ipynb", "import os; sorted(os.listdir())[0]"),
     ]
+    bad = nbformat.read(paths[1], as_version=4)
+    bad.cells[5].update(outputs=output("of an earlier run"), execution_count=3)
+    nbformat.write(bad, paths[1])
     before = [path.read_bytes() for path in paths]
     (folder / "build").mkdir()
     (folder / "build" / "09_of_an_earlier_run.html").touch()
@@ -303,7 +306,8 @@ def test_pages(three_chapters):
     first = (build / "01_first.html").read_text()
     assert "data:image/png;base64," in first and 'alt="A sentence."' in first
     assert "<math" in first and "<msup>" in first
-    assert "ZeroDivisionError" in (build / "02_bad.html").read_text()
+    bad = (build / "02_bad.html").read_text()
+    assert "ZeroDivisionError" in bad and "of an earlier run" not in bad
     index = (build / "index.html").read_text()
     assert 'href="02_bad.html">Title of it<' in index
     assert "ZeroDivisionError: division by zero" in index
@@ -379,12 +383,14 @@ def test_a_run_leaves_the_environment_as_it_was(monkeypatch):
     assert dict(os.environ) == before and not folder.exists()
 
 
-def test_clean_gives_unique_ids():
+def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
     notebook = good_chapter()
     kept = notebook.cells[0].id
     notebook.cells[1].id = kept
     del notebook.cells[2]["id"]
+    notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
     run.clean(notebook)
+    assert "transient" not in notebook.cells[1].outputs[0]
     ids = [cell.id for cell in notebook.cells]
     assert ids[:3] == [kept, "cell-02", "cell-03"]
     assert len(set(ids)) == len(ids)

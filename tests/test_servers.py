@@ -1,5 +1,6 @@
 """Parameter servers: what travels, who waits for whom, what faults leave behind."""
 
+import logging
 import math
 import os
 import signal
@@ -97,6 +98,16 @@ def test_reset_counts_anew(store):
     with pytest.raises(RuntimeError, match="workers are under way"):
         store.reset({"w": torch.zeros(2, 5)})
     run.stop()
+
+
+def test_neither_the_push_itself_nor_one_before_a_reset_makes_it_stale(store):
+    for _ in range(2):
+        store.pull("w")
+        store.push("w", torch.ones(2, 5))
+        assert store.staleness[-1] == 0
+    store.reset({"w": torch.zeros(2, 5)})
+    store.push("w", torch.ones(2, 5))
+    assert store.staleness[-1] == 0
 
 
 def test_synchronous_steps_equal_allreduce(ray):
@@ -373,10 +384,12 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
     from d2lpar import servers
 
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     servers._ray.cache_clear()
     with pytest.raises(ModuleNotFoundError, match="pip install ray"):
         d2lpar.start_ray()
     servers._ray.cache_clear()
+    assert logging.root.manager.disable == logging.DEBUG  # as the user has set it
 
 
 def test_address_of_a_cluster_is_taken(monkeypatch, ray):
