@@ -164,7 +164,7 @@ def _scatter(tensor, devices):
     parts = tensor.tensor_split(len(devices))
     # A copy to the host that does not block would be read before it is there.
     return tuple(
-        part.to(device, non_blocking=str(device) != "cpu")
+        part.to(device, non_blocking=not str(device).startswith("cpu"))
         for part, device in zip(parts, devices, strict=True)
     )
 

@@ -2,10 +2,11 @@ from collections import Counter
 
 import pytest
 import torch
+from held import held, run_what_is_ready
 
 import d2lpar
 from d2lpar import collectives
-from d2lpar.collectives import allreduce, allreduce_bytes
+from d2lpar.collectives import allgather, allreduce, allreduce_bytes
 from d2lpar.timing import Timeline
 
 ALGORITHMS = ("star", "tree", "ring")
@@ -159,14 +160,20 @@ def test_later_work_waits_for_the_allreduce(slow_devices):
     assert all(tensor.sum().item() == 2000 for tensor in data)
 
 
-def test_later_work_waits_until_the_data_is_sent():
-    """Device 0 receives its last chunk long before it has sent its own."""
+def allreduce_over_a_ring(data):
+    allreduce(data, "ring")
+
+
+@pytest.mark.parametrize("collective", [allreduce_over_a_ring, allgather])
+def test_later_work_waits_until_the_data_is_sent(collective):
+    """Device 0 receives its last chunk before it has sent its own, which takes until the end."""
     devices = d2lpar.virtual_gpus(2, peer_link=[20_000, None])
     data = [torch.ones(1000, device=device) for device in devices]
-    with Timeline() as timeline:
-        allreduce(data, "ring")
+    with Timeline() as timeline, held():
+        collective(data)
         with timeline.mark("later"):
             data[0].zero_()
+        run_what_is_ready(devices[0])
     d2lpar.virtual_gpus(2)
     [later] = timeline.select(devices[0], "kernel", mark="later")
     assert max(span.end for span in timeline.select(devices[0], "copy")) <= later.start

@@ -6,8 +6,11 @@ import gzip
 import hashlib
 import http.server
 import importlib.util
+import io
+import os
 import socket
 import threading
+import time
 import types
 import urllib.error
 import urllib.request
@@ -152,13 +155,14 @@ class FakeTorchvision:
     """Stands for torchvision: writes the files where torchvision would, and counts."""
 
     def __init__(self, contents):
-        self.contents, self.calls = contents, 0
+        self.contents, self.calls, self.time_limits = contents, 0, []
         self.second = threading.Event()
         self.datasets = types.SimpleNamespace(FashionMNIST=self.download)
 
     def download(self, root, download):
         assert download
         self.calls += 1
+        self.time_limits.append(socket.getdefaulttimeout())
         if self.calls > 1:
             self.second.set()
         self.second.wait(0.3)  # time for another to come in, where nothing keeps it out
@@ -178,6 +182,7 @@ def test_downloads_once_into_the_cache(tmp_path, online):
     data._load.cache_clear()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
+    assert online.time_limits == [data.STALL_SECONDS]
     raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
     assert {path.name for path in raw.iterdir()} == set(data.FILES)
 
@@ -350,6 +355,29 @@ def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monk
         monkeypatch.setattr(data, "OFFLINE_SECONDS", 0)
         data._require_connection(note)
         assert asked
+
+
+def test_a_note_from_the_future_keeps_nobody_offline(tmp_path, monkeypatch):
+    """The clock of the machine was wrong, and is right again."""
+    note = tmp_path / "offline"
+    note.touch()
+    later = time.time() + 1000 * data.OFFLINE_SECONDS
+    os.utime(note, (later, later))
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"\x1f\x8b"))
+    data._require_connection(note)
+
+
+@pytest.mark.parametrize("before", [None, 7.0])
+def test_time_limit_of_sockets_ends_with_the_download(before):
+    users = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(before)
+    try:
+        with pytest.raises(OSError, match="stalled"), data._socket_timeout(3.0):
+            assert socket.getdefaulttimeout() == 3.0
+            raise OSError("stalled")
+        assert socket.getdefaulttimeout() == before
+    finally:
+        socket.setdefaulttimeout(users)
 
 
 # The synthetic stand-in
@@ -560,6 +588,22 @@ def test_split_batch_to_devices():
     assert [part.device for part in X_parts] == [part.device for part in y_parts] == devices
     assert torch.equal(torch.cat([part.cpu() for part in X_parts]), X)
     assert torch.equal(torch.cat([part.cpu() for part in y_parts]), y)
+
+
+@pytest.mark.parametrize("name", ["cpu", "cpu:0", "vgpu:0"])
+def test_split_batch_waits_for_copies_to_the_host_only(name, monkeypatch):
+    """A part on the host is read at once, a part on a GPU by what is issued later."""
+    asked, to = [], torch.Tensor.to
+    d2lpar.virtual_gpus(1)
+
+    def record(tensor, device, non_blocking=False):
+        asked.append(non_blocking)
+        return to(tensor, device, non_blocking=non_blocking)
+
+    monkeypatch.setattr(torch.Tensor, "to", record)
+    for device in (name, torch.device(name)):
+        d2lpar.split_batch(torch.rand(2, 3), torch.arange(2), [device])
+    assert asked == [not name.startswith("cpu")] * 4
 
 
 def test_split_batch_errors():

@@ -136,6 +136,20 @@ def test_results_written_to_given_tensors(device):
     assert set().union(*reads(graph)[4:]) == {1, 3} and 2 in graph.nodes[-1].before
 
 
+def test_operators_of_several_threads_are_added_one_by_one(monkeypatch):
+    """On several GPUs, backward runs in a thread for each."""
+    locked, add = [], OperatorGraph._add
+
+    def watched(graph, *operator):
+        locked.append(graph._lock.locked())
+        add(graph, *operator)
+
+    monkeypatch.setattr(OperatorGraph, "_add", watched)
+    with OperatorGraph() as graph:
+        torch.ones(3) + 1
+    assert locked == [True, True] and names(graph) == ["ones", "add"]
+
+
 def test_operators_without_a_tensor_as_their_result(device):
     x = torch.ones(3, device=device)
     with OperatorGraph() as graph:
@@ -239,6 +253,9 @@ def test_a_graph_starts_anew_and_cannot_be_entered_twice():
         y = x + 1
     assert reads(graph) == [()] and (y == 4).all()
     assert (x + 1).sum() == 12 and len(graph.nodes) == 1
+    with graph:
+        x.add_(1)  # has a reader in the graph that was
+    assert [node.waits for node in graph.nodes] == [()]
 
 
 def test_an_error_passes_and_what_ran_before_it_stays():

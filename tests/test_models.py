@@ -1,6 +1,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 from d2lpar import _d2l
 from d2lpar.models import Residual, alexnet, lenet, resnet18
@@ -78,16 +79,79 @@ def test_residual_changes_the_shape_over_a_1x1_convolution():
     assert Residual(8, True, 2)(X).shape == (2, 8, 3, 3)
 
 
-def test_networks_equal_those_of_d2l():
+def shapes_and_layers(net, X):
+    """Return what each layer of a network is, and the shape of what it returns."""
+    with torch.device("meta"):
+        net(X)
+        described = []
+        for layer in net:
+            X = layer(X)
+            described.append((repr(layer), X.shape))
+    return described
+
+
+def test_alexnet_is_that_of_d2l_8_1():
+    with torch.device("meta"):
+        theirs = nn.Sequential(
+            nn.LazyConv2d(96, kernel_size=11, stride=4, padding=1),
+            nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2),
+            nn.LazyConv2d(256, kernel_size=5, padding=2), nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2),
+            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
+            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
+            nn.LazyConv2d(256, kernel_size=3, padding=1), nn.ReLU(),
+            nn.MaxPool2d(kernel_size=3, stride=2), nn.Flatten(),
+            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
+            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
+            nn.LazyLinear(10))  # fmt: skip
+        ours, X = alexnet(), torch.empty(2, 1, 224, 224)
+    assert shapes_and_layers(ours, X) == shapes_and_layers(theirs, X)
+
+
+def test_lenet_is_that_of_d2l_12_5():
+    def theirs(X, params):
+        h1_conv = F.conv2d(input=X, weight=params[0], bias=params[1])
+        h1_activation = F.relu(h1_conv)
+        h1 = F.avg_pool2d(input=h1_activation, kernel_size=(2, 2), stride=(2, 2))
+        h2_conv = F.conv2d(input=h1, weight=params[2], bias=params[3])
+        h2_activation = F.relu(h2_conv)
+        h2 = F.avg_pool2d(input=h2_activation, kernel_size=(2, 2), stride=(2, 2))
+        h2 = h2.reshape(h2.shape[0], -1)
+        h3_linear = torch.mm(h2, params[4].T) + params[5]
+        h3 = F.relu(h3_linear)
+        y_hat = torch.mm(h3, params[6].T) + params[7]
+        return y_hat
+
+    torch.manual_seed(0)
+    net, X = lenet(), torch.rand(3, 1, 28, 28)
+    torch.testing.assert_close(net(X), theirs(X, list(net.parameters())))
+
+
+@pytest.fixture
+def d2l():
     try:
-        d2l = _d2l.load()
+        return _d2l.load()
     except ImportError as error:
         pytest.skip(f"d2l is not there to compare with: {error}")
-    torch.manual_seed(0)
-    X = torch.rand(4, 1, 28, 28)
-    theirs, ours = d2l.resnet18(10), resnet18(10)
+
+
+def assert_same(ours, theirs, X):
+    """Two networks have parameters of the same names, and do the same with the same ones."""
     theirs(X)  # d2l's layers get their parameters here
     assert list(ours.state_dict()) == list(theirs.state_dict())
     ours.load_state_dict(theirs.state_dict())
     torch.testing.assert_close(ours.eval()(X), theirs.eval()(X), rtol=0, atol=0)
     torch.testing.assert_close(ours.train()(X), theirs.train()(X), rtol=0, atol=0)
+
+
+def test_resnet18_equals_that_of_d2l(d2l):
+    torch.manual_seed(0)
+    assert_same(resnet18(10), d2l.resnet18(10), torch.rand(4, 1, 28, 28))
+
+
+@pytest.mark.parametrize("arguments", [(3,), (8, True), (8, True, 2)])
+def test_residual_equals_that_of_d2l(d2l, arguments):
+    torch.manual_seed(0)
+    ours, X = Residual(*arguments), torch.randn(4, 3, 7, 7)
+    ours(X)
+    assert_same(ours, d2l.Residual(*arguments), X)

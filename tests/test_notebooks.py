@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import signal
 import subprocess
@@ -52,6 +53,16 @@ def test_good_chapter_passes_all_checks(tmp_path):
     assert hygiene.problems(tmp_path / "01_good.ipynb") == []
 
 
+@pytest.mark.parametrize("num_cells", [hygiene.MIN_CELLS, hygiene.MAX_CELLS])
+def test_chapter_at_the_limits_passes_all_checks(num_cells, tmp_path):
+    notebook = good_chapter(num_cells)
+    for cell in notebook.cells[1::2]:
+        cell.source = "x = 1\n" * hygiene.MEDIAN_LINES
+    notebook.cells[1].source = "x = 1\n" * hygiene.MAX_LINES
+    nbformat.write(notebook, tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
+
+
 def output(text):
     return [new_output("stream", name="stdout", text=text)]
 
@@ -88,9 +99,36 @@ FAULTS = {
     "a path of this repository": (
         "paths", str(ROOT), lambda nb: nb.cells[3].update(outputs=output(f"<{ROOT}/d2lpar>"))
     ),
+    "a path in the traceback of an error that is wanted": (
+        "paths", "cell 4: path of the machine: /home/ada/x.py",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("error", ename="E", evalue="no", traceback=["/home/ada/x.py"])],
+            metadata={"tags": ["raises-exception"]},
+        ),
+    ),
+    "a path of Debian": (
+        "paths", "dist-packages",
+        lambda nb: nb.cells[3].update(outputs=output("/usr/lib/python3/dist-packages/x.py:3: W")),
+    ),
     "a path of an installation": (
         "paths", "site-packages",
         lambda nb: nb.cells[3].update(outputs=output("/opt/x/lib/site-packages/torch/nn.py:3: W")),
+    ),
+    "a path of Windows": (
+        "paths", r"C:\Users\ada",
+        lambda nb: nb.cells[3].update(outputs=output(r"in C:\Users\ada\x.py, line 3")),
+    ),
+    "a path in the metadata": (
+        "paths", "metadata", lambda nb: nb.metadata.update(ran={"in": "/home/ada/x.ipynb"})
+    ),
+    "a path in the metadata of a cell": (
+        "paths", "cell 4", lambda nb: nb.cells[3].metadata.update(ran="/home/ada/x.ipynb")
+    ),
+    "a path in a drawing": (
+        "paths", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {"image/svg+xml": "<title>/root/x</title>"})]
+        ),
     ),
     "a path in a table": (
         "paths", "cell 4",
@@ -221,7 +259,12 @@ def three_chapters(tmp_path_factory):
         write_chapter(folder / "02_bad.ipynb", "x = 1", "x / 0  # the bad line", "y = 3"),
         write_chapter(folder / "03_last.ipynb", "import os; sorted(os.listdir())[0]"),
     ]
+    bad = nbformat.read(paths[1], as_version=4)
+    bad.cells[5].update(outputs=output("of an earlier run"), execution_count=3)
+    nbformat.write(bad, paths[1])
     before = [path.read_bytes() for path in paths]
+    (folder / "build").mkdir()
+    (folder / "build" / "09_of_an_earlier_run.html").touch()
     return folder, runner(folder, "--in-place"), before
 
 
@@ -263,7 +306,8 @@ def test_pages(three_chapters):
     first = (build / "01_first.html").read_text()
     assert "data:image/png;base64," in first and 'alt="A sentence."' in first
     assert "<math" in first and "<msup>" in first
-    assert "ZeroDivisionError" in (build / "02_bad.html").read_text()
+    bad = (build / "02_bad.html").read_text()
+    assert "ZeroDivisionError" in bad and "of an earlier run" not in bad
     index = (build / "index.html").read_text()
     assert 'href="02_bad.html">Title of it<' in index
     assert "ZeroDivisionError: division by zero" in index
@@ -319,12 +363,34 @@ def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
     }
 
 
-def test_clean_gives_unique_ids():
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_a_chapter_that_is_written_back_stays_as_readable_as_it_was(tmp_path, mode):
+    path = write_chapter(tmp_path / "01_same.ipynb", "1 + 1")
+    path.chmod(mode)
+    run.write_in_place(run.Result(path, nbformat.read(path, as_version=4), seconds=0.0))
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_run_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", "mine")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
+    before = dict(os.environ)
+    with pytest.raises(KeyboardInterrupt), run.own_settings():
+        assert os.environ["IPYTHONDIR"] != "mine" and os.environ["PYTHONHASHSEED"] == "0"
+        folder = Path(os.environ["JUPYTER_DATA_DIR"]).parent
+        raise KeyboardInterrupt
+    assert dict(os.environ) == before and not folder.exists()
+
+
+def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
     notebook = good_chapter()
     kept = notebook.cells[0].id
     notebook.cells[1].id = kept
     del notebook.cells[2]["id"]
+    notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
     run.clean(notebook)
+    assert "transient" not in notebook.cells[1].outputs[0]
     ids = [cell.id for cell in notebook.cells]
     assert ids[:3] == [kept, "cell-02", "cell-03"]
     assert len(set(ids)) == len(ids)

@@ -1,12 +1,14 @@
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from held import held, run_what_is_ready
 from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar import Mark, Task, Timeline, gpipe, one_forward_one_backward, pipeline_step
+from d2lpar import Mark, Task, Timeline, gpipe, one_forward_one_backward, pipeline_step, pipelines
 
 SCHEDULES = (gpipe, one_forward_one_backward)
 WIDTH = 32
@@ -112,6 +114,41 @@ def test_what_is_sent_and_what_is_kept():
     assert all(d >= (m - p + s) * 2 * part for s, d in enumerate(difference))
 
 
+def test_what_was_sent_is_not_written_to_before_it_is_there():
+    """Its memory is free as soon as the next tensor follows."""
+    here, there = d2lpar.virtual_gpus(2, peer_link=20_000)
+    first, second = (torch.ones(500, device=here) for _ in range(2))
+    wire = pipelines._Wire(here, there)
+    with Timeline() as timeline, held():
+        wire.send(0, first)
+        wire.send(1, second)
+        with timeline.mark("later"):
+            first.zero_()
+        run_what_is_ready(here)
+    d2lpar.virtual_gpus(2)
+    copy, _ = timeline.select(here, "copy")
+    [later] = timeline.select(here, "kernel", mark="later")
+    assert copy.end <= later.start
+
+
+def test_what_is_sent_does_not_arrive_while_its_memory_is_in_use():
+    """What the receiver still computes may read or write the memory that it was given."""
+    here, there = d2lpar.virtual_gpus(2)
+    tensor, other = (torch.ones(500, device=here) for _ in range(2))
+    sending, receiving = torch.vgpu.Stream(here), torch.vgpu.Stream(there)
+    with Timeline() as timeline, held():
+        with torch.vgpu.device(there):
+            torch.vgpu._sleep(0.1)
+        with timeline.mark("sent"):
+            pipelines._Wire(here, there).send(0, tensor)
+        with torch.vgpu.stream(sending), torch.vgpu.stream(receiving):
+            other.to(there, non_blocking=True)  # runs after what was ready before
+        receiving.record_event().synchronize()
+    [sleep] = timeline.select(there, "kernel", name="sleep")
+    [copy] = timeline.select(here, "copy", mark="sent")
+    assert sleep.end <= copy.start
+
+
 def test_marks_of_the_stages_follow_the_schedule():
     stages, schedule = even_stages(network(), 2), one_forward_one_backward(2, 4)
     marks = d2lpar.record_marks(stages, *batch(), F.cross_entropy, schedule, repeats=1)
@@ -123,6 +160,48 @@ def test_marks_of_the_stages_follow_the_schedule():
     for i in range(4):
         assert ends[0, f"forward {i}"].end <= ends[1, f"forward {i}"].start
         assert ends[1, f"backward {i}"].end <= ends[0, f"backward {i}"].start
+
+
+def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeypatch):
+    """The first step, to warm up, was quicker still."""
+    runs = [[[Mark("a", start, start + 1), Mark("b", 5, end)]] for start, end in
+            ((4, 6), (0, 9), (2, 8), (1, 9))]  # fmt: skip
+    steps = iter(runs)
+    monkeypatch.setattr(pipelines, "pipeline_step", lambda *_: None)
+    monkeypatch.setattr(pipelines, "_stage_marks", lambda *_: next(steps)[0])
+    assert d2lpar.record_marks([nn.Linear(1, 1)], None, None, None, None) == runs[2]
+
+
+def test_a_task_lasts_from_its_first_kernel_to_the_end_of_its_last():
+    """Kernels may overlap; those of other stages and tasks are others'."""
+    kernels = {
+        "forward 0 of stage 1": [(1, 2), (1.5, 5), (3, 4)],
+        "backward 0 of stage 1": [(6, 7)],
+    }
+
+    def select(device, kind, mark):
+        assert (device, kind) == (torch.device("cpu"), "kernel")
+        return [Mark("aten.mm", *times) for times in kernels[mark]]
+
+    marks = [
+        Mark(name, 0, 0) for name in ("forward 0 of stage 0", *kernels, "forward 0 of stage 11")
+    ]
+    timeline = SimpleNamespace(marks=marks, select=select)
+    assert pipelines._stage_marks(timeline, 1, nn.Linear(1, 1)) == [
+        ("forward 0", 1, 5), ("backward 0", 6, 7)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("names", [["cpu", "vgpu:0"], ["vgpu:0", "cpu"], ["cpu", "cpu"]])
+def test_stages_may_lie_on_the_cpu(names):
+    d2lpar.virtual_gpus(1)
+    net, (X, y) = network(4), batch()
+    F.cross_entropy(net(X), y).backward()
+    stages = d2lpar.split_layers(net, [2], names)
+    pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 3))
+    params = [param for stage in stages for param in stage.parameters()]
+    for param, whole in zip(params, net.parameters(), strict=True):
+        torch.testing.assert_close(param.grad.cpu(), whole.grad, rtol=1e-5, atol=1e-6)
 
 
 def test_stages_are_copies_on_their_devices():
@@ -182,14 +261,22 @@ def test_seconds_that_do_not_fit_the_stages(number):
         d2lpar.predict_marks(gpipe(2, 2), right, wrong)
 
 
-def test_each_stage_is_timed_with_what_it_would_receive():
-    received = []
+def test_each_stage_is_timed_with_what_it_would_receive(monkeypatch):
+    """A backward pass takes what both passes take, less the forward pass."""
+    received, seconds, has_grad = [], iter([1.0, 5.0, 2.0, 9.0]), []
     stages = even_stages(network(4), 2)
     for stage in stages:
         stage.register_forward_pre_hook(lambda module, inputs: received.append(inputs[0]))
+
+    def best_seconds(work):
+        work()
+        has_grad.append([any(p.grad is not None for p in stage.parameters()) for stage in stages])
+        return next(seconds)
+
+    monkeypatch.setattr(pipelines, "best_seconds", best_seconds)
     X = batch(64)[0]
-    forward, backward = d2lpar.task_seconds(stages, X)
-    assert len(forward) == len(backward) == 2 and min(forward + backward) > 0
+    assert d2lpar.task_seconds(stages, X) == ([1.0, 2.0], [4.0, 7.0])
+    assert has_grad == [[False, False], [True, False], [True, False], [True, True]]
     assert not received[0].requires_grad and received[-1].requires_grad
     assert received[-1].grad is not None and X.grad is None
     torch.testing.assert_close(received[-1].cpu(), stages[0](received[0]).cpu())

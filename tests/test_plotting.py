@@ -134,6 +134,19 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
     assert not any(a.overlaps(b) for i, a in enumerate(drawn) for b in drawn[:i])
 
 
+def test_phases_are_cut_to_the_part_that_is_drawn():
+    marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0)]
+    figure = gantt(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
+    [axes] = figure.axes
+    drawn = [
+        (bar.get_x(), bar.get_x() + bar.get_width()) for group in axes.containers for bar in group
+    ]
+    assert drawn == [pytest.approx((400, 500)), pytest.approx((500, 800))]
+    assert {text.get_text(): text.get_position()[0] for text in axes.texts} == {
+        "forward": pytest.approx(450), "backward": pytest.approx(650)
+    }  # fmt: skip
+
+
 def test_nothing_overlaps_in_a_chart_of_many_rows():
     engines = ("compute", "h2d", "d2h", "p2p", "stream")
     spans = [span(device, engine, 0, 1) for device in (GPU0, GPU1) for engine in engines]
@@ -179,6 +192,48 @@ def test_animator_collects_without_a_notebook(capsys):
     assert axes.get_xlabel() == "epoch" and axes.get_ylim() == (0, 2)
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["train", "test"]
     assert animator.fig in {axes.figure} and tuple(animator.fig.get_size_inches()) == (3.5, 2.5)
+
+
+@pytest.fixture
+def events(monkeypatch):
+    """Stand in for a notebook, with IPython's own events."""
+    IPython = pytest.importorskip("IPython")
+    from IPython.core.events import EventManager, available_events
+
+    events = EventManager(None, available_events)
+    monkeypatch.setattr(plotting, "in_notebook", lambda: True)
+    monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(events=events))
+    return events
+
+
+def test_animator_shows_points_now_and_then_and_the_last_when_the_cell_ends(events, monkeypatch):
+    shown = []
+
+    def show(*_, **__):
+        shown.append(len(animator.X[0]))
+        return SimpleNamespace(update=show)
+
+    monkeypatch.setattr("IPython.display.display", show)
+    animator = Animator()
+    for cell, last in enumerate((4, 8)):
+        for seconds in (0.0, 0.4, 0.6, 0.7):
+            now = 100 * (cell + 1) + seconds * 2 * plotting._SECONDS_BETWEEN_DRAWINGS
+            monkeypatch.setattr(plotting.time, "monotonic", lambda now=now: now)
+            animator.add(seconds, seconds)
+        assert shown == [last - 3, last - 1]
+        for _ in range(2):  # the end of this cell, and of one without points
+            events.trigger("post_run_cell", None)
+            assert shown == [last - 3, last - 1, last]
+        shown.clear()
+
+
+def test_animator_takes_more_names_than_there_are_curves_yet(recwarn):
+    animator = Animator(legend=["train", "test"])
+    for y, expected in ((1.0, ["train"]), ((1.0, 2.0), ["train", "test"])):
+        animator.add(1, y)
+        legend = animator.axes[0].get_legend()
+        assert [text.get_text() for text in legend.get_texts()] == expected
+    assert not recwarn.list
 
 
 def test_animator_takes_scalars_and_any_number_of_curves():

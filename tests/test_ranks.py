@@ -1,10 +1,14 @@
 """What ranks record of a step of DDP, and the bytes that they count."""
 
+import contextlib
+import time
+
 import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
 from d2lpar import CollectiveBytes, StepRecorder
@@ -146,10 +150,12 @@ def test_buckets_and_arrivals_hold_all_gradients_last_layer_first():
     net, last, first = classifier(), 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
     X, y = (tensor[:4] for tensor in BATCH)
     assert d2lpar.launch(d2lpar.bucket_bytes, net, X, y, 0.001) == [[last, first]] * 2
+    start = time.perf_counter()
     for arrivals in d2lpar.launch(d2lpar.gradient_arrivals, net, X, y):
         moments, num_bytes = zip(*arrivals, strict=True)
         assert sum(num_bytes[:2]) == last and sum(num_bytes[2:]) == first
         assert 0 < moments[0] and list(moments) == sorted(moments)
+        assert moments[-1] < time.perf_counter() - start  # they count from the backward pass on
 
 
 def test_saved_bytes_are_the_activations_without_parameters():
@@ -167,16 +173,47 @@ def test_held_bytes_count_each_storage_once():
     assert d2lpar.held_bytes([x, x[:2], torch.zeros(1)]) == 44
 
 
-def test_step_seconds_trains():
-    net = classifier()
-    before = net[0].weight.clone()
-    assert d2lpar.step_seconds(net, *BATCH, torch.bfloat16) > 0
-    assert not torch.equal(net[0].weight, before) and net[0].weight.dtype == torch.float32
+@contextlib.contextmanager
+def rank_of(world_size, backend):
+    """Be the last rank of a process group, for the length of a block."""
+    rank, store = world_size - 1, dist.HashStore()
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
-def times():
-    return d2lpar.time_allreduce(4), d2lpar.product_flops("cpu", 64)
+def test_held_bytes_of_a_dtensor_are_those_of_its_shard():
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    with rank_of(2, "fake"):
+        shard = torch.zeros(10)
+        whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)])
+        assert whole.nbytes == 80
+        assert d2lpar.held_bytes([whole]) == d2lpar.held_bytes([whole, shard]) == 40
 
 
-def test_times_and_rates_are_positive():
-    assert all(number > 0 for ranks in d2lpar.launch(times) for number in ranks)
+def test_an_allreduce_is_timed_with_as_many_bytes_as_were_asked_for():
+    with rank_of(1, "gloo"), CollectiveBytes() as counted:
+        assert d2lpar.time_allreduce(4000) > 0
+    assert counted.calls == {"allreduce": [4000] * 9}  # the best of eight after one to warm up
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_timed_is_a_step_of_sgd_each_time(monkeypatch, dtype):
+    X, y = BATCH
+    net, same, dtypes = classifier(), classifier(), []
+    net.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
+    monkeypatch.setattr(d2lpar.ranks, "best_seconds", lambda step, repeats: step() or step() or 7)
+    assert d2lpar.step_seconds(net, X, y, dtype) == 7
+    optimizer = torch.optim.SGD(same.parameters(), lr=0.01)
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            loss = torch.nn.functional.cross_entropy(same(X), y)
+        loss.backward()
+        optimizer.step()
+    assert dtypes == [dtype] * 2
+    for ours, theirs in zip(net.parameters(), same.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and ours.dtype == torch.float32

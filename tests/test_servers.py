@@ -1,5 +1,6 @@
 """Parameter servers: what travels, who waits for whom, what faults leave behind."""
 
+import logging
 import math
 import os
 import signal
@@ -99,6 +100,16 @@ def test_reset_counts_anew(store):
     run.stop()
 
 
+def test_neither_the_push_itself_nor_one_before_a_reset_makes_it_stale(store):
+    for _ in range(2):
+        store.pull("w")
+        store.push("w", torch.ones(2, 5))
+        assert store.staleness[-1] == 0
+    store.reset({"w": torch.zeros(2, 5)})
+    store.push("w", torch.ones(2, 5))
+    assert store.staleness[-1] == 0
+
+
 def test_synchronous_steps_equal_allreduce(ray):
     torch.manual_seed(0)
     X, y, lr = torch.randn(12, 5), torch.randint(3, (12,)), 0.5
@@ -183,6 +194,15 @@ def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(store):
     wait_until(run.done)
     assert store.pull("w", key) == 10
     assert run.results()[2:] == [2, 3]
+
+
+def test_who_was_stopped_holds_nobody_up(store):
+    """It had made no step, and a worker that was stopped cannot say that it leaves."""
+    run = store.start(lambda worker: time.sleep(1000))
+    run.stop()
+    later = store.start(lambda worker: worker.tick() or worker.ahead)
+    wait_until(later.done)
+    assert later.results() == [[0]]
 
 
 def test_who_joins_starts_where_the_slowest_is():
@@ -364,10 +384,12 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch):
     from d2lpar import servers
 
     monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
     servers._ray.cache_clear()
     with pytest.raises(ModuleNotFoundError, match="pip install ray"):
         d2lpar.start_ray()
     servers._ray.cache_clear()
+    assert logging.root.manager.disable == logging.DEBUG  # as the user has set it
 
 
 def test_address_of_a_cluster_is_taken(monkeypatch, ray):

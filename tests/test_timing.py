@@ -4,11 +4,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
 from d2lpar import kineto, timing
 from d2lpar.spans import lanes, overlap, union
-from d2lpar.timing import Benchmark, Timeline, Timer, best_seconds, compare, seconds_a_call
+from d2lpar.timing import (
+    Benchmark,
+    Timeline,
+    Timer,
+    best_seconds,
+    compare,
+    product_flops,
+    seconds_a_call,
+)
 from d2lpar.virtual import Span
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
@@ -141,6 +150,20 @@ def test_seconds_a_call_divides_the_best_round_by_its_calls(clock):
         seconds_a_call(work, number=0)
 
 
+def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypatch):
+    counted = []
+
+    def best_seconds(work, repeats):
+        with FlopCounterMode(display=False) as counter:
+            work()
+        counted.append(counter.get_total_flops())
+        return 0.5
+
+    monkeypatch.setattr(timing, "best_seconds", best_seconds)
+    assert product_flops("cpu", 10) == 2 * 10**3 / 0.5
+    assert counted == [2 * 10**3]
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured", "unit", "text"),
     [
@@ -238,6 +261,14 @@ def test_errors_name_what_is_known(timeline):
         timeline.select(engine="nic")
     with pytest.raises(ValueError, match="'backward': choose one of forward, scatter"):
         timeline.select(mark="backward")
+
+
+def test_a_change_of_threads_is_no_work_of_a_device(devices):
+    with Timeline() as timeline:
+        d2lpar.virtual_gpus(len(devices), threads=2)
+        torch.ones(3, device=devices[0]).exp()
+    assert {span.kind for span in timeline.spans} == {"kernel", "wait"}
+    assert timeline.select(devices[0], "kernel", name="exp")
 
 
 def test_an_idle_device_is_known(recorder):

@@ -5,7 +5,6 @@ It imports nothing of ours: what torch shall call is handed in. Known to work on
 
 import ctypes
 import functools
-import itertools
 import mmap
 import os
 import platform
@@ -140,7 +139,7 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     _setup_privateuseone_for_python_backend(
         "vgpu", backend_module=module, hook=_Hooks(), device_guard=_DeviceGuard()
     )
-    _take_python_out_of_the_guard()
+    _answer_without_python()
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
@@ -166,37 +165,51 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
 #
 # torch asks a device guard for streams and devices in places where no exception may be raised, or
 # the process ends: in forward when it notes an operator for backward, and in backward even while an
-# exception unwinds. A guard written in Python cannot be asked there: an interrupt is raised in it,
-# and it cannot run at all while an exception is pending. But all its answers are constants: device
-# 0 of type PrivateUse1, and its stream 0. So the table of the guard's methods is copied, and a few
-# bytes of machine code that return these constants take the place of those that would ask Python.
+# exception unwinds. What is written in Python cannot be asked there: an interrupt is raised in it,
+# and it cannot run at all while an exception is pending. But all answers are constants: device 0 of
+# type PrivateUse1, its stream 0, and yes. So a few bytes of machine code that return a constant
+# take the place of the methods that would ask Python.
 
-_CODE = {  # "return 20, and 0 in the second register", which is type, device, and stream alike
-    "x86_64": bytes.fromhex("b814000000 31d2 c3"),  # mov eax, 20; xor edx, edx; ret
-    "aarch64": bytes.fromhex("80028052 010080d2 c0035fd6"),  # mov w0, #20; mov x1, #0; ret
+_YES = 1
+_CODE = {  # machine -> code that returns a constant, and 0 in the second register of a result
+    "x86_64": {  # mov eax, constant; xor edx, edx; ret
+        PRIVATE_USE_1: "b814000000 31d2 c3",
+        _YES: "b801000000 31d2 c3",
+    },
+    "aarch64": {  # mov w0, constant; mov x1, 0; ret
+        PRIVATE_USE_1: "80028052 010080d2 c0035fd6",
+        _YES: "20008052 010080d2 c0035fd6",
+    },
 }
-_CONSTANT_METHODS = (0, 1, 2, 5, 8, 9)
-"""type, exchangeDevice, getDevice, getStream, getNewStream, exchangeStream: their places in
-c10/core/impl/DeviceGuardImplInterface.h, the same in torch 2.11 to 2.15."""
+# The places of virtual methods, the same in torch 2.11 to 2.15: type, exchangeDevice, getDevice,
+# getStream, getNewStream, exchangeStream in c10/core/impl/DeviceGuardImplInterface.h; isBuilt,
+# isAvailable, hasPrimaryContext, behind two of the destructor, in
+# ATen/detail/AcceleratorHooksInterface.h.
+_GUARD_METHODS = (0, 1, 2, 5, 8, 9)
+_HOOKS_METHODS = (2, 3, 4)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
-
-
-def _constant(value):
-    return staticmethod(itertools.repeat(value).__next__)  # in C, where no interrupt comes
+_WORD = ctypes.sizeof(ctypes.c_void_p)
+_kept_alive = []  # torch has their addresses
 
 
 class _DeviceGuard(torch._C._acc.DeviceGuard):
-    type_ = _constant(torch._C._autograd.DeviceType.PrivateUse1)
+    def type_(self):
+        return torch._C._autograd.DeviceType.PrivateUse1
 
 
 class _Hooks(torch._C._acc.PrivateUse1Hooks):
-    is_available = _constant(True)
-    is_built = _constant(True)
-    has_primary_context = staticmethod(range(2**16).__contains__)
+    def is_available(self):
+        return True
+
+    def is_built(self):
+        return True
+
+    def has_primary_context(self, device_index):
+        return True
 
 
-def _take_python_out_of_the_guard():
-    """Let the registered device guard answer without Python; warn where it cannot."""
+def _answer_without_python():
+    """Let the registered guard and hooks answer without Python; warn where they cannot."""
     code = _CODE.get(platform.machine())
     if sys.platform != "linux" or code is None:
         warnings.warn(
@@ -206,26 +219,34 @@ def _take_python_out_of_the_guard():
             stacklevel=5,
         )
         return
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(code)
-    function = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    library = ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", "libc10.so"))
     guards = (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(
-        library, "_ZN3c104impl26device_guard_impl_registryE"
+        _library("c10"), "_ZN3c104impl26device_guard_impl_registryE"
     )
-    methods = ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value
-    word = ctypes.sizeof(ctypes.c_void_p)
-    table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(
-        ctypes.string_at(methods - _BEFORE * word, (_BEFORE + _NUM_METHODS) * word)
-    )
-    for place in _CONSTANT_METHODS:
-        table[_BEFORE + place] = function
-    guard = ctypes.c_void_p(ctypes.addressof(table) + _BEFORE * word)
-    _kept_alive.extend((page, table, guard))
-    guards[PRIVATE_USE_1] = ctypes.addressof(guard)
+    get_hooks = _library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
+    get_hooks.restype = ctypes.c_void_p
+    _answer(guards[PRIVATE_USE_1], _GUARD_METHODS, code[PRIVATE_USE_1])
+    _answer(get_hooks(), _HOOKS_METHODS, code[_YES])
 
 
-_kept_alive = []  # torch has their addresses
+def _library(name):
+    return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", f"lib{name}.so"))
+
+
+def _answer(address, places, code):
+    """Let the virtual methods at `places` of the C++ object at `address` be `code`.
+
+    The object gets a copy of its table of methods with the other addresses in it.
+    """
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page.write(bytes.fromhex(code))
+    methods = ctypes.c_void_p.from_address(address)
+    num_bytes = (_BEFORE + _NUM_METHODS) * _WORD
+    copied = ctypes.string_at(methods.value - _BEFORE * _WORD, num_bytes)
+    table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(copied)
+    for place in places:
+        table[_BEFORE + place] = ctypes.addressof(ctypes.c_char.from_buffer(page))
+    _kept_alive.extend((page, table))
+    methods.value = ctypes.addressof(table) + _BEFORE * _WORD
 
 
 def patch_backward(streams_of_forward):
@@ -248,8 +269,18 @@ def patch_backward(streams_of_forward):
             torch._C._set_multithreading_enabled(False)
             with streams_of_forward():
                 return run_backward(tensors, *args, **kwargs)
+        except BaseException:
+            if torch._C._current_graph_task_id() == -1:  # no other backward is around this one
+                drop_tasks()
+            raise
         finally:
             torch._C._set_multithreading_enabled(multithreading)
+
+    def drop_tasks():
+        """Let torch drop the tasks of a backward that failed, and the tensors in them, which else
+        stay in the thread's queue until its next backward."""
+        loss = torch.zeros((), requires_grad=True) * 1
+        run_backward((loss,), (torch.ones(()),), False, False, (), accumulate_grad=True)
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward

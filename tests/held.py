@@ -1,0 +1,36 @@
+"""Work of virtual GPUs that stays under way for as long as a test wants it to."""
+
+import contextlib
+import threading
+import time
+
+import torch
+
+
+@contextlib.contextmanager
+def held():
+    """Keep the first copy over a slow link, or a `torch.vgpu._sleep`, under way until the block
+    ends: a device sleeps for as long as they take, here until then."""
+    asleep, awake, sleep = threading.Event(), threading.Event(), time.sleep
+
+    def sleep_until_awake(seconds):
+        if threading.current_thread() is threading.main_thread():
+            return sleep(seconds)
+        asleep.set()
+        awake.wait(30)
+
+    time.sleep = sleep_until_awake
+    try:
+        yield
+        assert asleep.wait(10), "nothing was held"
+    finally:
+        time.sleep = sleep
+        awake.set()
+
+
+def run_what_is_ready(device):
+    """Run all kernels of a virtual GPU that wait for nothing: it runs them in order, ours last."""
+    stream = torch.vgpu.Stream(device)
+    with torch.vgpu.stream(stream):
+        torch.ones(1, device=device)
+    stream.record_event().synchronize()
