@@ -29,7 +29,6 @@ def copy(target, source, non_blocking=False, new=False):
     On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
     the host waits for unless it is `non_blocking` and the CPU's side is pinned.
     """
-    __tracebackhide__ = True
     if target.shape != source.shape:
         torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
     if type(target) is not VirtualTensor:
@@ -101,7 +100,6 @@ def _run(op):
 
 def copy_(func, args, kwargs):
     """Issue `target.copy_(source, non_blocking)`."""
-    __tracebackhide__ = True
     target, source, *rest = args
     if isinstance(source, UninitializedTensorMixin):
         return lazy.uninitialized(target, source)
@@ -110,7 +108,6 @@ def copy_(func, args, kwargs):
 
 
 def _foreach_copy_(func, args, kwargs):
-    __tracebackhide__ = True
     targets, sources, *rest = args
     non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
     for target, source in zip(targets, sources, strict=True):
@@ -119,7 +116,6 @@ def _foreach_copy_(func, args, kwargs):
 
 
 def _to_copy(func, args, kwargs):
-    __tracebackhide__ = True
     (source,) = args
     where = kwargs.get("device")
     where = source.device if where is None else torch.device(where)
@@ -144,7 +140,6 @@ def _to_copy(func, args, kwargs):
 
 
 def _local_scalar_dense(func, args, kwargs):
-    __tracebackhide__ = True
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
     copy(target, source.reshape(()) if source.dim() else source)

@@ -38,7 +38,6 @@ default_dtype = torch.get_default_dtype
 
 def dispatch(cls, func, types, args=(), kwargs=None):
     """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
-    __tracebackhide__ = True
     operator = find_operator(func._op) or operator_of(func)
     if operator.special is not None:
         return operator.special(func, args, kwargs or {})
@@ -81,7 +80,6 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
 
 def issue_factory(func, args, kwargs):
     """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
-    __tracebackhide__ = True
     where = kwargs.get("device")
     where = torch.device("vgpu") if where is None else torch.device(where)
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
@@ -165,7 +163,6 @@ class Call:
 
     def issue(self):
         """Queue the operator, or run it and wait where only that tells the results' layouts."""
-        __tracebackhide__ = True
         if self.operator.waits:
             return self.run_now()
         key = tuple(self.key)
@@ -263,7 +260,6 @@ class Call:
 
     def run_now(self):
         """Run the operator on the current stream and wait for it; errors are raised at once."""
-        __tracebackhide__ = True
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
 
@@ -343,7 +339,6 @@ def two_devices(first, second):
 
 def raise_now(op, device):
     """After waiting for `op`: raise what went wrong on its device before it, or in it."""
-    __tracebackhide__ = True
     error = op.error
     if error is not None:
         device.forget(op)

@@ -261,7 +261,6 @@ def patch_backward(streams_of_forward):
 
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):
-        __tracebackhide__ = True
         if any(tensor.device.type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
             return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
         multithreading = torch._C._is_multithreading_enabled()

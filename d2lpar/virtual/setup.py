@@ -12,6 +12,7 @@ from .backward import streams_of_forward
 from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
+from .notebook import adapt_to_notebook
 from .tensor import is_ours
 
 SWITCH_INTERVAL = 1e-4  # seconds
@@ -52,8 +53,7 @@ def register():
         # a worker that waits for Python's lock beside a busy main thread gets it after this
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         atexit.register(_end)
-        if "IPython" in sys.modules and (shell := sys.modules["IPython"].get_ipython()):
-            shell.events.register("pre_run_cell", lambda info: registry.forget_entered())
+        adapt_to_notebook()
         _registered = True
 
 
