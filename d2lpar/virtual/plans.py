@@ -255,6 +255,8 @@ class Plan:
 
         Raises RuntimeError where shape or dtype differ.
         """
+        if value.is_conj() or value.is_neg():
+            value = value.resolve_conj().resolve_neg()
         if value.stride() == layout.stride and value.shape == layout.size:
             if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
                 return value

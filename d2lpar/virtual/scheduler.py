@@ -152,11 +152,14 @@ class Stream:
 
     def wait_for(self, ops):
         """Let all later ops of this stream wait for `ops`."""
-        ops = [op for op in ops if not op.done and op.stream is not self]
-        if ops:
+        now = perf_counter()
+        waits = {op: now for op in ops if not op.done and op.stream is not self}
+        if waits:
             with _issuing:
-                waits = {**(self.waits or {}), **dict.fromkeys(ops, perf_counter())}
-                self.waits = waits
+                if self.waits is None:
+                    self.waits = waits
+                else:
+                    self.waits.update(waits)
 
 
 class ReadyQueue:
