@@ -190,6 +190,7 @@ tables.same_dtype.update(
     {
         "mm",
         "mv",
+        "bmm",
         "addmm",
         "addmv",
         "addbmm",
