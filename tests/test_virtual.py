@@ -569,6 +569,7 @@ def test_a_wrong_shape_raises_at_the_call(devices):
     [
         lambda x, y: x @ y,
         lambda x, y: x @ y[0],
+        lambda x, y: x[None] @ y[None],
         lambda x, y: torch.nn.functional.linear(x, y, x[0]),
         lambda x, y: torch.conv1d(x[None], y[None]),
         lambda x, y: torch.nn.functional.binary_cross_entropy(x, y),

@@ -96,26 +96,30 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
     return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
 
 
-def _nll_loss(func):
-    """`func` for `meta` tensors, refusing a dtype of the targets that only its kernel refuses."""
+def _refuse(func, *allowed):
+    """`func` for `meta` tensors, refusing a dtype of the second that only its kernel refuses."""
 
-    def shape(tensor, target, *args):
-        if target.dtype not in (torch.int64, torch.uint8):
-            raise RuntimeError(f"expected target dtype to be Long or Byte, but got {target.dtype}")
-        return func(tensor, target, *args)
+    def shape(tensor, second, *args):
+        if second.dtype not in allowed:
+            raise RuntimeError(f"expected one of the dtypes {allowed}, but got {second.dtype}")
+        return func(tensor, second, *args)
 
     return shape
 
 
 tables.shape.update(
     {
-        aten.nll_loss_forward.default: _nll_loss(aten.nll_loss_forward.default),
-        aten.nll_loss2d_forward.default: _nll_loss(aten.nll_loss2d_forward.default),
         aten.native_batch_norm.default: _native_batch_norm,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
     }
 )
+for _func, *_allowed in (
+    (aten.nll_loss_forward.default, torch.int64, torch.uint8),
+    (aten.nll_loss2d_forward.default, torch.int64, torch.uint8),
+    (aten.embedding.default, torch.int64, torch.int32),  # without this check in torch 2.11
+):
+    tables.shape[_func] = _refuse(_func, *_allowed)
 tables.special.update(
     {
         aten._pack_padded_sequence.default: _pack_padded_sequence,
@@ -186,6 +190,7 @@ tables.same_dtype.update(
     {
         "mm",
         "mv",
+        "bmm",
         "addmm",
         "addmv",
         "addbmm",
