@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from gates import Gate, named, overlap, recorded
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import d2lpar
@@ -28,52 +29,6 @@ def devices():
     found = virtual_gpus(2)
     yield found
     virtual_gpus(2)
-
-
-class Gate:
-    """A kernel that runs until it is opened, at the latest at the end of the block."""
-
-    def __init__(self, device, stream=None):
-        found = registry.find(device)
-        self.open = threading.Event()
-        stream = found.current_stream() if stream is None else stream._stream
-        stream.issue(Op("gate", "kernel", found.compute, self._work))
-
-    def _work(self, op):
-        if not self.open.wait(30):
-            raise TimeoutError("nobody opened the gate")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.open.set()
-
-    @contextlib.contextmanager
-    def opened_later(self):
-        """Open it from another thread in a while; after the block it must be open."""
-        threading.Timer(0.05, self.open.set).start()
-        yield
-        assert self.open.is_set(), "the host did not wait"
-
-
-@contextlib.contextmanager
-def recorded():
-    """Give a list that holds, after the block, a Span for each op that ran in it."""
-    spans = start_recording()
-    try:
-        yield spans
-        d2lpar.synchronize()
-    finally:
-        stop_recording(spans)
-
-
-def named(recording, name):
-    return [op for op in recording if op.name == name]
-
-
-def overlap(first, second):
-    return min(first.end, second.end) > max(first.start, second.start)
 
 
 def run_python(code):

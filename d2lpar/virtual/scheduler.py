@@ -127,8 +127,8 @@ class Stream:
         generator = op.generator
         put = engine.arrivals.put
         with _issuing:
-            if then is not None and then.waits is None:
-                then.waits = {}
+            if then is not None:
+                then.waits = then.waits_under_way()
             op.issued = issued = perf_counter()
             # One step from here to `put`, see above: stores that allocate nothing, then a C call.
             op.previous = self.last
@@ -155,8 +155,15 @@ class Stream:
         ops = [op for op in ops if not op.done and op.stream is not self]
         if ops:
             with _issuing:
-                waits = {**(self.waits or {}), **dict.fromkeys(ops, perf_counter())}
-                self.waits = waits
+                self.waits = {**self.waits_under_way(), **dict.fromkeys(ops, perf_counter())}
+
+    def waits_under_way(self):
+        """Return `waits` without ops that are done, which a recording alone asks for.
+
+        A stream that is told to wait again and again, and given nothing, would keep all of them.
+        """
+        waits = self.waits or {}
+        return waits if _recordings else {op: told for op, told in waits.items() if not op.done}
 
 
 class ReadyQueue:
