@@ -120,6 +120,8 @@ class Interrupter:
                     file = os.path.basename(frame.f_code.co_filename)
                     self.where = f"{file}:{frame.f_lineno} after {last}"
                     raise KeyboardInterrupt
+        elif event == "exception":  # the call that raised it is no place
+            self._last[id(frame)] = ""
         return self._trace
 
     def __enter__(self):
@@ -144,9 +146,6 @@ def instructions(code):
 def devices():
     """The last two of eight virtual GPUs: should they hang, the tests of other files do not."""
     before = signal.signal(signal.SIGALRM, give_up)
-    signal.alarm(60)
-    gc.collect()
-    gc.freeze()  # so that the collections to come take a moment only
     yield virtual_gpus(8)[6:]
     gc.unfreeze()
     signal.alarm(0)
@@ -342,8 +341,11 @@ def test_an_interrupt_anywhere_does_no_harm(devices, case):
     prepare = getattr(call, "prepare", lambda: None)
     prepare()
     call()
+    gc.collect()
+    gc.freeze()  # so that the collections to come take a moment only
     places = []
     while True:
+        signal.alarm(30)  # see `give_up`
         prepare()
         settle(devices)
         before = figures(devices)
