@@ -13,7 +13,7 @@ from .engines import Engine
 from .generators import new_generator
 from .memory import Memory
 from .private import sequence_number
-from .scheduler import Stream, wait_all
+from .scheduler import Stream, in_fork, wait_all
 
 
 class Device:
@@ -198,6 +198,13 @@ def set_stream(stream):
 
 devices = []  # every device ever made; the first `count` of them are in use
 count = 0
+
+
+def wait_for_all():
+    """Wait for all streams of all devices; errors are left for the next synchronize."""
+    for device in () if in_fork() else devices:
+        for stream in device.streams:
+            wait_all(stream.tail(), device.torch_device)
 
 
 def find(where):

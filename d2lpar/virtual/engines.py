@@ -37,7 +37,7 @@ class Engine(ReadyQueue):
         self.running = threading.RLock()
         self.started = False
         self._ended = threading.Event()
-        self._free_at = 0.0
+        self._free_at = self._last_end = 0.0  # when the last copy should have ended, and did
         self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
 
     def start(self):
@@ -78,6 +78,8 @@ class Engine(ReadyQueue):
         if arrival is not None:
             self._land(op, arrival, begun)
         op.end = perf_counter()
+        if arrival is not None:
+            self._last_end = op.end
 
     def _carry(self, op):
         """Sleep until the link has carried the bytes of a copy; return when they shall have landed.
@@ -86,7 +88,8 @@ class Engine(ReadyQueue):
         before. A copy that follows at once starts where the one before should have ended, so that
         waking up late does not add up.
         """
-        started = max(op.ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
+        ready = self._free_at if op.ready == self._last_end else op.ready
+        started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
         self._free_at = arrival = started + op.seconds
         writing = (op.num_bytes or 0) * self._seconds_per_byte
         _sleep_until(arrival - writing)

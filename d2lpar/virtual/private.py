@@ -261,6 +261,18 @@ def _roots(tensors):
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
 
 
+def patch_default_dtype(wait):
+    """Call `wait` before the default dtype changes: kernels that are queued ask for it, too."""
+    set_dtype = torch.set_default_dtype
+
+    @functools.wraps(set_dtype)
+    def set_default_dtype(d):
+        wait()
+        set_dtype(d)
+
+    torch.set_default_dtype = set_default_dtype
+
+
 # -- torch.Stream, torch.Event, torch.Generator, torch.accelerator and nn.DataParallel
 
 

@@ -42,6 +42,7 @@ def register():
             event=lambda device, **options: vgpu.Event(**options),
             generator=lambda device: Generator(registry.find(device)),
         )
+        private.patch_default_dtype(registry.wait_for_all)
         private.patch_accelerator(vgpu)
         private.patch_data_parallel(comm, is_ours, _side_stream)
         os.register_at_fork(
