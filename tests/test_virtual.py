@@ -955,6 +955,63 @@ def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     ]
 
 
+FORK_WHILE_AN_ENGINE_STARTS = """
+import os, torch
+
+def start_one():  # runs after the one of virtual GPUs, which has taken hold of all engines
+    if forking:
+        host.to(a, non_blocking=True)
+
+forking = False
+os.register_at_fork(before=start_one)
+import d2lpar
+(a,) = d2lpar.virtual_gpus(1)
+host = torch.ones(3).pin_memory()
+x = torch.zeros(3, device=a) + 1
+torch.vgpu.synchronize()
+forking = True
+pid = os.fork()
+if not pid:
+    try:
+        x + 1
+    except RuntimeError as error:
+        os._exit(7)
+forking = False
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print((x + host.to(a)).tolist())
+"""
+
+
+def test_a_fork_while_an_engine_starts():
+    result = subprocess.run(
+        [sys.executable, "-c", FORK_WHILE_AN_ENGINE_STARTS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout.splitlines() == ["7", "[2.0, 2.0, 2.0]"], result.stderr
+    assert "release" not in result.stderr
+
+
+END = """
+import d2lpar, torch
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.scheduler import Op
+
+(a,) = d2lpar.virtual_gpus(1)
+for _ in range(30):
+    torch.vgpu._sleep(0.1)
+found = registry.find(a)
+work = lambda op: print("it ran", flush=True)
+found.default_stream.issue(Op("last", "kernel", found.compute, work))
+print("end", flush=True)
+"""
+
+
+def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
+    assert run_python(END) == ["end"]
+
+
 # -- recordings
 
 
