@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from gates import Gate, recorded, run_what_can
 
 import d2lpar
 from d2lpar.virtual import comm
@@ -64,3 +65,44 @@ def test_reduction_of_what_failed_is_reported(devices):
         d2lpar.synchronize(devices[1])
     d2lpar.virtual_gpus(2)
     assert good.sum() == 4
+
+
+@pytest.mark.parametrize("destination", [0, 2])
+def test_dtypes_are_not_mixed_in_a_buffer(devices, destination):
+    dtypes = torch.float32, torch.float64, torch.int64, torch.float32
+
+    def tensors(device, value):
+        return [torch.full((2,), value + i, dtype=d, device=device) for i, d in enumerate(dtypes)]
+
+    for copies in comm.broadcast_coalesced(tensors(devices[0], 1), [0, 1, 2]):
+        assert [each.dtype for each in copies] == list(dtypes)
+        assert [each.tolist() for each in copies] == [[1 + i] * 2 for i in range(4)]
+    inputs = [tensors(device, 10**k) for k, device in enumerate(devices)]
+    sums = comm.reduce_add_coalesced(inputs, destination)
+    assert [each.dtype for each in sums] == list(dtypes)
+    assert [each.tolist() for each in sums] == [[111 + 3 * i] * 2 for i in range(4)]
+
+
+@pytest.mark.parametrize("destination", [0, 2])
+def test_reduction_leaves_what_it_was_given_as_it_was(devices, destination):
+    inputs = [some(device, 10.0**k) for k, device in enumerate(devices)]
+    comm.reduce_add_coalesced(inputs, destination)
+    for k, tensors in enumerate(inputs):
+        for i, tensor in enumerate(tensors):
+            assert tensor.min().item() == tensor.max().item() == 10.0**k + i
+
+
+def test_scatter_copies_on_the_streams_that_it_is_given(devices):
+    sides = [torch.vgpu.Stream(device) for device in devices[:2]]
+    x = torch.arange(6.0).pin_memory()
+    with recorded() as spans:
+        pieces = comm.scatter(x, [0, 1], streams=sides)
+    copies = [op for op in spans if op.kind == "copy"]
+    assert {(op.device, op.stream) for op in copies} == {
+        (side.device, side._stream.index) for side in sides
+    }
+    assert [piece.tolist() for piece in pieces] == [[0, 1, 2], [3, 4, 5]]
+    with Gate(devices[0], sides[0]):
+        pieces = comm.scatter(x, [0, 1], streams=sides)
+        run_what_can()
+        assert not sides[0].query() and sides[1].query()

@@ -474,6 +474,11 @@ def autocast(**options):
         (lambda x: F.scaled_dot_product_attention(x[None], x[None], x[None]), bf16),
         (lambda x: nn.Linear(4, 2).to(x.device)(x), bf16),
         (lambda x: F.prelu(x, x[0, :1]), bf16),
+        (lambda x: torch.baddbmm(x[None], x[None], x[None]), bf16),
+        (lambda x: torch.addbmm(x, x[None], x[None]), bf16),
+        (lambda x: x.bfloat16().cumprod(0), f32),
+        (lambda x: torch.addcmul(x.bfloat16(), x.bfloat16(), x.bfloat16()), bf16),
+        (lambda x: torch.atan2(x.bfloat16(), x.bfloat16()), bf16),
         (lambda x: x.softmax(0), f32),
         (lambda x: (x @ x).softmax(0), f32),
         (lambda x: F.log_softmax(x.bfloat16(), 0), f32),
@@ -1075,12 +1080,3 @@ def test_lazy_modules_and_initialisation(device):
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))
-
-
-def test_random_choices_with_a_generator_of_the_device(device):
-    generator = torch.Generator()
-    generator.manual_seed(3)
-    expected = torch.rand(3, generator=generator)
-    generator.manual_seed(3)
-    x = torch.empty(3).uniform_(generator=generator).to(device)
-    close(x, expected)

@@ -4,12 +4,14 @@ import math
 import os
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
 import d2lpar
 from d2lpar import devices as module
+from d2lpar import virtual
 from d2lpar.virtual import PRESETS, Link, memory_of_this_process, private
 from d2lpar.virtual import device as registry
 from d2lpar.virtual.links import as_link, format_bytes
@@ -275,6 +277,60 @@ def kernel_threads(device):
     work = lambda op: seen.append(torch.get_num_threads())  # noqa: E731
     wait(stream.issue(Op("threads", "kernel", found.compute, work)), device)
     return seen[0]
+
+
+def test_an_error_of_one_device_changes_nothing_on_the_others(gpus):
+    before = [settings_of(device) for device in gpus]
+    weight, index = torch.ones(3, 4, device=gpus[1]), torch.full((2,), 7, device=gpus[1])
+    torch.nn.functional.embedding(index, weight)
+    with pytest.raises(torch.AcceleratorError, match="aten.embedding"):
+        d2lpar.virtual_gpus(2, memory=2**20, link="pcie4", threads=2)
+    assert [settings_of(device) for device in gpus] == before
+    x = torch.ones(1000, device=gpus[1])
+    with pytest.raises(ValueError, match="vgpu:1 holds"):
+        d2lpar.virtual_gpus(2, memory=[2**20, 100], link="pcie4", threads=2)
+    assert [settings_of(device) for device in gpus] == before
+    assert x.sum().item() == 1000
+
+
+def settings_of(device):
+    found = registry.find(device)
+    return found.memory.limit, found.memory.fraction, found.link, found.peer_link, found.threads
+
+
+def test_memory_and_cores_are_those_of_this_process_and_its_group(monkeypatch, tmp_path):
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(virtual, "CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
+    assert memory_of_this_process() == machine
+    limit.write_text("max\n")
+    assert memory_of_this_process() == machine
+    limit.write_text(f"{2**63 - 4096}\n")
+    assert memory_of_this_process() == machine
+    limit.write_text(f"{10**9}\n")
+    assert memory_of_this_process() == 10**9
+    devices = d2lpar.virtual_gpus(2)
+    assert {registry.find(device).memory.limit for device in devices} == {4 * 10**8}
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {3, 5}, raising=False)
+    assert virtual.cores_of_this_process() == 2
+    with pytest.warns(UserWarning, match="17 threads of virtual GPUs share 2 CPU cores"):
+        virtual._warn_of_crowding(17)
+
+
+def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
+    def default():
+        seen = []
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return seen[0]
+
+    before, own = default(), torch.get_num_threads()
+    for threads in (before + 2, before + 1):
+        d2lpar.virtual_gpus(2, threads=threads)
+        (torch.ones(3, device=gpus[0]) + 1).sum().item()
+        torch.vgpu.synchronize(gpus[0])
+        assert (default(), torch.get_num_threads()) == (before, own)
 
 
 def test_kernels_run_with_the_threads_asked_for_and_nothing_else_does(gpus):

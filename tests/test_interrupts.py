@@ -1,14 +1,25 @@
-"""Interrupts that are held back."""
+"""Interrupts: those that are held back, and those that come anywhere while work is issued."""
 
+import contextlib
+import dis
+import functools
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
+import torch
+from gates import frame_in
 
+import d2lpar
+from d2lpar.virtual import device as registry
+from d2lpar.virtual import plans, scheduler, virtual_gpus
 from d2lpar.virtual.interrupts import held_back
+from d2lpar.virtual.scheduler import Op
 
 
 @pytest.fixture(autouse=True)
@@ -75,3 +86,316 @@ print((x + 1).tolist())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.splitlines() == ["interrupted at torch", "[2.0, 2.0, 2.0]"], done.stderr
+
+
+# -- an interrupt at each place where Python may raise one
+#
+# The tests below call a function again and again, and interrupt it at its first such place, its
+# second, and so on, until a call comes to its end. Python raises KeyboardInterrupt where a function
+# begins, at a jump backwards, and after a call: the instructions that follow these are the places.
+# So the regions of the scheduler that are "one step" are tested, too: they must hold no such place.
+
+
+class Interrupter:
+    """Raises KeyboardInterrupt at place number `number` of what runs in its block."""
+
+    def __init__(self, number):
+        self.number = number
+        self.count = 0
+        self.where = None  # file, line and instruction of the interrupt, if it came
+        self._last = {}  # id of a frame -> the name of the instruction that ran last in it
+
+    def _trace(self, frame, event, argument):
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(OURS):
+                return None
+            frame.f_trace_opcodes, frame.f_trace_lines = True, False
+            self._last[id(frame)] = ""
+        elif event == "opcode":
+            last = self._last[id(frame)]
+            self._last[id(frame)] = instructions(frame.f_code)[frame.f_lasti]
+            if last.startswith(("CALL", "RESUME")) or "JUMP_BACKWARD" in last:
+                self.count += 1
+                if self.count > self.number:
+                    file = os.path.basename(frame.f_code.co_filename)
+                    self.where = f"{file}:{frame.f_lineno} after {last}"
+                    raise KeyboardInterrupt
+        elif event == "exception":  # the call that raised it is no place
+            self._last[id(frame)] = ""
+        return self._trace
+
+    def __enter__(self):
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *exception):
+        sys.settrace(self._before)
+
+
+OURS = (os.path.dirname(scheduler.__file__) + os.sep, contextlib.__file__)
+
+
+@functools.cache
+def instructions(code):
+    """Return the names of the instructions of a code object, by their places."""
+    return {each.offset: each.opname for each in dis.get_instructions(code)}
+
+
+@pytest.fixture
+def devices():
+    """The last two of eight virtual GPUs: should they hang, the tests of other files do not."""
+    before = signal.signal(signal.SIGALRM, give_up)
+    yield virtual_gpus(8)[6:]
+    gc.unfreeze()
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+    d2lpar.virtual_gpus(2)
+
+
+def give_up(*_):
+    pytest.fail("it hangs")
+
+
+def operator(a, b):
+    x = torch.ones(3, 3, device=a)
+    return lambda: x + 1
+
+
+def new_operator(a, b):
+    x = torch.ones(3, 3, device=a)
+
+    def call():
+        plans._plans.clear()
+        return x + 1
+
+    return call
+
+
+def operators_with_lists(a, b):
+    x = torch.ones(3, 3, device=a)
+    return lambda: (torch.cat([x, x]), x.topk(2), x.split(1), torch._foreach_add([x, x], 1))
+
+
+def views(a, b):
+    x = torch.ones(2, 3, device=a)
+    return lambda: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32))
+
+
+def waiting_operators(a, b):
+    x = torch.ones(2, 3, device=a)
+    return lambda: (x.nonzero(), x[0, 0].item(), x[x > 0])
+
+
+def random_numbers(a, b):
+    x = torch.ones(2, 3, device=a)
+    generator = torch.Generator(device=a)
+
+    def call():
+        generator.manual_seed(3)
+        return x.normal_(generator=generator), x.uniform_(), generator.get_state()
+
+    return call
+
+
+def changes_of_layout(a, b):
+    x = torch.ones(2, 3, device=a)
+
+    def call():
+        y = x + 1
+        y.t_()
+        y.resize_(10)
+        y.data = x * 2
+        torch.add(x, 1, out=(out := torch.empty(0, device=a)))
+        return y, out
+
+    return call
+
+
+def allocation(a, b):
+    return lambda: torch.empty(1000, device=a)
+
+
+def allocation_of_what_a_stream_holds(a, b):
+    registry.find(a).memory.limit = registry.find(a).memory.allocated + 3000
+    side = torch.vgpu.Stream(a)
+
+    def call():
+        with held(side, until=scheduler.wait):
+            x = torch.empty(500, device=a)
+            x.record_stream(side)
+            del x
+            return torch.empty(500, device=a)
+
+    return call
+
+
+@contextlib.contextmanager
+def held(stream, until):
+    """Hold a stream until this thread is in the function `until`, or at the end of the block.
+
+    An interrupt may come anywhere in this, too.
+    """
+    host, end = threading.get_ident(), threading.Event()
+
+    def work(op):
+        while not end.is_set() and frame_in(host, until) is None:
+            time.sleep(1e-4)
+
+    device = stream._stream.device
+    try:
+        stream._stream.issue(Op("held", "kernel", device.compute, work))
+        yield
+    finally:
+        end.set()
+
+
+def copy_to_a_device(a, b):
+    x = torch.ones(3)
+    return lambda: (x.to(a), x.pin_memory().to(a, non_blocking=True))
+
+
+def copy_to_the_cpu(a, b):
+    x = torch.ones(3, device=a)
+    return lambda: (x.cpu(), x.to("cpu", non_blocking=True))
+
+
+def copy_between_devices(a, b):
+    x = torch.ones(3, device=a)
+    return lambda: x.to(b)
+
+
+def events(a, b):
+    first, second = torch.vgpu.Stream(a), torch.vgpu.Stream(b)
+    event = torch.vgpu.Event()
+
+    def call():
+        with held(first, until=scheduler.wait):
+            event.record(first)
+            second.wait_event(event)
+            torch.vgpu.current_stream(b).wait_stream(second)
+            with torch.vgpu.device(b):
+                torch.vgpu._sleep(0)
+            event.synchronize()
+
+    return call
+
+
+def streams(a, b):
+    first = torch.vgpu.Stream(a)
+
+    def call():
+        with torch.vgpu.stream(torch.vgpu.Stream(b)), first:
+            pass
+
+    return call
+
+
+def backward(a, b):
+    x = torch.ones(3, device=a, requires_grad=True)
+    sides = torch.vgpu.Stream(a), torch.vgpu.Stream(b)
+
+    def call():
+        with torch.vgpu.stream(sides[0]):
+            y = x * 2
+        with torch.vgpu.stream(sides[1]):
+            sides[1].wait_stream(sides[0])
+            z = y.to(b) * 3
+            z.sum().backward()
+
+    call.prepare = lambda: setattr(x, "grad", None)
+    return call
+
+
+def first_op_of_an_engine(a, b):
+    devices = []
+
+    def prepare():
+        for device in devices:
+            device.compute.end()
+            device.compute.join()
+        devices[:] = [registry.Device(7, 1, 1000, None, None)]
+
+    def call():
+        (device,) = devices
+        stream = device.default_stream
+        try:
+            stream.issue(Op("nothing", "kernel", device.compute, lambda op: None))
+        finally:
+            for op in stream.tail():
+                scheduler.wait(op, device.torch_device)
+
+    call.prepare = prepare
+    return call
+
+
+CASES = [
+    operator, new_operator, operators_with_lists, views, waiting_operators, random_numbers,
+    changes_of_layout, allocation, allocation_of_what_a_stream_holds, copy_to_a_device,
+    copy_to_the_cpu, copy_between_devices, events, streams, backward, first_op_of_an_engine,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_an_interrupt_anywhere_does_no_harm(devices, case):
+    call = case(*devices)
+    prepare = getattr(call, "prepare", lambda: None)
+    prepare()
+    call()
+    gc.collect()
+    gc.freeze()  # so that the collections to come take a moment only
+    places = []
+    while True:
+        signal.alarm(30)  # see `give_up`
+        prepare()
+        settle(devices)
+        before = figures(devices)
+        came = False
+        with Interrupter(len(places)) as interrupter:
+            try:
+                call()
+            except KeyboardInterrupt:
+                came = True
+        where = interrupter.where
+        assert came == (where is not None), f"the interrupt at {where} was lost"
+        settle(devices)
+        prepare()
+        assert figures(devices) == before, where
+        check_answers(devices)
+        if not came:
+            break
+        places.append(where)
+    assert len(places) > 5, "hardly anything was interrupted"
+
+
+def settle(devices):
+    """Wait for the devices; end what an interrupted `with stream` block left entered."""
+    registry.forget_entered()
+    torch.vgpu.set_device(0)
+    for device in devices:
+        torch.vgpu.synchronize(device)
+        for engine in registry.find(device).engines:
+            while engine.finished < engine.issued:  # it is counted a moment after the host goes on
+                time.sleep(0)
+
+
+def figures(devices):
+    """Return what an interrupted call must leave as it was."""
+    found = []
+    gc.collect()
+    for device in devices:
+        memory = registry.find(device).memory
+        memory.collect()
+        found.append((memory.allocated, memory.held, memory.recorded, memory.num_blocks))
+        found.append(torch.vgpu.current_stream(device) == torch.vgpu.default_stream(device))
+    return found, len(registry.thread.entered), torch.is_grad_enabled()
+
+
+def check_answers(devices):
+    a, b = devices
+    x = torch.arange(3.0, device=a)
+    side = torch.vgpu.Stream(b)
+    with torch.vgpu.stream(side):
+        y = (x * 2).to(b) + 1
+    torch.vgpu.current_stream(b).wait_stream(side)
+    assert (y + 1).tolist() == [2, 4, 6]

@@ -12,6 +12,7 @@ import time
 
 import pytest
 import torch
+from gates import Gate, named, overlap, recorded
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import d2lpar
@@ -28,52 +29,6 @@ def devices():
     found = virtual_gpus(2)
     yield found
     virtual_gpus(2)
-
-
-class Gate:
-    """A kernel that runs until it is opened, at the latest at the end of the block."""
-
-    def __init__(self, device, stream=None):
-        found = registry.find(device)
-        self.open = threading.Event()
-        stream = found.current_stream() if stream is None else stream._stream
-        stream.issue(Op("gate", "kernel", found.compute, self._work))
-
-    def _work(self, op):
-        if not self.open.wait(30):
-            raise TimeoutError("nobody opened the gate")
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.open.set()
-
-    @contextlib.contextmanager
-    def opened_later(self):
-        """Open it from another thread in a while; after the block it must be open."""
-        threading.Timer(0.05, self.open.set).start()
-        yield
-        assert self.open.is_set(), "the host did not wait"
-
-
-@contextlib.contextmanager
-def recorded():
-    """Give a list that holds, after the block, a Span for each op that ran in it."""
-    spans = start_recording()
-    try:
-        yield spans
-        d2lpar.synchronize()
-    finally:
-        stop_recording(spans)
-
-
-def named(recording, name):
-    return [op for op in recording if op.name == name]
-
-
-def overlap(first, second):
-    return min(first.end, second.end) > max(first.start, second.start)
 
 
 def run_python(code):
@@ -291,19 +246,6 @@ def test_a_copy_holds_its_engine_for_what_the_link_takes(devices, way, pinned):
     assert (copy.source, copy.target) == ends[way]
 
 
-def test_copies_in_a_row_take_the_sum_of_what_they_hold(devices):
-    virtual_gpus(2, link=Link(1e9, 0.005))
-    host = torch.zeros(10).pin_memory()
-    x = torch.zeros(10, device=devices[0])
-    torch.vgpu.synchronize()
-    with recorded() as recording:
-        for _ in range(20):
-            x.copy_(host, non_blocking=True)
-    copies = named(recording, "copy")
-    assert len(copies) == 20
-    assert copies[-1].end - copies[0].start >= 20 * 0.005 * 0.98
-
-
 def test_peer_copy_runs_after_both_streams_and_before_later_work_of_both(devices):
     virtual_gpus(2, peer_link=Link(1e9, 0.02))
     source = torch.zeros(10, device=devices[0])
@@ -334,21 +276,6 @@ def test_peer_copy_keeps_order_when_the_current_streams_are_side_streams(devices
             assert not torch.vgpu.current_stream(devices[0]).query()
     d2lpar.synchronize()  # what follows is on the default stream, which waited for nothing
     assert copy.sum().item() == 10
-
-
-def test_copies_in_two_directions_between_devices_overlap(devices):
-    virtual_gpus(2, peer_link=Link(1e9, 0.1))
-    a, b = (torch.ones(10, device=device) for device in devices)
-    first, second = (torch.vgpu.Stream(device) for device in devices)
-    d2lpar.synchronize()
-    with recorded() as recording:
-        with torch.vgpu.stream(first):
-            a.to(devices[1])
-        with torch.vgpu.stream(second):
-            b.to(devices[0])
-    copies = named(recording, "copy")
-    assert {op.device for op in copies} == set(devices)
-    assert len(copies) == 2
 
 
 def test_copy_on_the_same_device_is_a_kernel(devices):
@@ -1027,6 +954,63 @@ def test_a_forked_child_gets_an_error_and_a_data_loader_works():
         "plain fork 0",
         "parent [2.0, 2.0, 2.0]",
     ]
+
+
+FORK_WHILE_AN_ENGINE_STARTS = """
+import os, torch
+
+def start_one():  # runs after the one of virtual GPUs, which has taken hold of all engines
+    if forking:
+        host.to(a, non_blocking=True)
+
+forking = False
+os.register_at_fork(before=start_one)
+import d2lpar
+(a,) = d2lpar.virtual_gpus(1)
+host = torch.ones(3).pin_memory()
+x = torch.zeros(3, device=a) + 1
+torch.vgpu.synchronize()
+forking = True
+pid = os.fork()
+if not pid:
+    try:
+        x + 1
+    except RuntimeError as error:
+        os._exit(7)
+forking = False
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+print((x + host.to(a)).tolist())
+"""
+
+
+def test_a_fork_while_an_engine_starts():
+    result = subprocess.run(
+        [sys.executable, "-c", FORK_WHILE_AN_ENGINE_STARTS],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.stdout.splitlines() == ["7", "[2.0, 2.0, 2.0]"], result.stderr
+    assert "release" not in result.stderr
+
+
+END = """
+import d2lpar, torch
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.scheduler import Op
+
+(a,) = d2lpar.virtual_gpus(1)
+for _ in range(30):
+    torch.vgpu._sleep(0.1)
+found = registry.find(a)
+work = lambda op: print("it ran", flush=True)
+found.default_stream.issue(Op("last", "kernel", found.compute, work))
+print("end", flush=True)
+"""
+
+
+def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
+    assert run_python(END) == ["end"]
 
 
 # -- recordings

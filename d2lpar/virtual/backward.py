@@ -6,8 +6,6 @@ that was is known for what the calling thread recorded; what another thread reco
 its own runs on the caller's stream, with the same values.
 """
 
-import contextlib
-
 from . import private
 from .device import CurrentStreams, thread
 from .memory import Cell
@@ -18,13 +16,15 @@ class BackwardStreams:
 
     def __init__(self, caller):
         self._caller = caller
-        self._used = set()
+        self.used = set()
         self._chosen = {}  # index of a device -> (number of an operator, stream), see `set`
 
     def stream(self, device):
         """Return the stream that the forward of autograd's current operator was issued to."""
         node = private.autograd_node()
         if node is None:
+            if not private.in_backward():
+                self.leave()  # an interrupt came before the end of the pass could
             return self._caller.stream(device)
         number = node._sequence_nr()
         if number >= 2**62:  # the accumulation of a gradient has no forward
@@ -32,8 +32,13 @@ class BackwardStreams:
         chosen_in, stream = self._chosen.get(device.index, (None, None))
         if chosen_in != number:
             stream = self._caller.at(device, number)
-        self._used.add(stream)
+        self.used.add(stream)
         return stream
+
+    def leave(self):
+        """Make the caller's streams current; they wait for those of the pass when next used."""
+        self._caller.unjoined = self
+        thread.current = self._caller
 
     def after(self, stream, op):
         """Return the ops of other streams, under way, that wrote what `op` is about to read."""
@@ -50,11 +55,6 @@ class BackwardStreams:
         else:
             self._chosen[stream.device.index] = node._sequence_nr(), stream
 
-    def join(self):
-        """Let the caller's streams wait for those that were used."""
-        for stream in self._used:
-            self._caller.stream(stream.device).wait_for(stream.tail())
-
 
 def _writers(values):
     for value in values:
@@ -66,16 +66,15 @@ def _writers(values):
             yield from _writers(value)
 
 
-@contextlib.contextmanager
-def streams_of_forward():
-    """Issue the operators of a backward pass to the streams of their forward."""
-    caller = thread.current
-    if type(caller) is not CurrentStreams:  # only default streams, or a backward within a backward
-        yield
-        return
-    thread.current = streams = BackwardStreams(caller)
-    try:
-        yield
-    finally:
-        thread.current = caller
-        streams.join()
+class StreamsOfForward:
+    """Context manager: issue the operators of a backward pass to the streams of their forward."""
+
+    def __enter__(self):
+        caller = thread.current
+        self._streams = None  # only default streams, or a backward within a backward
+        if type(caller) is CurrentStreams:
+            thread.current = self._streams = BackwardStreams(caller)
+
+    def __exit__(self, *exception):
+        if self._streams is not None:
+            self._streams.leave()

@@ -13,7 +13,7 @@ from .engines import Engine
 from .generators import new_generator
 from .memory import Memory
 from .private import sequence_number
-from .scheduler import Stream, wait_all
+from .scheduler import Stream, in_fork, wait_all
 
 
 class Device:
@@ -42,6 +42,7 @@ class Device:
         self.generator = new_generator(self)
         self._streams = (weakref.ref(self.default_stream),)
         self._num_streams = 1
+        self._making = threading.RLock()
         self._errors = deque()
 
     def check_memory(self, memory):
@@ -58,8 +59,8 @@ class Device:
         self.memory.limit, self.memory.fraction = memory, 1.0
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
-            self.threads = threads
             self.compute.set_threads(threads)
+            self.threads = threads
 
     @property
     def engines(self):
@@ -67,10 +68,12 @@ class Device:
 
     def new_stream(self):
         """Return a new stream of this device."""
-        stream = Stream(self, self._num_streams)
-        self._num_streams += 1
-        self._streams = (*(ref for ref in self._streams if ref() is not None), weakref.ref(stream))
-        return stream
+        with self._making:
+            stream = Stream(self, self._num_streams)
+            self._num_streams += 1
+            known = [ref for ref in self._streams if ref() is not None]
+            self._streams = (*known, weakref.ref(stream))
+            return stream
 
     @property
     def streams(self):
@@ -145,16 +148,31 @@ class CurrentStreams:
     MAX_CHANGES = 100_000
 
     def __init__(self):
+        self.unjoined = None  # a `BackwardStreams` whose streams ours do not wait for yet
         self._current = {}  # index of a device -> stream
         self._changes = {}  # index of a device -> list of (number, stream)
 
     def stream(self, device):
         """Return the current stream of `device`."""
+        if self.unjoined is not None:
+            self._join()
         return self._current.get(device.index, device.default_stream)
 
-    def after(self, stream, cells):
-        """Return the ops that work of `stream` on `cells` waits for besides those of its stream."""
+    def after(self, stream, op):
+        """Return the ops that `op` waits for besides those of its stream, `stream`."""
         return ()
+
+    def _join(self):
+        """Let these streams wait for those of a backward pass that has ended.
+
+        This is done when a stream is asked for next: an interrupt would leave it undone at the end.
+        """
+        streams, used = self.unjoined, tuple(self.unjoined.used)
+        for stream in used:
+            current = self._current.get(stream.device.index, stream.device.default_stream)
+            current.wait_for(stream.tail())
+        if self.unjoined is streams:
+            self.unjoined = None
 
     def set(self, stream):
         """Let `stream` be the current one of its device."""
@@ -198,6 +216,13 @@ def set_stream(stream):
 
 devices = []  # every device ever made; the first `count` of them are in use
 count = 0
+
+
+def wait_for_all():
+    """Wait for all streams of all devices; errors are left for the next synchronize."""
+    for device in () if in_fork() else devices:
+        for stream in device.streams:
+            wait_all(stream.tail(), device.torch_device)
 
 
 def find(where):

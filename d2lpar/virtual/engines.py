@@ -5,6 +5,8 @@ streams overlap when they need different engines, as on a GPU.
 """
 
 import _thread
+import contextlib
+import os
 import threading
 import time
 from time import perf_counter
@@ -16,8 +18,6 @@ from .private import set_below_autograd
 from .scheduler import Op, ReadyQueue
 
 _starting = threading.RLock()
-_engines = ()  # those with a thread
-_held = ()  # those that a fork holds back
 
 
 class Engine(ReadyQueue):
@@ -37,22 +37,35 @@ class Engine(ReadyQueue):
         self.running = threading.RLock()
         self.started = False
         self._ended = threading.Event()
-        self._free_at = 0.0
+        # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang:
+        # it waits for the op that runs now and holds back the next. These are functions in C: an
+        # interrupt in one written in Python would be lost.
+        os.register_at_fork(
+            before=self.running.acquire,
+            after_in_parent=self.running.release,
+            after_in_child=self.running.release,
+        )
+        self._free_at = self._last_end = 0.0  # when the last copy should have ended, and did
         self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
 
     def start(self):
         """Start the thread, once."""
-        global _engines
         run = self._run
         with _starting:
-            if not self.started:
-                _engines = (*_engines, self)
+            if self.started:
+                return
+            try:
                 self.started = True  # and the thread is started in the same step, see scheduler.py
                 _thread.start_new_thread(run, ())
+            except RuntimeError:  # there are too many threads
+                self.started = False
+                raise
 
     def _run(self):
+        scheduler.note_engine(self)
         with self.running:
-            set_thread_count(self.threads)
+            with contextlib.suppress(RuntimeError):  # too many threads: torch's default then
+                set_thread_count(self.threads)
             set_below_autograd()
         with torch.inference_mode():  # so that tensors made in that mode can be written
             while True:
@@ -78,6 +91,8 @@ class Engine(ReadyQueue):
         if arrival is not None:
             self._land(op, arrival, begun)
         op.end = perf_counter()
+        if arrival is not None:
+            self._last_end = op.end
 
     def _carry(self, op):
         """Sleep until the link has carried the bytes of a copy; return when they shall have landed.
@@ -86,7 +101,8 @@ class Engine(ReadyQueue):
         before. A copy that follows at once starts where the one before should have ended, so that
         waking up late does not add up.
         """
-        started = max(op.ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
+        ready = self._free_at if op.ready == self._last_end else op.ready
+        started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
         self._free_at = arrival = started + op.seconds
         writing = (op.num_bytes or 0) * self._seconds_per_byte
         _sleep_until(arrival - writing)
@@ -108,10 +124,13 @@ class Engine(ReadyQueue):
             scheduler.wait(op, self.device.torch_device)
 
     def end(self):
-        """End the thread after the op that runs now; what is queued is dropped."""
+        """Let the thread end after the op that runs now; what is queued is dropped."""
+        self.ending = True
+        self.arrivals.put(None)
+
+    def join(self):
+        """Wait for the end of the thread."""
         if self.started:
-            self.ending = True
-            self.arrivals.put(None)
             self._ended.wait(timeout=60)
 
 
@@ -119,29 +138,6 @@ def _sleep_until(moment):
     remaining = moment - perf_counter()
     if remaining > 0:
         time.sleep(remaining)
-
-
-def before_fork():
-    """Wait for the ops that run now and hold back the next.
-
-    A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
-    """
-    global _held
-    _held = _engines
-    for engine in _held:
-        engine.running.acquire()
-
-
-def after_fork():
-    """Let the engines go on."""
-    for engine in _held:
-        engine.running.release()
-
-
-def after_fork_in_child():
-    """Let torch be used in the child, on the CPU; the engines' threads are not there."""
-    after_fork()
-    scheduler.after_fork_in_child()
 
 
 _counting = threading.Lock()

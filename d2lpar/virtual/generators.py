@@ -7,7 +7,7 @@ import torch
 from .private import CPUGenerator
 from .scheduler import wait
 
-_known = {}  # what torch knows a Generator by -> a weak reference to it
+_known = {}  # torch hands over another object: what it has in common with ours -> ours, weakly
 
 
 class Generator(CPUGenerator):
@@ -24,7 +24,7 @@ class Generator(CPUGenerator):
         return super().__new__(cls)
 
     def __init__(self, owner, seed=None):
-        for identity in [identity for identity, known in _known.items() if known() is None]:
+        for identity in [identity for identity, known in tuple(_known.items()) if known() is None]:
             _known.pop(identity, None)
         _known[self._cdata] = weakref.ref(self)
         self.owner = owner

@@ -117,11 +117,16 @@ class Call:
         for name, value in kwargs.items():
             self.key.append(name)
             self.kwvalues[name] = self._take(value, operator.by_value_of.get(name, True))
+        if operator.written:  # which arguments are one tensor matters to what is resized
+            self.key.append(tuple(map(self._first_place, self.tensors)))
         for position, name in operator.written:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if type(value) is list else (value,):
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
                     raise two_devices(self.device.torch_device, tensor.device)
+
+    def _first_place(self, tensor):
+        return next(i for i, other in enumerate(self.tensors) if other is tensor)
 
     def _take(self, value, by_value=True):
         """Add `value` to the key; return it as the engine shall see it."""
@@ -198,11 +203,14 @@ class Call:
 
     def _infer(self, key):
         metas = []
+        places = [self._first_place(tensor) for tensor in self.tensors]
 
         def substitute(value):
             if type(value) is VirtualTensor:
-                metas.append(value._cell.layout.empty(META))
-                return metas[-1]
+                place = places[len(metas)]  # one tensor given twice is one here, too
+                meta = metas[place] if place < len(metas) else value._cell.layout.empty(META)
+                metas.append(meta)
+                return meta
             if type(value) is list or type(value) is tuple:
                 return [substitute(item) for item in value]
             if isinstance(value, private.CPUGenerator):

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from .private import set_conj, set_neg
-from .scheduler import wait
+from .scheduler import check_process, wait
 
 MIB = 2**20
 GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
@@ -102,8 +102,8 @@ class Cell:
     Attributes:
         layout: a `Layout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
-        parent, view: of a view, the cell it was made from and the function of `parent`'s data that
-            gives its own.
+        parent, view: of a view, the cell it was made from, and the function of `parent`'s data
+            that gives its own; None if the layout alone tells it.
         writer: the op that was issued last to write it, or None.
     """
 
@@ -126,8 +126,8 @@ class Cell:
 
 def strided(cell, layout):
     """Return the cell of a view of `cell` with another layout."""
-    size, stride, offset = layout.size, layout.stride, layout.offset
-    return Cell(layout, None, cell, lambda data: torch.as_strided(data, size, stride, offset))
+    is_strided = cell.parent is not None and cell.view is None
+    return Cell(layout, None, cell.parent if is_strided else cell)
 
 
 class Failure:
@@ -158,7 +158,13 @@ def fetch(cell):
                 "stream wait (wait_stream, wait_event). CUDA would go on with whatever lies in "
                 "that memory"
             )
-        data = cell.data = cell.view(fetch(cell.parent))
+        data = fetch(cell.parent)
+        if cell.view is None:
+            layout = cell.layout
+            data = torch.as_strided(data, layout.size, layout.stride, layout.offset)
+        else:
+            data = cell.view(data)
+        cell.data = data
     elif type(data) is Failure:
         raise Unavailable(data)
     return data
@@ -230,6 +236,7 @@ class Memory:
 
         Waits for streams that hold freed memory before it raises torch.OutOfMemoryError.
         """
+        check_process()
         block = Block()
         reference = _Reference(block, self._freed.append)
         block.reference = reference
@@ -245,9 +252,10 @@ class Memory:
                     reserved = self.allocated + self.held + num_bytes
                 if reserved <= limit:
                     # One step from here, see scheduler.py.
-                    block.address = reference.address = address = self._next_address
-                    self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
+                    address = self._next_address
                     self._live[address] = reference
+                    block.address = reference.address = address
+                    self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
                     self.allocated += num_bytes
                     self.num_allocations += 1
                     self.total_allocated += num_bytes
@@ -283,6 +291,8 @@ class Memory:
                 reference = freed[0]
                 if reference.streams and reference.pending is None:
                     reference.pending = [op for each in reference.streams for op in each.tail()]
+                if not freed or freed[0] is not reference:
+                    continue  # a destructor that ran meanwhile has come here first
                 # One step to `popleft`. An interrupted allocation leaves a reference without an
                 # address: it was never accounted.
                 if reference.address is not None:
@@ -294,7 +304,7 @@ class Memory:
                         del self._live[reference.address]
                 popleft()
             for reference in tuple(self._held.values()):
-                if all(op.done for op in reference.pending):
+                if all(op.done for op in reference.pending) and reference.address in self._held:
                     del self._held[reference.address]
                     del self._live[reference.address]
                     self.held -= reference.num_bytes

@@ -5,9 +5,9 @@ import torch
 from . import recurrent, saving
 from .copies import copy
 from .issuing import META, Call
-from .memory import CPU, Layout
+from .memory import CPU, Cell, Layout
 from .plans import aten, operator_of, tables
-from .tensor import VirtualTensor, become, new_tensor, view_as
+from .tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
@@ -15,6 +15,10 @@ def _create_like(func, args, kwargs):
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        cell = args[0]._cell
+        if not isinstance(cell.data, torch.Tensor):  # no values yet, and none are needed
+            stand_in = Cell(cell.layout, cell.layout.empty(CPU))
+            args = (wrap(stand_in, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()
     like = args[0]._cell.layout.empty(CPU)
     return func(like, *args[1:], **kwargs)
@@ -41,7 +45,7 @@ def _set_(func, args, kwargs):
     tensor, *rest = args
     if not rest:
         rest = [torch.empty(0, dtype=tensor.dtype, device=tensor.device)]
-    if type(rest[0]) is not VirtualTensor:
+    if type(rest[0]) is not VirtualTensor or rest[0].device != tensor.device:
         raise NotImplementedError("set_ on a virtual GPU takes a tensor of the same device")
     source = rest[0]
     if len(rest) > 1:
@@ -173,7 +177,10 @@ tables.shape.update(
         aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
     }
 )
-tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
+tables.keyed_by_value.update(
+    {"arange", "range", "linspace", "logspace"}  # these decide a shape, those raise at the call
+    | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "uniform_"}
+)
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )

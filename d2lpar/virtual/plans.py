@@ -78,8 +78,11 @@ class Operator:
 
 
 def _is_number(type):
-    """Return whether arguments of this type of a schema scale values and shape nothing."""
-    return type.removeprefix("Optional[").rstrip("]") in ("number", "float")
+    """Return whether numbers among arguments of this type of a schema scale values only.
+
+    A number in the place of a tensor, as in `x * 3`, does so, too.
+    """
+    return type.removeprefix("Optional[").rstrip("]") in ("number", "float", "Tensor")
 
 
 def _decompose(func, args, kwargs):

@@ -3,6 +3,7 @@
 It imports nothing of ours: what torch shall call is handed in. Known to work on torch 2.11 to 2.15.
 """
 
+import contextlib
 import ctypes
 import functools
 import mmap
@@ -23,7 +24,16 @@ _libraries = []  # kept alive: a torch.library.Library takes back what it regist
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
 sequence_number = torch.autograd._get_sequence_nr  # of the next operator that autograd makes
+
+
+def in_backward():
+    """Return whether the calling thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
 autograd_node = torch._C._current_autograd_node  # whose backward runs in this thread
+no_dispatch = torch._C._DisableTorchDispatch  # context managers: within them nothing of torch
+no_torch_function_at_all = torch._C.DisableTorchFunction  # comes back to Python
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 _below_autograd = threading.local()
 
@@ -41,11 +51,6 @@ def check_version(version):
 def set_below_autograd():
     """Let the operators of the calling thread go past autograd, for as long as it lives."""
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
-
-
-def without_python():
-    """Return a context manager within which no operator comes back to Python."""
-    return torch._C._DisableTorchDispatch()
 
 
 def is_composite(func):
@@ -269,7 +274,7 @@ def patch_backward(streams_of_forward):
             with streams_of_forward():
                 return run_backward(tensors, *args, **kwargs)
         except BaseException:
-            if torch._C._current_graph_task_id() == -1:  # no other backward is around this one
+            if not in_backward():  # no other backward is around this one
                 drop_tasks()
             raise
         finally:
@@ -278,8 +283,10 @@ def patch_backward(streams_of_forward):
     def drop_tasks():
         """Let torch drop the tasks of a backward that failed, and the tensors in them, which else
         stay in the thread's queue until its next backward."""
-        loss = torch.zeros((), requires_grad=True) * 1
-        run_backward((loss,), (torch.ones(()),), False, False, (), accumulate_grad=True)
+        with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.zeros((), requires_grad=True, device="cpu")
+            ones = torch.ones((), device="cpu")
+            run_backward((leaf * 1,), (ones,), False, False, (), accumulate_grad=True)
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward
@@ -289,6 +296,18 @@ def _roots(tensors):
     if isinstance(tensors, torch.Tensor):
         return (tensors,)
     return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
+
+
+def patch_default_dtype(wait):
+    """Call `wait` before the default dtype changes: kernels that are queued ask for it, too."""
+    set_dtype = torch.set_default_dtype
+
+    @functools.wraps(set_dtype)
+    def set_default_dtype(d):
+        wait()
+        set_dtype(d)
+
+    torch.set_default_dtype = set_default_dtype
 
 
 # -- torch.Stream, torch.Event, torch.Generator, torch.accelerator and nn.DataParallel
@@ -309,6 +328,8 @@ def _with_our_devices(base, make):
 
     class Meta(type(base)):
         def __call__(cls, *args, **kwargs):
+            if cls is not stand_in:  # a class that a user derived
+                return super().__call__(*args, **kwargs)
             device = kwargs.get("device", args[0] if args else None)
             if isinstance(device, (str, torch.device)) and torch.device(device).type == "vgpu":
                 rest = args[1:] if args else ()
@@ -323,7 +344,8 @@ def _with_our_devices(base, make):
             return issubclass(subclass, base)
 
     namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
-    return Meta(base.__name__, (base,), namespace)
+    stand_in = Meta(base.__name__, (base,), namespace)
+    return stand_in
 
 
 def patch_accelerator(module):

@@ -9,10 +9,11 @@ op does, and how long that takes, is not decided here but by its engine (`engine
 Why a step cannot be torn: Python raises KeyboardInterrupt between bytecodes of the main thread, but
 only where a Python function begins, at a jump backwards, and after a call. Stores that follow each
 other, and the call of a C function after them, form one step: either all of it has happened or
-nothing. The same places are the only ones where another thread can take over.
+nothing. No other thread takes over within it, and no destructor runs, since it makes no container.
 """
 
 import threading
+from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
 from time import perf_counter
@@ -25,7 +26,8 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run a
 _issuing = threading.RLock()  # threads that issue take turns
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # the lists that finished ops are appended to
-_forked = False  # is this process a fork of one with virtual GPUs?
+_forks = []  # not empty in a fork of a process with virtual GPUs
+_here = threading.local()  # `engine` is set in the thread of an engine
 
 
 class Op:
@@ -49,7 +51,7 @@ class Op:
     """
 
     error = num_bytes = source = target = seconds = generator = None
-    stream = previous = waits = drawn = dependents = waiters = None
+    stream = previous = waits = drawn = waiters = None
     after = ()
     ready = start = end = 0.0
     missing = number = 0
@@ -63,6 +65,7 @@ class Op:
         self.args = args
         self.kwargs = kwargs
         self.out = out
+        self.dependents = []
 
     def spans(self):
         """Yield what a recording keeps of this op: itself, and waits of its stream before it."""
@@ -112,7 +115,7 @@ class Stream:
         `then` is another stream whose later ops wait for this one. Waits while QUEUE_LIMIT ops of
         the engine are under way. An exception before the op is handed over leaves no trace of it.
         """
-        if _forked:
+        if _forks:
             check_process()
         engine = op.engine
         if engine.issued - engine.finished >= QUEUE_LIMIT:
@@ -125,17 +128,19 @@ class Stream:
         op.stream = self
         op.after = after
         generator = op.generator
-        put = engine.arrivals.put
+        put, no_waits = engine.arrivals.put, {}
         with _issuing:
-            if then is not None and then.waits is None:
-                then.waits = {}
+            if then is not None:
+                then.waits = then._waits_under_way()
             op.issued = issued = perf_counter()
-            # One step from here to `put`, see above: stores that allocate nothing, then a C call.
+            # One step from here to `put`, see above: stores that make no container, then a C call.
             op.previous = self.last
             op.waits = self.waits
             self.last = op
             self.waits = None
             if then is not None:
+                if then.waits is None:
+                    then.waits = no_waits
                 then.waits[op] = issued
             if generator is not None:
                 op.drawn = generator.last
@@ -145,21 +150,31 @@ class Stream:
         return op
 
     def tail(self):
-        """Return the ops after which everything issued to this stream so far has finished."""
+        """Return the ops under way after which all that was issued to this stream has finished."""
+        check_process()
         with _issuing:
             ops = (self.last, *(self.waits or ()))
         return tuple(op for op in ops if op is not None and not op.done)
 
     def wait_for(self, ops):
         """Let all later ops of this stream wait for `ops`."""
+        check_process()
         now = perf_counter()
         waits = {op: now for op in ops if not op.done and op.stream is not self}
         if waits:
             with _issuing:
-                if self.waits is None:
-                    self.waits = waits
-                else:
-                    self.waits.update(waits)
+                self.waits = self._waits_under_way()
+                self.waits.update(waits)
+
+    def _waits_under_way(self):
+        """Return `waits`, without ops that are done when it has grown by 64.
+
+        A stream that is told to wait again and again, and given nothing, would keep all of them.
+        """
+        waits = self.waits or {}
+        if len(waits) % 64 or _recordings:  # a recording asks for all of them
+            return waits
+        return {op: told for op, told in waits.items() if not op.done}
 
 
 class ReadyQueue:
@@ -201,19 +216,19 @@ class ReadyQueue:
         """Count what `op` waits for; it is ready if that is nothing."""
         op.ready = op.issued
         self._number = op.number = self._number + 1
+        earlier_ops = (op.previous, *op.after, *(op.waits or ()), op.drawn)
         with _ordering:
-            for earlier in (op.previous, *op.after, *(op.waits or ()), op.drawn):
+            for earlier in earlier_ops:
                 if earlier is None:
                     continue
                 if earlier.done:
                     op.ready = max(op.ready, earlier.end)
                 else:
-                    if earlier.dependents is None:
-                        earlier.dependents = []
                     earlier.dependents.append(op)
                     op.missing += 1
-            if op.missing == 0:
-                heappush(self._ready, (op.ready, op.number, op))
+            is_ready = op.missing == 0
+        if is_ready:
+            heappush(self._ready, (op.ready, op.number, op))
 
     def finish(self, op):
         """Note that `op` has run; make ready what waited for it, wake the hosts that did."""
@@ -224,18 +239,21 @@ class ReadyQueue:
         op.work = op.args = op.kwargs = op.out = None
         op.previous = op.waits = op.drawn = op.generator = None
         op.after = ()
+        ready = []
         with _ordering:
             op.done = True
             dependents, op.dependents = op.dependents, None
             waiters, op.waiters = op.waiters, None
-            for dependent in dependents or ():
+            for dependent in dependents:
                 dependent.ready = max(dependent.ready, op.end)
                 dependent.missing -= 1
                 if dependent.missing == 0:
-                    queue = dependent.engine
-                    heappush(queue._ready, (dependent.ready, dependent.number, dependent))
-                    if queue is not self:
-                        queue.arrivals.put(None)
+                    ready.append(dependent)
+        for dependent in ready:
+            queue = dependent.engine
+            heappush(queue._ready, (dependent.ready, dependent.number, dependent))
+            if queue is not self:
+                queue.arrivals.put(None)
         for wake in waiters or ():
             wake()
         self.finished += 1
@@ -245,7 +263,7 @@ class ReadyQueue:
 
     def wait_for_room(self):
         """Block the calling thread until half of QUEUE_LIMIT is free."""
-        check_process()
+        _check_thread()
         gate = _closed_gate()
         self._held_back.append(gate.release)
         if self.issued - self.finished >= QUEUE_LIMIT:
@@ -263,6 +281,7 @@ def wait(op, device):
     if op.done:
         return
     check_process()
+    _check_thread()
     gate, waiters, started = _closed_gate(), [], perf_counter()
     with _ordering:
         if op.done:
@@ -277,6 +296,20 @@ def wait(op, device):
             span = Span("synchronize", "wait", device, 0, "host", started, perf_counter(), started)
             for recording in _recordings:
                 recording.append(span)
+
+
+def _check_thread():
+    """Raise RuntimeError in the thread of an engine, where a wait would never end."""
+    if getattr(_here, "engine", None) is not None:
+        raise RuntimeError(
+            "a destructor that waits for a virtual GPU was run by the garbage collector in one of "
+            "the threads that do its work: call what it does where you drop the object"
+        )
+
+
+def note_engine(engine):
+    """Note that the calling thread does the work of `engine`."""
+    _here.engine = engine
 
 
 def wait_all(ops, device):
@@ -312,7 +345,7 @@ def stop_recording(recording):
 
 def check_process():
     """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
-    if _forked:
+    if _forks:
         raise RuntimeError(
             "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
             "you must use the 'spawn' start method"
@@ -321,11 +354,7 @@ def check_process():
 
 def in_fork():
     """Return whether this process is a fork of one with virtual GPUs."""
-    return _forked
+    return bool(_forks)
 
 
-def after_fork_in_child():
-    """Note that this process is a fork: the threads of the engines are not here."""
-    global _forked, _issuing, _ordering
-    _forked = True
-    _issuing, _ordering = threading.RLock(), threading.RLock()
+note_fork = partial(_forks.append, True)  # a function in C: no interrupt can come in it

@@ -6,9 +6,9 @@ import sys
 
 import torch
 
-from . import autocast, comm, copies, engines, operators, private, saving, scheduler, vgpu
+from . import autocast, comm, copies, operators, private, saving, scheduler, vgpu
 from . import device as registry
-from .backward import streams_of_forward
+from .backward import StreamsOfForward
 from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
@@ -37,19 +37,16 @@ def register():
             restore=saving.restore,
             autocast=autocast.register,
         )
-        private.patch_backward(streams_of_forward)
+        private.patch_backward(StreamsOfForward)
         private.patch_classes(
             stream=lambda device, priority=0: vgpu.Stream(device, priority),
             event=lambda device, **options: vgpu.Event(**options),
             generator=lambda device: Generator(registry.find(device)),
         )
+        private.patch_default_dtype(registry.wait_for_all)
         private.patch_accelerator(vgpu)
         private.patch_data_parallel(comm, is_ours, _side_stream)
-        os.register_at_fork(
-            before=engines.before_fork,
-            after_in_parent=engines.after_fork,
-            after_in_child=engines.after_fork_in_child,
-        )
+        os.register_at_fork(after_in_child=scheduler.note_fork)
         # a worker that waits for Python's lock beside a busy main thread gets it after this
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         atexit.register(_end)
@@ -72,6 +69,9 @@ def _side_stream(device):
 def _end():
     if scheduler.in_fork():
         return
-    for device in registry.devices:
-        for engine in device.engines:
+    all_engines = [engine for device in registry.devices for engine in device.engines]
+    with held_back():  # a thread that is still in torch would end the process badly
+        for engine in all_engines:
             engine.end()
+        for engine in all_engines:
+            engine.join()

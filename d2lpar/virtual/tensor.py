@@ -38,6 +38,8 @@ class VirtualTensor(torch.Tensor):
     def data_ptr(self):
         """Return the address of the first element, in an address range of the device's own."""
         layout = self._cell.layout
+        if not layout.num_bytes:
+            return 0
         return self._block.address + layout.offset * layout.dtype.itemsize
 
     def untyped_storage(self):
@@ -138,8 +140,11 @@ def become(tensor, new, set_data=_set_data):
     An interrupt finds all of it done or nothing.
     """
     cell, block = tensor._cell, tensor._block
+    if cell.layout.conj != new._cell.layout.conj or cell.layout.neg != new._cell.layout.neg:
+        private.set_conj(tensor, new._cell.layout.conj)
+        private.set_neg(tensor, new._cell.layout.neg)
     try:
-        with private.without_python():
+        with private.no_dispatch(), private.no_torch_function_at_all():
             # One step, see scheduler.py: stores, then a call of a function in C.
             tensor._cell = new._cell
             tensor._block = new._block

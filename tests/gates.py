@@ -1,0 +1,189 @@
+"""What holds a virtual GPU while a test looks, so that no test depends on how fast a machine is."""
+
+import contextlib
+import sys
+import threading
+import time
+
+import d2lpar
+from d2lpar.virtual import device as registry
+from d2lpar.virtual import engines, scheduler, start_recording, stop_recording
+from d2lpar.virtual.scheduler import Op, Stream
+
+_blocked = []  # engines that run, or will run, a gate that is closed
+
+
+class Gate:
+    """A kernel that runs until it is opened, at the latest at the end of the block.
+
+    Before it opens at the end of the block, whatever can run without it runs: what should have
+    waited for the gate and did not is seen.
+    """
+
+    def __init__(self, device, stream=None):
+        found = registry.find(device)
+        self.open = threading.Event()
+        self.engine = found.compute
+        stream = found.current_stream() if stream is None else stream._stream
+        _blocked.append(self.engine)
+        self.op = stream.issue(Op("gate", "kernel", self.engine, self._work))
+
+    def _work(self, op):
+        if not self.open.wait(30):
+            raise TimeoutError("nobody opened the gate")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        if not self.open.is_set():
+            if exception == (None, None, None):
+                run_what_can()
+            self.let_go()
+
+    def let_go(self):
+        """Open it."""
+        if not self.open.is_set():
+            _blocked.remove(self.engine)
+            self.open.set()
+
+    @contextlib.contextmanager
+    def opened_later(self):
+        """Open it as soon as this thread waits for it; after the block it must be open."""
+        host, given_up = threading.get_ident(), threading.Event()
+
+        def watch():
+            while not given_up.is_set():
+                if is_stuck(host):
+                    self.let_go()
+                    return
+                time.sleep(1e-4)
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        try:
+            yield
+            assert self.open.is_set(), "the host did not wait"
+        finally:
+            given_up.set()
+            thread.join()
+
+
+def is_stuck(host):
+    """Return whether a thread waits for an op that cannot run before a gate is opened."""
+    op = awaited_by(host)
+    if op is None:
+        return False
+    run_what_can()
+    return op is awaited_by(host) and not op.done
+
+
+def awaited_by(host):
+    """Return the op that a thread waits for in `scheduler.wait`, or None."""
+    frame = frame_in(host, scheduler.wait)
+    return None if frame is None else frame.f_locals.get("op")
+
+
+def frame_in(host, function):
+    """Return the frame of `function` that a thread is in, or None."""
+    frame = sys._current_frames().get(host)
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame
+
+
+def run_what_can():
+    """Wait until every op has run that does not wait for a gate.
+
+    An op that was given to an engine last is ready last: when it runs, all that were ready have
+    run. These may have made others ready elsewhere, so it is repeated until nothing else has run.
+    """
+    before = {}
+    while True:
+        seen, started = (
+            {},
+            [
+                engine
+                for device in registry.devices
+                for engine in device.engines
+                if engine.started and engine not in _blocked
+            ],
+        )
+        marks = [_mark(engine, seen) for engine in started]
+        for mark in marks:
+            assert mark.wait(30), "an engine does not go on"
+        if all(seen[engine] == before.get(engine, -1) + 1 for engine in started):
+            return
+        before = seen
+
+
+def _mark(engine, seen):
+    """Issue an op that notes how many ops of an engine have run; return its event."""
+    event = threading.Event()
+
+    def work(op):
+        seen[engine] = engine.finished
+        event.set()
+
+    Stream(engine.device, -1).issue(Op("mark", "setting", engine, work))
+    return event
+
+
+class HeldLink:
+    """Copies that have a link, of any device, arrive when this is opened, at the latest at the end
+    of the block. For `monkeypatch`."""
+
+    def __init__(self, monkeypatch):
+        self.open = threading.Event()
+        self.reached = threading.Event()  # is a copy under way?
+        monkeypatch.setattr(engines, "_sleep_until", self._sleep_until)
+
+    def _sleep_until(self, moment):
+        self.reached.set()
+        if not self.open.wait(30):
+            raise TimeoutError("nobody opened the link")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.open.set()
+
+
+@contextlib.contextmanager
+def recorded():
+    """Give a list that holds, after the block, a Span for each op that ran in it."""
+    spans = start_recording()
+    try:
+        yield spans
+        d2lpar.synchronize()
+    finally:
+        stop_recording(spans)
+
+
+def named(recording, name):
+    return [op for op in recording if op.name == name]
+
+
+def overlap(first, second):
+    return min(first.end, second.end) > max(first.start, second.start)
+
+
+@contextlib.contextmanager
+def in_thread(function):
+    """Run `function` in another thread beside the block; raise here what it raised."""
+    errors = []
+
+    def run():
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    yield thread
+    thread.join(30)
+    assert not thread.is_alive(), "the other thread did not end"
+    if errors:
+        raise errors[0]

@@ -1,0 +1,157 @@
+"""Random numbers of a device: whose they are, and in which order they are drawn."""
+
+import gc
+
+import pytest
+import torch
+from gates import Gate
+
+from d2lpar.virtual import generators, virtual_gpus
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+DRAWS = {
+    "normal_": lambda where, g: torch.empty(5, device=where).normal_(generator=g),
+    "uniform_": lambda where, g: torch.empty(5, device=where).uniform_(1, 2, generator=g),
+    "rand": lambda where, g: torch.rand(5, device=where, generator=g),
+    "randn": lambda where, g: torch.randn(2, 3, device=where, generator=g),
+    "randint": lambda where, g: torch.randint(100, (5,), device=where, generator=g),
+    "randperm": lambda where, g: torch.randperm(9, device=where, generator=g),
+    "bernoulli": lambda where, g: torch.full((9,), 0.5, device=where).bernoulli(generator=g),
+    "multinomial": lambda where, g: torch.ones(6, device=where).multinomial(3, generator=g),
+    "init": lambda where, g: torch.nn.init.xavier_normal_(
+        torch.empty(3, 3, device=where), generator=g
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_of_the_device_is_drawn_from_and_no_other(devices, name):
+    draw = DRAWS[name]
+    on_cpu = torch.Generator().manual_seed(3)
+    expected = [draw("cpu", on_cpu).tolist() for _ in range(2)]
+    generator = torch.Generator(device=devices[1]).manual_seed(3)
+    torch.vgpu.manual_seed_all(5)
+    state = torch.vgpu.get_rng_state(devices[1])
+    assert [draw(devices[1], generator).tolist() for _ in range(2)] == expected
+    assert torch.equal(torch.vgpu.get_rng_state(devices[1]), state), "the device's own was used"
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_a_generator_of_elsewhere_is_refused(devices, name):
+    draw = DRAWS[name]
+    with pytest.raises(RuntimeError, match="Expected a 'vgpu' device type for generator.*'cpu'"):
+        draw(devices[1], torch.Generator())
+    with pytest.raises(RuntimeError, match="Expected a 'vgpu:1' generator device.*'vgpu:0'"):
+        draw(devices[1], torch.Generator(device=devices[0]))
+    assert draw(devices[1], torch.Generator(device=devices[1])).device == devices[1]
+
+
+def test_a_generator_says_where_it_is(devices):
+    for where in (devices[1], "vgpu:1"):
+        generator = torch.Generator(device=where)
+        assert generator.device == devices[1]
+        assert isinstance(generator, torch.Generator)
+    assert torch.Generator(devices[0]).device == devices[0]
+    assert torch.Generator("cpu").device == torch.Generator().device == torch.device("cpu")
+    assert generator.manual_seed(7).initial_seed() == 7
+    seed = generator.seed()
+    assert generator.initial_seed() == seed != 7
+
+
+def test_a_new_seed_does_not_change_what_was_drawn_before(devices):
+    def numbers(seed):
+        return torch.rand(3, generator=torch.Generator().manual_seed(seed)).tolist()
+
+    generator = torch.Generator(device=devices[0]).manual_seed(1)
+    torch.vgpu.manual_seed_all(1)
+    state = torch.Generator().manual_seed(2).get_state()
+    with Gate(devices[0]):
+        drawn = [torch.rand(3, device=devices[0], generator=generator)]
+        generator.manual_seed(2)
+        drawn.append(torch.rand(3, device=devices[0], generator=generator))
+        generator.set_state(state)
+        drawn.append(torch.rand(3, device=devices[0], generator=generator))
+        generator.seed()
+        own = [torch.rand(3, device=devices[0])]
+        torch.vgpu.set_rng_state(state)
+        own.append(torch.rand(3, device=devices[0]))
+        torch.vgpu.manual_seed(3)
+        own.append(torch.rand(3, device=devices[0]))
+        torch.vgpu.seed()
+    assert [x.tolist() for x in drawn] == [numbers(1), numbers(2), numbers(2)]
+    assert [x.tolist() for x in own] == [numbers(1), numbers(2), numbers(3)]
+
+
+def test_the_state_of_a_generator_is_that_after_all_draws_so_far(devices):
+    generator = torch.Generator(device=devices[0]).manual_seed(1)
+    on_cpu = torch.Generator().manual_seed(1)
+    torch.rand(3, generator=on_cpu)
+    with Gate(devices[0]) as gate, gate.opened_later():
+        torch.rand(3, device=devices[0], generator=generator)
+        state = generator.get_state()
+    assert torch.equal(state, on_cpu.get_state())
+    twin = generator.clone_state()
+    expected = torch.rand(3, generator=on_cpu).tolist()
+    for each in (generator, twin):
+        assert torch.rand(3, device=devices[0], generator=each).tolist() == expected
+
+
+def test_one_generator_is_drawn_from_in_the_order_of_issue(devices):
+    generator = torch.Generator(device=devices[0]).manual_seed(1)
+    on_cpu = torch.Generator().manual_seed(1)
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
+    drawn = []
+    with Gate(devices[0], sides[0]):
+        for i in range(4):
+            with torch.vgpu.stream(sides[i % 2]):
+                drawn.append(torch.rand(3, device=devices[0], generator=generator))
+    torch.vgpu.synchronize()
+    expected = [torch.rand(3, generator=on_cpu).tolist() for _ in range(4)]
+    assert [x.tolist() for x in drawn] == expected
+
+
+def test_seeds_that_nobody_knows(devices):
+    torch.vgpu.manual_seed_all(1)
+    torch.vgpu.seed()
+    seeds = [generator.initial_seed() for generator in torch.vgpu.default_generators]
+    assert seeds[0] != 1 and seeds[1] == 1
+    torch.vgpu.seed_all()
+    again = [generator.initial_seed() for generator in torch.vgpu.default_generators]
+    assert again[0] == again[1] not in (1, seeds[0])
+
+
+def test_the_default_generators_are_those_of_the_devices(devices):
+    own = torch.vgpu.default_generators
+    assert [generator.device for generator in own] == devices
+    torch.vgpu.manual_seed_all(4)
+    x = torch.rand(3, device=devices[1], generator=own[1])
+    torch.vgpu.manual_seed_all(4)
+    assert torch.rand(3, device=devices[1]).tolist() == x.tolist()
+    assert not hasattr(torch.vgpu, "no_such_name")
+
+
+def test_generators_that_are_gone_are_forgotten(devices):
+    for _ in range(20):
+        torch.Generator(device=devices[0])
+    gc.collect()
+    torch.Generator(device=devices[0])
+    assert len(generators._known) < 20
+
+
+@pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 1.0])
+def test_dropout_keeps_the_mean(devices, p):
+    torch.manual_seed(0)
+    expected = torch.nn.functional.dropout(torch.ones(1000), p)
+    torch.manual_seed(0)
+    x = torch.ones(1000, device=devices[0], requires_grad=True)
+    got = torch.nn.functional.dropout(x, p)
+    torch.testing.assert_close(got.cpu(), expected)
+    got.sum().backward()
+    torch.testing.assert_close(x.grad.cpu(), expected)

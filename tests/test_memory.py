@@ -1,0 +1,251 @@
+"""Memory: what holds it, what gives it back, addresses and storages, and the figures of it."""
+
+import copy
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from gates import Gate
+
+from d2lpar import SavedBytes
+from d2lpar.virtual import device as registry
+from d2lpar.virtual import virtual_gpus
+
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+def used(device):
+    gc.collect()
+    return torch.vgpu.memory_allocated(device)
+
+
+def filled(device, num_bytes):
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+# -- what holds memory
+
+
+def test_an_allocation_waits_for_memory_that_another_stream_holds(devices):
+    virtual_gpus(2, memory=used(devices[0]) + 3 * MIB)
+    side = torch.vgpu.Stream(devices[0])
+    retries = torch.vgpu.memory_stats()["num_alloc_retries"]
+    with Gate(devices[0], side) as gate:
+        x = filled(devices[0], 2 * MIB)
+        x.record_stream(side)
+        del x
+        with gate.opened_later():
+            y = filled(devices[0], 2 * MIB)
+    assert torch.vgpu.memory_stats()["num_alloc_retries"] > retries
+    with pytest.raises(torch.OutOfMemoryError):
+        filled(devices[0], 2 * MIB)
+    assert torch.vgpu.memory_allocated() == torch.vgpu.memory_reserved()
+    del y
+
+
+def test_memory_is_held_by_what_its_stream_was_given_before_the_free(devices):
+    virtual_gpus(2, memory=used(devices[0]) + 3 * MIB)
+    side = torch.vgpu.Stream(devices[0])
+    host = torch.ones(4).pin_memory()
+    x = filled(devices[0], 2 * MIB)
+    with torch.vgpu.stream(side):
+        host.to(devices[0], non_blocking=True)
+    x.record_stream(side)
+    side.synchronize()
+    del x
+    with Gate(devices[0], side):  # given to the stream after the free
+        y = filled(devices[0], 2 * MIB)
+        assert torch.vgpu.memory_reserved() == torch.vgpu.memory_allocated()
+    del y
+
+
+def test_memory_is_held_until_the_last_of_its_streams_is_done(devices):
+    before = used(devices[0])
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
+    host = torch.ones(4).pin_memory()
+    x = torch.ones(1000, device=devices[0])
+    with torch.vgpu.stream(sides[0]):
+        host.to(devices[0], non_blocking=True)
+    sides[0].synchronize()
+    torch.vgpu.synchronize()
+    with Gate(devices[0], sides[1]):
+        for side in sides:
+            x.record_stream(side)
+            with torch.vgpu.stream(side):
+                host.to(devices[0], non_blocking=True)
+        del x
+        sides[0].synchronize()
+        assert torch.vgpu.memory_reserved() - before == 4000
+    sides[1].synchronize()
+    assert torch.vgpu.memory_reserved() == before
+
+
+def test_data_that_is_replaced_gives_its_memory_back(devices):
+    before = used(devices[0])
+    x = torch.zeros(1000, device=devices[0])
+    x.data = torch.zeros(10, device=devices[0])
+    assert torch.vgpu.memory_allocated() - before == 40
+    x.data = torch.zeros(100, device=devices[0])
+    assert torch.vgpu.memory_allocated() - before == 400
+
+
+def test_a_tensor_that_grows_keeps_its_content(devices):
+    x = torch.arange(4.0, device=devices[0])
+    before = torch.vgpu.memory_allocated()
+    x.resize_(3, 4)
+    assert x[0].tolist() == [0, 1, 2, 3]
+    assert torch.vgpu.memory_allocated() - before == 32
+    x[2] = 7
+    assert x.sum().item() == 34 + x[1].sum().item()
+
+
+def test_what_an_op_was_given_is_free_when_it_has_run(devices):
+    host = torch.ones(1000).pin_memory()
+    x = torch.empty(1000, device=devices[0])
+    x.copy_(host, non_blocking=True)
+    torch.vgpu.synchronize()
+    host = weakref.ref(host)
+    assert host() is None
+
+    def work(values):
+        return [values[0] * 2]
+
+    from d2lpar.virtual.issuing import issue_function
+
+    y = issue_function("work", work, [x], [x._cell.layout])[0]
+    torch.vgpu.synchronize()
+    work = weakref.ref(work)
+    assert work() is None and y.sum().item() == 2000
+
+
+# -- addresses and storages
+
+
+def test_addresses_tell_storages_apart_and_views_lie_in_theirs(devices):
+    x, y = (torch.zeros(4, 6, device=devices[0]) for _ in range(2))
+    other = torch.zeros(4, 6, device=devices[1])
+    assert len({tensor.data_ptr() for tensor in (x, y, other)}) == 3
+    assert all(tensor.data_ptr() for tensor in (x, y, other))
+    assert x[1].data_ptr() == x[1:].data_ptr() == x.data_ptr() + 24
+    assert x[1, 2].data_ptr() == x.data_ptr() + 32
+    assert x.t().data_ptr() == x.detach().data_ptr() == x.data_ptr()
+    assert not x.data_ptr() <= y.data_ptr() < x.data_ptr() + x.nbytes
+    storages = [tensor.untyped_storage() for tensor in (x, x[1], x.t(), y)]
+    assert storages[0] == storages[1] == storages[2] != storages[3]
+    assert len({storage.data_ptr() for storage in storages}) == 2
+    assert len({storage._cdata for storage in storages}) == len(set(storages)) == 2
+    assert [storage.nbytes() for storage in storages] == [96] * 4
+    assert storages[1].data_ptr() == x.data_ptr()
+
+
+def test_an_address_is_used_once(devices):
+    seen = {torch.zeros(3, device=devices[0]).data_ptr() for _ in range(5)}
+    assert len(seen) == 5
+
+
+def test_saved_bytes_count_storages_of_virtual_gpus(devices):
+    net = torch.nn.Linear(10, 10).to(devices[0])
+    x = torch.ones(5, 10, device=devices[0])
+    with SavedBytes(net) as saved:
+        y = net(x).exp()
+    assert saved.total == 5 * 10 * 4 * 2
+    del y
+
+
+def test_a_shallow_copy_shares_its_memory(devices):
+    before = used(devices[0])
+    x = torch.zeros(3, device=devices[0], requires_grad=True)
+    parameter = torch.nn.Parameter(torch.zeros(3, device=devices[0]))
+    x.note = "kept"
+    twins = copy.copy(x), copy.copy(parameter)
+    assert torch.vgpu.memory_allocated() - before == 24
+    with torch.no_grad():
+        x.add_(1)
+        parameter.add_(2)
+    assert twins[0].tolist() == [1] * 3 and twins[1].tolist() == [2] * 3
+    assert twins[0].data_ptr() == x.data_ptr()
+    assert twins[0].requires_grad and twins[0].note == "kept"
+    assert isinstance(twins[1], torch.nn.Parameter)
+
+
+# -- figures
+
+
+def test_statistics_have_the_names_of_cuda(devices):
+    before = torch.vgpu.memory_stats()
+    x = filled(devices[0], 1000)
+    with pytest.raises(torch.OutOfMemoryError):
+        filled(devices[0], 2**60)
+    torch.vgpu.reset_peak_memory_stats()
+    y = filled(devices[0], 3000)
+    del y
+    stats = torch.vgpu.memory_stats(devices[0])
+    change = {name: stats[name] - before[name] for name in stats}
+    current = torch.vgpu.memory_allocated()
+    assert stats["allocated_bytes.all.current"] == current
+    assert stats["allocated_bytes.all.peak"] == torch.vgpu.max_memory_allocated() == current + 3000
+    assert change["allocated_bytes.all.current"] == 1000
+    assert change["allocated_bytes.all.allocated"] == 4000
+    assert change["allocated_bytes.all.freed"] == 3000
+    assert change["allocation.all.current"] == 1
+    assert change["allocation.all.allocated"] == 2
+    assert change["allocation.all.freed"] == 1
+    assert (change["num_ooms"], change["num_alloc_retries"]) == (1, 0)
+    side = torch.vgpu.Stream(devices[0])
+    torch.vgpu.synchronize()
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        del x
+        held = torch.vgpu.memory_stats()
+        assert held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"] == 1000
+        assert held["active_bytes.all.current"] == torch.vgpu.memory_reserved()
+
+
+def test_a_summary_names_the_device_and_its_figures(devices):
+    virtual_gpus(2, memory=64 * MIB)
+    x = filled(devices[1], 3 * MIB)
+    lines = torch.vgpu.memory_summary(1).splitlines()
+    assert lines[0].startswith("vgpu:1: 64.00 MiB")
+    allocated = next(line.split() for line in lines if line.startswith("allocated"))
+    assert float(allocated[1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
+    del x
+
+
+def test_the_peak_of_the_accelerator_is_no_current_figure(devices):
+    torch.accelerator.reset_peak_memory_stats()
+    before = torch.accelerator.memory_allocated()
+    x = filled(devices[0], 1000)
+    del x
+    assert torch.accelerator.memory_allocated() == before
+    assert torch.accelerator.max_memory_allocated() == before + 1000
+    assert torch.accelerator.max_memory_reserved() >= before + 1000
+    assert torch.accelerator.memory_stats()["allocated_bytes.all.current"] == before
+
+
+def test_memory_is_accounted_whichever_thread_frees(devices):
+    before = used(devices[0])
+    tensors = [filled(devices[0], 100) for _ in range(200)]
+
+    def free():
+        while True:
+            try:
+                tensors.pop()
+            except IndexError:
+                return
+
+    threads = [threading.Thread(target=free) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert torch.vgpu.memory_allocated() == before
+    assert registry.find(0).memory.num_blocks == torch.vgpu.memory_stats()["allocation.all.current"]

@@ -1,0 +1,207 @@
+"""Plans: what they depend on, what they do not, and what happens where there is none."""
+
+import warnings
+
+import pytest
+import torch
+from gates import Gate
+
+from d2lpar.virtual import issuing, plans, virtual_gpus
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+@pytest.fixture
+def device(devices):
+    return devices[1]
+
+
+@pytest.fixture(scope="module")
+def library():
+    """Operators of one's own: `repeated` has a shape that a number decides."""
+    library = torch.library.Library("d2lpar_test", "DEF")
+    library.define("repeated(Tensor x, float times) -> Tensor")
+    library.define("turned(Tensor x) -> Tensor")
+    library.define("shapeless(Tensor x) -> Tensor")
+    library.define("wrong(Tensor x) -> Tensor")
+
+    def turned(x):
+        y = x.clone()
+        return y.t().contiguous().t() if bool((x > 0).all()) else y
+
+    library.impl("repeated", lambda x, times: x.repeat(int(times)), "CompositeExplicitAutograd")
+    library.impl("turned", turned, "CPU")
+    library.impl("turned", torch.empty_like, "Meta")
+    library.impl("shapeless", lambda x: x + 1, "CPU")
+    library.impl("wrong", lambda x: x[1:].clone(), "CPU")
+    library.impl("wrong", torch.empty_like, "Meta")
+
+    def fails(x):
+        raise ValueError("no shape for you")
+
+    library.impl("shapeless", fails, "Meta")
+    yield torch.ops.d2lpar_test
+    library._destroy()
+
+
+def new_plans(function):
+    """Return how many plans `function` makes."""
+    before = set(plans._plans)
+    function()
+    return len(set(plans._plans) - before)
+
+
+@pytest.fixture
+def default_dtype():
+    """The default dtype as it was, after a test that changes it."""
+    before = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(before)
+
+
+def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
+    x = torch.arange(3, device=device)
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.float32):
+        torch.set_default_dtype(dtype)
+        for y in (x / 2, x.sqrt(), torch.zeros(7, device=device), torch.stack([x, x]).div(2)):
+            assert y.dtype == y.cpu().dtype == dtype
+    assert (x / 2).tolist() == [0, 0.5, 1]
+
+
+def test_what_is_queued_keeps_the_default_dtype_of_its_issue(device, default_dtype):
+    x = torch.arange(3, device=device)
+    with Gate(device) as gate:
+        y = x / 2
+        with gate.opened_later():
+            torch.set_default_dtype(torch.float64)
+    assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
+
+
+def test_new_numbers_make_no_new_plan(device):
+    x, n = torch.ones(3, device=device), torch.ones(3, dtype=torch.int64, device=device)
+
+    def compute(i):
+        torch._foreach_add([x, x], i)
+        results = x * i + i, n * i - i, x.add(x, alpha=i), x.clamp(max=i), x * (i + 0.5), n / i
+        return [y[0].item() for y in results]
+
+    assert compute(3) == [6, 0, 4, 1, 3.5, pytest.approx(1 / 3)]
+    for i in range(4, 12):
+        assert new_plans(lambda i=i: compute(i)) == 0
+    assert compute(12) == [24, 0, 13, 1, 12.5, pytest.approx(1 / 12)]
+
+
+def test_integer_powers_ask_for_the_sign(device):
+    n = torch.full((2,), 2, device=device)
+    assert (n**3).tolist() == [8, 8]
+    with pytest.raises(RuntimeError, match="[Nn]egative"):
+        (n**-1).tolist()
+    assert (n**2).tolist() == [4, 4]
+
+
+def test_true_is_not_one(device):
+    n = torch.ones(2, dtype=torch.bool, device=device)
+    for number, dtype in ((1, torch.int64), (True, torch.bool), (1.0, torch.float32)) * 2:
+        assert (n * number).dtype == dtype
+        assert torch.mul(n, number).cpu().dtype == dtype
+        assert torch.full((2,), number, device=device).dtype == dtype
+    x = torch.rand(2, 3, device=device)
+    for keep in (True, False, True):
+        assert x.sum(1, keep).shape == ((2, 1) if keep else (2,))
+        assert x.sum(1, keepdim=keep).shape == ((2, 1) if keep else (2,))
+
+
+def test_an_operator_whose_shape_depends_on_a_number_gets_the_right_one(device, library):
+    x = torch.arange(2.0, device=device)
+    for times in (1.0, 3.0, 2.0, 3.0):
+        assert library.repeated(x, times).tolist() == [0, 1] * int(times)
+    for step in (0.5, 0.25):
+        assert len(torch.arange(0, 1, step, device=device)) == int(1 / step)
+
+
+def test_a_result_has_the_layout_that_was_foreseen_whatever_the_kernel_gives(device, library):
+    for values in (torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3)):
+        y = library.turned(values.to(device))
+        assert y.stride() == (3, 1)
+        flat = y.view(-1)
+        y += 1
+        assert flat.tolist() == (values + 1).view(-1).tolist()
+        torch.vgpu.synchronize(device)
+        assert y._cell.data.stride() == (3, 1)
+
+
+def test_a_result_of_another_shape_than_foreseen_is_reported(device, library):
+    y = library.wrong(torch.ones(3, device=device))
+    with pytest.raises(torch.AcceleratorError, match="gave torch.float32 of shape .2,. where"):
+        y.cpu()
+
+
+def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, library):
+    issuing._warned.clear()
+    x = torch.ones(3, device=device)
+    with Gate(device) as gate, gate.opened_later():
+        with pytest.warns(UserWarning, match="shapeless waits for its result.*no shape for you"):
+            assert library.shapeless(x).tolist() == [2] * 3
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert library.shapeless(x).tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
+def test_an_exception_from_elsewhere_passes_through_shape_inference(device, error, monkeypatch):
+    """As the handler of a signal may raise it, once."""
+    inferred = issuing.Call._infer
+    raised = []
+
+    def infer(call, key):
+        if not raised:
+            raised.append(key)
+            raise error("time is up")
+        return inferred(call, key)
+
+    x = torch.ones(3, 11, device=device)
+    monkeypatch.setattr(issuing.Call, "_infer", infer)
+    plans._plans.clear()
+    with pytest.raises(error, match="time is up"):
+        x * 2
+    with Gate(device):
+        y = x * 2  # it has a plan
+    assert y.sum().item() == 66
+    assert not plans.has_no_plan(raised[0])
+
+
+def test_a_number_of_the_cpu_may_change_after_the_call(device):
+    x, number = torch.ones(3, device=device), torch.tensor(2.0)
+    with Gate(device):
+        y = x * number
+        z = torch.where(x > 0, number, x)
+        number.fill_(7)
+    assert y.tolist() == z.tolist() == [2] * 3
+
+
+def test_no_more_plans_are_kept_than_fit(device, monkeypatch):
+    monkeypatch.setattr(plans, "MAX_PLANS", 30)
+    for n in range(1, 60):
+        x = torch.ones(n, device=device)
+        assert (x + 1).shape == (n,)
+        x.nonzero()
+        assert len(plans._plans) + len(plans._without_plan) <= 30
+
+
+@pytest.mark.parametrize("name", ["hfft", "ifft", "ihfft", "ihfftn", "rfft", "irfft"])
+def test_gradients_of_fourier_transforms(device, name):
+    function = getattr(torch.fft, name)
+
+    def gradient(where):
+        torch.manual_seed(0)
+        x = torch.rand(4, 6).to(where).requires_grad_()
+        y = function(x)
+        (y.abs() ** 2 * torch.arange(1, y.shape[-1] + 1, device=where)).sum().backward()
+        return x.grad
+
+    torch.testing.assert_close(gradient(device).cpu(), gradient("cpu"))

@@ -1,0 +1,433 @@
+"""Streams: order, waits, backward on the streams of forward, copies, and the host's lead."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from gates import Gate, HeldLink, frame_in, in_thread, named, overlap, recorded, run_what_can
+
+from d2lpar.virtual import Link, engines, scheduler, virtual_gpus
+from d2lpar.virtual import device as registry
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+def use(stream):
+    return torch.vgpu.stream(stream)
+
+
+# -- backward
+
+
+def test_backward_runs_each_operator_on_the_stream_of_its_forward(devices):
+    first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(first):
+        y = x.exp()
+    with use(second):
+        z = x.sin()
+    main = torch.vgpu.current_stream()
+    main.wait_stream(first)
+    main.wait_stream(second)
+    loss = (y * z).sum()
+    torch.vgpu.synchronize()
+    with recorded() as spans:
+        loss.backward()
+    kernels = [op for op in spans if op.kind == "kernel"]
+    assert {op.stream for op in named(kernels, "aten.cos")} == {second._stream.index}
+    streams = {op.stream for op in named(kernels, "aten.mul")}
+    assert streams == {0, first._stream.index, second._stream.index}
+    torch.testing.assert_close(
+        x.grad.cpu(), torch.ones(3).exp() * (torch.sin(torch.ones(3)) + torch.cos(torch.ones(3)))
+    )
+
+
+@pytest.mark.parametrize("held", [0, 1])
+def test_backward_waits_for_what_other_streams_write(devices, held):
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(sides[0]):
+        y = x * 2
+    sides[1].wait_stream(sides[0])
+    with use(sides[1]):
+        loss = (y * 3).sum()
+    torch.vgpu.synchronize()
+    with Gate(devices[0], sides[held]):
+        loss.backward()
+        tenfold = x.grad * 10  # on the caller's stream, which waits for those of backward
+        assert not torch.vgpu.current_stream().query()
+    assert tenfold.tolist() == [60] * 3
+
+
+def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, monkeypatch):
+    monkeypatch.setattr(registry.CurrentStreams, "MAX_CHANGES", 20)
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    total = x
+    for i in range(100):
+        sides[i % 2].wait_stream(sides[1 - i % 2])
+        with use(sides[i % 2]):
+            total = total * 1.0
+    torch.vgpu.current_stream().wait_stream(sides[1])
+    loss = total.sum() * 3
+    loss.backward()
+    assert x.grad.tolist() == [3] * 3
+    assert len(registry.thread.current._changes[0]) <= 21
+
+
+def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
+    side = torch.vgpu.Stream(devices[0])
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            with use(side):
+                return grad.neg()
+
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    with use(torch.vgpu.Stream(devices[0])):
+        loss = Function.apply(x).sum()
+    torch.vgpu.synchronize()
+    with recorded() as spans:
+        loss.backward()
+    assert [op.stream for op in named(spans, "aten.neg")] == [side._stream.index]
+    assert x.grad.tolist() == [-1] * 3
+
+
+def test_backward_of_other_devices_keeps_its_threads(devices):
+    seen = []
+    for where, expected in (("meta", True), ("cpu", False)):
+        x = torch.ones(3, device=where, requires_grad=True)
+        x.register_hook(lambda grad: seen.append(torch._C._is_multithreading_enabled()))
+        (x * 2).sum().backward()
+        assert seen.pop() is expected
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    x.register_hook(lambda grad: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        (x * 2).sum().backward()
+    assert torch._C._is_multithreading_enabled()
+
+
+def test_two_threads_that_fail_in_backward_keep_their_own_errors(devices):
+    barrier = threading.Barrier(2)
+    seen = {}
+
+    def fail(number):
+        def hook(grad):
+            barrier.wait(30)
+            raise ValueError(f"of {number}")
+
+        x = torch.ones(3, device=devices[number], requires_grad=True)
+        x.register_hook(hook)
+        with pytest.raises(ValueError, match="of") as caught:
+            (x * 2).sum().backward()
+        seen[number] = str(caught.value)
+
+    with in_thread(lambda: fail(0)):
+        fail(1)
+    assert seen == {0: "of 0", 1: "of 1"}
+
+
+# -- copies that are under way
+
+
+@pytest.mark.parametrize("way", ["h2d", "p2p"])
+def test_a_kernel_that_does_not_wait_for_a_copy_sees_the_old_bytes(devices, way, monkeypatch):
+    virtual_gpus(2, link=Link(1e9, 1.0))
+    a, b = devices
+    host = torch.ones(4).pin_memory()
+    source = host if way == "h2d" else torch.ones(4, device=b)
+    target = torch.zeros(4, device=a)
+    side = torch.vgpu.Stream(a)
+    torch.vgpu.synchronize(b)
+    torch.vgpu.synchronize(a)
+    with HeldLink(monkeypatch) as link:
+        with use(side):
+            target.copy_(source, non_blocking=True)
+        assert link.reached.wait(30)
+        early = target + 0
+        torch.vgpu.default_stream(a).synchronize()
+        assert not side.query()
+    side.synchronize()
+    late = target + 0
+    assert early.tolist() == [0] * 4
+    assert late.tolist() == [1] * 4
+
+
+def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
+    class Clock:
+        """A clock that moves only when an engine sleeps, which wakes up late."""
+
+        now = time.perf_counter() + 1
+
+        def read(self):
+            return self.now
+
+        def sleep_until(self, moment):
+            self.now = max(self.now, moment) + 2e-4
+
+    virtual_gpus(2, link=Link(1e9, 0.005))
+    x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
+    torch.vgpu.synchronize()
+    clock = Clock()
+    monkeypatch.setattr(engines, "perf_counter", clock.read)
+    monkeypatch.setattr(scheduler, "perf_counter", clock.read)
+    monkeypatch.setattr(engines, "_sleep_until", clock.sleep_until)
+    with recorded() as spans:
+        with Gate(devices[0]):
+            for _ in range(20):
+                x.copy_(host, non_blocking=True)
+    copies = named(spans, "copy")
+    seconds = copies[-1].end - copies[0].start
+    assert len(copies) == 20
+    assert 20 * 0.005 <= seconds < 20 * 0.005 + 5 * 2e-4
+    assert all(a.end <= b.start for a, b in zip(copies, copies[1:], strict=False))
+
+
+def test_a_copy_between_devices_waits_for_the_current_stream_of_the_target(devices):
+    source, target = torch.ones(4, device=devices[0]), torch.zeros(4, device=devices[1])
+    torch.vgpu.synchronize(0)
+    torch.vgpu.synchronize(1)
+    with Gate(devices[1]):
+        old = target + 0
+        target.copy_(source)
+        new = target + 0
+        run_what_can()
+        assert not torch.vgpu.current_stream(devices[0]).query(), "it did not wait for the target"
+    assert (old.tolist(), new.tolist()) == ([0] * 4, [1] * 4)
+
+
+# -- streams and events
+
+
+def test_an_event_that_is_recorded_again_stands_for_the_new_place(devices):
+    event = torch.vgpu.Event()
+    event.record()
+    event.synchronize()
+    side = torch.vgpu.Stream(devices[0])
+    with Gate(devices[0]):
+        x = torch.ones(3, device=devices[0]) * 2
+        event.record()
+        assert not event.query()
+        side.wait_event(event)
+        with use(side):
+            y = x + 1
+        assert not side.query()
+    side.synchronize()
+    assert y.tolist() == [3] * 3
+
+
+def test_the_time_of_an_event_on_an_idle_stream_is_when_it_was_recorded(devices):
+    first, second = (torch.vgpu.Event(enable_timing=True) for _ in range(2))
+    torch.ones(3, device=devices[0])
+    torch.vgpu.synchronize()
+    before = time.perf_counter()
+    first.record()
+    between = time.perf_counter()
+    while time.perf_counter() < between + 1e-3:
+        pass
+    second.record()
+    after = time.perf_counter()
+    assert 1 <= first.elapsed_time(second) <= (after - before) * 1e3
+
+
+def test_set_stream_makes_its_device_the_current_one(devices):
+    side = torch.vgpu.Stream(devices[1])
+    torch.vgpu.set_stream(side)
+    try:
+        assert torch.vgpu.current_device() == 1
+        assert torch.vgpu.current_stream() == side
+    finally:
+        torch.vgpu.set_stream(torch.vgpu.default_stream(1))
+        torch.vgpu.set_stream(torch.vgpu.default_stream(0))
+
+
+def test_a_negative_device_is_refused(devices):
+    for function in (torch.vgpu.synchronize, torch.vgpu.Stream, torch.vgpu.set_device):
+        with pytest.raises(RuntimeError, match="invalid device ordinal"):
+            function(-1)
+
+
+def test_a_stream_entered_by_two_threads_leaves_each_where_it_was(devices):
+    side = torch.vgpu.Stream(devices[1])
+    own = torch.vgpu.Stream(devices[1])
+    barrier = threading.Barrier(2)
+    left = []
+
+    def other():
+        torch.vgpu.set_stream(own)
+        barrier.wait(30)  # both are about to enter
+        with side:
+            barrier.wait(30)  # both have entered
+        left.append((torch.vgpu.current_device(), torch.vgpu.current_stream()))
+
+    with in_thread(other):
+        barrier.wait(30)
+        with side:
+            barrier.wait(30)
+        assert torch.vgpu.current_device() == 0
+        assert torch.vgpu.current_stream(1) == torch.vgpu.default_stream(1)
+    assert left == [(1, own)]
+
+
+def test_a_stream_context_restores_and_takes_none(devices):
+    side = torch.vgpu.Stream(devices[1])
+    with torch.vgpu.StreamContext(side):
+        assert torch.vgpu.current_stream() == side
+    assert torch.vgpu.current_device() == 0
+    with torch.vgpu.StreamContext(None):
+        assert torch.vgpu.current_device() == 0
+    assert isinstance(torch.vgpu.stream(side), torch.vgpu.StreamContext)
+
+
+def test_streams_and_events_of_torch_itself(devices):
+    for where in (devices[1], "vgpu:1"):
+        stream = torch.Stream(device=where)
+        assert isinstance(stream, torch.vgpu.Stream) and isinstance(stream, torch.Stream)
+        assert stream.device == devices[1]
+        assert stream != torch.vgpu.default_stream(1)
+    event = torch.Event(device=devices[1], enable_timing=True)
+    assert isinstance(event, torch.vgpu.Event) and isinstance(event, torch.Event)
+    with stream, Gate(devices[1], stream):
+        event.record()
+        assert not event.query()
+    event.synchronize()
+    assert event.elapsed_time(event) == 0
+
+
+def test_streams_that_nobody_holds_are_forgotten(devices):
+    found = registry.find(devices[0])
+    for _ in range(50):
+        stream = torch.vgpu.Stream(devices[0])
+    assert stream._stream in found.streams
+    assert len(found._streams) <= len(found.streams) + 1
+
+
+def test_a_stream_keeps_no_waits_that_are_over(devices):
+    side = torch.vgpu.Stream(devices[0])
+    x = torch.ones(3, device=devices[1])
+    for _ in range(100):
+        x + 1
+        with Gate(devices[1]):
+            side.wait_stream(torch.vgpu.current_stream(1))
+            x.to(devices[0])
+        torch.vgpu.synchronize(1)
+    assert len(side._stream.waits) <= 64
+    assert len(registry.find(devices[0]).default_stream.waits or ()) <= 64
+
+
+def test_devices_reach_one_another(devices):
+    assert torch.vgpu.can_device_access_peer(0, 1)
+    assert not torch.vgpu.can_device_access_peer(0, devices[0])
+    with pytest.raises(RuntimeError, match="invalid device ordinal"):
+        torch.vgpu.can_device_access_peer(0, 2)
+
+
+# -- how far the host runs ahead
+
+
+def test_ten_thousand_waits_in_a_row(devices, monkeypatch):
+    monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 10**6)
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
+    x = torch.zeros((), device=devices[0])
+    with Gate(devices[0], sides[0]):
+        for i in range(10_000):
+            sides[i % 2].wait_stream(sides[1 - i % 2])
+            with use(sides[i % 2]):
+                x += 1
+    sides[1].synchronize()
+    assert x.item() == 10_000
+
+
+def test_a_hundred_thousand_operators_in_a_row(devices, monkeypatch):
+    monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 10**6)
+    x = torch.zeros((), device=devices[0])
+    with Gate(devices[0]):
+        for _ in range(100_000):
+            x.add_(1)
+    assert x.item() == 100_000
+
+
+def wait_until_held_back(host):
+    deadline = time.monotonic() + 30
+    while frame_in(host, scheduler.ReadyQueue.wait_for_room) is None:
+        assert time.monotonic() < deadline, "the host was not held back"
+        time.sleep(1e-4)
+
+
+def test_the_host_waits_when_it_is_too_far_ahead(devices):
+    x = torch.zeros((), device=devices[0])
+    torch.vgpu.synchronize()
+    host = threading.get_ident()
+    with Gate(devices[0]) as gate:
+        for _ in range(scheduler.QUEUE_LIMIT - 1):
+            x += 1
+
+        def open_then():
+            wait_until_held_back(host)
+            gate.let_go()
+
+        with in_thread(open_then):
+            x += 1
+            assert gate.open.is_set(), "the host did not wait"
+    assert x.item() == scheduler.QUEUE_LIMIT
+
+
+def test_an_interrupt_ends_the_wait_of_a_host_that_is_too_far_ahead(devices):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    x = torch.zeros((), device=devices[0])
+    torch.vgpu.synchronize()
+    host = threading.get_ident()
+    try:
+        with Gate(devices[0]):
+            for _ in range(scheduler.QUEUE_LIMIT - 1):
+                x += 1
+
+            def interrupt():
+                wait_until_held_back(host)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+                x += 1
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert x.item() == scheduler.QUEUE_LIMIT - 1
+    assert (x + 1).item() == scheduler.QUEUE_LIMIT
+
+
+def test_copies_of_two_devices_to_each_other_overlap(devices, monkeypatch):
+    virtual_gpus(2, peer_link=Link(1e9, 1.0))
+    tensors = [torch.ones(10, device=device) for device in devices]
+    sides = [torch.vgpu.Stream(device) for device in devices]
+    torch.vgpu.synchronize(0)
+    torch.vgpu.synchronize(1)
+    barrier = threading.Barrier(2)  # both copies are on their links at once, or this breaks
+    calls = []
+
+    def meet(moment):
+        calls.append(moment)
+        if len(calls) <= 2:
+            barrier.wait(30)
+
+    monkeypatch.setattr(engines, "_sleep_until", meet)
+    with recorded() as spans:
+        for side, tensor, other in zip(sides, tensors, devices[::-1], strict=True):
+            with use(side):
+                tensor.to(other)
+    copies = named(spans, "copy")
+    assert {op.device for op in copies} == set(devices)
+    assert overlap(*copies)
