@@ -399,3 +399,30 @@ def check_answers(devices):
         y = (x * 2).to(b) + 1
     torch.vgpu.current_stream(b).wait_stream(side)
     assert (y + 1).tolist() == [2, 4, 6]
+
+
+def test_an_error_in_backward_is_that_error_in_every_mode():
+    for mode in (torch.no_grad, torch.inference_mode):
+        (device,) = virtual_gpus(1)
+        y = torch.ones(3, device=device, requires_grad=True) * 2
+        y.register_hook(lambda grad: 1 / 0)
+        loss = y.sum()
+        with mode(), pytest.raises(ZeroDivisionError):
+            loss.backward()
+
+
+def test_data_is_set_in_one_step_under_a_default_device():
+    """`torch.set_default_device` brings every call of torch back to Python, but not this one."""
+    (device,) = virtual_gpus(1)
+    x, y = torch.ones(3, device=device), torch.zeros(2, 2, device=device)
+    seen = []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    with Seeing():
+        x.data = y
+    assert x.shape == (2, 2) and x.tolist() == [[0, 0], [0, 0]]
+    assert torch.Tensor.data.__set__ not in seen

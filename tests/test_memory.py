@@ -249,3 +249,53 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
         thread.join(30)
     assert torch.vgpu.memory_allocated() == before
     assert registry.find(0).memory.num_blocks == torch.vgpu.memory_stats()["allocation.all.current"]
+
+
+# -- destructors that the garbage collector runs in the middle of things
+
+
+def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
+    """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
+    from d2lpar.virtual.scheduler import Stream
+
+    found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
+    before = used(devices[0])
+    tail = Stream.tail
+
+    def tail_with_a_destructor(stream):
+        monkeypatch.setattr(Stream, "tail", tail)
+        found.memory.collect()
+        return tail(stream)
+
+    x = filled(devices[0], 1000)
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        monkeypatch.setattr(Stream, "tail", tail_with_a_destructor)
+        del x
+        found.memory.collect()
+        assert (found.memory.allocated, found.memory.held) == (before, 1000)
+    torch.vgpu.synchronize(devices[0])
+    assert torch.vgpu.memory_reserved(devices[0]) == before
+
+
+def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
+    from d2lpar.virtual.scheduler import Op
+
+    found = registry.find(devices[0])
+    x, errors = torch.ones(3, device=devices[1]), []
+
+    def destructor(op):
+        try:
+            with Gate(devices[1]):
+                (x + 1).sum().item()
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    found.default_stream.issue(Op("collects", "kernel", found.compute, destructor))
+    torch.vgpu.synchronize(devices[0])
+    assert "a destructor that waits for a virtual GPU" in errors[0]
+    torch.vgpu.synchronize(devices[1])
+
+
+def test_an_empty_tensor_has_no_address(devices):
+    assert torch.empty(0, device=devices[0]).data_ptr() == 0

@@ -205,3 +205,59 @@ def test_gradients_of_fourier_transforms(device, name):
         return x.grad
 
     torch.testing.assert_close(gradient(device).cpu(), gradient("cpu"))
+
+
+@pytest.mark.parametrize("name", ["add", "mul"])
+def test_an_output_that_is_an_input_is_not_resized(device, name):
+    c, b = torch.ones(1, device=device), torch.arange(3.0, device=device)
+    for _ in range(2):
+        torch.add(torch.ones(1, device=device), b, out=torch.ones(1, device=device).resize_(0))
+        with pytest.raises(RuntimeError, match="doesn't match the broadcast shape"):
+            getattr(torch, name)(c, b, out=c)
+    assert c.tolist() == [1]
+
+
+def test_a_long_chain_of_views_is_read(device):
+    x = torch.arange(5000.0, device=device)
+    y = x
+    for _ in range(3000):
+        y = y[1:]
+    for _ in range(2000):
+        y = y.unsqueeze(0).squeeze(0)
+    y.add_(1)
+    assert y[0].item() == 3001 == x[3000].item()
+
+
+def test_a_tensor_like_another_needs_none_of_its_values(devices):
+    device = devices[0]
+    side = torch.vgpu.Stream(device)
+    with Gate(device):
+        x = torch.ones(3, device=device) * 2
+        with torch.vgpu.stream(side):
+            likes = torch.zeros_like(x), torch.ones_like(x), x.new_zeros(2)
+        side.synchronize()
+    assert [like.tolist() for like in likes] == [[0, 0, 0], [1, 1, 1], [0, 0]]
+
+
+def test_numbers_that_no_generator_takes_raise_at_the_call(device):
+    x = torch.ones(3, device=device)
+    x.uniform_(0, 1), x.bernoulli_(0.5)
+    with pytest.raises(RuntimeError, match="from"):
+        x.uniform_(1, 0)
+    with pytest.raises(RuntimeError, match="p"):
+        x.bernoulli_(2.0)
+
+
+def test_a_tensor_is_not_set_to_one_of_another_device(devices):
+    x, y = (torch.ones(2, device=device) for device in devices)
+    with pytest.raises(NotImplementedError, match="of the same device"):
+        x.set_(y)
+    assert x.device == devices[0]
+
+
+def test_data_may_be_conjugated(device):
+    x = torch.tensor([1 + 2j], device=device)
+    x.data = x.data.conj()
+    assert x.is_conj() and x.tolist() == [1 - 2j]
+    x.data = torch.tensor([3 + 4j], device=device)
+    assert not x.is_conj() and x.tolist() == [3 + 4j]

@@ -431,3 +431,73 @@ def test_copies_of_two_devices_to_each_other_overlap(devices, monkeypatch):
     copies = named(spans, "copy")
     assert {op.device for op in copies} == set(devices)
     assert overlap(*copies)
+
+
+def test_streams_made_by_several_threads_are_all_waited_for(devices):
+    found, start = registry.find(devices[0]), threading.Barrier(4)
+    made = [[] for _ in range(4)]
+
+    def make(mine):
+        start.wait(30)
+        for _ in range(200):
+            mine.append(torch.vgpu.Stream(devices[0]))
+
+    threads = [threading.Thread(target=make, args=(mine,)) for mine in made]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    streams = [stream._stream for mine in made for stream in mine]
+    assert set(streams) <= set(found.streams)
+    assert len({stream.index for stream in streams}) == len(streams)
+
+
+def test_a_stream_that_takes_its_waits_while_it_is_given_one(devices, monkeypatch):
+    """The clock is read between the look at the target's waits and the step that adds to them."""
+    x, target = torch.ones(3, device=devices[0]), registry.find(devices[1]).default_stream
+    clock = scheduler.perf_counter
+
+    def clock_at_which_another_thread_issues():
+        if target.waits == {}:
+            target.waits = None
+        return clock()
+
+    monkeypatch.setattr(scheduler, "perf_counter", clock_at_which_another_thread_issues)
+    assert x.to(devices[1]).tolist() == [1, 1, 1]
+
+
+def test_an_engine_whose_thread_cannot_start_is_tried_again(devices, monkeypatch):
+    def refuse(*_):
+        raise RuntimeError("can't start new thread")
+
+    device = registry.Device(7, 1, 1000, None, None)
+    ran = threading.Event()
+    op = scheduler.Op("nothing", "kernel", device.compute, lambda op: ran.set())
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
+        patched.setattr(engines._thread, "start_new_thread", refuse)
+        device.default_stream.issue(op)
+    device.default_stream.issue(op)
+    assert ran.wait(30)
+    device.compute.end()
+    device.compute.join()
+
+
+def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devices):
+    """An interrupt may end the pass before its caller's streams wait for it."""
+    from d2lpar.virtual.device import thread
+
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    side = torch.vgpu.Stream(devices[0])
+    with use(side):
+        y = x * 2
+    torch.vgpu.synchronize()
+    side.wait_stream(torch.vgpu.current_stream())
+    with Gate(devices[0], side):
+        torch.vgpu.current_stream().wait_stream(side)
+    with HeldLink():
+        pass
+    y.sum().backward()
+    assert thread.current.unjoined is not None
+    torch.vgpu.current_stream()
+    assert thread.current.unjoined is None
+    assert x.grad.tolist() == [2, 2, 2]
