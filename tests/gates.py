@@ -100,15 +100,9 @@ def run_what_can():
     """
     before = {}
     while True:
-        seen, started = (
-            {},
-            [
-                engine
-                for device in registry.devices
-                for engine in device.engines
-                if engine.started and engine not in _blocked
-            ],
-        )
+        started = [engine for device in registry.devices for engine in device.engines]
+        started = [engine for engine in started if engine.started and engine not in _blocked]
+        seen = {}
         marks = [_mark(engine, seen) for engine in started]
         for mark in marks:
             assert mark.wait(30), "an engine does not go on"

@@ -252,6 +252,8 @@ class Call:
             for source, (tensor, meta) in enumerate(zip(self.tensors, metas, strict=True)):
                 after = Layout.of(self.device, meta)
                 if after is not tensor._cell.layout:
+                    if places.count(places[source]) > 1:
+                        return None  # the output is an input, too: only the CPU tells what it does
                     changes.append((source, after))
         return Plan(operator, self.device, outputs, spec, changes)
 

@@ -177,10 +177,7 @@ tables.shape.update(
         aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
     }
 )
-tables.keyed_by_value.update(
-    {"arange", "range", "linspace", "logspace"}  # these decide a shape, those raise at the call
-    | {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", "normal_", "uniform_"}
-)
+tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
