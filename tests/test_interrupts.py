@@ -386,7 +386,7 @@ def test_an_interrupt_anywhere_does_no_harm(devices, case):
 
 def settle(devices):
     """Wait for the devices; end what an interrupted `with stream` block left entered."""
-    registry.forget_entered()
+    registry.leave_all()
     torch.vgpu.set_device(0)
     for device in devices:
         torch.vgpu.synchronize(device)

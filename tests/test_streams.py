@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from functools import partial
 
 import pytest
 import torch
@@ -292,6 +293,23 @@ def test_a_stream_context_restores_and_takes_none(devices):
     with torch.vgpu.StreamContext(None):
         assert torch.vgpu.current_device() == 0
     assert isinstance(torch.vgpu.stream(side), torch.vgpu.StreamContext)
+
+
+def test_blocks_that_an_interrupt_left_entered_are_left_from_the_innermost(devices):
+    current = torch.vgpu.current_device, *(partial(torch.vgpu.current_stream, d) for d in devices)
+    before = [now() for now in current]
+    for block in (
+        torch.vgpu.Stream(devices[1]),
+        torch.vgpu.device(1),
+        torch.vgpu.stream(torch.vgpu.Stream(devices[1])),
+        torch.vgpu.Stream(devices[0]),
+        torch.vgpu.device(1),
+    ):
+        block.__enter__()
+    registry.leave_all()
+    assert [now() for now in current] == before
+    block.__exit__(None, None, None)  # of a generator, say, that goes on later
+    assert [now() for now in current] == before
 
 
 def test_streams_and_events_of_torch_itself(devices):

@@ -48,10 +48,12 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     `link`: what copies from and to the CPU take, a `Link`, a preset's name, bytes/s, or None for
     what the copy itself takes here. `peer_link`: the same between devices (by default as `link`).
     Each may be one figure for all devices or a list of one for each. Called again, it gives the
-    same devices, set to the new figures once they are idle.
+    same devices, set to the new figures once they are idle; the limit of
+    `torch.vgpu.set_per_process_memory_fraction` is lifted.
 
     Raises ValueError or TypeError for figures that make no sense, RuntimeError on a version of
-    torch on which virtual GPUs are not known to work.
+    torch on which virtual GPUs are not known to work, torch.AcceleratorError for work that failed
+    on a device before.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")

@@ -26,8 +26,8 @@ class BackwardStreams:
             if not private.in_backward():
                 self.leave()  # an interrupt came before the end of the pass could
             return self._caller.stream(device)
-        number = node._sequence_nr()
-        if number >= 2**62:  # the accumulation of a gradient has no forward
+        number = private.forward_number(node)
+        if number is None:
             return self._caller.stream(device)
         chosen_in, stream = self._chosen.get(device.index, (None, None))
         if chosen_in != number:
@@ -53,7 +53,7 @@ class BackwardStreams:
         if node is None:
             self._caller.set(stream)
         else:
-            self._chosen[stream.device.index] = node._sequence_nr(), stream
+            self._chosen[stream.device.index] = private.forward_number(node), stream
 
 
 def _writers(values):

@@ -126,12 +126,12 @@ class _Thread(threading.local):
     Attributes:
         device: index of the current device.
         current: a `CurrentStreams`, or None as long as only default streams were current.
-        entered: for each `with stream` under way, the device and the stream before it.
+        entered: for each `with stream` or `with device` under way, the device and the stream (or
+            None) that were current before it.
     """
 
     device = 0
     current = None
-
     entered = ()
 
 
@@ -193,16 +193,32 @@ class CurrentStreams:
         return changes[place - 1][1] if place else device.default_stream
 
 
-def forget_entered():
-    """Make current what was so before the `with stream` blocks of this thread, if there are any.
+def leave():
+    """Make current what was so before the innermost `with` block of the calling thread."""
+    entered = thread.entered
+    try:
+        _leave_innermost()
+    finally:
+        if thread.entered is entered:  # an interrupt came first
+            _leave_innermost()
+
+
+def leave_all():
+    """Make current what was so before the `with` blocks of the calling thread, if there are any.
 
     An interrupt that comes as the end of such a block begins leaves it entered.
     """
+    while thread.entered:
+        _leave_innermost()
+
+
+def _leave_innermost():
     if thread.entered:
-        index, stream = thread.entered[0]
-        set_stream(stream)
+        rest, (index, stream) = thread.entered[:-1], thread.entered[-1]
+        if stream is not None:
+            set_stream(stream)
         thread.device = index
-        thread.entered = ()
+        thread.entered = rest
 
 
 def set_stream(stream):

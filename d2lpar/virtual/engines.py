@@ -80,18 +80,20 @@ class Engine(ReadyQueue):
     def _execute(self, op):
         """Do the work of `op` and note when; an error is kept for the next synchronize."""
         op.start = perf_counter()
-        arrival = None if op.seconds is None else self._carry(op)
-        begun = perf_counter()
+        takes_time = op.seconds is not None
+        if takes_time:
+            arrival = self._carry(op)
+            begun = perf_counter()
         try:
             with self.running:
                 op.work(op)
         except BaseException as error:
             op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
             self.device.failed(op)
-        if arrival is not None:
+        if takes_time:
             self._land(op, arrival, begun)
         op.end = perf_counter()
-        if arrival is not None:
+        if takes_time:
             self._last_end = op.end
 
     def _carry(self, op):

@@ -8,7 +8,6 @@ the CPU, a key that is new) goes through a `Call`.
 import warnings
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only
 
 from . import device as registry
 from . import private
@@ -230,7 +229,7 @@ class Call:
             return None
         flat, spec = (result,), None
         if isinstance(result, (list, tuple)):
-            flat, spec = tree_flatten(result)
+            flat, spec = private.tree_flatten(result)
         ids = reversed([*enumerate(map(private.storage_id, metas))])
         storages = {storage: position for position, storage in ids}
         outputs = []
@@ -297,7 +296,7 @@ class Call:
             if layout is not tensor._cell.layout:
                 block = tensor._block if layout.num_bytes <= tensor._block.num_bytes else None
                 become(tensor, wrap(Cell(layout, data), block))
-        return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
+        return private.tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
 
     def _wrap(self, value, inputs):
         """Return a tensor with the values of `value`, a result of the operator on the CPU."""

@@ -197,7 +197,7 @@ class _Reference(weakref.ref):
     Attributes:
         num_bytes, address: of the block.
         streams: those that may still use it when it is freed.
-        pending: the ops that hold it after that; None before.
+        pending: if there are such, the ops that hold it after that; None before.
     """
 
     __slots__ = ("num_bytes", "address", "streams", "pending")
@@ -238,16 +238,16 @@ class Memory:
         """
         check_process()
         block = Block()
-        reference = _Reference(block, self._freed.append)
-        block.reference = reference
+        block.reference = reference = _Reference(block, self._freed.append)
         block.num_bytes = reference.num_bytes = num_bytes
         reference.streams = ()
-        reference.pending = reference.address = None
+        reference.address = None
         while True:
             with self._lock:
                 limit = self.limit * self.fraction
                 reserved = self.allocated + self.held + num_bytes
-                if reserved > min(self.peak, limit) or len(self._freed) > 64:
+                is_new_peak = reserved > self.peak or reserved > limit
+                if is_new_peak or len(self._freed) > 64:
                     self.collect()
                     reserved = self.allocated + self.held + num_bytes
                 if reserved <= limit:
@@ -259,10 +259,11 @@ class Memory:
                     self.allocated += num_bytes
                     self.num_allocations += 1
                     self.total_allocated += num_bytes
-                    if self.allocated > self.peak:
-                        self.peak = self.allocated
-                    if reserved > self.reserved_peak:
-                        self.reserved_peak = reserved
+                    if is_new_peak:
+                        if self.allocated > self.peak:
+                            self.peak = self.allocated
+                        if reserved > self.reserved_peak:
+                            self.reserved_peak = reserved
                     return block
                 pending = next(iter(self._held.values())).pending if self._held else None
             if pending is None:
@@ -279,6 +280,7 @@ class Memory:
             streams = {*reference.streams, stream}
             # One step: stores only.
             if not reference.streams:
+                reference.pending = None
                 self.recorded += 1
             reference.streams = streams
 
@@ -289,10 +291,11 @@ class Memory:
         with self._lock:
             while freed:
                 reference = freed[0]
-                if reference.streams and reference.pending is None:
-                    reference.pending = [op for each in reference.streams for op in each.tail()]
-                if not freed or freed[0] is not reference:
-                    continue  # a destructor that ran meanwhile has come here first
+                if reference.streams:
+                    if reference.pending is None:
+                        reference.pending = [op for each in reference.streams for op in each.tail()]
+                    if not freed or freed[0] is not reference:
+                        continue  # a destructor that ran meanwhile has come here first
                 # One step to `popleft`. An interrupted allocation leaves a reference without an
                 # address: it was never accounted.
                 if reference.address is not None:

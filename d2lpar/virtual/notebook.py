@@ -18,7 +18,7 @@ def adapt_to_notebook():
     if "IPython" in sys.modules:
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None:
-            shell.events.register("pre_run_cell", lambda info: registry.forget_entered())
+            shell.events.register("pre_run_cell", lambda info: registry.leave_all())
             if not shell.custom_exceptions:
                 shell.set_custom_exc((BaseException,), _show)
 

@@ -6,7 +6,6 @@ this is its key.
 """
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import private
 from .device import thread
@@ -16,6 +15,7 @@ from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
 
 aten = torch.ops.aten
+Tensor = torch.Tensor
 MAX_PLANS = 50_000
 NEW, VIEW, SAME, CONSTANT = range(4)  # how a result relates to the inputs
 
@@ -48,7 +48,7 @@ class Operator:
     """
 
     def __init__(self, func):
-        schema = func._schema
+        schema = private.schema_of(func)
         namespace, packet = schema.name.split("::")
         self.func = func
         self.name = str(func).rpartition(".")[0]
@@ -142,6 +142,7 @@ class Plan:
         "spec",
         "single",
         "only_views",
+        "is_plain",
         "changes",
         "work",
         "name",
@@ -157,6 +158,11 @@ class Plan:
         self.only_views = (
             bool(outputs) and not operator.written and all(o[0] == VIEW for o in outputs)
         )
+        self.is_plain = (
+            spec is None
+            and outputs[0][0] == NEW
+            and not (changes or operator.written or operator.random or operator.allocates)
+        )
         self.work = self._run
         self.name = operator.name
 
@@ -168,6 +174,13 @@ class Plan:
         """
         operator = self.operator
         device = self.device
+        if self.is_plain:
+            out = Cell(self.single[1])
+            result = wrap(out)
+            op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
+            issue_op(op, device)
+            out.writer = op
+            return result
         changed = ()
         if self.changes:
             changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
@@ -207,7 +220,7 @@ class Plan:
                 else:
                     results.append(tensors[source] if mode == SAME else source)
                 out.append(cell)
-            result = tree_unflatten(results, self.spec)
+            result = private.tree_unflatten(results, self.spec)
             if self.only_views:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
@@ -234,7 +247,12 @@ class Plan:
             if operator.nested:
                 args = [fetch_nested(value) for value in op.args]
             else:
-                args = [fetch(value) if type(value) is Cell else value for value in op.args]
+                args = []
+                for value in op.args:
+                    if type(value) is Cell:
+                        data = value.data
+                        value = data if type(data) is Tensor else fetch(value)
+                    args.append(value)
             if op.kwargs:
                 kwargs = {name: fetch_nested(value) for name, value in op.kwargs.items()}
                 result = operator.run(*args, **kwargs)
@@ -243,7 +261,7 @@ class Plan:
             if type(out) is Cell:
                 out.data = self._fitting(result, out.layout)
             elif out is not None:
-                flat = tree_flatten(result)[0] if self.spec is not None else (result,)
+                flat = private.tree_flatten(result)[0] if self.spec is not None else (result,)
                 for cell, value in zip(out, flat, strict=True):
                     if cell is not None:
                         cell.data = self._fitting(value, cell.layout)

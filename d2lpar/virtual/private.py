@@ -14,6 +14,7 @@ import threading
 import warnings
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten  # noqa: F401
 
 FIRST, LAST = (2, 11), (2, 15)
 PRIVATE_USE_1 = 20  # DeviceType.PrivateUse1
@@ -32,6 +33,16 @@ def in_backward():
 
 
 autograd_node = torch._C._current_autograd_node  # whose backward runs in this thread
+
+
+def forward_number(node):
+    """Return which operator of the forward an autograd node belongs to; None if to none, as the
+    accumulation of a gradient."""
+    number = node._sequence_nr()
+    return number if number < _NUMBERS_WITHOUT_FORWARD else None
+
+
+_NUMBERS_WITHOUT_FORWARD = 2**62
 no_dispatch = torch._C._DisableTorchDispatch  # context managers: within them nothing of torch
 no_torch_function_at_all = torch._C.DisableTorchFunction  # comes back to Python
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
@@ -57,6 +68,11 @@ def is_composite(func):
     """Return whether the operator `func` consists of others: where autograd is off
     (`torch.inference_mode`, an operator that calls another) such ones arrive whole."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def schema_of(func):
+    """Return the schema of an operator."""
+    return func._schema
 
 
 def function_of(func):

@@ -7,7 +7,7 @@ import torch
 from . import device as registry
 from . import private
 from .issuing import copy_to_device
-from .tensor import become
+from .tensor import VirtualTensor, become
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -31,6 +31,9 @@ def reduce(tensor):
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     storage = _mark(values.untyped_storage(), tensor.device)
     return private.rebuild_tensor_arguments(tensor, values, storage)
+
+
+VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
 
 
 def restore(storage, location):

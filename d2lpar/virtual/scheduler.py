@@ -128,7 +128,8 @@ class Stream:
         op.stream = self
         op.after = after
         generator = op.generator
-        put, no_waits = engine.arrivals.put, {}
+        put = engine.arrivals.put
+        no_waits = None if then is None else {}
         with _issuing:
             if then is not None:
                 then.waits = then._waits_under_way()
@@ -216,7 +217,18 @@ class ReadyQueue:
         """Count what `op` waits for; it is ready if that is nothing."""
         op.ready = op.issued
         self._number = op.number = self._number + 1
-        earlier_ops = (op.previous, *op.after, *(op.waits or ()), op.drawn)
+        previous = op.previous
+        if not (op.after or op.waits or op.drawn):  # as most ops: no lock is needed
+            if previous is None or previous.done:
+                if previous is not None and previous.end > op.ready:
+                    op.ready = previous.end
+                heappush(self._ready, (op.ready, op.number, op))
+                return
+            if previous.engine is self:  # which cannot finish it meanwhile
+                previous.dependents.append(op)
+                op.missing = 1
+                return
+        earlier_ops = (previous, *op.after, *(op.waits or ()), op.drawn)
         with _ordering:
             for earlier in earlier_ops:
                 if earlier is None:
@@ -239,11 +251,11 @@ class ReadyQueue:
         op.work = op.args = op.kwargs = op.out = None
         op.previous = op.waits = op.drawn = op.generator = None
         op.after = ()
-        ready = []
         with _ordering:
             op.done = True
             dependents, op.dependents = op.dependents, None
             waiters, op.waiters = op.waiters, None
+            ready = []
             for dependent in dependents:
                 dependent.ready = max(dependent.ready, op.end)
                 dependent.missing -= 1

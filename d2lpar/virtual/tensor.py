@@ -102,11 +102,6 @@ class VirtualTensor(torch.Tensor):
             name: value for name, value in self.__dict__.items() if name not in ("_cell", "_block")
         }
 
-    def __reduce_ex__(self, protocol):
-        from .saving import reduce
-
-        return reduce(self)
-
 
 class DeviceStorage(torch.UntypedStorage):
     """The storage of a tensor on a virtual GPU: one address and size for all of its views."""
@@ -169,7 +164,8 @@ def wrap(cell, block=None):
         layout.offset,
         None,
         layout.dtype,
-        device=layout.device.torch_device,
+        torch.strided,
+        layout.device.torch_device,
     )
     tensor._cell = cell
     tensor._block = block

@@ -78,12 +78,7 @@ class Stream(BaseStream):
             raise
 
     def __exit__(self, *exception):
-        *entered, before = registry.thread.entered
-        try:
-            _make_current(*before)
-        finally:
-            _make_current(*before)  # again: an interrupt may have come between its two parts
-            registry.thread.entered = entered
+        registry.leave()
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self._stream is other._stream
@@ -165,13 +160,15 @@ class device:  # noqa: N801
             self._index = registry.find(device).index
 
     def __enter__(self):
-        self._before = registry.current().index
-        if self._index is not None:
-            registry.set_current(self._index)
+        before = registry.current().index
+        entered = (*registry.thread.entered, (before, None))
+        # One step, see scheduler.py.
+        registry.thread.device = before if self._index is None else self._index
+        registry.thread.entered = entered
         return self
 
     def __exit__(self, *exception):
-        registry.set_current(self._before)
+        registry.leave()
 
 
 class StreamContext:
