@@ -12,7 +12,7 @@ import torch
 import d2lpar
 from d2lpar import devices as module
 from d2lpar import virtual
-from d2lpar.virtual import PRESETS, Link, memory_of_this_process, private
+from d2lpar.virtual import PRESETS, Link, engines, memory_of_this_process, private
 from d2lpar.virtual import device as registry
 from d2lpar.virtual.links import as_link, format_bytes
 
@@ -344,6 +344,46 @@ def test_kernels_run_with_the_threads_asked_for_and_nothing_else_does(gpus):
     d2lpar.virtual_gpus(2)
     assert [kernel_threads(device) for device in gpus] == [1, 1]
     assert torch.vgpu.get_device_name() == "Virtual GPU (1 CPU thread)"
+
+
+@pytest.mark.parametrize("asked", [[3], [1, 3]])
+def test_a_device_that_is_new_has_the_threads_that_were_asked_for_last(gpus, asked):
+    n = len(registry.devices) + 1
+    for threads in asked:
+        gpu = d2lpar.virtual_gpus(n, threads=[1] * (n - 1) + [threads])[-1]
+    assert kernel_threads(gpu) == 3
+
+
+def test_engines_that_start_at_once_keep_the_default_of_threads(gpus, monkeypatch):
+    """The second begins while the first looks what the default is."""
+    steps, came, lock = [], threading.Event(), threading.Lock()
+    second = threading.Thread(target=lambda: engines.set_thread_count(3), name="second")
+    in_new_thread = engines._in_new_thread
+
+    class Lock:
+        def __enter__(self):
+            came.set()
+            lock.acquire()
+
+        def __exit__(self, *exception):
+            lock.release()
+
+    def step(function):
+        steps.append(threading.current_thread().name)
+        came.set()
+        in_new_thread(function)
+        if not second.ident:
+            came.clear()
+            second.start()
+            assert came.wait(30)
+
+    monkeypatch.setattr(engines, "_counting", Lock())
+    monkeypatch.setattr(engines, "_in_new_thread", step)
+    first = threading.Thread(target=lambda: engines.set_thread_count(2), name="first")
+    first.start()
+    first.join(30)
+    second.join(30)
+    assert steps == ["first", "first", "second", "second"]
 
 
 def test_more_and_fewer_devices_keep_their_tensors(gpus):

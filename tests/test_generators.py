@@ -6,6 +6,7 @@ import pytest
 import torch
 from gates import Gate
 
+from d2lpar.virtual import device as registry
 from d2lpar.virtual import generators, virtual_gpus
 
 
@@ -135,6 +136,20 @@ def test_the_default_generators_are_those_of_the_devices(devices):
     torch.vgpu.manual_seed_all(4)
     assert torch.rand(3, device=devices[1]).tolist() == x.tolist()
     assert not hasattr(torch.vgpu, "no_such_name")
+
+
+def test_a_device_that_is_new_draws_from_the_seed_of_torch(devices):
+    torch.manual_seed(5)
+    device = virtual_gpus(len(registry.devices) + 1)[-1]
+    assert torch.rand(3, device=device).tolist() == torch.rand(3).tolist()
+
+
+def test_a_seed_of_torch_reaches_devices_that_are_not_in_use(devices):
+    device = virtual_gpus(3)[-1]
+    virtual_gpus(2)
+    torch.manual_seed(5)
+    virtual_gpus(3)
+    assert torch.rand(3, device=device).tolist() == torch.rand(3).tolist()
 
 
 def test_generators_that_are_gone_are_forgotten(devices):

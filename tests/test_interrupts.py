@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from gates import frame_in
 
 import d2lpar
 from d2lpar.virtual import device as registry
-from d2lpar.virtual import plans, scheduler, virtual_gpus
+from d2lpar.virtual import notebook, plans, scheduler, virtual_gpus
 from d2lpar.virtual.interrupts import held_back
 from d2lpar.virtual.scheduler import Op
 
@@ -442,3 +443,33 @@ def test_data_is_set_in_one_step_under_a_default_device():
         x.data = y
     assert x.shape == (2, 2) and x.tolist() == [[0, 0], [0, 0]]
     assert torch.Tensor.data.__set__ not in seen
+
+
+# -- errors in a notebook
+
+
+@pytest.mark.parametrize("cause", [False, True])
+def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
+    a, b = (torch.ones(3, device=device) for device in virtual_gpus(2))
+    try:
+        try:
+            a + b
+        except RuntimeError as error:
+            first = error
+            if cause:
+                raise ValueError("second") from error
+            b + a
+    except (RuntimeError, ValueError) as error:
+        second = error
+    ours = os.path.dirname(notebook.__file__)
+    assert any(path.startswith(ours) for path in files_of(first))
+    notebook.hide_frames(second)
+    assert second.__context__ is first
+    for error in (first, second):
+        assert files_of(error)[0] == __file__
+        assert not any(path.startswith(ours) for path in files_of(error))
+
+
+def files_of(error):
+    """Return the files of the frames of an error."""
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]

@@ -5,6 +5,7 @@ import gc
 import threading
 import weakref
 
+import numpy
 import pytest
 import torch
 from gates import Gate
@@ -68,7 +69,8 @@ def test_memory_is_held_by_what_its_stream_was_given_before_the_free(devices):
     del y
 
 
-def test_memory_is_held_until_the_last_of_its_streams_is_done(devices):
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_memory_is_held_until_the_last_of_its_streams_is_done(devices, order):
     before = used(devices[0])
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
     x = torch.ones(1000, device=devices[0])
@@ -76,8 +78,8 @@ def test_memory_is_held_until_the_last_of_its_streams_is_done(devices):
     with Gate(devices[1]):
         sides[1].wait_stream(torch.vgpu.current_stream(1))
         with Gate(devices[0], sides[0]):
-            for side in sides:
-                x.record_stream(side)
+            for i in order:
+                x.record_stream(sides[i])
             del x
             assert torch.vgpu.memory_reserved() - before == 4000
         sides[0].synchronize()
@@ -95,12 +97,22 @@ def test_data_that_is_replaced_gives_its_memory_back(devices):
     assert torch.vgpu.memory_allocated() - before == 400
 
 
+def test_data_that_torch_refuses_changes_nothing(devices):
+    x = torch.ones(1000, device=devices[0], requires_grad=True)
+    before, address = used(devices[0]), x.data_ptr()
+    with pytest.raises(RuntimeError, match="must be floating point"):
+        x.data = torch.zeros(3, dtype=torch.int64, device=devices[0])
+    assert (x.data_ptr(), x.dtype, x.shape) == (address, torch.float32, (1000,))
+    assert x.sum().item() == 1000
+    assert used(devices[0]) == before
+
+
 def test_a_tensor_that_grows_keeps_its_content(devices):
     x = torch.arange(4.0, device=devices[0])
-    before = torch.vgpu.memory_allocated()
+    before = used(devices[0])
     x.resize_(3, 4)
     assert x[0].tolist() == [0, 1, 2, 3]
-    assert torch.vgpu.memory_allocated() - before == 32
+    assert used(devices[0]) - before == 32
     x[1:] = 7
     assert x.sum().item() == 62
 
@@ -122,6 +134,14 @@ def test_what_an_op_was_given_is_free_when_it_has_run(devices):
     torch.vgpu.synchronize()
     work = weakref.ref(work)
     assert work() is None and y.sum().item() == 2000
+
+
+def test_a_copy_that_has_run_does_not_hold_what_it_was_given(devices):
+    array = numpy.ones(1000)
+    x = torch.from_numpy(array).to(devices[0])
+    array = weakref.ref(array)
+    gc.collect()
+    assert array() is None and x.sum().item() == 1000
 
 
 # -- addresses and storages
@@ -147,6 +167,20 @@ def test_addresses_tell_storages_apart_and_views_lie_in_theirs(devices):
 def test_an_address_is_used_once(devices):
     seen = {torch.zeros(3, device=devices[0]).data_ptr() for _ in range(5)}
     assert len(seen) == 5
+
+
+def test_devices_have_addresses_of_their_own(devices):
+    """A device's are 2**40 in a row: no block of one lies among those of another."""
+    ranges = [{filled(device, 10**6).data_ptr() >> 40 for _ in range(5)} for device in devices]
+    assert not ranges[0] & ranges[1]
+
+
+@pytest.mark.parametrize("size", [(0,), (3, 0), (0, 3), (2, 0, 4)])
+def test_an_empty_tensor_takes_no_memory_and_has_no_address(devices, size):
+    before = used(devices[0])
+    x = torch.empty(size, device=devices[0])
+    assert torch.vgpu.memory_allocated() == before
+    assert x.data_ptr() == x[..., :0].data_ptr() == 0
 
 
 def test_saved_bytes_count_storages_of_virtual_gpus(devices):
@@ -205,6 +239,41 @@ def test_statistics_have_the_names_of_cuda(devices):
         held = torch.vgpu.memory_stats()
         assert held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"] == 1000
         assert held["active_bytes.all.current"] == torch.vgpu.memory_reserved()
+
+
+def test_the_peak_does_not_count_what_was_given_back(devices):
+    before = used(devices[0])
+    torch.vgpu.reset_peak_memory_stats()
+    for _ in range(10):
+        filled(devices[0], 1000)
+    assert torch.vgpu.max_memory_allocated() == before + 1000
+    assert torch.vgpu.max_memory_reserved() == before + 1000
+    x = filled(devices[0], 5000)
+    del x
+    torch.vgpu.reset_peak_memory_stats()
+    assert torch.vgpu.max_memory_allocated() == before
+
+
+def test_what_a_stream_holds_is_reserved(devices):
+    before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
+    torch.vgpu.reset_peak_memory_stats()
+    limit = torch.vgpu.mem_get_info()[1]
+    x = filled(devices[0], 1000)
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        del x
+        y = filled(devices[0], 1000)
+        for _ in range(2):
+            assert torch.vgpu.max_memory_allocated() == before + 1000
+            stats = torch.vgpu.memory_stats()
+            assert torch.vgpu.max_memory_reserved() == before + 2000
+            assert stats["reserved_bytes.all.peak"] == stats["active_bytes.all.peak"]
+            assert stats["reserved_bytes.all.peak"] == before + 2000
+            assert torch.vgpu.mem_get_info() == (limit - before - 2000, limit)
+            torch.vgpu.reset_peak_memory_stats()
+        with pytest.raises(ValueError, match=f"holds {before + 2000} bytes"):
+            virtual_gpus(2, memory=before + 1500)
+    del y
 
 
 def test_a_summary_names_the_device_and_its_figures(devices):
@@ -292,7 +361,3 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
     torch.vgpu.synchronize(devices[0])
     assert "a destructor that waits for a virtual GPU" in errors[0]
     torch.vgpu.synchronize(devices[1])
-
-
-def test_an_empty_tensor_has_no_address(devices):
-    assert torch.empty(0, device=devices[0]).data_ptr() == 0

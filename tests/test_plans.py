@@ -1,12 +1,13 @@
 """Plans: what they depend on, what they do not, and what happens where there is none."""
 
+import gc
 import warnings
 
 import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import issuing, plans, virtual_gpus
+from d2lpar.virtual import issuing, memory, plans, virtual_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +30,7 @@ def library():
     library.define("turned(Tensor x) -> Tensor")
     library.define("shapeless(Tensor x) -> Tensor")
     library.define("wrong(Tensor x) -> Tensor")
+    library.define("rest(Tensor(a) x) -> Tensor(a)")
 
     def turned(x):
         y = x.clone()
@@ -45,6 +47,8 @@ def library():
         raise ValueError("no shape for you")
 
     library.impl("shapeless", fails, "Meta")
+    library.impl("rest", lambda x: x[1:], "CPU")
+    library.impl("rest", fails, "Meta")
     yield torch.ops.d2lpar_test
     library._destroy()
 
@@ -104,6 +108,14 @@ def test_integer_powers_ask_for_the_sign(device):
     assert (n**2).tolist() == [4, 4]
 
 
+def test_a_negative_number_is_refused_at_the_call_as_if_no_other_had_been_there(device):
+    x = torch.ones(2, 3, device=device)
+    for _ in range(2):
+        assert x.renorm(2, 0, 5).tolist() == [[1] * 3] * 2
+        with pytest.raises(RuntimeError, match="^renorm: non-positive-norm|^non-positive-norm"):
+            x.renorm(-1, 0, 5)
+
+
 def test_true_is_not_one(device):
     n = torch.ones(2, dtype=torch.bool, device=device)
     for number, dtype in ((1, torch.int64), (True, torch.bool), (1.0, torch.float32)) * 2:
@@ -152,6 +164,18 @@ def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, li
         assert library.shapeless(x).tolist() == [2] * 3
 
 
+@pytest.mark.filterwarnings("ignore:.*rest waits for its result")
+def test_a_view_without_a_shape_inference_takes_no_memory(device, library):
+    x = torch.arange(3.0, device=device)
+    gc.collect()
+    before = torch.vgpu.memory_allocated(device)
+    y = library.rest(x)
+    assert torch.vgpu.memory_allocated(device) == before
+    assert y.data_ptr() == x.data_ptr() + 4
+    y += 1
+    assert x.tolist() == [0, 2, 3]
+
+
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
 def test_an_exception_from_elsewhere_passes_through_shape_inference(device, error, monkeypatch):
     """As the handler of a signal may raise it, once."""
@@ -182,6 +206,22 @@ def test_a_number_of_the_cpu_may_change_after_the_call(device):
         z = torch.where(x > 0, number, x)
         number.fill_(7)
     assert y.tolist() == z.tolist() == [2] * 3
+
+
+def test_the_dtype_of_a_number_of_the_cpu_matters(device):
+    n = torch.ones(2, dtype=torch.int64)
+    for number in (torch.tensor(2), torch.tensor(2.5), torch.tensor(True), torch.tensor(2.5)):
+        got, expected = n.to(device) * number, n * number
+        assert got.dtype == expected.dtype and got.tolist() == expected.tolist()
+
+
+def test_no_more_layouts_are_kept_than_fit(device, monkeypatch):
+    monkeypatch.setattr(memory, "MAX_LAYOUTS", 30)
+    total = torch.zeros((), device=device)
+    for n in range(1001, 1061):
+        total += torch.ones(n, device=device)[1000:].sum()
+        assert len(memory.Layout._known) <= 30
+    assert total.item() == sum(range(1, 61))
 
 
 def test_no_more_plans_are_kept_than_fit(device, monkeypatch):
@@ -244,6 +284,24 @@ def test_a_tensor_is_not_set_to_one_of_another_device(devices):
     with pytest.raises(NotImplementedError, match="of the same device"):
         x.set_(y)
     assert x.device == devices[0]
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.conj().t(),
+        lambda x: x.conj().conj(),
+        lambda x: x.conj()[1:],
+        lambda x: x.conj().imag,
+        lambda x: x.conj().imag[1:],
+    ],
+    ids="transposed twice part imag part_of_imag".split(),
+)
+def test_views_are_conjugated_and_negated_as_on_the_cpu(device, view):
+    x = torch.tensor([[1 + 2j, 3 + 4j], [5 + 6j, 7 + 8j]])
+    got, expected = view(x.to(device)), view(x)
+    assert (got.is_conj(), got.is_neg()) == (expected.is_conj(), expected.is_neg())
+    assert got.tolist() == expected.tolist()
 
 
 def test_data_may_be_conjugated(device):

@@ -1,14 +1,18 @@
 """Streams: order, waits, backward on the streams of forward, copies, and the host's lead."""
 
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from functools import partial
 
 import pytest
 import torch
 from gates import Gate, HeldLink, frame_in, in_thread, named, overlap, recorded, run_what_can
+from torch.utils.checkpoint import checkpoint
+from waiting import wait_until
 
 from d2lpar.virtual import Link, engines, scheduler, virtual_gpus
 from d2lpar.virtual import device as registry
@@ -70,6 +74,90 @@ def test_backward_waits_for_what_other_streams_write(devices, held):
     assert tenfold.tolist() == [60] * 3
 
 
+class Through(torch.autograd.Function):
+    """The identity, whose backward is a function of the gradient."""
+
+    @staticmethod
+    def forward(ctx, x, backward):
+        ctx.function = backward
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return ctx.function(grad), None
+
+
+def as_it_is(grad):
+    return grad
+
+
+def sorted_out(grad):
+    return grad.sort().values
+
+
+def view_of_a_view(grad):
+    return (grad * 1).view(torch.int32).view(torch.float32)
+
+
+def into_a_view(grad):
+    """Write a tensor that was there before through a view of it."""
+    into_a_view.target[1:].add_(grad[1:])
+    return into_a_view.target
+
+
+def from_the_other_device(grad):
+    return from_the_other_device.target.copy_(from_the_other_device.source)
+
+
+def through_the_other_device(grad):
+    return grad.to("vgpu:1").to("vgpu:0")
+
+
+def stacked(grad):
+    return torch.stack([grad, grad]).sum(0)
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "expected"),
+    [
+        (sorted_out, as_it_is, [2, 2, 2]),
+        (view_of_a_view, as_it_is, [2, 2, 2]),
+        (into_a_view, as_it_is, [0, 2, 2]),
+        (from_the_other_device, as_it_is, [14, 14, 14]),
+        (torch.neg, through_the_other_device, [-2, -2, -2]),
+        (torch.neg, stacked, [-4, -4, -4]),
+    ],
+)
+def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, read, expected):
+    into_a_view.target, from_the_other_device.target = torch.zeros(2, 3, device=devices[0])
+    from_the_other_device.source = torch.full((3,), 7.0, device=devices[1])
+    reading, writing = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(reading):
+        y = Through.apply(x * 2, read)
+    writing.wait_stream(reading)
+    with use(writing):
+        loss = Through.apply(y, write).sum()
+    for device in devices:
+        torch.vgpu.synchronize(device)
+    with Gate(devices[0], writing):
+        loss.backward()
+    assert x.grad.tolist() == expected
+
+
+def test_backward_within_a_backward_runs_on_streams(devices):
+    side = torch.vgpu.Stream(devices[0])
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    side.wait_stream(torch.vgpu.current_stream())
+    with use(side):
+        y = checkpoint(lambda x: x.exp().sin(), x * 2, use_reentrant=True)
+        y.sum().backward()
+    torch.vgpu.synchronize()
+    expected = torch.full((3,), 2.0).exp()
+    torch.testing.assert_close(x.grad.cpu(), 2 * expected * expected.cos())
+
+
 def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, monkeypatch):
     monkeypatch.setattr(registry.CurrentStreams, "MAX_CHANGES", 20)
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
@@ -107,6 +195,27 @@ def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
         loss.backward()
     assert [op.stream for op in named(spans, "aten.neg")] == [side._stream.index]
     assert x.grad.tolist() == [-1] * 3
+
+
+def test_a_stream_that_a_function_chooses_in_its_backward_is_that_of_no_other(devices):
+    first, second, chosen = (torch.vgpu.Stream(devices[0]) for _ in range(3))
+
+    def backward(grad):
+        with use(chosen):
+            return grad.neg()
+
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    first.wait_stream(torch.vgpu.current_stream())
+    with use(first):
+        y = x.exp()
+    second.wait_stream(first)
+    with use(second):
+        loss = Through.apply(y, backward).sum()
+    torch.vgpu.synchronize()
+    with recorded() as spans:
+        loss.backward()
+    assert [op.stream for op in named(spans, "aten.neg")] == [chosen._stream.index]
+    assert [op.stream for op in named(spans, "aten.mul")] == [first._stream.index]
 
 
 def test_backward_of_other_devices_keeps_its_threads(devices):
@@ -169,25 +278,27 @@ def test_a_kernel_that_does_not_wait_for_a_copy_sees_the_old_bytes(devices, way,
     assert late.tolist() == [1] * 4
 
 
+class Clock:
+    """A clock that moves only when an engine sleeps, which wakes up late, or a test moves it."""
+
+    def __init__(self, monkeypatch):
+        self.now = time.perf_counter() + 1
+        monkeypatch.setattr(engines, "perf_counter", self.read)
+        monkeypatch.setattr(scheduler, "perf_counter", self.read)
+        monkeypatch.setattr(engines, "_sleep_until", self.sleep_until)
+
+    def read(self):
+        return self.now
+
+    def sleep_until(self, moment):
+        self.now = max(self.now, moment) + 2e-4
+
+
 def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
-    class Clock:
-        """A clock that moves only when an engine sleeps, which wakes up late."""
-
-        now = time.perf_counter() + 1
-
-        def read(self):
-            return self.now
-
-        def sleep_until(self, moment):
-            self.now = max(self.now, moment) + 2e-4
-
     virtual_gpus(2, link=Link(1e9, 0.005))
     x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
     torch.vgpu.synchronize()
-    clock = Clock()
-    monkeypatch.setattr(engines, "perf_counter", clock.read)
-    monkeypatch.setattr(scheduler, "perf_counter", clock.read)
-    monkeypatch.setattr(engines, "_sleep_until", clock.sleep_until)
+    Clock(monkeypatch)
     with recorded() as spans:
         with Gate(devices[0]):
             for _ in range(20):
@@ -197,6 +308,20 @@ def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
     assert len(copies) == 20
     assert 20 * 0.005 <= seconds < 20 * 0.005 + 5 * 2e-4
     assert all(a.end <= b.start for a, b in zip(copies, copies[1:], strict=False))
+
+
+def test_a_copy_takes_as_long_when_another_has_just_ended(devices, monkeypatch):
+    virtual_gpus(2, link=Link(1e9, 0.005))
+    x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
+    torch.vgpu.synchronize()
+    clock = Clock(monkeypatch)
+    with recorded() as spans:
+        for _ in range(3):
+            x.copy_(host)
+            clock.now += 2e-4
+    copies = named(spans, "copy")
+    assert len(copies) == 3
+    assert all(copy.end - copy.start >= 0.005 for copy in copies)
 
 
 def test_a_copy_between_devices_waits_for_the_current_stream_of_the_target(devices):
@@ -285,6 +410,19 @@ def test_a_stream_entered_by_two_threads_leaves_each_where_it_was(devices):
     assert left == [(1, own)]
 
 
+def test_a_stream_that_was_left_is_not_left_again(devices):
+    entered, chosen = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    with use(entered):
+        pass
+    torch.vgpu.set_stream(chosen)
+    try:
+        assert not registry.thread.entered
+        registry.leave_all()  # as a notebook does before each cell
+        assert torch.vgpu.current_stream() == chosen
+    finally:
+        torch.vgpu.set_stream(torch.vgpu.default_stream(0))
+
+
 def test_a_stream_context_restores_and_takes_none(devices):
     side = torch.vgpu.Stream(devices[1])
     with torch.vgpu.StreamContext(side):
@@ -353,6 +491,145 @@ def test_devices_reach_one_another(devices):
     assert not torch.vgpu.can_device_access_peer(0, devices[0])
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.vgpu.can_device_access_peer(0, 2)
+
+
+def test_a_stream_waits_for_all_that_it_was_told_to(devices):
+    streams = [torch.vgpu.current_stream(device) for device in devices]
+    host = torch.ones(3).pin_memory()
+    for last in (0, 1):
+        side = torch.vgpu.Stream(devices[0])
+        with Gate(devices[last]):
+            with Gate(devices[1 - last]):
+                for stream in streams:
+                    side.wait_stream(stream)
+                with use(side):
+                    host.to(devices[0], non_blocking=True)
+            run_what_can()
+            assert not side.query()
+
+
+def test_a_stream_that_is_told_to_wait_many_times_waits_for_the_first_too(devices):
+    side, host = torch.vgpu.Stream(devices[0]), torch.ones(3).pin_memory()
+    with Gate(devices[0]):
+        side.wait_stream(torch.vgpu.current_stream(devices[0]))
+        for _ in range(100):
+            with Gate(devices[1]):
+                side.wait_stream(torch.vgpu.current_stream(devices[1]))
+        with use(side):
+            host.to(devices[0], non_blocking=True)
+        run_what_can()
+        assert not side.query()
+
+
+def test_a_device_by_the_number_of_none_changes_nothing(devices):
+    with torch.vgpu.device(1), torch.vgpu.device(-1):
+        assert torch.vgpu.current_device() == 1
+
+
+# -- which of the ops that are ready an engine takes
+
+
+def kernels(spans):
+    return [op.name for op in spans if op.kind == "kernel" and op.name != "gate"]
+
+
+@pytest.mark.parametrize("told", [False, True])
+@pytest.mark.parametrize("busy", [False, True])
+def test_a_kernel_is_ready_when_the_copy_before_it_has_ended(devices, busy, told, monkeypatch):
+    """It is issued first, while its engine is `busy` or not, and ready last. The copy is before
+    it in its stream, or its stream is `told` to wait for that of the copy."""
+    virtual_gpus(2, link=Link(1e9, 1.0))
+    first, second, third = (torch.vgpu.Stream(devices[0]) for _ in range(3))
+    x, y = torch.ones(2, 3, device=devices[0])
+    host = torch.ones(3).pin_memory()
+    torch.vgpu.synchronize()
+    with recorded() as spans, HeldLink(monkeypatch) as link:
+        gate = Gate(devices[0]) if busy else None
+        with use(third if told else first):
+            x.copy_(host, non_blocking=True)
+        if told:
+            first.wait_stream(third)
+        with use(first):
+            x.exp()
+        with gate or Gate(devices[0]):
+            with use(second):
+                y.sin()
+            link.open.set()
+    assert kernels(spans) == ["aten.sin", "aten.exp"]
+
+
+def test_a_kernel_that_waits_for_nothing_is_ready_when_it_is_issued(devices):
+    first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    x, y = torch.ones(2, 3, device=devices[0])
+    host = torch.ones(3).pin_memory()
+    torch.vgpu.synchronize()
+    with recorded() as spans, Gate(devices[0]):
+        with use(first):
+            x.copy_(host, non_blocking=True)
+            x.exp()
+        run_what_can()
+        with use(second):
+            y.sin()
+    assert kernels(spans) == ["aten.exp", "aten.sin"]
+
+
+def test_kernels_that_are_ready_at_once_run_in_the_order_of_their_issue(devices):
+    sides = [torch.vgpu.Stream(devices[0]) for _ in range(3)]
+    x = torch.ones(3, device=devices[0])
+    torch.vgpu.synchronize()
+    with recorded() as spans, Gate(devices[0]):
+        with Gate(devices[1]):
+            for side, function in zip(sides, (torch.exp, torch.sin, torch.cos), strict=True):
+                side.wait_stream(torch.vgpu.current_stream(devices[1]))
+                with use(side):
+                    function(x)
+    assert kernels(spans) == ["aten.exp", "aten.sin", "aten.cos"]
+
+
+# -- hosts that wait, and what is left of an op that has run
+
+
+def test_all_hosts_that_wait_for_an_op_go_on(devices):
+    gate = Gate(devices[0])
+    hosts = [
+        threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
+        for _ in range(3)
+    ]
+    for host in hosts:
+        host.start()
+    wait_until(lambda: len(gate.op.waiters or ()) == 3)
+    gate.let_go()
+    for host in hosts:
+        host.join(10)
+    assert not any(host.is_alive() for host in hosts)
+
+
+def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeypatch):
+    """The clock is read between the host's first look at the op and the note."""
+    gate, clock = Gate(devices[0]), scheduler.perf_counter
+
+    def clock_at_which_the_op_ends():
+        gate.let_go()
+        wait_until(lambda: gate.op.done)
+        return clock()
+
+    monkeypatch.setattr(scheduler, "perf_counter", clock_at_which_the_op_ends)
+    host = threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
+    host.start()
+    host.join(10)
+    assert gate.op.done and not host.is_alive()
+
+
+def test_an_op_that_has_run_keeps_none_of_those_before_it(devices):
+    gate = Gate(devices[0])
+    first = weakref.ref(gate.op)
+    gate.let_go()
+    del gate
+    torch.ones(3, device=devices[0])
+    torch.vgpu.synchronize()
+    run_what_can()  # the engine is done with it, too
+    gc.collect()
+    assert first() is None
 
 
 # -- how far the host runs ahead

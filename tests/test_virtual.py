@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 import torch
-from gates import Gate, named, overlap, recorded
+from gates import Gate, named, overlap, recorded, run_what_can
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import d2lpar
@@ -585,6 +586,25 @@ def test_reconfiguring_does_not_swallow_an_asynchronous_error(devices):
         virtual_gpus(2)
 
 
+def test_an_error_that_is_kept_does_not_keep_what_its_kernel_used(devices):
+    used = []
+
+    class Thing:
+        pass
+
+    def work(op):
+        thing = Thing()
+        used.append(weakref.ref(thing))
+        raise ValueError("no")
+
+    found = registry.find(devices[0])
+    found.default_stream.issue(Op("fails", "kernel", found.compute, work))
+    run_what_can()
+    assert used[0]() is None
+    with pytest.raises(torch.AcceleratorError, match="fails on vgpu:0 failed.*ValueError: no"):
+        torch.vgpu.synchronize()
+
+
 # -- memory
 
 
@@ -709,6 +729,22 @@ def test_a_backward_that_did_not_fit_gives_its_memory_back_at_once(devices):
         assert torch.vgpu.memory_allocated(devices[0]) == used
     finally:
         gc.enable()
+
+
+def test_a_backward_that_failed_keeps_no_gradients_that_it_did_not_come_to(devices):
+    def backward(hook):
+        x = torch.zeros(1000, device=devices[0], requires_grad=True)
+        first, second = x.sin(), x.cos()
+        second.register_hook(hook)  # is called while the gradient of `first` waits in a queue
+        (first * second).sum().backward()
+
+    backward(lambda grad: grad)  # torch's first shape inference keeps frames
+    gc.collect()
+    used = torch.vgpu.memory_allocated(devices[0])
+    with contextlib.suppress(ZeroDivisionError):
+        backward(lambda grad: 1 / 0)
+        pytest.fail("nothing was raised")
+    assert torch.vgpu.memory_allocated(devices[0]) == used
 
 
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
@@ -881,10 +917,13 @@ FORK = """
 import os, sys, threading, time, torch, d2lpar
 import multiprocessing
 from d2lpar.virtual import device as registry
+from d2lpar.virtual import engines
 from d2lpar.virtual.scheduler import Op
 
 a, b = d2lpar.virtual_gpus(2)
 x = torch.ones(3, device=a)
+released = threading.Event()
+engines._sleep_until = lambda moment: released.wait(60)
 held = threading.Lock()
 
 def work(op):
@@ -896,7 +935,8 @@ stream.issue(Op("locked", "kernel", registry.current().compute, work))
 while not held.locked():
     time.sleep(0.001)
 with torch.vgpu.device(b):
-    torch.vgpu._sleep(1.5)
+    torch.vgpu._sleep(1)
+    event = torch.vgpu.current_stream().record_event()
 
 def attempt(name, function):
     try:
@@ -910,6 +950,7 @@ def child():
     attempt("rand", lambda: torch.rand(3, device=b))
     attempt("item", lambda: x[0].item())
     attempt("busy", lambda: torch.vgpu.synchronize(b))
+    attempt("event", event.synchronize)
     attempt("setup", lambda: d2lpar.virtual_gpus(2))
     attempt("more", lambda: d2lpar.virtual_gpus(3))
     attempt("cpu", lambda: torch.manual_seed(1) and torch.rand(3).sum().item())
@@ -920,6 +961,7 @@ process.start()
 process.join(30)
 print("child", process.exitcode, flush=True)
 process.kill()
+released.set()
 
 class Items(torch.utils.data.Dataset):
     def __len__(self):
@@ -945,7 +987,7 @@ print("parent", (x + 1).tolist())
 def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     refused = "Cannot re-initialize vgpu in forked subprocess"
     assert run_python(FORK) == [
-        *(f"{name} {refused}" for name in ("add", "rand", "item", "busy", "setup", "more")),
+        *(f"{name} {refused}" for name in "add rand item busy event setup more".split()),
         "cpu worked",
         "lock True",
         "child 0",
@@ -1042,6 +1084,34 @@ def test_a_recording_tells_what_ran_where_and_when(devices):
     assert not ops
     with pytest.raises(ValueError, match="not a recording"):
         stop_recording(ops)
+
+
+def test_recordings_do_not_disturb_each_other(devices):
+    x = torch.ones(3, device=devices[0])
+    torch.vgpu.synchronize()
+    first, second = start_recording(), start_recording()
+    x.exp()
+    torch.vgpu.synchronize()
+    assert first == second and named(first, "aten.exp")
+    stop_recording(first)
+    x.sin()
+    torch.vgpu.synchronize()
+    stop_recording(second)
+    assert named(second, "aten.sin") and not named(first, "aten.sin")
+
+
+def test_a_stream_waits_once_and_not_longer_than_its_own_work_takes(devices):
+    side, host = torch.vgpu.Stream(devices[0]), torch.ones(3).pin_memory()
+    with recorded() as recording, Gate(devices[0], side):
+        with Gate(devices[1]):
+            side.wait_stream(torch.vgpu.current_stream(devices[1]))
+            with torch.vgpu.stream(side):
+                for _ in range(2):
+                    host.to(devices[0], non_blocking=True)
+        torch.vgpu.synchronize(devices[1])
+    [wait] = [op for op in recording if (op.kind, op.engine) == ("wait", "stream")]
+    own, other = (next(op for op in named(recording, "gate") if op.device == d) for d in devices)
+    assert other.end < own.end == wait.start == wait.end
 
 
 class Transparent(TorchDispatchMode):
