@@ -107,6 +107,14 @@ def test_data_that_torch_refuses_changes_nothing(devices):
     assert used(devices[0]) == before
 
 
+def test_data_that_torch_refuses_leaves_a_tensor_conjugated(devices):
+    x = torch.tensor([1 + 2j], device=devices[0], requires_grad=True)
+    x.data = x.data.conj()
+    with pytest.raises(RuntimeError, match="must be floating point"):
+        x.data = torch.tensor([3], device=devices[0])
+    assert x.is_conj() and x.tolist() == [1 - 2j]
+
+
 def test_a_tensor_that_grows_keeps_its_content(devices):
     x = torch.arange(4.0, device=devices[0])
     before = used(devices[0])

@@ -310,3 +310,11 @@ def test_data_may_be_conjugated(device):
     assert x.is_conj() and x.tolist() == [1 - 2j]
     x.data = torch.tensor([3 + 4j], device=device)
     assert not x.is_conj() and x.tolist() == [3 + 4j]
+
+
+def test_a_negative_factor_is_refused_at_the_call_as_if_no_other_had_been_there(device):
+    x = torch.ones(3, 4, device=device)
+    x.renorm(2.0, 0, 5.0)
+    with pytest.raises(RuntimeError, match="p"):
+        x.renorm(-1.0, 0, 5.0)
+    torch.vgpu.synchronize()

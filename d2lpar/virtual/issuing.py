@@ -47,7 +47,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     key = [operator, default_dtype()]
     values = []
     tensors = []
-    for arg, by_value in zip(args, operator.by_value, strict=False):
+    for arg in args:
         kind = type(arg)
         if kind is VirtualTensor:
             cell = arg._cell
@@ -55,6 +55,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             values.append(cell)
             tensors.append(arg)
             continue
+        by_value = operator.by_value[len(values)]
         values.append(arg)
         if kind is int:
             key.append(arg if by_value else int if arg >= 0 else "negative")
@@ -65,13 +66,29 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         elif arg is None:
             key.append(None)
         elif kind is float:
-            key.append((float, arg) if by_value else float)
+            key.append((float, arg) if by_value else float if arg >= 0 else "negative float")
         else:
             return Call(operator, args, {}).issue()
+    if operator.written:
+        key.append(_first_places(tensors))
     plan = find_plan(tuple(key))
     if plan is None:
         return Call(operator, args, {}).issue()
     return plan.issue(tensors, values, None)
+
+
+def _first_places(tensors):
+    """Return which tensors are one, as the place of the first of these: this matters where one
+    of them is written."""
+    if len(tensors) == 1:
+        return (0,)
+    return tuple([_first_place(tensors, tensor) for tensor in tensors])
+
+
+def _first_place(tensors, tensor):
+    for place, other in enumerate(tensors):
+        if other is tensor:
+            return place
 
 
 VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
@@ -116,16 +133,13 @@ class Call:
         for name, value in kwargs.items():
             self.key.append(name)
             self.kwvalues[name] = self._take(value, operator.by_value_of.get(name, True))
-        if operator.written:  # which arguments are one tensor matters to what is resized
-            self.key.append(tuple(map(self._first_place, self.tensors)))
+        if operator.written:
+            self.key.append(_first_places(self.tensors))
         for position, name in operator.written:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if type(value) is list else (value,):
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
                     raise two_devices(self.device.torch_device, tensor.device)
-
-    def _first_place(self, tensor):
-        return next(i for i, other in enumerate(self.tensors) if other is tensor)
 
     def _take(self, value, by_value=True):
         """Add `value` to the key; return it as the engine shall see it."""
@@ -145,7 +159,7 @@ class Call:
         elif kind is bool:
             key.append("yes" if value else "no")
         elif kind is float:
-            key.append((float, value) if by_value else float)
+            key.append((float, value) if by_value else float if value >= 0 else "negative float")
         elif kind is torch.device:
             key.append(value)
             return CPU
@@ -202,7 +216,7 @@ class Call:
 
     def _infer(self, key):
         metas = []
-        places = [self._first_place(tensor) for tensor in self.tensors]
+        places = _first_places(self.tensors)
 
         def substitute(value):
             if type(value) is VirtualTensor:

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from .private import set_conj, set_neg
-from .scheduler import check_process, wait
+from .scheduler import wait
 
 MIB = 2**20
 GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
@@ -228,6 +228,7 @@ class Memory:
         self._next_address = (device.index + 1) << 40
         self._live = {}  # by address; a reference that is collected with its block tells nobody
         self._freed = deque()  # references whose block is gone, not accounted yet
+        self._note_freed = self._freed.append
         self._held = {}  # by address: references that wait for their `pending`
         self._lock = threading.RLock()
 
@@ -236,9 +237,8 @@ class Memory:
 
         Waits for streams that hold freed memory before it raises torch.OutOfMemoryError.
         """
-        check_process()
         block = Block()
-        block.reference = reference = _Reference(block, self._freed.append)
+        block.reference = reference = _Reference(block, self._note_freed)
         block.num_bytes = reference.num_bytes = num_bytes
         reference.streams = ()
         reference.address = None

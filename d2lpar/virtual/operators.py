@@ -163,22 +163,6 @@ tables.run.update(
     }
 )
 tables.random.update(tables.run)
-tables.run.update(  # torch's own functions take arguments faster than the operators do
-    {
-        aten.add.Tensor: torch.add,
-        aten.add_.Tensor: torch.Tensor.add_,
-        aten.addmm.default: torch.addmm,
-        aten.bmm.default: torch.bmm,
-        aten.convolution.default: torch.convolution,
-        aten.div.Tensor: torch.div,
-        aten.mm.default: torch.mm,
-        aten.mul.Tensor: torch.mul,
-        aten.mul_.Tensor: torch.Tensor.mul_,
-        aten.relu.default: torch.relu,
-        aten.relu_.default: torch.relu_,
-        aten.sub.Tensor: torch.sub,
-    }
-)
 tables.run.update(
     {
         aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,

@@ -8,6 +8,7 @@ from torch import nn
 
 from . import private
 from .memory import CPU, Cell, strided, with_bits
+from .scheduler import check_process
 
 
 class VirtualTensor(torch.Tensor):
@@ -135,18 +136,23 @@ def become(tensor, new, set_data=_set_data):
     An interrupt finds all of it done or nothing.
     """
     cell, block = tensor._cell, tensor._block
-    if cell.layout.conj != new._cell.layout.conj or cell.layout.neg != new._cell.layout.neg:
-        private.set_conj(tensor, new._cell.layout.conj)
-        private.set_neg(tensor, new._cell.layout.neg)
     try:
+        _set_bits(tensor, cell.layout, new._cell.layout)
         with private.no_dispatch(), private.no_torch_function_at_all():
             # One step, see scheduler.py: stores, then a call of a function in C.
             tensor._cell = new._cell
             tensor._block = new._block
             set_data(tensor, new)
     except RuntimeError:  # torch refuses
+        _set_bits(tensor, new._cell.layout, cell.layout)
         tensor._cell, tensor._block = cell, block
         raise
+
+
+def _set_bits(tensor, before, after):
+    if before.conj != after.conj or before.neg != after.neg:
+        private.set_conj(tensor, after.conj)
+        private.set_neg(tensor, after.neg)
 
 
 def wrap(cell, block=None):
@@ -176,6 +182,7 @@ def wrap(cell, block=None):
 
 def new_tensor(layout):
     """Return a new, uninitialised tensor; raises torch.OutOfMemoryError."""
+    check_process()
     tensor = wrap(Cell(layout))
     tensor._cell.data = layout.empty(CPU)
     return tensor
