@@ -187,7 +187,15 @@ class Block:
         reference: what is left when it is gone.
     """
 
-    __slots__ = ("num_bytes", "address", "reference", "__weakref__")
+    __slots__ = ("reference", "__weakref__")
+
+    @property
+    def num_bytes(self):
+        return self.reference.num_bytes
+
+    @property
+    def address(self):
+        return self.reference.address
 
 
 class _Reference(weakref.ref):
@@ -239,39 +247,44 @@ class Memory:
         """
         block = Block()
         block.reference = reference = _Reference(block, self._note_freed)
-        block.num_bytes = reference.num_bytes = num_bytes
+        reference.num_bytes = num_bytes
         reference.streams = ()
         reference.address = None
+        is_exact = len(self._freed) > 64
+        if is_exact:
+            self.collect()
         while True:
-            with self._lock:
-                limit = self.limit * self.fraction
-                reserved = self.allocated + self.held + num_bytes
-                is_new_peak = reserved > self.peak or reserved > limit
-                if is_new_peak or len(self._freed) > 64:
-                    self.collect()
-                    reserved = self.allocated + self.held + num_bytes
-                if reserved <= limit:
-                    # One step from here, see scheduler.py.
-                    address = self._next_address
-                    self._live[address] = reference
-                    block.address = reference.address = address
-                    self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
-                    self.allocated += num_bytes
-                    self.num_allocations += 1
-                    self.total_allocated += num_bytes
-                    if is_new_peak:
-                        if self.allocated > self.peak:
-                            self.peak = self.allocated
-                        if reserved > self.reserved_peak:
-                            self.reserved_peak = reserved
-                    return block
-                pending = next(iter(self._held.values())).pending if self._held else None
-            if pending is None:
-                self.num_ooms += 1
-                raise self._out_of_memory(num_bytes)
-            self.num_retries += 1
-            for op in pending:
-                wait(op, self.device)
+            # One step from here, see scheduler.py; no other thread comes in between, either.
+            allocated = self.allocated + num_bytes
+            reserved = allocated + self.held
+            if reserved <= self.limit * self.fraction and (is_exact or reserved <= self.peak):
+                address = self._next_address
+                self._live[address] = reference
+                reference.address = address
+                self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
+                self.allocated = allocated
+                self.num_allocations += 1
+                self.total_allocated += num_bytes
+                if allocated > self.peak:
+                    self.peak = allocated
+                if reserved > self.reserved_peak:
+                    self.reserved_peak = reserved
+                return block
+            if is_exact:
+                self._wait_for_memory(num_bytes)
+            self.collect()
+            is_exact = True
+
+    def _wait_for_memory(self, num_bytes):
+        """Wait until a stream has done what held memory; raise if no memory is held."""
+        with self._lock:
+            pending = next(iter(self._held.values())).pending if self._held else None
+        if pending is None:
+            self.num_ooms += 1
+            raise self._out_of_memory(num_bytes)
+        self.num_retries += 1
+        for op in pending:
+            wait(op, self.device)
 
     def record_stream(self, block, stream):
         """Give `block` back only when `stream` has done what it is given until the free."""

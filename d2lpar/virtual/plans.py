@@ -143,6 +143,7 @@ class Plan:
         "single",
         "only_views",
         "is_plain",
+        "is_foreseen",
         "changes",
         "work",
         "name",
@@ -163,6 +164,7 @@ class Plan:
             and outputs[0][0] == NEW
             and not (changes or operator.written or operator.random or operator.allocates)
         )
+        self.is_foreseen = False
         self.work = self._run
         self.name = operator.name
 
@@ -276,11 +278,14 @@ class Plan:
 
         Raises RuntimeError where shape or dtype differ.
         """
-        if value.is_conj() or value.is_neg():
-            value = value.resolve_conj().resolve_neg()
         if value.stride() == layout.stride and value.shape == layout.size:
-            if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
+            if self.is_foreseen:
                 return value
+            if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
+                if not value.is_conj() and not value.is_neg():
+                    self.is_foreseen = True
+                    return value
+        value = value.resolve_conj().resolve_neg()
         if tuple(value.shape) != layout.size or value.dtype != layout.dtype:
             raise RuntimeError(
                 f"{self.name} gave {value.dtype} of shape {tuple(value.shape)} where "

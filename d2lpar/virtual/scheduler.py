@@ -199,38 +199,35 @@ class ReadyQueue:
         """Return the op that became ready first; waits for one. Return None when woken to end."""
         ready, get, size = self._ready, self.arrivals.get, self.arrivals.qsize
         while True:
-            while size():
-                op = get()
-                if op is not None:
-                    self._admit(op)
-                elif self.ending:
-                    return None
-            if ready:
+            if ready and not size():
                 return heappop(ready)[2]
             op = get()
-            if op is not None:
-                self._admit(op)
-            elif self.ending:
-                return None
+            if op is None:
+                if self.ending:
+                    return None
+            elif self._admit(op):
+                if not ready and not size():
+                    return op
+                heappush(ready, (op.ready, op.number, op))
 
     def _admit(self, op):
-        """Count what `op` waits for; it is ready if that is nothing."""
+        """Count what `op` waits for; return whether it is ready, since that is nothing."""
         op.ready = op.issued
         self._number = op.number = self._number + 1
         previous = op.previous
         if not (op.after or op.waits or op.drawn):  # as most ops: no lock is needed
-            if previous is None or previous.done:
-                if previous is not None and previous.end > op.ready:
+            if previous is None:
+                return True
+            if previous.done:
+                if previous.end > op.ready:
                     op.ready = previous.end
-                heappush(self._ready, (op.ready, op.number, op))
-                return
+                return True
             if previous.engine is self:  # which cannot finish it meanwhile
                 previous.dependents.append(op)
                 op.missing = 1
-                return
-        earlier_ops = (previous, *op.after, *(op.waits or ()), op.drawn)
+                return False
         with _ordering:
-            for earlier in earlier_ops:
+            for earlier in (previous, *op.after, *(op.waits or ()), op.drawn):
                 if earlier is None:
                     continue
                 if earlier.done:
@@ -238,9 +235,7 @@ class ReadyQueue:
                 else:
                     earlier.dependents.append(op)
                     op.missing += 1
-            is_ready = op.missing == 0
-        if is_ready:
-            heappush(self._ready, (op.ready, op.number, op))
+            return op.missing == 0
 
     def finish(self, op):
         """Note that `op` has run; make ready what waited for it, wake the hosts that did."""
@@ -257,7 +252,8 @@ class ReadyQueue:
             waiters, op.waiters = op.waiters, None
             ready = []
             for dependent in dependents:
-                dependent.ready = max(dependent.ready, op.end)
+                if op.end > dependent.ready:
+                    dependent.ready = op.end
                 dependent.missing -= 1
                 if dependent.missing == 0:
                     ready.append(dependent)
