@@ -69,10 +69,23 @@ def repeat(step, number, began):
             raise dropped[0]
         except BaseException as error:
             signal.signal(number, ignore)
+            if is_of_threading(error):
+                error = error.__context__
             return type(error), text_of(error)
     except RAISED[number] as error:
         signal.signal(number, ignore)
         return type(error), text_of(error)
+
+
+def is_of_threading(error):
+    """Return whether an interrupt became this error in Python's threading.Condition, which leaves
+    its lock as it should not where it is interrupted."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return (
+        str(error) == "release unlocked lock"
+        and frame.f_code.co_filename == threading.__file__
+        and isinstance(error.__context__, tuple(RAISED.values()))
+    )
 
 
 def text_of(error):

@@ -199,6 +199,40 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     assert not plans.has_no_plan(raised[0])
 
 
+def test_two_exceptions_from_elsewhere_pass_through_shape_inference(device, monkeypatch):
+    """They come from one handler, called at two places; the shape inference raises none itself."""
+    calls = []
+
+    def handler():
+        raise TimeoutError
+
+    def infer(call, key):
+        calls.append(key)
+        if len(calls) == 1:
+            handler()
+        handler()
+
+    monkeypatch.setattr(issuing.Call, "_infer", infer)
+    plans._plans.clear()
+    with pytest.raises(TimeoutError):
+        torch.ones(3, 11, device=device)
+    assert len(calls) == 2
+
+
+def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monkeypatch):
+    calls = []
+
+    def infer(call, key):
+        calls.append(key)
+        if len(calls) == 1:
+            raise TimeoutError
+
+    monkeypatch.setattr(issuing.Call, "_infer", infer)
+    plans._plans.clear()
+    with pytest.raises(TimeoutError):
+        torch.ones(3, 11, device=device)
+
+
 def test_a_number_of_the_cpu_may_change_after_the_call(device):
     x, number = torch.ones(3, device=device), torch.tensor(2.0)
     with Gate(device):

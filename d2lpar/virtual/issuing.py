@@ -6,6 +6,7 @@ the CPU, a key that is new) goes through a `Call`.
 """
 
 import warnings
+from traceback import walk_tb
 
 import torch
 
@@ -200,19 +201,19 @@ class Call:
         """Work out the results' layouts on meta tensors; None where only running it can tell.
 
         What the inference raises is left to the operator, which says what is wrong better. But an
-        exception that came from elsewhere (a time-out, say) is not repeated, and passes.
+        exception that came from elsewhere (a time-out, say) is not raised again at the same place,
+        and passes.
         """
         try:
             return self._infer(key)
         except Exception as error:
             try:
-                plan = self._infer(key)
+                self._infer(key)
             except Exception as again:
-                self.refused = again
-                return None
-            if plan is not None:
-                raise error
-            return None
+                if _place(again) == _place(error):
+                    self.refused = again
+                    return None
+            raise error
 
     def _infer(self, key):
         metas = []
@@ -322,6 +323,12 @@ class Call:
             if private.storage_id(value) == private.storage_id(data):
                 return wrap(Cell(layout, value), tensor._block)
         return wrap(Cell(layout, value))
+
+
+def _place(error):
+    """Return where an error was raised, and who called that: a handler of signals is called from
+    anywhere."""
+    return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)][-2:]
 
 
 _warned = set()  # operators
