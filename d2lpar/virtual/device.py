@@ -56,7 +56,7 @@ class Device:
 
     def configure(self, threads, memory, link, peer_link):
         """Change the figures of this device; it must be idle."""
-        self.memory.limit, self.memory.fraction = memory, 1.0
+        self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
             self.compute.set_threads(threads)

@@ -218,7 +218,8 @@ class Memory:
     after `collect`.
 
     Attributes:
-        device: the torch.device, for messages. limit: its bytes. fraction: what may be in use.
+        device: the torch.device, for messages. limit: its bytes. fraction: what part of them may be
+            in use. allowed: the bytes that are this part.
         allocated: bytes of all storages in use. held: bytes that were freed and that a stream
             still uses (`record_stream`). peak, reserved_peak: the highest `allocated`, and the
             highest sum of both, since `reset_peak`.
@@ -229,8 +230,7 @@ class Memory:
 
     def __init__(self, device, limit):
         self.device = device
-        self.limit = limit
-        self.fraction = 1.0
+        self.set_limit(limit)
         self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
         self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
         self._next_address = (device.index + 1) << 40
@@ -239,6 +239,12 @@ class Memory:
         self._note_freed = self._freed.append
         self._held = {}  # by address: references that wait for their `pending`
         self._lock = threading.RLock()
+
+    def set_limit(self, limit, fraction=1.0):
+        """Let at most `fraction` of `limit` bytes be in use from now on."""
+        self.limit = limit
+        self.fraction = fraction
+        self.allowed = int(limit * fraction)
 
     def allocate(self, num_bytes):
         """Return a Block of `num_bytes`.
@@ -257,7 +263,7 @@ class Memory:
             # One step from here, see scheduler.py; no other thread comes in between, either.
             allocated = self.allocated + num_bytes
             reserved = allocated + self.held
-            if reserved <= self.limit * self.fraction and (is_exact or reserved <= self.peak):
+            if reserved <= self.allowed and (is_exact or reserved <= self.peak):
                 address = self._next_address
                 self._live[address] = reference
                 reference.address = address
@@ -329,7 +335,7 @@ class Memory:
     def _out_of_memory(self, num_bytes):
         limit = ""
         if self.fraction < 1:
-            limit = f" {self.limit * self.fraction / MIB:.2f} MiB of it is allowed to be used."
+            limit = f" {self.allowed / MIB:.2f} MiB of it is allowed to be used."
         free = self.limit - self.allocated - self.held
         return torch.OutOfMemoryError(
             f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "

@@ -1,6 +1,7 @@
 """`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs."""
 
 from collections import OrderedDict, namedtuple
+from collections.abc import Sequence
 from time import perf_counter
 
 import torch
@@ -325,7 +326,8 @@ def set_per_process_memory_fraction(fraction, device=None):
     """Let at most `fraction`, 0 to 1, of the memory of `device` be in use; raises ValueError."""
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
-    registry.find(device).memory.fraction = fraction
+    memory = registry.find(device).memory
+    memory.set_limit(memory.limit, fraction)
 
 
 def get_per_process_memory_fraction(device=None):
@@ -407,10 +409,21 @@ def set_rng_state_all(states):
         set_rng_state(state, index)
 
 
-def __getattr__(name):
-    if name == "default_generators":  # a tuple that grows with the number of devices
-        return tuple(each.generator for each in registry.devices[: registry.count])
-    raise AttributeError(f"module 'torch.vgpu' has no attribute {name!r}")
+class _DefaultGenerators(Sequence):
+    """The generators of the devices in use.
+
+    No `__getattr__` of the module: torch looks for names there and drops what that raises, so an
+    interrupt would be lost.
+    """
+
+    def __len__(self):
+        return registry.count
+
+    def __getitem__(self, index):
+        return tuple(each.generator for each in registry.devices[: registry.count])[index]
+
+
+default_generators = _DefaultGenerators()
 
 
 def _is_in_bad_fork():
