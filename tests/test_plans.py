@@ -199,7 +199,8 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     assert not plans.has_no_plan(raised[0])
 
 
-def test_two_exceptions_from_elsewhere_pass_through_shape_inference(device, monkeypatch):
+@pytest.mark.parametrize("same", [1, 2])
+def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, monkeypatch):
     """They come from one handler, called at two places; the shape inference raises none itself."""
     calls = []
 
@@ -208,15 +209,16 @@ def test_two_exceptions_from_elsewhere_pass_through_shape_inference(device, monk
 
     def infer(call, key):
         calls.append(key)
-        if len(calls) == 1:
+        if len(calls) <= same:
             handler()
-        handler()
+        if len(calls) <= 3:
+            handler()
 
     monkeypatch.setattr(issuing.Call, "_infer", infer)
     plans._plans.clear()
     with pytest.raises(TimeoutError):
         torch.ones(3, 11, device=device)
-    assert len(calls) == 2
+    assert not plans.has_no_plan(calls[0])
 
 
 def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monkeypatch):
@@ -224,7 +226,7 @@ def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monke
 
     def infer(call, key):
         calls.append(key)
-        if len(calls) == 1:
+        if len(calls) < 3:
             raise TimeoutError
 
     monkeypatch.setattr(issuing.Call, "_infer", infer)

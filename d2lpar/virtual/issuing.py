@@ -201,19 +201,27 @@ class Call:
         """Work out the results' layouts on meta tensors; None where only running it can tell.
 
         What the inference raises is left to the operator, which says what is wrong better. But an
-        exception that came from elsewhere (a time-out, say) is not raised again at the same place,
-        and passes.
+        exception that came from elsewhere (a time-out, say) is not raised again and again at the
+        same place, and passes.
         """
+        errors, places = [], []
         try:
-            return self._infer(key)
-        except Exception as error:
-            try:
-                self._infer(key)
-            except Exception as again:
-                if _place(again) == _place(error):
-                    self.refused = again
-                    return None
-            raise error
+            for _ in range(3):
+                try:
+                    plan = self._infer(key)
+                except Exception as error:
+                    errors.append(error)
+                    places.append(_place(error))
+                else:
+                    break
+            if not errors:
+                return plan
+            if len(errors) < 3 or places != places[:1] * 3:
+                raise errors[0]
+            self.refused = errors[0].with_traceback(None)
+            return None
+        finally:
+            del errors  # or its tracebacks would keep the tensors
 
     def _infer(self, key):
         metas = []
