@@ -85,11 +85,13 @@ def awaited_by(host):
 
 
 def frame_in(host, function):
-    """Return the frame of `function` that a thread is in, or None."""
+    """Return the frame of `function` if a thread waits in it, or None.
+
+    Only its innermost frame is looked at: those outside it may end at any moment.
+    """
     frame = sys._current_frames().get(host)
-    while frame is not None and frame.f_code is not function.__code__:
-        frame = frame.f_back
-    return frame
+    if frame is not None and frame.f_code is function.__code__:
+        return frame
 
 
 def run_what_can():

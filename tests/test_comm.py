@@ -106,3 +106,27 @@ def test_scatter_copies_on_the_streams_that_it_is_given(devices):
         pieces = comm.scatter(x, [0, 1], streams=sides)
         run_what_can()
         assert not sides[0].query() and sides[1].query()
+
+
+def test_scatter_cuts_pieces_of_the_sizes_that_it_is_given_along_the_dimension(devices):
+    x = torch.arange(6.0).view(2, 3)
+    pieces = comm.scatter(x, [0, 1], chunk_sizes=[1, 2], dim=1)
+    assert [piece.device for piece in pieces] == devices[:2]
+    assert [piece.tolist() for piece in pieces] == [[[0], [3]], [[1, 2], [4, 5]]]
+
+
+def test_gather_goes_to_the_current_device_by_default(devices):
+    tensors = [torch.full((2,), float(k), device=device) for k, device in enumerate(devices)]
+    with torch.vgpu.device(1):
+        gathered = comm.gather(tensors)
+    assert gathered.device == devices[1] and gathered.tolist() == [0, 0, 1, 1, 2, 2]
+    assert comm.gather(tensors, 0, -1).device.type == "cpu"
+
+
+def test_broadcast_takes_either_devices_or_tensors_to_write(devices):
+    x, out = torch.ones(3, device=devices[0]), [torch.zeros(3, device=devices[1])]
+    for arguments in ({}, {"devices": [1], "out": out}):
+        with pytest.raises(RuntimeError, match="Exactly one of 'devices' and 'out'"):
+            comm.broadcast(x, **arguments)
+    comm.broadcast(x, out=out)
+    assert out[0].tolist() == [1] * 3

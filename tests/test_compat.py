@@ -296,6 +296,14 @@ def test_deepcopy(device):
     assert copy.copy(x) is not x
 
 
+def test_a_deep_copy_has_a_gradient_of_its_own(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    x.sum().backward()
+    twin = copy.deepcopy(x)
+    x.grad.zero_()
+    assert twin.grad.tolist() == [1, 1]
+
+
 def test_tied_parameters_stay_tied(device):
     net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
     net["b"].weight = net["a"].weight
@@ -641,6 +649,11 @@ def test_numpy_is_refused_as_on_cuda(device):
     assert x.numpy(force=True).tolist() == [1, 1]
 
 
+def test_numpy_takes_what_requires_a_gradient_by_force(device):
+    x = torch.ones(2, device=device, requires_grad=True)
+    assert x.numpy(force=True).tolist() == [1, 1]
+
+
 def test_numpy_arrays_reach_the_device(device):
     import numpy
 
@@ -864,6 +877,18 @@ def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
         y[0, 0]
     with pytest.raises(IndexError, match="out of bounds"):
         y[3]
+
+
+def test_a_new_tensor_may_require_a_gradient(device):
+    x = torch.ones(2, device=device)
+    assert x.new_tensor([1.0], requires_grad=True).requires_grad
+    assert not x.new_tensor([1.0]).requires_grad
+
+
+def test_an_index_of_the_cpu_puts_values_without_changing_the_tensor(device):
+    x, value = torch.zeros(3, device=device), torch.ones((), device=device)
+    assert x.index_put((torch.tensor([2, 0]),), value).tolist() == [1, 0, 1]
+    assert x.tolist() == [0] * 3
 
 
 def test_comparisons(device):

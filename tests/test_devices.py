@@ -225,8 +225,8 @@ def test_one_figure_for_all_or_one_for_each():
     d2lpar.virtual_gpus(3, link="pcie3", peer_link=None)
     assert figures("peer_link") == [None] * 3
     assert figures("threads") == [1, 1, 1]
-    gc.collect()  # what earlier tests left
-    assert torch.vgpu.mem_get_info(1) == (torch.vgpu.mem_get_info(1)[1],) * 2
+    total, in_use = figures("memory")[1], torch.vgpu.memory_allocated(1)
+    assert torch.vgpu.mem_get_info(1) == (total - in_use, total)
     assert sum(figures("memory")) == pytest.approx(0.8 * memory_of_this_process(), abs=3)
 
 
@@ -279,6 +279,14 @@ def kernel_threads(device):
     work = lambda op: seen.append(torch.get_num_threads())  # noqa: E731
     wait(stream.issue(Op("threads", "kernel", found.compute, work)), device)
     return seen[0]
+
+
+def test_memory_that_was_just_given_back_is_not_in_use(gpus):
+    gc.collect()
+    before = torch.vgpu.memory_allocated(gpus[0])
+    x = torch.empty(2**20, device=gpus[0])
+    del x
+    d2lpar.virtual_gpus(len(gpus), memory=before + 2**20)
 
 
 def test_an_error_of_one_device_changes_nothing_on_the_others(gpus):
@@ -559,3 +567,21 @@ def test_unknown_versions_of_torch_are_refused(version):
     with pytest.raises(RuntimeError) as info:
         private.check_version(version)
     assert f"torch 2.11 to 2.15; this is torch {version}" in str(info.value)
+
+
+def test_the_threads_of_all_devices_together_are_said_to_be_too_many(gpus, monkeypatch):
+    monkeypatch.setattr("d2lpar.virtual.cores_of_this_process", lambda: 1)
+    with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
+        d2lpar.virtual_gpus(2, threads=5)
+
+
+def test_figures_may_be_a_tuple(gpus):
+    d2lpar.virtual_gpus(2, link=(1e9, None), threads=(1, 2))
+    assert [device.threads for device in registry.devices[:2]] == [1, 2]
+    assert [device.link and device.link.bandwidth for device in registry.devices[:2]] == [1e9, None]
+
+
+def test_an_empty_number_of_threads_in_the_environment_is_none(gpus, monkeypatch):
+    monkeypatch.setenv("D2LPAR_THREADS", "")
+    d2lpar.virtual_gpus(1)
+    assert torch.vgpu.get_device_properties(0).multi_processor_count == 1

@@ -44,6 +44,18 @@ def test_a_generator_of_the_device_is_drawn_from_and_no_other(devices, name):
     assert torch.equal(torch.vgpu.get_rng_state(devices[1]), state), "the device's own was used"
 
 
+def test_what_has_no_shape_inference_draws_from_the_device(devices):
+    count, half = torch.full((9,), 9.0), torch.full((9,), 0.5)
+    torch.manual_seed(3)
+    expected = [torch.binomial(count, half).tolist() for _ in range(2)]
+    count, half = count.to(devices[1]), half.to(devices[1])
+    torch.manual_seed(3)
+    got = [torch.binomial(count, half).tolist() for _ in range(2)]
+    assert got == expected
+    torch.vgpu.manual_seed_all(3)
+    assert torch.binomial(count, half).tolist() == expected[0]
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_generator_of_elsewhere_is_refused(devices, name):
     draw = DRAWS[name]
@@ -128,6 +140,15 @@ def test_seeds_that_nobody_knows(devices):
     assert again[0] == again[1] not in (1, seeds[0])
 
 
+def test_the_initial_seed_is_that_of_the_current_device(devices):
+    for index in (0, 1):
+        with torch.vgpu.device(index):
+            torch.vgpu.manual_seed(index + 5)
+    for index in (0, 1):
+        with torch.vgpu.device(index):
+            assert torch.vgpu.initial_seed() == index + 5
+
+
 def test_the_default_generators_are_those_of_the_devices(devices):
     own = torch.vgpu.default_generators
     assert [generator.device for generator in own] == devices
@@ -152,12 +173,26 @@ def test_a_seed_of_torch_reaches_devices_that_are_not_in_use(devices):
     assert torch.rand(3, device=device).tolist() == torch.rand(3).tolist()
 
 
+def test_the_default_generators_are_those_of_devices_in_use(devices):
+    virtual_gpus(3)
+    assert len(torch.vgpu.default_generators) == 3
+    virtual_gpus(2)
+    assert len(torch.vgpu.default_generators) == 2
+
+
 def test_generators_that_are_gone_are_forgotten(devices):
     for _ in range(20):
         torch.Generator(device=devices[0])
     gc.collect()
     torch.Generator(device=devices[0])
     assert len(generators._known) < 20
+
+
+def test_random_integers_like_a_tensor_keep_their_bounds(devices):
+    x = torch.zeros(100, dtype=torch.int64, device=devices[0])
+    torch.manual_seed(0)
+    got = [torch.randint_like(x, 3), torch.randint_like(x, 5, 8)]
+    assert [set(each.tolist()) for each in got] == [{0, 1, 2}, {5, 6, 7}]
 
 
 @pytest.mark.parametrize("p", [0.0, 0.2, 0.5, 0.9, 1.0])
@@ -170,3 +205,28 @@ def test_dropout_keeps_the_mean(devices, p):
     torch.testing.assert_close(got.cpu(), expected)
     got.sum().backward()
     torch.testing.assert_close(x.grad.cpu(), expected)
+
+
+def test_dropout_of_everything_leaves_zeros(devices):
+    values, kept = torch.native_dropout(torch.ones(9, device=devices[0]), 1.0, True)
+    assert values.tolist() == [0] * 9 and not kept.any()
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        torch.poisson,
+        torch._standard_gamma,
+        torch._sample_dirichlet,
+        lambda x, generator: torch.binomial(x, x / 8, generator=generator),
+    ],
+    ids="poisson gamma dirichlet binomial".split(),
+)
+def test_a_generator_may_be_given_by_its_place(devices, sample):
+    x = torch.arange(1.0, 9)
+    expected = sample(x, generator=torch.Generator().manual_seed(3))
+    own = torch.Generator(device=devices[0]).manual_seed(3)
+    torch.manual_seed(4)
+    assert sample(x.to(devices[0]), generator=own).tolist() == expected.tolist()
+    with pytest.raises(RuntimeError, match="generator"):
+        sample(x.to(devices[0]), generator=torch.Generator())

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import traceback
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -473,3 +474,69 @@ def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
 def files_of(error):
     """Return the files of the frames of an error."""
     return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+
+
+class Shell:
+    """What `notebook` uses of an IPython shell."""
+
+    def __init__(self, custom_exceptions=()):
+        self.custom_exceptions = custom_exceptions
+        self.before_cell, self.shown = [], []
+        self.events = self
+
+    def register(self, event, function):
+        assert event == "pre_run_cell"
+        self.before_cell.append(function)
+
+    def set_custom_exc(self, kinds, handler):
+        self.custom_exceptions, self.handler = kinds, handler
+
+    def showsyntaxerror(self):
+        self.shown.append("syntax")
+
+    def showtraceback(self, error, tb_offset, running_compiled_code):
+        self.shown.append(error)
+
+
+@pytest.fixture
+def adapted(monkeypatch):
+    """Return a function of a shell that adapts virtual GPUs to it."""
+
+    def adapt(shell):
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+        notebook.adapt_to_notebook()
+        return shell
+
+    return adapt
+
+
+def test_a_cell_starts_on_the_stream_from_before_the_one_that_was_stopped(adapted):
+    (device,) = virtual_gpus(1)
+    shell, before = adapted(Shell()), torch.vgpu.current_stream(device)
+    torch.vgpu.Stream(device).__enter__()
+    for function in shell.before_cell:
+        function(None)
+    assert torch.vgpu.current_stream(device) == before and not registry.thread.entered
+
+
+def test_a_notebook_keeps_the_exception_handler_that_it_has(adapted):
+    assert adapted(Shell((ValueError,))).custom_exceptions == (ValueError,)
+
+
+def test_a_notebook_shows_an_error_without_the_frames_of_virtual_gpus(adapted):
+    shell = adapted(Shell())
+    a, b = (torch.ones(3, device=device) for device in virtual_gpus(2))
+    with pytest.raises(RuntimeError) as caught:
+        a + b
+    shell.handler(shell, caught.type, caught.value, caught.tb)
+    [(kind, error, shown)] = shell.shown
+    assert (kind, error) == (RuntimeError, caught.value)
+    ours = os.path.dirname(notebook.__file__)
+    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(shown)]
+    assert files and not any(path.startswith(ours) for path in files)
+
+
+def test_a_notebook_shows_a_syntax_error_as_one(adapted):
+    shell = adapted(Shell())
+    shell.handler(shell, SyntaxError, SyntaxError("no"), None)
+    assert shell.shown == ["syntax"]

@@ -125,6 +125,13 @@ def test_a_tensor_that_grows_keeps_its_content(devices):
     assert x.sum().item() == 62
 
 
+def test_a_part_that_grows_keeps_the_content_of_the_whole(devices):
+    x = torch.arange(6.0, device=devices[0])
+    part = x[:2]
+    part.resize_(8)
+    assert part[:6].tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_what_an_op_was_given_is_free_when_it_has_run(devices):
     host = torch.ones(1000).pin_memory()
     x = torch.empty(1000, device=devices[0])
@@ -150,6 +157,15 @@ def test_a_copy_that_has_run_does_not_hold_what_it_was_given(devices):
     array = weakref.ref(array)
     gc.collect()
     assert array() is None and x.sum().item() == 1000
+
+
+def test_an_output_that_grows_to_what_only_the_values_tell_is_accounted(devices):
+    x = torch.ones(100, device=devices[0])
+    before = used(devices[0])
+    found = torch.zeros(0, dtype=torch.int64, device=devices[0])
+    torch.nonzero(x, out=found)
+    assert found.shape == (100, 1) and found.sum().item() == 4950
+    assert used(devices[0]) - before == 800
 
 
 # -- addresses and storages
@@ -262,6 +278,23 @@ def test_the_peak_does_not_count_what_was_given_back(devices):
     assert torch.vgpu.max_memory_allocated() == before
 
 
+def test_the_peak_does_not_count_what_was_given_back_where_more_was_held_before(devices):
+    before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
+    torch.vgpu.reset_peak_memory_stats()
+    x = filled(devices[0], 1000)
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        del x
+        y = filled(devices[0], 1000)
+    side.synchronize()
+    assert torch.vgpu.memory_reserved() == before + 1000
+    assert torch.vgpu.max_memory_reserved() == before + 2000
+    del y
+    z = filled(devices[0], 1000)
+    assert torch.vgpu.max_memory_allocated() == before + 1000
+    del z
+
+
 def test_what_a_stream_holds_is_reserved(devices):
     before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
     torch.vgpu.reset_peak_memory_stats()
@@ -292,6 +325,19 @@ def test_a_summary_names_the_device_and_its_figures(devices):
     allocated = next(line.split() for line in lines if line.startswith("allocated"))
     assert float(allocated[1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
     del x
+
+
+def test_a_summary_adds_what_streams_hold(devices):
+    side = torch.vgpu.Stream(devices[0])
+    x, y = filled(devices[0], 3 * MIB), filled(devices[0], 2 * MIB)
+    with Gate(devices[0], side):
+        x.record_stream(side)
+        del x
+        lines = torch.vgpu.memory_summary(0).splitlines()
+        reserved = torch.vgpu.memory_reserved(0)
+    figures = next(line.split()[-2:] for line in lines if line.startswith("and held"))
+    assert float(figures[0]) == round(reserved / MIB, 2)
+    del y
 
 
 def test_the_peak_of_the_accelerator_is_no_current_figure(devices):
@@ -369,3 +415,30 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
     torch.vgpu.synchronize(devices[0])
     assert "a destructor that waits for a virtual GPU" in errors[0]
     torch.vgpu.synchronize(devices[1])
+
+
+def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
+    devices, monkeypatch
+):
+    from d2lpar.virtual import scheduler
+
+    found, ended, errors = registry.find(devices[0]), threading.Event(), []
+    x = torch.ones(3, device=devices[1])
+    torch.vgpu.synchronize(devices[1])
+
+    def destructor(op):
+        try:
+            x.add_(1)
+        except RuntimeError as error:
+            errors.append(str(error))
+        ended.set()
+
+    with Gate(devices[1]):
+        x.add_(1)
+        with monkeypatch.context() as patched:
+            patched.setattr(scheduler, "QUEUE_LIMIT", 2)
+            op = scheduler.Op("collects", "kernel", found.compute, destructor)
+            found.default_stream.issue(op)
+            assert ended.wait(10), "the engine waits"
+    assert "a destructor that waits for a virtual GPU" in errors[0]
+    assert x.tolist() == [2] * 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import issuing, memory, plans, virtual_gpus
+from d2lpar.virtual import issuing, memory, plans, saving, virtual_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +31,8 @@ def library():
     library.define("shapeless(Tensor x) -> Tensor")
     library.define("wrong(Tensor x) -> Tensor")
     library.define("rest(Tensor(a) x) -> Tensor(a)")
+    library.define("wider(Tensor x) -> Tensor")
+    library.define("conjugated(Tensor x) -> Tensor")
 
     def turned(x):
         y = x.clone()
@@ -42,6 +44,10 @@ def library():
     library.impl("shapeless", lambda x: x + 1, "CPU")
     library.impl("wrong", lambda x: x[1:].clone(), "CPU")
     library.impl("wrong", torch.empty_like, "Meta")
+    library.impl("wider", lambda x: x.double(), "CPU")
+    library.impl("wider", torch.empty_like, "Meta")
+    library.impl("conjugated", lambda x: x.clone().conj(), "CPU")
+    library.impl("conjugated", torch.empty_like, "Meta")
 
     def fails(x):
         raise ValueError("no shape for you")
@@ -83,6 +89,21 @@ def test_what_is_queued_keeps_the_default_dtype_of_its_issue(device, default_dty
         y = x / 2
         with gate.opened_later():
             torch.set_default_dtype(torch.float64)
+    assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
+
+
+def test_what_is_queued_on_a_device_that_is_not_in_use_keeps_the_default_dtype_of_its_issue(
+    default_dtype,
+):
+    device = virtual_gpus(3)[2]
+    x = torch.arange(3, device=device)
+    torch.vgpu.synchronize(device)
+    with Gate(device) as gate:
+        y = x / 2
+        virtual_gpus(2)
+        with gate.opened_later():
+            torch.set_default_dtype(torch.float64)
+    virtual_gpus(3)
     assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
 
 
@@ -128,6 +149,15 @@ def test_true_is_not_one(device):
         assert x.sum(1, keepdim=keep).shape == ((2, 1) if keep else (2,))
 
 
+def test_the_names_of_arguments_matter(device):
+    edges, x = torch.tensor([1, 3], device=device), torch.tensor([1, 2], device=device)
+    for _ in range(2):
+        right = torch.searchsorted(edges, x, right=True)
+        narrow = torch.searchsorted(edges, x, out_int32=True)
+        assert (right.dtype, right.tolist()) == (torch.int64, [1, 1])
+        assert (narrow.dtype, narrow.tolist()) == (torch.int32, [0, 1])
+
+
 def test_an_operator_whose_shape_depends_on_a_number_gets_the_right_one(device, library):
     x = torch.arange(2.0, device=device)
     for times in (1.0, 3.0, 2.0, 3.0):
@@ -151,6 +181,19 @@ def test_a_result_of_another_shape_than_foreseen_is_reported(device, library):
     y = library.wrong(torch.ones(3, device=device))
     with pytest.raises(torch.AcceleratorError, match="gave torch.float32 of shape .2,. where"):
         y.cpu()
+
+
+def test_a_result_of_another_dtype_than_foreseen_is_reported(device, library):
+    library.wider(torch.ones(3, device=device))
+    with pytest.raises(torch.AcceleratorError, match="float64.* where torch.float32.* foreseen"):
+        torch.vgpu.synchronize(device)
+
+
+def test_a_result_that_the_kernel_marks_as_conjugated_is_so(device, library):
+    x = torch.tensor([1 + 2j], device=device)
+    for _ in range(2):
+        y = library.conjugated(x)
+        assert y.tolist() == [1 - 2j] and torch.view_as_real(y).tolist() == [[1, -2]]
 
 
 def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, library):
@@ -315,11 +358,33 @@ def test_a_tensor_like_another_needs_none_of_its_values(devices):
     assert [like.tolist() for like in likes] == [[0, 0, 0], [1, 1, 1], [0, 0]]
 
 
+def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
+    x = torch.ones(3, device=devices[0])
+    for where in (devices[1], torch.device("cpu")):
+        made = [
+            x.new_full((2,), 5.0, device=where),
+            torch.full_like(x, 5.0, device=where)[:2],
+            x.new_zeros(2, device=where) + 5,
+            x.new_ones(2, device=where) * 5,
+            x.new_empty(2, device=where).fill_(5),
+        ]
+        assert {y.device for y in made} == {where}
+        assert [y.tolist() for y in made] == [[5, 5]] * 5
+
+
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):
     x, y = (torch.ones(2, device=device) for device in devices)
     with pytest.raises(NotImplementedError, match="of the same device"):
         x.set_(y)
     assert x.device == devices[0]
+
+
+def test_a_tensor_is_not_set_to_a_storage_of_another_device(devices):
+    storage = saving.restore(torch.ones(2).untyped_storage(), "vgpu:1")
+    x = torch.zeros(2, device=devices[0])
+    with pytest.raises(RuntimeError, match="storage on different device vgpu:1"):
+        x.set_(storage, 0, (2,), (1,))
+    assert x.tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -354,3 +419,11 @@ def test_a_negative_factor_is_refused_at_the_call_as_if_no_other_had_been_there(
     with pytest.raises(RuntimeError, match="p"):
         x.renorm(-1.0, 0, 5.0)
     torch.vgpu.synchronize()
+
+
+def test_an_index_among_floats_makes_no_operator_wait(device):
+    x, y, index = torch.zeros(3), torch.ones(2), torch.tensor([0, 2])
+    x, y, index = x.to(device), y.to(device), index.to(device)
+    with Gate(device):
+        z = x.index_add(0, index, y)
+    assert z.tolist() == [1, 0, 1]

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -14,7 +15,7 @@ from gates import Gate, HeldLink, frame_in, in_thread, named, overlap, recorded,
 from torch.utils.checkpoint import checkpoint
 from waiting import wait_until
 
-from d2lpar.virtual import Link, engines, scheduler, virtual_gpus
+from d2lpar.virtual import Link, backward, comm, engines, scheduler, virtual_gpus
 from d2lpar.virtual import device as registry
 
 
@@ -113,6 +114,16 @@ def through_the_other_device(grad):
     return grad.to("vgpu:1").to("vgpu:0")
 
 
+def through_a_list(grad):
+    """Write a tensor that was there before by an operator that takes a list."""
+    torch._foreach_add_([into_a_view.target], [grad])
+    return into_a_view.target
+
+
+def in_one_vector(grad):
+    return comm._pack([grad])
+
+
 def stacked(grad):
     return torch.stack([grad, grad]).sum(0)
 
@@ -123,6 +134,8 @@ def stacked(grad):
         (sorted_out, as_it_is, [2, 2, 2]),
         (view_of_a_view, as_it_is, [2, 2, 2]),
         (into_a_view, as_it_is, [0, 2, 2]),
+        (through_a_list, as_it_is, [2, 2, 2]),
+        (in_one_vector, as_it_is, [2, 2, 2]),
         (from_the_other_device, as_it_is, [14, 14, 14]),
         (torch.neg, through_the_other_device, [-2, -2, -2]),
         (torch.neg, stacked, [-4, -4, -4]),
@@ -144,6 +157,52 @@ def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, r
     with Gate(devices[0], writing):
         loss.backward()
     assert x.grad.tolist() == expected
+
+
+def test_backward_waits_for_what_a_copy_from_the_cpu_writes(devices, monkeypatch):
+    virtual_gpus(2, link=Link(1e9, 1e-3))
+    host, target = torch.full((3,), 7.0).pin_memory(), torch.zeros(3, device=devices[0])
+    reading, writing, last = (torch.vgpu.Stream(devices[0]) for _ in range(3))
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(reading):
+        y = x * 2
+    writing.wait_stream(reading)
+    with use(writing):
+        loss = Through.apply(y, lambda grad: target.copy_(host, non_blocking=True)).sum()
+    torch.vgpu.synchronize()
+    with HeldLink(monkeypatch) as link:
+        loss.backward()
+        assert link.reached.wait(30)
+        with use(last):
+            torch.ones(3, device=devices[0])
+        last.synchronize()  # all kernels have run that do not wait for the copy
+    assert x.grad.tolist() == [14] * 3
+
+
+def test_backward_waits_for_the_writers_of_what_an_operator_takes_by_name(devices):
+    target, constant = torch.zeros(3, device=devices[0]), torch.ones(3, device=devices[0])
+
+    def write(grad):
+        target.copy_(grad)
+        return constant
+
+    def overwrite(grad):
+        return torch.neg(grad, out=target)
+
+    later, first = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(later):
+        y = Through.apply(x, overwrite)
+    first.wait_stream(later)
+    with use(first):
+        loss = Through.apply(y, write).sum()
+    torch.vgpu.synchronize()
+    with Gate(devices[0], first):
+        loss.backward()
+    torch.vgpu.synchronize()
+    assert target.tolist() == [-1] * 3
 
 
 def test_backward_within_a_backward_runs_on_streams(devices):
@@ -174,6 +233,20 @@ def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, m
     assert len(registry.thread.current._changes[0]) <= 21
 
 
+def test_the_stream_that_calls_backward_waits_for_its_end(devices):
+    forward, caller = (torch.vgpu.Stream(devices[0]) for _ in range(2))
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    torch.vgpu.synchronize()
+    with use(forward):
+        loss = (x * 2).sum()
+    torch.vgpu.synchronize()
+    with Gate(devices[1]), use(caller):
+        forward.wait_stream(torch.vgpu.current_stream(devices[1]))
+        (grad,) = torch.autograd.grad(loss, x)
+        tenfold = grad * 10
+    assert tenfold.tolist() == [20] * 3
+
+
 def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
     side = torch.vgpu.Stream(devices[0])
 
@@ -195,6 +268,27 @@ def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
         loss.backward()
     assert [op.stream for op in named(spans, "aten.neg")] == [side._stream.index]
     assert x.grad.tolist() == [-1] * 3
+
+
+def test_a_stream_that_a_function_chooses_in_its_backward_is_waited_for(devices):
+    chosen = torch.vgpu.Stream(devices[0])
+
+    def backward(grad):
+        chosen.wait_stream(torch.vgpu.current_stream())
+        with use(chosen):
+            constant.add_(1)
+        return grad
+
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    constant = torch.ones(3, device=devices[0])
+    with use(torch.vgpu.Stream(devices[0])):
+        loss = Through.apply(x, backward).sum()
+    torch.vgpu.synchronize()
+    with Gate(devices[1]):
+        chosen.wait_stream(torch.vgpu.current_stream(devices[1]))
+        loss.backward()
+        tenfold = constant * 10
+    assert tenfold.tolist() == [20] * 3
 
 
 def test_a_stream_that_a_function_chooses_in_its_backward_is_that_of_no_other(devices):
@@ -324,6 +418,30 @@ def test_a_copy_takes_as_long_when_another_has_just_ended(devices, monkeypatch):
     assert all(copy.end - copy.start >= 0.005 for copy in copies)
 
 
+def test_a_copy_is_written_no_earlier_than_writing_takes(devices, monkeypatch):
+    virtual_gpus(2, link=Link(1e9, 1.0))
+    x, host, moments = torch.zeros(10, device=devices[0]), torch.zeros(10), []
+    torch.vgpu.synchronize()
+
+    class Steps(Clock):
+        def read(self):
+            self.now += 1e-3
+            return self.now
+
+        def sleep_until(self, moment):
+            moments.append(moment)
+            super().sleep_until(moment)
+
+    engine = registry.find(devices[0]).h2d
+    for name in ("_free_at", "_last_end", "_seconds_per_byte"):  # as they were, after the test
+        monkeypatch.setattr(engine, name, getattr(engine, name))
+    Steps(monkeypatch)
+    for _ in range(50):
+        x.copy_(host)
+    written, landed = moments[-2:]
+    assert 0 < landed - written < 20e-3
+
+
 def test_a_copy_between_devices_waits_for_the_current_stream_of_the_target(devices):
     source, target = torch.ones(4, device=devices[0]), torch.zeros(4, device=devices[1])
     torch.vgpu.synchronize(0)
@@ -355,6 +473,15 @@ def test_an_event_that_is_recorded_again_stands_for_the_new_place(devices):
         assert not side.query()
     side.synchronize()
     assert y.tolist() == [3] * 3
+
+
+def test_a_stream_records_the_event_that_it_is_given(devices):
+    event = torch.vgpu.Event()
+    with Gate(devices[0]):
+        assert torch.vgpu.current_stream().record_event(event) is event
+        assert not event.query()
+    event.synchronize()
+    assert event.query()
 
 
 def test_the_time_of_an_event_on_an_idle_stream_is_when_it_was_recorded(devices):
@@ -632,6 +759,18 @@ def test_an_op_that_has_run_keeps_none_of_those_before_it(devices):
     assert first() is None
 
 
+def test_a_random_op_that_has_run_keeps_none_of_those_that_drew_before_it(devices):
+    generator = registry.find(devices[0]).generator
+    with use(torch.vgpu.Stream(devices[0])):
+        torch.rand(3, device=devices[0])
+    first = weakref.ref(generator.last)
+    torch.rand(3, device=devices[0])
+    torch.vgpu.synchronize()
+    run_what_can()  # the engine is done with it, too
+    gc.collect()
+    assert first() is None
+
+
 # -- how far the host runs ahead
 
 
@@ -682,8 +821,36 @@ def test_the_host_waits_when_it_is_too_far_ahead(devices):
     assert x.item() == scheduler.QUEUE_LIMIT
 
 
+def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices, monkeypatch):
+    engine, closed_gate = registry.find(devices[0]).compute, scheduler._closed_gate
+    x = torch.zeros((), device=devices[0])
+    torch.vgpu.synchronize()
+    gate = Gate(devices[0])
+
+    def closed_gate_when_there_is_room():
+        gate.let_go()
+        wait_until(lambda: engine.finished == engine.issued)
+        return closed_gate()
+
+    monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 2)
+    monkeypatch.setattr(scheduler, "_closed_gate", closed_gate_when_there_is_room)
+    host = threading.Thread(target=lambda: x.add_(1).add_(1), daemon=True)
+    host.start()
+    host.join(10)
+    assert not host.is_alive()
+    monkeypatch.undo()
+    assert x.item() == 2
+
+
 def test_an_interrupt_ends_the_wait_of_a_host_that_is_too_far_ahead(devices):
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    came = []
+
+    def once(*_):
+        if not came:
+            came.append(True)
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, once)
     x = torch.zeros((), device=devices[0])
     torch.vgpu.synchronize()
     host = threading.get_ident()
@@ -694,7 +861,9 @@ def test_an_interrupt_ends_the_wait_of_a_host_that_is_too_far_ahead(devices):
 
             def interrupt():
                 wait_until_held_back(host)
-                os.kill(os.getpid(), signal.SIGINT)
+                while not came:  # the first may come a moment before the host sleeps
+                    os.kill(os.getpid(), signal.SIGINT)
+                    time.sleep(1e-2)
 
             with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
                 x += 1
@@ -761,6 +930,29 @@ def test_a_stream_that_takes_its_waits_while_it_is_given_one(devices, monkeypatc
     assert x.to(devices[1]).tolist() == [1, 1, 1]
 
 
+def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
+    devices, monkeypatch
+):
+    """It is told so between the look at its ops under way and the issue of the copy."""
+    x, host = torch.ones(3, device=devices[0]), torch.ones(3).pin_memory()
+    target, tail = registry.find(devices[1]).default_stream, scheduler.Stream.tail
+    torch.vgpu.synchronize()
+    with Gate(devices[0]) as gate:
+
+        def tail_before_it_is_told(stream):
+            ops = tail(stream)
+            if stream is target:
+                stream.wait_for([gate.op])
+            return ops
+
+        with use(torch.vgpu.Stream(devices[0])), monkeypatch.context() as patched:
+            patched.setattr(scheduler.Stream, "tail", tail_before_it_is_told)
+            x.to(devices[1])
+        host.to(devices[1], non_blocking=True)
+        run_what_can()
+        assert not torch.vgpu.current_stream(devices[1]).query()
+
+
 def test_an_engine_whose_thread_cannot_start_is_tried_again(devices, monkeypatch):
     def refuse(*_):
         raise RuntimeError("can't start new thread")
@@ -775,6 +967,36 @@ def test_an_engine_whose_thread_cannot_start_is_tried_again(devices, monkeypatch
     assert ran.wait(30)
     device.compute.end()
     device.compute.join()
+
+
+def test_an_engine_goes_on_after_a_kernel_that_wants_to_end_its_thread(devices):
+    device = registry.Device(7, 1, 1000, None, None)
+    ran = threading.Event()
+    stops = scheduler.Op("stops", "kernel", device.compute, lambda op: sys.exit("no"))
+    for op in (stops, scheduler.Op("next", "kernel", device.compute, lambda op: ran.set())):
+        device.default_stream.issue(op)
+    assert ran.wait(10)
+    with pytest.raises(torch.AcceleratorError, match="stops on vgpu:7 failed.*SystemExit: no"):
+        device.synchronize()
+    device.compute.end()
+    device.compute.join()
+
+
+def test_a_backward_that_an_interrupt_kept_from_ending_ends_when_a_stream_is_used(
+    devices, monkeypatch
+):
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    side = torch.vgpu.Stream(devices[0])
+    with use(side):
+        loss = (x * 2).sum()
+    torch.vgpu.synchronize()
+    with monkeypatch.context() as patched:
+        patched.setattr(backward.StreamsOfForward, "__exit__", lambda self, *exception: None)
+        with Gate(devices[0], side):
+            loss.backward()
+            assert not torch.vgpu.current_stream().query()
+    assert type(registry.thread.current) is registry.CurrentStreams
+    assert x.grad.tolist() == [2] * 3
 
 
 def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devices):
@@ -792,3 +1014,14 @@ def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devic
     torch.vgpu.current_stream()
     assert thread.current.unjoined is None
     assert x.grad.tolist() == [2, 2, 2]
+
+
+def test_copies_of_a_list_block_only_where_they_must(devices, monkeypatch):
+    virtual_gpus(2, link=Link(1e9, 1e-3))
+    x, host = torch.zeros(3, device=devices[0]), torch.full((3,), 7.0).pin_memory()
+    with HeldLink(monkeypatch) as link:
+        torch._foreach_copy_([x], [host], non_blocking=True)
+        assert link.reached.wait(30)
+    assert x.tolist() == [7] * 3
+    torch._foreach_copy_([x], [torch.ones(3)])
+    assert x.tolist() == [1] * 3

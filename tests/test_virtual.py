@@ -163,6 +163,12 @@ def test_pageable_copy_to_the_cpu_blocks(devices):
         torch.empty(10).copy_(x, non_blocking=True)
 
 
+def test_only_a_copy_that_does_not_block_is_pinned(devices):
+    x = torch.ones(3, device=devices[0])
+    assert x.to("cpu", non_blocking=True).is_pinned()
+    assert not x.cpu().is_pinned()
+
+
 def test_source_of_a_finished_copy_may_be_changed(devices):
     x = torch.ones(10)
     y = x.to(devices[0], non_blocking=True)
@@ -284,6 +290,14 @@ def test_copy_on_the_same_device_is_a_kernel(devices):
     with recorded() as recording:
         torch.empty_like(x).copy_(x)
     assert {op.kind for op in recording} <= {"kernel", "wait"}
+
+
+def test_a_copy_to_another_dtype_moves_the_bytes_of_its_source(devices):
+    x = torch.ones(10, device=devices[0])
+    with recorded() as recording:
+        x.to("cpu", torch.float64)
+    [copy] = named(recording, "copy")
+    assert copy.num_bytes == 40
 
 
 def test_a_copy_of_another_dtype_and_layout(devices):
@@ -571,6 +585,15 @@ def test_results_of_a_failed_kernel_say_so_when_they_are_read(devices):
     d2lpar.synchronize()
 
 
+def test_a_copy_of_what_failed_leaves_its_target_as_it_was(devices):
+    bad = failing(devices[1])
+    target = torch.ones(bad.shape, device=devices[0])
+    target.copy_(bad)
+    with pytest.raises(torch.AcceleratorError, match="aten.embedding"):
+        torch.vgpu.synchronize(devices[1])
+    assert target.min() == target.max() == 1
+
+
 def test_of_several_asynchronous_errors_the_first_is_raised(devices):
     x, index = torch.ones(3, device=devices[0]), torch.tensor([9], device=devices[0])
     failing(devices[0])
@@ -710,6 +733,12 @@ def test_a_fraction_of_the_memory(devices):
     torch.vgpu.set_per_process_memory_fraction(0.5, devices[0])
     virtual_gpus(2)
     assert torch.vgpu.get_per_process_memory_fraction(devices[0]) == 1
+
+
+def test_a_fraction_is_set_for_the_device_that_is_named(devices):
+    torch.vgpu.set_per_process_memory_fraction(0.5, devices[1])
+    fractions = [torch.vgpu.get_per_process_memory_fraction(device) for device in devices]
+    assert fractions == [1, 0.5]
 
 
 def test_a_backward_that_did_not_fit_gives_its_memory_back_at_once(devices):
@@ -937,6 +966,7 @@ while not held.locked():
 with torch.vgpu.device(b):
     torch.vgpu._sleep(1)
     event = torch.vgpu.current_stream().record_event()
+idle = torch.vgpu.Stream(b)
 
 def attempt(name, function):
     try:
@@ -948,11 +978,14 @@ def attempt(name, function):
 def child():
     attempt("add", lambda: x + 1)
     attempt("rand", lambda: torch.rand(3, device=b))
+    attempt("empty", lambda: torch.empty(3, device=b))
     attempt("item", lambda: x[0].item())
     attempt("busy", lambda: torch.vgpu.synchronize(b))
     attempt("event", event.synchronize)
+    attempt("idle", idle.synchronize)
     attempt("setup", lambda: d2lpar.virtual_gpus(2))
     attempt("more", lambda: d2lpar.virtual_gpus(3))
+    attempt("dtype", lambda: torch.set_default_dtype(torch.float32))
     attempt("cpu", lambda: torch.manual_seed(1) and torch.rand(3).sum().item())
     print("lock", held.acquire(timeout=5), flush=True)
 
@@ -987,7 +1020,8 @@ print("parent", (x + 1).tolist())
 def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     refused = "Cannot re-initialize vgpu in forked subprocess"
     assert run_python(FORK) == [
-        *(f"{name} {refused}" for name in "add rand item busy event setup more".split()),
+        *(f"{name} {refused}" for name in "add rand empty item busy event idle setup more".split()),
+        "dtype worked",
         "cpu worked",
         "lock True",
         "child 0",
@@ -1114,6 +1148,21 @@ def test_a_stream_waits_once_and_not_longer_than_its_own_work_takes(devices):
     assert other.end < own.end == wait.start == wait.end
 
 
+def test_a_recording_keeps_all_that_a_stream_was_told_to_wait_for(devices):
+    """A stream that is not recorded drops those that are over when it has been told 64 times."""
+    side, host = torch.vgpu.Stream(devices[0]), torch.ones(3).pin_memory()
+    with recorded() as recording:
+        for _ in range(70):
+            with Gate(devices[1]) as gate:
+                side.wait_stream(torch.vgpu.current_stream(devices[1]))
+                gate.let_go()
+            torch.vgpu.synchronize(devices[1])
+        with torch.vgpu.stream(side):
+            host.to(devices[0], non_blocking=True)
+    waits = [op for op in recording if (op.kind, op.engine) == ("wait", "stream")]
+    assert len(waits) == 70
+
+
 class Transparent(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -1124,3 +1173,12 @@ def test_tensors_are_made_within_a_dispatch_mode():
         made = torch.tensor([1.0, 2.0], device="vgpu:1"), torch.ones(2, device="vgpu:1")
         total = made[0] + made[1]
     assert str(total.device) == "vgpu:1" and total.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("where", ["cpu", "vgpu:0", "vgpu:1"])
+def test_a_copy_of_a_wrong_shape_raises_at_the_call(devices, where):
+    target = torch.ones(3, device=devices[0])
+    with pytest.raises(RuntimeError, match="expand"):
+        target.copy_(torch.ones(2, device=where))
+    for device in devices:
+        torch.vgpu.synchronize(device)

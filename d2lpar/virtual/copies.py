@@ -112,7 +112,6 @@ def _foreach_copy_(func, args, kwargs):
     non_blocking = kwargs.get("non_blocking", rest[0] if rest else False)
     for target, source in zip(targets, sources, strict=True):
         copy(target, source, non_blocking)
-    return targets
 
 
 def _to_copy(func, args, kwargs):

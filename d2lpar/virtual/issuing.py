@@ -306,7 +306,7 @@ class Call:
 
         op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
         if operator.random:
-            draw(op, device)
+            draw(op, operator, device)
         issue_op(op, device)
         if operator.written:
             for cell in (tensor._cell for tensor in tensors):

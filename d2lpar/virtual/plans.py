@@ -44,6 +44,7 @@ class Operator:
         by_value: for each argument, whether its value, not only its type, is part of the key.
         written: (position, name) of the arguments that it writes.
         only_layout: whether it changes nothing but the layout of its first argument.
+        generator: the position of the argument of this name; or None.
         random, run, allocates, waits, cpu_arguments: see `tables`.
     """
 
@@ -69,8 +70,9 @@ class Operator:
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self.only_layout = torch.Tag.inplace_view in func.tags
-        takes_generator = any(argument.name == "generator" for argument in schema.arguments)
-        self.random = func in tables.random or takes_generator
+        names = [argument.name for argument in schema.arguments]
+        self.generator = names.index("generator") if "generator" in names else None
+        self.random = func in tables.random or self.generator is not None
         self.run = tables.run.get(func, private.function_of(func))
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
@@ -227,7 +229,7 @@ class Plan:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
         if operator.random:
-            draw(op, device)
+            draw(op, operator, device)
         issue_op(op, device)
         if type(out) is Cell:
             out.writer = op
@@ -304,11 +306,13 @@ def issue_op(op, device):
         stream.issue(op, current.after(stream, op))
 
 
-def draw(op, device):
+def draw(op, operator, device):
     """Let a kernel draw from the generator among its arguments, or from that of its device."""
-    kwargs = dict(op.kwargs or {})
-    op.generator = checked(kwargs.get("generator"), device)
-    op.kwargs = {**kwargs, "generator": op.generator.state}
+    place, given = operator.generator, None
+    if place is not None and place < len(op.args):
+        given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
+    op.generator = checked((op.kwargs or {}).get("generator", given), device)
+    op.kwargs = {**(op.kwargs or {}), "generator": op.generator.state}
 
 
 def note_writer(op, operator, values, kwargs):
