@@ -244,6 +244,7 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
         forward.wait_stream(torch.vgpu.current_stream(devices[1]))
         (grad,) = torch.autograd.grad(loss, x)
         tenfold = grad * 10
+    torch.vgpu.synchronize()
     assert tenfold.tolist() == [20] * 3
 
 
@@ -1025,3 +1026,21 @@ def test_copies_of_a_list_block_only_where_they_must(devices, monkeypatch):
     assert x.tolist() == [7] * 3
     torch._foreach_copy_([x], [torch.ones(3)])
     assert x.tolist() == [1] * 3
+
+
+def test_a_hook_that_sends_gradients_on_a_side_stream_overlaps_backward(devices):
+    side = torch.vgpu.Stream(devices[0])
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    sent = torch.zeros(3).pin_memory()
+
+    def send(param):
+        side.wait_stream(torch.vgpu.current_stream())
+        with torch.vgpu.stream(side):
+            sent.copy_(param.grad, non_blocking=True)
+
+    x.register_post_accumulate_grad_hook(send)
+    with recorded() as spans:
+        (x * 2).sum().backward()
+    (copy,) = named(spans, "copy")
+    assert copy.stream == side._stream.index
+    assert sent.tolist() == [2] * 3

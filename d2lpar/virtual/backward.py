@@ -17,7 +17,7 @@ class BackwardStreams:
     def __init__(self, caller):
         self._caller = caller
         self.used = set()
-        self._chosen = {}  # index of a device -> (number of an operator, stream), see `set`
+        self._chosen = {}  # index of a device -> (node of autograd, stream), see `set`
 
     def stream(self, device):
         """Return the stream that the forward of autograd's current operator was issued to."""
@@ -26,17 +26,18 @@ class BackwardStreams:
             if not private.in_backward():
                 self.leave()  # an interrupt came before the end of the pass could
             return self._caller.stream(device)
-        number = private.forward_number(node)
-        if number is None:
-            return self._caller.stream(device)
         chosen_in, stream = self._chosen.get(device.index, (None, None))
-        if chosen_in != number:
+        if chosen_in is not node:
+            number = private.forward_number(node)
+            if number is None:
+                return self._caller.stream(device)
             stream = self._caller.at(device, number)
         self.used.add(stream)
         return stream
 
     def leave(self):
         """Make the caller's streams current; they wait for those of the pass when next used."""
+        self._chosen = {}
         self._caller.unjoined = self
         thread.current = self._caller
 
@@ -53,7 +54,7 @@ class BackwardStreams:
         if node is None:
             self._caller.set(stream)
         else:
-            self._chosen[stream.device.index] = private.forward_number(node), stream
+            self._chosen[stream.device.index] = node, stream
 
 
 def _writers(values):
