@@ -15,7 +15,6 @@ from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 MAX_PLANS = 50_000
 NEW, VIEW, SAME, CONSTANT = range(4)  # how a result relates to the inputs
 
@@ -144,7 +143,6 @@ class Plan:
         "spec",
         "single",
         "only_views",
-        "is_plain",
         "is_foreseen",
         "changes",
         "work",
@@ -161,11 +159,6 @@ class Plan:
         self.only_views = (
             bool(outputs) and not operator.written and all(o[0] == VIEW for o in outputs)
         )
-        self.is_plain = (
-            spec is None
-            and outputs[0][0] == NEW
-            and not (changes or operator.written or operator.random or operator.allocates)
-        )
         self.is_foreseen = False
         self.work = self._run
         self.name = operator.name
@@ -178,13 +171,6 @@ class Plan:
         """
         operator = self.operator
         device = self.device
-        if self.is_plain:
-            out = Cell(self.single[1])
-            result = wrap(out)
-            op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
-            issue_op(op, device)
-            out.writer = op
-            return result
         changed = ()
         if self.changes:
             changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
@@ -251,12 +237,7 @@ class Plan:
             if operator.nested:
                 args = [fetch_nested(value) for value in op.args]
             else:
-                args = []
-                for value in op.args:
-                    if type(value) is Cell:
-                        data = value.data
-                        value = data if type(data) is Tensor else fetch(value)
-                    args.append(value)
+                args = [fetch(value) if type(value) is Cell else value for value in op.args]
             if op.kwargs:
                 kwargs = {name: fetch_nested(value) for name, value in op.kwargs.items()}
                 result = operator.run(*args, **kwargs)
