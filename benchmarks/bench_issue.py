@@ -1,11 +1,14 @@
 """(c) What it costs to issue an operator on a virtual GPU.
 
 The floor is what torch itself takes to enter Python and to make an empty result. An operator may
-cost 15 µs where the floor is 4 µs: 3.75 times the floor. Two figures for each operator: behind a
-device that is busy, where issuing is all that happens; and on an idle device, whose engine runs
-each of these tiny operators at once and takes Python's lock from the issuing thread for it.
+cost 15 µs where the floor is 4 µs: 3.75 times the floor. Two figures for each operator, each
+against the floor under the same conditions: behind a device that is busy, where issuing is all
+that happens; and on an idle device, whose engine runs each of these tiny operators at once. There
+two threads share Python's lock, and the floor is what torch takes beside a plain thread that runs
+the same operator on tensors of the CPU.
 """
 
+import contextlib
 import sys
 import threading
 import time
@@ -53,43 +56,79 @@ def microseconds(call, device=None):
     return seconds / CALLS * 1e6
 
 
+@contextlib.contextmanager
+def plain_thread(call):
+    """Let a plain thread do `call` again and again, with as many CPU threads as an engine has."""
+    started, stop = threading.Event(), []
+
+    def run():
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            call()
+            started.set()
+            while not stop:
+                call()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        stop.append(True)
+        thread.join()
+
+
 def keep_busy(device, go_on):
     """Let the current stream of `device` stand still until the event `go_on` is set."""
     stream = find(device).current_stream()
     stream.issue(Op("busy", "kernel", stream.device.compute, lambda op: go_on.wait()))
 
 
-def main():
-    (device,) = d2lpar.virtual_gpus(1)
+def operators(device):
+    """Return the calls that are measured, by name, on tensors of `device`."""
     a, b = torch.rand(8, 8, device=device), torch.rand(8, 8, device=device)
     x, w = torch.rand(1, 4, 8, 8, device=device), torch.rand(4, 4, 3, 3, device=device)
-    empty = make_floor()
-    calls = {
+    return {
         "add": lambda: a + b,
         "mm": lambda: a.mm(b),
         "view": lambda: a.view(64),
         "relu_": lambda: a.relu_(),
         "conv2d": lambda: torch.nn.functional.conv2d(x, w),
     }
-    kept = []
+
+
+def main():
+    (device,) = d2lpar.virtual_gpus(1)
+    plain, empty, kept = operators("cpu"), make_floor(), []
+
+    def floor():
+        return empty + empty
+
     with torch.no_grad():
-        for name, call in calls.items():
+        for name, call in operators(device).items():
             # The machine's pace changes from second to second: ratios are taken round by round.
-            rounds = [
-                (
-                    microseconds(lambda: empty + empty),
-                    microseconds(call, device),
-                    microseconds(call),
+            rounds = []
+            for _ in range(ROUNDS):
+                busy = microseconds(call, device) / microseconds(floor)
+                with plain_thread(plain[name]):
+                    floor_beside = microseconds(floor)
+                rounds.append((busy, floor_beside, microseconds(call)))
+            rounds = rounds[1:]  # the first one is to warm up
+            kept.append(
+                ratio_row(
+                    f"(c) issuing {name} / floor",
+                    median([busy for busy, *_ in rounds]),
+                    3.75,
+                    False,
                 )
-                for _ in range(ROUNDS)
-            ][1:]
-            floor, busy, idle = map(median, zip(*rounds, strict=True))
-            print(
-                f"    floor {floor:.1f} µs, {name} {busy:.1f} µs, beside its engine {idle:.1f} µs"
             )
-            busy = median([busy / floor for floor, busy, _ in rounds])
-            idle = median([idle / floor for floor, _, idle in rounds])
-            kept.append(ratio_row(f"(c) issuing {name} / floor", busy, 3.75, False))
+            print(
+                "    beside an engine {2:.1f} µs, floor beside a thread {1:.1f} µs".format(
+                    *map(median, zip(*rounds, strict=True))
+                )
+            )
+            idle = median([ours / peer for _, peer, ours in rounds])
             kept.append(ratio_row("(c) the same beside its engine", idle, 3.75, False))
     return int(not all(kept))
 

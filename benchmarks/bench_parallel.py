@@ -3,7 +3,9 @@
 (a) 50 products of 1000 x 1000: the parallel efficiency of two virtual GPUs is at least 0.95 of
     what two independent single-threaded processes reach on this machine.
 (b) ResNet-18, batch 64: `nn.DataParallel` on two virtual GPUs trains at least 1.75 times as fast
-    as one, and at least 0.95 as fast as DDP over gloo with two single-threaded processes.
+    as one, or 0.95 of what half the batch in each of two processes that exchange nothing gains on
+    this machine where that is less; and at least 0.95 as fast as DDP over gloo with two
+    single-threaded processes.
 (d) One virtual GPU costs at most 3 % over plain CPU tensors with as many threads.
 """
 
@@ -11,7 +13,7 @@ import socket
 import sys
 
 import torch
-from processes import seconds_of_ddp_step, seconds_of_products
+from processes import seconds_of_products, seconds_of_training
 from report import median, ratio_row, seconds
 
 import d2lpar
@@ -74,17 +76,22 @@ def main():
     single = training(resnet18(10).to(devices[0]), devices[0])
     net = torch.nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
     parallel = training(net, devices[0])
-    overhead, gain, against = [], [], []
+    overhead, gain, limit, against = [], [], [], []
     for _ in range(ROUNDS):
         times = [seconds(work) / STEPS for work in (cpu, single, parallel)]
-        ddp = seconds_of_ddp_step(2, BATCH, STEPS, free_port())
+        ddp = seconds_of_training(2, BATCH, STEPS, free_port())
+        apart = [seconds_of_training(processes, BATCH, STEPS) for processes in (1, 2)]
         overhead.append(times[1] / times[0])
         gain.append(times[1] / times[2])
+        limit.append(apart[0] / apart[1])
         against.append(ddp / times[2])
         print(
-            "    seconds a step: CPU {:.3f}, one {:.3f}, two {:.3f}, DDP {:.3f}".format(*times, ddp)
+            "    seconds a step: CPU {:.3f}, one {:.3f}, two {:.3f}, DDP {:.3f}, "
+            "a process {:.3f}, two {:.3f}".format(*times, ddp, *apart)
         )
-    kept.append(ratio_row("(b) ResNet-18: one virtual GPU / two", median(gain), 1.75))
+    print(f"    two processes that exchange nothing gain {median(limit):.3f}")
+    least = min(1.75, 0.95 * median(limit))
+    kept.append(ratio_row("(b) ResNet-18: one virtual GPU / two", median(gain), least))
     kept.append(ratio_row("(b) ResNet-18: DDP's step / two virtual GPUs'", median(against), 0.95))
     kept.append(
         ratio_row(

@@ -22,20 +22,21 @@ def seconds_of_products(processes, count, size):
     return _spawn(_products, processes, count, size)
 
 
-def _train(rank, barrier, results, world_size, batch_size, steps, port):
+def _train(rank, barrier, results, batch_size, steps, port):
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
     from d2lpar.models import resnet18
 
     torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)
     torch.manual_seed(0)
-    net = DistributedDataParallel(resnet18(10))
+    net = resnet18(10)
+    if port is not None:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+        dist.init_process_group("gloo", rank=rank, world_size=barrier.parties)
+        net = DistributedDataParallel(net)
     trainer = torch.optim.SGD(net.parameters(), lr=0.01)
-    X, y = torch.rand(batch_size // world_size, 1, 28, 28), torch.zeros(batch_size // world_size)
-    y = y.long()
+    X, y = torch.rand(batch_size, 1, 28, 28), torch.zeros(batch_size, dtype=torch.long)
     for step in range(steps + 1):
         if step == 1:
             barrier.wait()
@@ -45,13 +46,17 @@ def _train(rank, barrier, results, world_size, batch_size, steps, port):
         trainer.step()
     results[rank] = (time.perf_counter() - start) / steps
     barrier.wait()
-    del net, trainer
-    dist.destroy_process_group()
+    if port is not None:
+        del net, trainer
+        dist.destroy_process_group()
 
 
-def seconds_of_ddp_step(processes, batch_size, steps, port):
-    """Return the seconds of a DDP step of ResNet-18 over gloo at a total batch of `batch_size`."""
-    return _spawn(_train, processes, processes, batch_size, steps, port)
+def seconds_of_training(processes, batch_size, steps, port=None):
+    """Return the seconds of a step of ResNet-18 at a total batch of `batch_size`, the longest.
+
+    The processes train with DDP over gloo at `port`; without a port each trains for itself.
+    """
+    return _spawn(_train, processes, batch_size // processes, steps, port)
 
 
 def _spawn(function, processes, *args):
