@@ -32,7 +32,7 @@ logged = $(1) >> $(LOG) 2>&1 || \
 .DELETE_ON_ERROR:
 
 run: $(READY)
-	@$(BIN)/python notebooks/run.py $(CHAPTERS)
+	@$(BIN)/python tools/run.py $(CHAPTERS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest --nbval-lax --nbval-sanitize-with tests/nbval.cfg tests $(NOTEBOOKS)
@@ -41,12 +41,12 @@ lab: $(READY)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)
 
 notebooks: $(READY)
-	@$(BIN)/python notebooks/run.py --in-place $(CHAPTERS)
+	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
 
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python notebooks/hygiene.py $(NOTEBOOKS)
+	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS)
 
 bench: $(READY)
 	@status=0; for file in $(BENCHMARKS); do \

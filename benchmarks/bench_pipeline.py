@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
+from d2lpar.parallel import pipelines
 
 ROUNDS, WIDTH, BATCH_SIZE, NUM_MICRO_BATCHES = 7, 512, 4096, 8
 
@@ -23,14 +24,14 @@ def main():
     net = nn.Sequential(*layers)
     X, y = torch.randn(BATCH_SIZE, WIDTH), torch.randint(WIDTH, (BATCH_SIZE,))
     X, y_one, y_two = X.to(devices[0]), y.to(devices[0]), y.to(devices[1])
-    one = d2lpar.split_layers(net, [], devices[:1])
-    two = d2lpar.split_layers(net, [4], devices)
-    step = d2lpar.pipeline_step
+    one = pipelines.split_layers(net, [], devices[:1])
+    two = pipelines.split_layers(net, [4], devices)
+    step = pipelines.pipeline_step
     runs = {
-        "one": partial(step, one, X, y_one, F.cross_entropy, d2lpar.gpipe(1, 1)),
-        "GPipe": partial(step, two, X, y_two, F.cross_entropy, d2lpar.gpipe(2, m)),
+        "one": partial(step, one, X, y_one, F.cross_entropy, pipelines.gpipe(1, 1)),
+        "GPipe": partial(step, two, X, y_two, F.cross_entropy, pipelines.gpipe(2, m)),
         "1F1B": partial(
-            step, two, X, y_two, F.cross_entropy, d2lpar.one_forward_one_backward(2, m)
+            step, two, X, y_two, F.cross_entropy, pipelines.one_forward_one_backward(2, m)
         ),
     }
     times = {name: [] for name in runs}

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from report import median, ratio_row
 
-import d2lpar
+from d2lpar.servers.ray_setup import start_ray
+from d2lpar.servers.store import parameter_servers
 
 ROUNDS, SIZES = 31, {"256 kB": 1 << 16, "1 MB": 1 << 18, "4 MB": 1 << 20}  # elements
 
@@ -47,7 +48,7 @@ def ratio(ray, numel):
         ray.get(bare.push.remote(x.numpy()))
         return torch.from_numpy(ray.get(bare.pull.remote()).copy())
 
-    with d2lpar.parameter_servers({"x": torch.zeros(numel)}) as store:
+    with parameter_servers({"x": torch.zeros(numel)}) as store:
 
         def through_store():
             store.push("x", x)
@@ -66,7 +67,7 @@ def ratio(ray, numel):
 
 
 def main():
-    ray = d2lpar.start_ray()
+    ray = start_ray()
     try:
         rows = [
             ratio_row(f"(j) push and pull of {name}: store over a bare actor", ratio(ray, n), 0.9)

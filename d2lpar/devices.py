@@ -13,7 +13,6 @@ __all__ = [
     "describe",
     "ensure_gpus",
     "num_gpus",
-    "peak_bytes",
     "synchronize",
     "try_all_gpus",
     "try_gpu",
@@ -122,29 +121,6 @@ class Description:
     def _repr_markdown_(self):
         lines = ["| | |", "| --- | --- |"]
         return "\n".join(lines + [f"| {name} | {value} |" for name, value in self.rows])
-
-
-def peak_bytes(work, devices):
-    """Return how far the memory of each device rises while `work` is called.
-
-    Args:
-        work: a function without arguments.
-        devices: a list of GPUs.
-
-    Returns:
-        A list of bytes, one for each device: the highest allocation beyond that at the start.
-    """
-    synchronize()
-    accel = torch.get_device_module(devices[0])
-    before = [accel.memory_allocated(device) for device in devices]
-    for device in devices:
-        accel.reset_peak_memory_stats(device)
-    work()
-    synchronize()
-    return [
-        accel.max_memory_allocated(device) - num_bytes
-        for device, num_bytes in zip(devices, before, strict=True)
-    ]
 
 
 def describe(*devices):

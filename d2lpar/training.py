@@ -1,13 +1,10 @@
 """What every training loop of the chapters needs: sums, accuracy, plain SGD on many devices."""
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from d2lpar.collectives import allreduce, check_none_missing
-from d2lpar.data import split_batch
+from d2lpar.timing import best_seconds
 
 
 class Accumulator:
@@ -102,22 +99,31 @@ def sgd(params, lr, batch_size):
             param.grad.zero_()
 
 
-def data_parallel_step(net, X, y, devices, lr):
-    """Take the step of chapter 07: a replica on each device, gradients summed over the devices.
+def check_none_missing(what, data):
+    """Raise ValueError where an entry of `data`, a list of gradients for example, is None."""
+    for i, tensor in enumerate(data):
+        if tensor is None:
+            raise ValueError(
+                f"{what} {i} of {len(data)} is None, as a gradient is before backward(): "
+                "call backward() on a loss that uses the parameter"
+            )
+
+
+def step_seconds(net, X, y, dtype=torch.float32):
+    """Return the seconds of a training step with SGD, the best of three after one to warm up.
 
     Args:
-        net: a classifier; it stays as it is.
-        X, y: a batch, (b, ...) and (b,), on any device.
-        devices: a list of devices.
-        lr: learning rate.
-
-    Returns:
-        The new parameters, a list of tensors on the CPU.
+        net: a classifier, also one in `DataParallel` or `DistributedDataParallel`.
+        X, y: a batch, (b, ...) and (b,), on the device of its (first) parameters.
+        dtype: of `torch.autocast`; float32 leaves it off.
     """
-    replicas = [copy.deepcopy(net).to(device) for device in devices]
-    for X_part, y_part, replica in zip(*split_batch(X, y, devices), replicas, strict=True):
-        F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
-    for arrays in zip(*(replica.parameters() for replica in replicas), strict=True):
-        allreduce([p.grad for p in arrays])
-    sgd(replicas[0].parameters(), lr, batch_size=len(X))
-    return [p.detach().cpu() for p in replicas[0].parameters()]
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+
+    def step():
+        optimizer.zero_grad()
+        with torch.autocast(X.device.type, dtype, enabled=dtype != torch.float32):
+            loss = F.cross_entropy(net(X), y)
+        loss.backward()
+        optimizer.step()
+
+    return best_seconds(step, repeats=3)

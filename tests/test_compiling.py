@@ -9,8 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from d2lpar import compiling
-from d2lpar.compiling import captured_graph, compile_backend, count_calls, kernel_text
+from d2lpar.graphs import compiling
+from d2lpar.graphs.compiling import (
+    captured_graph,
+    compile_backend,
+    count_calls,
+    kernel_text,
+)
 
 
 @pytest.fixture
@@ -65,8 +70,9 @@ def test_an_interrupt_waits_until_the_compiler_is_set_up(monkeypatch, undecided)
 def test_machine_without_compiler(tmp_path):
     """A process whose compiler does not exist finds out, and what it falls back to works."""
     program = (
-        "import torch, d2lpar\n"
-        "backend = d2lpar.compile_backend()\n"
+        "import torch\n"
+        "from d2lpar.graphs import compiling\n"
+        "backend = compiling.compile_backend()\n"
         "x = torch.arange(3.0)\n"
         "print(backend, torch.compile(lambda x: 2 * x + 1, backend=backend)(x).tolist())\n"
         "print('processes', torch._inductor.config.compile_threads)\n"

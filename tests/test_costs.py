@@ -5,8 +5,15 @@ import math
 import pytest
 from torch import nn
 
-from d2lpar import allreduce_bytes, allreduce_seconds, collectives, crossover_bytes
-from d2lpar.costs import server_seconds, training_flops, two_level_seconds
+from d2lpar.parallel import collectives
+from d2lpar.parallel.collectives import allreduce_bytes
+from d2lpar.parallel.costs import (
+    allreduce_seconds,
+    crossover_bytes,
+    server_seconds,
+    training_flops,
+    two_level_seconds,
+)
 from d2lpar.virtual import PRESETS, Link
 
 ALGORITHMS = ("star", "tree", "ring", "sharded", "halving")

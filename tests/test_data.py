@@ -21,7 +21,8 @@ import pytest
 import torch
 
 import d2lpar
-from d2lpar import _d2l, data, garments
+from d2lpar import _d2l
+from d2lpar.data import fashion_mnist, garments
 
 with_torchvision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
@@ -44,9 +45,9 @@ def contents(monkeypatch):
         files[f"{part}-images-idx3-ubyte"] = idx(images)
         files[f"{part}-labels-idx1-ubyte"] = idx(torch.arange(n, dtype=torch.uint8) % 10)
     md5s = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    monkeypatch.setattr(data, "FILES", md5s)
-    monkeypatch.setattr(data, "NUM_TRAIN", 20)
-    monkeypatch.setattr(data, "NUM_TEST", 10)
+    monkeypatch.setattr(fashion_mnist, "FILES", md5s)
+    monkeypatch.setattr(fashion_mnist, "NUM_TRAIN", 20)
+    monkeypatch.setattr(fashion_mnist, "NUM_TEST", 10)
     return files
 
 
@@ -62,9 +63,9 @@ def empty_machine(tmp_path, monkeypatch):
         raise urllib.error.URLError("unreachable")
 
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    data._load.cache_clear()
+    fashion_mnist._load.cache_clear()
     yield
-    data._load.cache_clear()
+    fashion_mnist._load.cache_clear()
 
 
 def write(folder, contents, compress=False):
@@ -172,24 +173,26 @@ class FakeTorchvision:
 @pytest.fixture
 def online(monkeypatch, contents):
     fake = FakeTorchvision(contents)
-    monkeypatch.setattr(data, "_require_connection", lambda note: None)
+    monkeypatch.setattr(fashion_mnist, "_require_connection", lambda note: None)
     monkeypatch.setattr(_d2l, "import_torchvision", lambda: fake)
     return fake
 
 
 def test_downloads_once_into_the_cache(tmp_path, online):
     assert name_and_first_batch()[0] == "Fashion-MNIST"
-    data._load.cache_clear()
+    fashion_mnist._load.cache_clear()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
-    assert online.time_limits == [data.STALL_SECONDS]
+    assert online.time_limits == [fashion_mnist.STALL_SECONDS]
     raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
-    assert {path.name for path in raw.iterdir()} == set(data.FILES)
+    assert {path.name for path in raw.iterdir()} == set(fashion_mnist.FILES)
 
 
 def test_two_ask_at_once_and_one_downloads(tmp_path, online):
     root, results = tmp_path / "cache" / "d2lpar", []
-    threads = [threading.Thread(target=lambda: results.append(data._download(root))) for _ in "ab"]
+    threads = [
+        threading.Thread(target=lambda: results.append(fashion_mnist._download(root))) for _ in "ab"
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -210,7 +213,7 @@ def test_download_replaces_a_damaged_cache(tmp_path, online):
     raw = write(tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw", online.contents)
     (raw / "train-images-idx3-ubyte").write_bytes(b"")
     assert name_and_first_batch()[0] == "Fashion-MNIST"
-    data._load.cache_clear()
+    fashion_mnist._load.cache_clear()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
 
@@ -262,7 +265,7 @@ def test_downloads_through_torchvision(tmp_path, contents, network, monkeypatch)
     monkeypatch.setattr(dataset, "resources", md5s)
     with serving(folder) as (address, asked):
         monkeypatch.setattr(dataset, "mirrors", [address])
-        monkeypatch.setattr(data, "MIRROR", address)
+        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
         assert name_and_first_batch()[0] == "Fashion-MNIST"
         assert {path.lstrip("/") for path in asked} == {path.name for path in archives}
 
@@ -277,7 +280,7 @@ def test_interrupted_download_is_not_used(tmp_path, contents, network, monkeypat
     archives[0].write_bytes(archives[0].read_bytes()[:-100])
     with serving(folder) as (address, _):
         monkeypatch.setattr(dataset, "mirrors", [address])
-        monkeypatch.setattr(data, "MIRROR", address)
+        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
         assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
     assert "Error downloading train-images-idx3-ubyte.gz" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
@@ -286,8 +289,8 @@ def test_interrupted_download_is_not_used(tmp_path, contents, network, monkeypat
 @with_torchvision
 def test_files_and_mirror_are_those_of_torchvision():
     dataset = _d2l.import_torchvision().datasets.FashionMNIST
-    assert [name for name, _ in dataset.resources] == [f"{name}.gz" for name in data.FILES]
-    assert dataset.mirrors == [data.MIRROR]
+    assert [name for name, _ in dataset.resources] == [f"{name}.gz" for name in fashion_mnist.FILES]
+    assert dataset.mirrors == [fashion_mnist.MIRROR]
 
 
 # Without a connection
@@ -303,16 +306,16 @@ def test_offline_is_announced_in_one_line_and_once(contents, capsys):
 
 
 def test_silent_mirror_is_given_up_and_not_asked_again(tmp_path, network, monkeypatch):
-    monkeypatch.setattr(data, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(fashion_mnist, "PROBE_SECONDS", 0.2)
     note = tmp_path / "offline"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(data, "MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        monkeypatch.setattr(fashion_mnist, "MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}/")
         with pytest.raises(ConnectionError, match="no connection"):
-            data._require_connection(note)
+            fashion_mnist._require_connection(note)
         silent.settimeout(5)
         silent.accept()[0].close()
         with pytest.raises(ConnectionError, match="no connection"):
-            data._require_connection(note)
+            fashion_mnist._require_connection(note)
         silent.settimeout(0.5)
         with pytest.raises(TimeoutError):
             silent.accept()
@@ -320,27 +323,27 @@ def test_silent_mirror_is_given_up_and_not_asked_again(tmp_path, network, monkey
 
 def test_probe_does_not_wait_for_a_name_that_is_looked_up(tmp_path, monkeypatch):
     released, finished = threading.Event(), []
-    monkeypatch.setattr(data, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(fashion_mnist, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda *_, **__: finished.append(released.wait(10))
     )
     with pytest.raises(ConnectionError):
-        data._require_connection(tmp_path / "offline")
+        fashion_mnist._require_connection(tmp_path / "offline")
     assert not finished
     released.set()
 
 
 def test_probe_takes_less_than_five_seconds():
-    assert data.PROBE_SECONDS < 5
+    assert fashion_mnist.PROBE_SECONDS < 5
 
 
 def test_login_page_is_no_connection(tmp_path, network, monkeypatch):
     (tmp_path / "portal").mkdir()
     (tmp_path / "portal" / "t10k-labels-idx1-ubyte.gz").write_text("<html>please log in</html>")
     with serving(tmp_path / "portal") as (address, _):
-        monkeypatch.setattr(data, "MIRROR", address)
+        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
         with pytest.raises(ConnectionError):
-            data._require_connection(tmp_path / "offline")
+            fashion_mnist._require_connection(tmp_path / "offline")
 
 
 def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monkeypatch):
@@ -348,12 +351,12 @@ def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monk
     note = tmp_path / "offline"
     note.touch()
     with serving(folder) as (address, asked):
-        monkeypatch.setattr(data, "MIRROR", address)
+        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
         with pytest.raises(ConnectionError):
-            data._require_connection(note)
+            fashion_mnist._require_connection(note)
         assert not asked
-        monkeypatch.setattr(data, "OFFLINE_SECONDS", 0)
-        data._require_connection(note)
+        monkeypatch.setattr(fashion_mnist, "OFFLINE_SECONDS", 0)
+        fashion_mnist._require_connection(note)
         assert asked
 
 
@@ -361,10 +364,10 @@ def test_a_note_from_the_future_keeps_nobody_offline(tmp_path, monkeypatch):
     """The clock of the machine was wrong, and is right again."""
     note = tmp_path / "offline"
     note.touch()
-    later = time.time() + 1000 * data.OFFLINE_SECONDS
+    later = time.time() + 1000 * fashion_mnist.OFFLINE_SECONDS
     os.utime(note, (later, later))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"\x1f\x8b"))
-    data._require_connection(note)
+    fashion_mnist._require_connection(note)
 
 
 @pytest.mark.parametrize("before", [None, 7.0])
@@ -372,7 +375,7 @@ def test_time_limit_of_sockets_ends_with_the_download(before):
     users = socket.getdefaulttimeout()
     socket.setdefaulttimeout(before)
     try:
-        with pytest.raises(OSError, match="stalled"), data._socket_timeout(3.0):
+        with pytest.raises(OSError, match="stalled"), fashion_mnist._socket_timeout(3.0):
             assert socket.getdefaulttimeout() == 3.0
             raise OSError("stalled")
         assert socket.getdefaulttimeout() == before
@@ -391,15 +394,15 @@ def test_synthetic_can_be_asked_for(tmp_path, contents, monkeypatch, capsys):
 
 
 def test_synthetic_is_cached_and_a_damaged_cache_is_drawn_anew(tmp_path, contents, monkeypatch):
-    drawn = data._synthetic()
+    drawn = fashion_mnist._synthetic()
     (cached,) = (tmp_path / "cache" / "d2lpar").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(garments, "draw", None)
-        assert all(map(torch.equal, data._synthetic(), drawn))
+        assert all(map(torch.equal, fashion_mnist._synthetic(), drawn))
     content = cached.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
         cached.write_bytes(damaged)
-        assert all(map(torch.equal, data._synthetic(), drawn))
+        assert all(map(torch.equal, fashion_mnist._synthetic(), drawn))
         assert cached.read_bytes() == content
 
 
@@ -549,7 +552,7 @@ def test_default_device_does_not_matter(loaders):
 
 
 def test_pin_memory_without_a_device_is_announced(loaders, monkeypatch):
-    monkeypatch.setattr(data, "_has_devices", lambda: False)
+    monkeypatch.setattr(fashion_mnist, "_has_devices", lambda: False)
     with pytest.warns(UserWarning, match="the batches are pageable"):
         train_iter, _ = loaders(4, pin_memory=True)
     assert len(list(train_iter)) == 5

@@ -150,7 +150,7 @@ def fake_python(folder, pip_status):
         f'  --version) echo "Python 3.11.0";;\n'
         f'  "-m venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;;\n'
         f'  "-m pip "*) echo "$*" >> pip.txt; echo "pip says"; exit {pip_status};;\n'
-        f'  notebooks/*) echo "$*" >> run.txt;;\n'
+        f'  tools/*) echo "$*" >> run.txt;;\n'
         "esac\n"
     )
     python.chmod(0o755)

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from waiting import is_alive, wait_until
 
 import d2lpar
-from d2lpar import worker
+from d2lpar.processes import rank as rank_module
 
 
 @pytest.fixture(autouse=True)
@@ -210,7 +210,7 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path):
         d2lpar.launch(work, tmp_path)
     assert caught.value.args == ("of rank one", {"step": 3})
     (note,) = caught.value.__notes__
-    assert "rank 1" in note and '{"step": 3})  # here' in note and "worker.py" not in note
+    assert "rank 1" in note and '{"step": 3})  # here' in note and "rank.py" not in note
     assert not any(is_alive(int((tmp_path / rank).read_text())) for rank in "01")
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
 
@@ -218,7 +218,7 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path):
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path, how):
     """A rank may learn of another's end before the other has said what its reason was."""
-    from d2lpar.agent import Agent
+    from d2lpar.processes.agent import Agent
 
     broken = RuntimeError(f"[gloo/transport/tcp/pair.cc:547] Connection {how} by peer [127.0.0.1]")
     agent = SimpleNamespace(
@@ -226,7 +226,7 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
     )
 
     def leave(rank, error):
-        (tmp_path / f"0.{rank}.error").write_bytes(worker._described(error, rank))
+        (tmp_path / f"0.{rank}.error").write_bytes(rank_module._described(error, rank))
 
     leave(0, broken)
     assert str(Agent._why(agent, [1, None, None, None])) == str(broken)  # better than nothing
@@ -240,7 +240,7 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
 
 
 def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch, tmp_path):
-    from d2lpar import agent as module
+    from d2lpar.processes import agent as module
 
     now, story = 100.0, []
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
@@ -459,7 +459,7 @@ def test_launch_from_another_thread(capsys):
 
 
 def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch):
-    from d2lpar import agent
+    from d2lpar.processes import agent
 
     story = []
 
@@ -496,7 +496,7 @@ def test_what_a_rank_has_started_ends_with_it(started):
 
 @pytest.mark.parametrize("users", [None, "SIGUSR1"])
 def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
-    from d2lpar.agent import _apart
+    from d2lpar.processes.agent import _apart
 
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     if users is None:
@@ -525,7 +525,7 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
         monkeypatch.setenv(name, str(value))
     alive, calls, destroy, num_threads = [], [], dist.destroy_process_group, torch.get_num_threads()
 
-    class RollCall(worker.RollCall):
+    class RollCall(rank_module.RollCall):
         def __init__(self, *args):
             super().__init__(*args)
             calls.append(self)
@@ -543,11 +543,11 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
         alive.append(alive[0]() is not None)
         destroy()
 
-    monkeypatch.setattr(worker, "RollCall", RollCall)
+    monkeypatch.setattr(rank_module, "RollCall", RollCall)
     monkeypatch.setattr(dist, "destroy_process_group", destroyed)
     gc.disable()
     try:
-        assert worker.run(fn, timeout=10) == "done"
+        assert rank_module.run(fn, timeout=10) == "done"
         assert alive[1:] == [False]
         assert not calls[0].thread.is_alive()
     finally:
@@ -558,9 +558,9 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
 
 def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert not worker._has_gpus(2)  # on_cpus
+    assert not rank_module._has_gpus(2)  # on_cpus
     monkeypatch.delenv("D2LPAR_DEVICES")
-    assert [worker._has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
+    assert [rank_module._has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
 
 
 # Restarts
@@ -805,11 +805,11 @@ NUM_BYTES = 4 * (1000 * 2000 + 2000)
 
 def test_arguments_are_literals_or_texts():
     arguments = ["lr=0.1", "sizes=[1, 2]", "name=Ann", "where=a=b", "last="]
-    assert dict(map(worker._argument, arguments)) == {
+    assert dict(map(rank_module._argument, arguments)) == {
         "lr": 0.1, "sizes": [1, 2], "name": "Ann", "where": "a=b", "last": ""
     }  # fmt: skip
     with pytest.raises(ValueError, match="arguments are name=value: got '0.1'"):
-        worker._argument("0.1")
+        rank_module._argument("0.1")
 
 
 @pytest.fixture(scope="module")

@@ -442,7 +442,7 @@ def test_interrupt_ends_kernel_and_run(tmp_path):
     mark = "open('kernel', 'w').write(str(os.getpid()))"
     write_chapter(tmp_path / "02_slow.ipynb", f"import os, time; {mark}; time.sleep(60)")
     write_chapter(tmp_path / "03_never.ipynb", "open('never', 'w')")
-    command = [sys.executable, ROOT / "notebooks" / "run.py", "--folder", tmp_path]
+    command = [sys.executable, ROOT / "tools" / "run.py", "--folder", tmp_path]
     process = subprocess.Popen(
         [*command, "--build", tmp_path / "build"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,

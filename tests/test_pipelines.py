@@ -3,12 +3,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from held import held, run_what_is_ready
 from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar import Mark, Task, Timeline, gpipe, one_forward_one_backward, pipeline_step, pipelines
+from d2lpar import Mark, Timeline
+from d2lpar.parallel import pipelines
+from d2lpar.parallel.pipelines import Task, gpipe, one_forward_one_backward, pipeline_step
 
 SCHEDULES = (gpipe, one_forward_one_backward)
 WIDTH = 32
@@ -26,7 +27,7 @@ def batch(b=16):
 
 def even_stages(net, p):
     n = len(net) // p
-    return d2lpar.split_layers(net, range(n, len(net), n), d2lpar.virtual_gpus(p))
+    return pipelines.split_layers(net, range(n, len(net), n), d2lpar.virtual_gpus(p))
 
 
 def kinds(schedule):
@@ -47,8 +48,8 @@ def test_every_stage_computes_each_task_once_and_the_bubble_is_the_formula(make,
     schedule = make(p, m)
     everything = {Task(kind, i) for kind in ("forward", "backward") for i in range(m)}
     assert all(len(tasks) == 2 * m and set(tasks) == everything for tasks in schedule)
-    marks = d2lpar.predict_marks(schedule, [1.0] * p, [2.0] * p)
-    assert d2lpar.bubble(marks) == pytest.approx((p - 1) / (m + p - 1))
+    marks = pipelines.predict_schedule(schedule, [1.0] * p, [2.0] * p)
+    assert pipelines.bubble_fraction(marks) == pytest.approx((p - 1) / (m + p - 1))
     assert [[mark.name for mark in stage] for stage in marks] == [
         [f"{kind} {i}" for kind, i in tasks] for tasks in schedule
     ]
@@ -65,18 +66,18 @@ def test_micro_batches_under_way(make, most):
 
 def test_predicted_marks_wait_for_inputs_and_share_cores():
     schedule = gpipe(2, 2)
-    marks = d2lpar.predict_marks(schedule, [1.0, 3.0], [2.0, 1.0])
+    marks = pipelines.predict_schedule(schedule, [1.0, 3.0], [2.0, 1.0])
     assert marks[0] == [("forward 0", 0, 1), ("forward 1", 1, 2),
                         ("backward 0", 8, 10), ("backward 1", 10, 12)]  # fmt: skip
     assert marks[1] == [("forward 0", 1, 4), ("forward 1", 4, 7),
                         ("backward 0", 7, 8), ("backward 1", 8, 9)]  # fmt: skip
-    shared = d2lpar.predict_marks(schedule, [1.0, 1.0], [1.0, 1.0], cores=1)
+    shared = pipelines.predict_schedule(schedule, [1.0, 1.0], [1.0, 1.0], cores=1)
     assert shared[0][1] == ("forward 1", 1, 3) and shared[1][0] == ("forward 0", 1, 3)
     assert max(mark.end for stage in shared for mark in stage) == pytest.approx(8)
 
 
 def test_bubble_of_marks():
-    assert d2lpar.bubble([[Mark("a", 1, 2)], [Mark("b", 2, 5)]]) == pytest.approx(0.5)
+    assert pipelines.bubble_fraction([[Mark("a", 1, 2)], [Mark("b", 2, 5)]]) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("make", SCHEDULES)
@@ -114,44 +115,9 @@ def test_what_is_sent_and_what_is_kept():
     assert all(d >= (m - p + s) * 2 * part for s, d in enumerate(difference))
 
 
-def test_what_was_sent_is_not_written_to_before_it_is_there():
-    """Its memory is free as soon as the next tensor follows."""
-    here, there = d2lpar.virtual_gpus(2, peer_link=20_000)
-    first, second = (torch.ones(500, device=here) for _ in range(2))
-    wire = pipelines._Wire(here, there)
-    with Timeline() as timeline, held():
-        wire.send(0, first)
-        wire.send(1, second)
-        with timeline.mark("later"):
-            first.zero_()
-        run_what_is_ready(here)
-    d2lpar.virtual_gpus(2)
-    copy, _ = timeline.select(here, "copy")
-    [later] = timeline.select(here, "kernel", mark="later")
-    assert copy.end <= later.start
-
-
-def test_what_is_sent_does_not_arrive_while_its_memory_is_in_use():
-    """What the receiver still computes may read or write the memory that it was given."""
-    here, there = d2lpar.virtual_gpus(2)
-    tensor, other = (torch.ones(500, device=here) for _ in range(2))
-    sending, receiving = torch.vgpu.Stream(here), torch.vgpu.Stream(there)
-    with Timeline() as timeline, held():
-        with torch.vgpu.device(there):
-            torch.vgpu._sleep(0.1)
-        with timeline.mark("sent"):
-            pipelines._Wire(here, there).send(0, tensor)
-        with torch.vgpu.stream(sending), torch.vgpu.stream(receiving):
-            other.to(there, non_blocking=True)  # runs after what was ready before
-        receiving.record_event().synchronize()
-    [sleep] = timeline.select(there, "kernel", name="sleep")
-    [copy] = timeline.select(here, "copy", mark="sent")
-    assert sleep.end <= copy.start
-
-
 def test_marks_of_the_stages_follow_the_schedule():
     stages, schedule = even_stages(network(), 2), one_forward_one_backward(2, 4)
-    marks = d2lpar.record_marks(stages, *batch(), F.cross_entropy, schedule, repeats=1)
+    marks = pipelines.record_schedule(stages, *batch(), F.cross_entropy, schedule, repeats=1)
     ends = {}
     for s, (stage, tasks) in enumerate(zip(marks, schedule, strict=True)):
         assert [mark.name for mark in stage] == [f"{kind} {i}" for kind, i in tasks]
@@ -169,7 +135,7 @@ def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeyp
     steps = iter(runs)
     monkeypatch.setattr(pipelines, "pipeline_step", lambda *_: None)
     monkeypatch.setattr(pipelines, "_stage_marks", lambda *_: next(steps)[0])
-    assert d2lpar.record_marks([nn.Linear(1, 1)], None, None, None, None) == runs[2]
+    assert pipelines.record_schedule([nn.Linear(1, 1)], None, None, None, None) == runs[2]
 
 
 def test_a_task_lasts_from_its_first_kernel_to_the_end_of_its_last():
@@ -197,7 +163,7 @@ def test_stages_may_lie_on_the_cpu(names):
     d2lpar.virtual_gpus(1)
     net, (X, y) = network(4), batch()
     F.cross_entropy(net(X), y).backward()
-    stages = d2lpar.split_layers(net, [2], names)
+    stages = pipelines.split_layers(net, [2], names)
     pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 3))
     params = [param for stage in stages for param in stage.parameters()]
     for param, whole in zip(params, net.parameters(), strict=True):
@@ -206,13 +172,13 @@ def test_stages_may_lie_on_the_cpu(names):
 
 def test_stages_are_copies_on_their_devices():
     net, devices = network(4), d2lpar.virtual_gpus(2)
-    stages = d2lpar.split_layers(net, [3], devices)
+    stages = pipelines.split_layers(net, [3], devices)
     assert [len(stage) for stage in stages] == [3, 1]
     for stage, device in zip(stages, devices, strict=True):
         assert {param.device for param in stage.parameters()} == {device}
     assert {param.device.type for param in net.parameters()} == {"cpu"}
     with torch.no_grad():
-        d2lpar.split_layers(net, [], ["cpu"])[0][0][0].weight.zero_()
+        pipelines.split_layers(net, [], ["cpu"])[0][0][0].weight.zero_()
     assert net[0][0].weight.any()
 
 
@@ -221,12 +187,14 @@ def test_cuts_that_do_not_fit(cuts):
     with pytest.raises(
         ValueError, match=rf"cuts at \[{', '.join(map(str, cuts))}\] do not split 4"
     ):
-        d2lpar.split_layers(network(4), cuts, ["cpu", "cpu"])
+        pipelines.split_layers(network(4), cuts, ["cpu", "cpu"])
 
 
 def test_a_stage_needs_parameters():
     with pytest.raises(ValueError, match="layers 1 to 2 have no parameters"):
-        d2lpar.split_layers(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()), [1], ["cpu"] * 2)
+        pipelines.split_layers(
+            nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()), [1], ["cpu"] * 2
+        )
 
 
 @pytest.mark.parametrize("make", SCHEDULES)
@@ -238,7 +206,7 @@ def test_empty_schedules(make):
 
 
 def test_schedules_that_do_not_fit():
-    stages = d2lpar.split_layers(network(4), [2], ["cpu", "cpu"])
+    stages = pipelines.split_layers(network(4), [2], ["cpu", "cpu"])
     with pytest.raises(ValueError, match="3 stages and 2 micro-batches does not fit 2"):
         pipeline_step(stages, *batch(), F.cross_entropy, gpipe(3, 2))
     with pytest.raises(ValueError, match="2 stages and 17 micro-batches .* 16 examples"):
@@ -256,9 +224,9 @@ def test_schedules_that_do_not_fit():
 def test_seconds_that_do_not_fit_the_stages(number):
     right, wrong = [1.0] * 2, [1.0] * number
     with pytest.raises(ValueError, match=f"{number} figures of forward seconds .* 2 stages"):
-        d2lpar.predict_marks(gpipe(2, 2), wrong, right)
+        pipelines.predict_schedule(gpipe(2, 2), wrong, right)
     with pytest.raises(ValueError, match=f"{number} figures of backward seconds .* 2 stages"):
-        d2lpar.predict_marks(gpipe(2, 2), right, wrong)
+        pipelines.predict_schedule(gpipe(2, 2), right, wrong)
 
 
 def test_each_stage_is_timed_with_what_it_would_receive(monkeypatch):
@@ -275,7 +243,7 @@ def test_each_stage_is_timed_with_what_it_would_receive(monkeypatch):
 
     monkeypatch.setattr(pipelines, "best_seconds", best_seconds)
     X = batch(64)[0]
-    assert d2lpar.task_seconds(stages, X) == ([1.0, 2.0], [4.0, 7.0])
+    assert pipelines.task_seconds(stages, X) == ([1.0, 2.0], [4.0, 7.0])
     assert has_grad == [[False, False], [True, False], [True, False], [True, True]]
     assert not received[0].requires_grad and received[-1].requires_grad
     assert received[-1].grad is not None and X.grad is None

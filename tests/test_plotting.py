@@ -10,18 +10,13 @@ import pytest
 import torch
 from matplotlib import colors
 
-from d2lpar import plotting
-from d2lpar.plotting import (
-    Animator,
-    agreement,
-    bars,
-    curves,
-    gantt,
-    progress,
-    schedule,
-    stacks,
-)
-from d2lpar.timing import Mark
+from d2lpar.plotting import animator as animator_module
+from d2lpar.plotting import figures
+from d2lpar.plotting.animator import Animator, progress
+from d2lpar.plotting.charts import plot_agreement, plot_bars, plot_curves, plot_stacks
+from d2lpar.timelines import gantt
+from d2lpar.timelines.gantt import plot_schedule, plot_timeline
+from d2lpar.timelines.timeline import Mark
 from d2lpar.virtual import Span
 
 ROOT = Path(__file__).parents[1]
@@ -57,7 +52,7 @@ def pieces(figure, row):
 
 
 def test_gantt_has_a_row_for_each_device_and_engine_and_one_for_the_host():
-    figure = gantt(
+    figure = plot_timeline(
         timeline(
             [
                 span(GPU1, "compute", 0.2, 0.6),
@@ -87,28 +82,28 @@ def test_gantt_has_a_row_for_each_device_and_engine_and_one_for_the_host():
 
 def test_gantt_of_a_part_and_of_a_long_time():
     spans = [span(GPU0, "compute", i, i + 0.5) for i in range(20)]
-    whole = gantt(timeline(spans, seconds=20.0), title="Twenty")
+    whole = plot_timeline(timeline(spans, seconds=20.0), title="Twenty")
     assert whole.axes[0].get_xlabel() == "time (s)"
     assert whole.axes[0].get_title() == "Twenty"
     assert len(pieces(whole, "cuda:0 compute")) == 20
-    part = gantt(timeline(spans, seconds=20.0), start=2.1, end=4.1)
+    part = plot_timeline(timeline(spans, seconds=20.0), start=2.1, end=4.1)
     assert part.axes[0].get_xlim() == pytest.approx((2100, 4100))
     assert len(pieces(part, "cuda:0 compute")) == 3
     with pytest.raises(ValueError, match=r"from 3 s to 2 s"):
-        gantt(timeline(spans), start=3, end=2)
+        plot_timeline(timeline(spans), start=3, end=2)
 
 
 def test_gantt_merges_what_the_picture_cannot_show():
     many = [span(GPU0, "compute", i / 20_000, (i + 0.9) / 20_000) for i in range(10_000)]
     alone = span(GPU0, "compute", 0.9, 0.9 + 1e-7)
-    drawn = pieces(gantt(timeline([*many, alone])), "cuda:0 compute")
+    drawn = pieces(plot_timeline(timeline([*many, alone])), "cuda:0 compute")
     assert len(drawn) == 2
     assert drawn[0] == pytest.approx((0, 500), abs=1)
-    assert drawn[1][1] - drawn[1][0] == pytest.approx(1000 / plotting._PIXELS)
+    assert drawn[1][1] - drawn[1][0] == pytest.approx(1000 / gantt._PIXELS)
 
 
 def test_gantt_of_nothing():
-    figure = gantt(timeline([]))
+    figure = plot_timeline(timeline([]))
     assert row_labels(figure) == ["cuda:0 compute", "cuda:1 compute"]
     assert legend_labels(figure) == []
 
@@ -126,7 +121,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
         Mark("update", 0.9, 0.901),
         Mark("forward", 0.95, 0.951),
     ]
-    figure = gantt(timeline([span(GPU0, "compute", 0, 1)], marks))
+    figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks))
     texts = figure.axes[0].texts
     assert sorted(text.get_text() for text in texts) == ["backward", "forward", "step"]
     assert legend_labels(figure) == ["kernel", "update"]
@@ -136,7 +131,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
 
 def test_phases_are_cut_to_the_part_that_is_drawn():
     marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0)]
-    figure = gantt(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
+    figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
     [axes] = figure.axes
     drawn = [
         (bar.get_x(), bar.get_x() + bar.get_width()) for group in axes.containers for bar in group
@@ -150,7 +145,7 @@ def test_phases_are_cut_to_the_part_that_is_drawn():
 def test_nothing_overlaps_in_a_chart_of_many_rows():
     engines = ("compute", "h2d", "d2h", "p2p", "stream")
     spans = [span(device, engine, 0, 1) for device in (GPU0, GPU1) for engine in engines]
-    figure = gantt(timeline(spans))
+    figure = plot_timeline(timeline(spans))
     labels = boxes(figure, figure.axes[0].get_yticklabels())
     assert len(labels) == 10
     assert not any(a.overlaps(b) for i, a in enumerate(labels) for b in labels[:i])
@@ -164,11 +159,11 @@ def test_colours_survive_greyscale():
         red, green, blue = colors.to_rgb(colour)
         return 0.299 * red + 0.587 * green + 0.114 * blue
 
-    kinds = sorted(lightness(colour) for colour, _, _ in plotting._KINDS.values())
+    kinds = sorted(lightness(colour) for colour, _, _ in figures.KINDS.values())
     assert min(b - a for a, b in zip(kinds, kinds[1:], strict=False)) > 0.15
-    assert len({hatch for _, hatch, _ in plotting._KINDS.values()}) == 3
-    assert len({dashes for _, dashes, _ in plotting.LINES}) == len(plotting.LINES)
-    assert len({hatch for _, hatch in plotting._PHASES}) == len(plotting._PHASES)
+    assert len({hatch for _, hatch, _ in figures.KINDS.values()}) == 3
+    assert len({dashes for _, dashes, _ in figures.LINES}) == len(figures.LINES)
+    assert len({hatch for _, hatch in gantt._PHASES}) == len(gantt._PHASES)
 
 
 def test_animator_has_the_signature_of_d2l():
@@ -201,7 +196,7 @@ def events(monkeypatch):
     from IPython.core.events import EventManager, available_events
 
     events = EventManager(None, available_events)
-    monkeypatch.setattr(plotting, "in_notebook", lambda: True)
+    monkeypatch.setattr(animator_module, "in_notebook", lambda: True)
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(events=events))
     return events
 
@@ -217,8 +212,8 @@ def test_animator_shows_points_now_and_then_and_the_last_when_the_cell_ends(even
     animator = Animator()
     for cell, last in enumerate((4, 8)):
         for seconds in (0.0, 0.4, 0.6, 0.7):
-            now = 100 * (cell + 1) + seconds * 2 * plotting._SECONDS_BETWEEN_DRAWINGS
-            monkeypatch.setattr(plotting.time, "monotonic", lambda now=now: now)
+            now = 100 * (cell + 1) + seconds * 2 * animator_module._SECONDS_BETWEEN_DRAWINGS
+            monkeypatch.setattr(animator_module.time, "monotonic", lambda now=now: now)
             animator.add(seconds, seconds)
         assert shown == [last - 3, last - 1]
         for _ in range(2):  # the end of this cell, and of one without points
@@ -252,33 +247,33 @@ def test_figures_do_not_belong_to_pyplot():
     from matplotlib import pyplot
 
     Animator().add(1, 1)
-    bars(["a"], [1], [2], "s")
+    plot_bars(["a"], [1], [2], "s")
     assert pyplot.get_fignums() == []
 
 
 def test_bars():
-    figure = bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
+    figure = plot_bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
     [axes] = figure.axes
     assert [bar.get_height() for group in axes.containers for bar in group] == [2.0, 2.5, 1.25]
     assert [text.get_text() for text in axes.texts] == ["2", "2.5", "1.25"]
     assert legend_labels(figure) == ["predicted", "measured"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1 GPU", "2 GPUs"]
     with pytest.raises(ValueError, match="1 measured values for 2 labels"):
-        bars(["a", "b"], [1, 2], [1], "s")
+        plot_bars(["a", "b"], [1, 2], [1], "s")
 
 
 def test_curves():
-    figure = curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
+    figure = plot_curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
     measured, ideal = figure.axes[0].lines
     assert list(measured.get_ydata()) == [1, 1.8] and list(ideal.get_ydata()) == [1, 2]
     assert measured.get_linestyle() == "-" and ideal.is_dashed()
     assert legend_labels(figure) == ["ring", "ideal"]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
-        curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+        plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 
 
 def test_agreement():
-    figure = agreement({"star": [(1, 1.1), (10, 8)], "ring": [(2, 2)]}, "time (s)", band=0.2)
+    figure = plot_agreement({"star": [(1, 1.1), (10, 8)], "ring": [(2, 2)]}, "time (s)", band=0.2)
     [axes] = figure.axes
     ideal, star, ring = axes.lines
     assert star.get_xydata().tolist() == [[1, 1.1], [10, 8]]
@@ -290,10 +285,10 @@ def test_agreement():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time (s)", "measured time (s)")
     assert legend_labels(figure) == ["20% off", "ideal", "star", "ring"]
     assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(11))
-    assert agreement({"noise": [(-3, 1)]}, "s").axes[0].get_xlim()[0] == -3
+    assert plot_agreement({"noise": [(-3, 1)]}, "s").axes[0].get_xlim()[0] == -3
     for runs in ({}, {"star": []}):
         with pytest.raises(ValueError, match="pairs of numbers: got {"):
-            agreement(runs, "s")
+            plot_agreement(runs, "s")
 
 
 def test_progress_ends_on_a_line_without_times(capsys):
@@ -318,7 +313,8 @@ CELLS = [
 import time
 import torch
 import d2lpar
-from d2lpar.plotting import bars, progress
+from d2lpar.plotting.charts import plot_bars
+from d2lpar.plotting.animator import progress
 animator = d2lpar.Animator("epoch", "loss", xlim=[1, 9])
 for epoch in progress(range(9)):
     animator.add(epoch + 1, (1 / (epoch + 1), epoch / 9))
@@ -327,7 +323,7 @@ print("done")""",
     "animator.fig",
     "devices = d2lpar.virtual_gpus(2)\nwith d2lpar.Timeline() as timeline:\n"
     "    torch.ones(3, device=devices[1])\ntimeline",
-    'bars(["a"], [1], [2], "s")',
+    'plot_bars(["a"], [1], [2], "s")',
 ]
 
 
@@ -380,7 +376,7 @@ def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_wo
         "its link": [Mark("bucket 7", 10.6, 10.9), Mark("bucket 8", 10.7, 11.0)],
         "rank 1": [],
     }
-    axes = schedule(rows, "a step").axes[0]
+    axes = plot_schedule(rows, "a step").axes[0]
     assert [label.get_text() for label in axes.get_yticklabels()] == list(rows)
     assert axes.get_title() == "a step" and axes.get_xlim() == (0, 1000)
     bars = [(bar.get_x(), bar.get_width(), int(bar.get_y())) for bar in axes.patches]
@@ -395,7 +391,7 @@ def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_wo
 
 def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
     marks = [Mark("forward", 0.0, 10.0), Mark("update", 10.0, 10.01)]
-    figure = schedule({"rank 0": marks})
+    figure = plot_schedule({"rank 0": marks})
     assert [text.get_text() for text in figure.axes[0].texts] == ["forward"]
     assert legend_labels(figure) == ["forward", "update"]
     assert figure.axes[0].get_xlabel() == "time (s)"
@@ -403,11 +399,11 @@ def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
 
 def test_schedule_of_nothing():
     with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
-        schedule({"rank 0": []})
+        plot_schedule({"rank 0": []})
 
 
 def test_stacks_put_parts_on_top_of_each_other():
-    figure = stacks({"DDP": {"a": 1, "b": 2}, "ZeRO": {"a": 1, "b": 0.5}}, "bytes")
+    figure = plot_stacks({"DDP": {"a": 1, "b": 2}, "ZeRO": {"a": 1, "b": 0.5}}, "bytes")
     bars = [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches]
     assert bars == [(0, 1), (0, 1), (1, 2), (1, 0.5)]
     assert legend_labels(figure) == ["a", "b"] and figure.axes[0].get_ylabel() == "bytes"
@@ -415,4 +411,4 @@ def test_stacks_put_parts_on_top_of_each_other():
 
 def test_stacks_of_different_parts():
     with pytest.raises(ValueError, match="bar 'ZeRO' has the parts .'b'., the first has .'a'."):
-        stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")
+        plot_stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")

@@ -15,14 +15,16 @@ from torch.nn import functional as F
 from waiting import is_alive, wait_until
 
 import d2lpar
-from d2lpar.servers import Clock, parameter_servers
+from d2lpar.servers import ray_setup
+from d2lpar.servers.actors import Clock
+from d2lpar.servers.store import parameter_servers
 
 pytest.importorskip("ray")
 
 
 @pytest.fixture(scope="module")
 def ray():
-    ray = d2lpar.start_ray()
+    ray = ray_setup.start_ray()
     yield ray
     ray.shutdown()
 
@@ -301,7 +303,8 @@ def test_killed_worker_is_named(store):
 def test_interrupt_leaves_nothing(tmp_path):
     """Ctrl-C reaches all processes of a terminal, as Jupyter's interrupt does."""
     code = f"""
-    import os, time, torch, d2lpar
+    import os, time, torch
+    from d2lpar.servers.store import parameter_servers
     from pathlib import Path
     folder = Path({str(tmp_path)!r})
 
@@ -312,7 +315,7 @@ def test_interrupt_leaves_nothing(tmp_path):
             worker.tick()
 
     def main():
-        with d2lpar.parameter_servers({{"w": torch.zeros(4)}}, replicas=1) as store:
+        with parameter_servers({{"w": torch.zeros(4)}}, replicas=1) as store:
             try:
                 store.run(work, 0)
             except KeyboardInterrupt:
@@ -381,14 +384,13 @@ def test_bad_pushes_and_pulls(store):
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
-    from d2lpar import servers
 
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.setattr(logging.root.manager, "disable", logging.DEBUG)
-    servers._ray.cache_clear()
+    ray_setup.ray_module.cache_clear()
     with pytest.raises(ModuleNotFoundError, match="pip install ray"):
-        d2lpar.start_ray()
-    servers._ray.cache_clear()
+        ray_setup.start_ray()
+    ray_setup.ray_module.cache_clear()
     assert logging.root.manager.disable == logging.DEBUG  # as the user has set it
 
 
@@ -398,11 +400,11 @@ def test_address_of_a_cluster_is_taken(monkeypatch, ray):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda address, **options: asked.append((address, options)))
     monkeypatch.setenv("PYTHONPATH", "mine")
-    d2lpar.start_ray("head:6379")
+    ray_setup.start_ray("head:6379")
     monkeypatch.setenv("RAY_ADDRESS", "other:6379")
-    d2lpar.start_ray()
+    ray_setup.start_ray()
     monkeypatch.delenv("RAY_ADDRESS")
-    d2lpar.start_ray()
+    ray_setup.start_ray()
     assert [address for address, _ in asked] == ["head:6379", "other:6379", "local"]
     assert "num_cpus" not in asked[1][1] and asked[2][1]["include_dashboard"] is False
     assert os.environ["PYTHONPATH"] == "mine"  # only Ray's processes got another one

@@ -7,16 +7,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar import kineto, timing
-from d2lpar.spans import lanes, overlap, union
+from d2lpar import timing
+from d2lpar.timelines import cuda
+from d2lpar.timelines import timeline as timeline_module
+from d2lpar.timelines.intervals import lanes, overlap, union
+from d2lpar.timelines.timeline import Timeline
 from d2lpar.timing import (
     Benchmark,
-    Timeline,
     Timer,
     best_seconds,
     compare,
     product_flops,
-    seconds_a_call,
+    seconds_per_call,
 )
 from d2lpar.virtual import Span
 
@@ -38,6 +40,7 @@ def clock(monkeypatch):
     clock = Clock()
     monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
     monkeypatch.setattr(timing, "synchronize", clock.synchronize)
+    monkeypatch.setattr(timeline_module, "synchronize", clock.synchronize)
     return clock
 
 
@@ -70,8 +73,8 @@ def recorder(clock, monkeypatch):
             self.run(target if source == CPU else source, start, end, **fields)
 
     recorder = Recorder()
-    monkeypatch.setattr(timing, "_start_recorders", recorder.start)
-    monkeypatch.setattr(timing, "try_all_gpus", lambda: [GPU0, GPU1])
+    monkeypatch.setattr(timeline_module, "_start_recorders", recorder.start)
+    monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [GPU0, GPU1])
     return recorder
 
 
@@ -144,10 +147,10 @@ def test_seconds_a_call_divides_the_best_round_by_its_calls(clock):
         seen.append(args)
         clock.now += next(durations)
 
-    assert seconds_a_call(work, 1, "a", number=4) == (4 * 2.0 + 1.0) / 4
+    assert seconds_per_call(work, 1, "a", number=4) == (4 * 2.0 + 1.0) / 4
     assert seen == [(1, "a")] * 24  # a round to warm up, and five
     with pytest.raises(ValueError, match="at least 1: got 0"):
-        seconds_a_call(work, number=0)
+        seconds_per_call(work, number=0)
 
 
 def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypatch):
@@ -279,7 +282,7 @@ def test_an_idle_device_is_known(recorder):
 
 
 def test_without_devices(monkeypatch, recorder):
-    monkeypatch.setattr(timing, "try_all_gpus", lambda: [CPU])
+    monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [CPU])
     with Timeline() as timeline:
         pass
     assert timeline.devices == timeline.spans == []
@@ -332,7 +335,7 @@ def test_errors_pass_through_and_end_the_recording(monkeypatch, recorder, fails)
         with timeline:
             recorder.run(GPU0, 0, 1)
             if fails != "block":
-                monkeypatch.setattr(timing, "synchronize", fail)
+                monkeypatch.setattr(timeline_module, "synchronize", fail)
             if fails != "synchronize":
                 raise KeyError("in the block")
     assert recorder.open == []
@@ -346,10 +349,10 @@ def test_a_recorder_that_does_not_start_leaves_none_on(monkeypatch):
     stopped = []
     source = SimpleNamespace(start_recording=list, stop_recording=stopped.append)
     monkeypatch.setattr(d2lpar, "virtual", source, raising=False)
-    monkeypatch.setattr(kineto, "start_recording", fail)
-    monkeypatch.setattr(timing, "try_all_gpus", lambda: [GPU0])
+    monkeypatch.setattr(cuda, "start_recording", fail)
+    monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [GPU0])
     with pytest.raises(RuntimeError, match="in use"):
-        timing._start_recorders()
+        timeline_module._start_recorders()
     assert stopped == [[]]
 
 
@@ -410,7 +413,7 @@ def event(category, name, ts, dur, pid=0, **arguments):
 
 
 def test_trace_of_the_cuda_profiler():
-    """The fields are those that Kineto writes; see the docstring of kineto.parse."""
+    """The fields are those that Kineto writes; see the docstring of cuda.parse."""
     on0, on1 = {"device": 0, "context": 1}, {"device": 1, "context": 2}
     peer = {"fromDevice": 1, "inDevice": 1, "toDevice": 0}
     trace = {
@@ -418,7 +421,7 @@ def test_trace_of_the_cuda_profiler():
         "traceEvents": [
             {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1, "args": {"name": "x"}},
             {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 9, "tid": 9, "ts": 1010},
-            event("user_annotation", kineto._ANCHOR, 1000.0, 3, pid=99),
+            event("user_annotation", cuda._ANCHOR, 1000.0, 3, pid=99),
             event("cpu_op", "aten::mm", 1005, 9, pid=99),
             event("cuda_runtime", "cudaLaunchKernel", 1010, 5, pid=99, cbid=211, correlation=5),
             event("kernel", "sgemm_128", 1020, 100.5, stream=7, correlation=5, **on0),
@@ -445,7 +448,7 @@ def test_trace_of_the_cuda_profiler():
             event("cuda_runtime", "cudaDeviceSynchronize", 1180, 20, pid=99, correlation=6),
         ],
     }
-    kernel, memset, h2d, d2h, d2d, p2p, wait = kineto.parse(trace, anchored=50.0)
+    kernel, memset, h2d, d2h, d2d, p2p, wait = cuda.parse(trace, anchored=50.0)
     assert (kernel.name, kernel.kind, kernel.device, kernel.stream, kernel.engine) == (
         "sgemm_128",
         "kernel",
@@ -472,24 +475,24 @@ def test_profiler_runs_and_shares_our_clock(monkeypatch):
     traces = []
 
     def parse(trace, anchored):
-        [mark] = [e for e in trace["traceEvents"] if e["name"] == kineto._ANCHOR]
+        [mark] = [e for e in trace["traceEvents"] if e["name"] == cuda._ANCHOR]
         ops = [e for e in trace["traceEvents"] if e["name"] == "aten::mm"]
         traces.append([anchored + (e["ts"] - mark["ts"]) / 1e6 for e in ops])
         return ops
 
-    monkeypatch.setattr(kineto, "parse", parse)
+    monkeypatch.setattr(cuda, "parse", parse)
     X = torch.ones(8, 8)
-    outer = kineto.start_recording()
+    outer = cuda.start_recording()
     X @ X
-    inner = kineto.start_recording()
+    inner = cuda.start_recording()
     before = time.perf_counter()
     X @ X
     after = time.perf_counter()
-    kineto.stop_recording(inner)
+    cuda.stop_recording(inner)
     X @ X
-    kineto.stop_recording(outer)
+    cuda.stop_recording(outer)
     assert (len(outer), len(inner)) == (3, 1)
-    assert kineto._recordings == [] and kineto._profile is None
+    assert cuda._recordings == [] and cuda._profile is None
     [issued] = traces[1]
     assert before - 1e-3 <= issued <= after + 1e-3
 

@@ -1,0 +1,56 @@
+"""Batches: of a data set in memory, and split over devices."""
+
+import torch
+
+
+class BatchLoader:
+    """Batches of a data set, (X, y), without a worker process.
+
+    dataset: an ImageDataset; shuffle: in a new order every epoch, which ``torch.manual_seed``
+    makes reproducible; pin_memory: batches in page-locked memory.
+    """
+
+    def __init__(self, dataset, batch_size, shuffle=False, pin_memory=False):
+        if batch_size < 1:
+            raise ValueError(f"batch size of {batch_size} is not positive")
+        self.dataset, self.batch_size = dataset, batch_size
+        self.shuffle, self.pin_memory = shuffle, pin_memory
+
+    def __len__(self):
+        return -(-len(self.dataset) // self.batch_size)
+
+    def __iter__(self):
+        n = len(self.dataset)
+        order = torch.randperm(n, device="cpu") if self.shuffle else torch.arange(n, device="cpu")
+        for indices in order.split(self.batch_size):
+            X, y = self.dataset.__getitems__(indices)
+            yield (X.pin_memory(), y.pin_memory()) if self.pin_memory else (X, y)
+
+
+def split_batch(X, y, devices):
+    """Split a batch over devices, into parts whose sizes differ by at most one.
+
+    X: (batch_size, ...); y: (batch_size, ...); devices: k devices, or numbers of GPUs.
+
+    Returns the k parts of X and the k parts of y, as tuples of tensors on the devices.
+    Raises ValueError when X and y differ in length, or the batch has fewer items than devices.
+    """
+    check_batch(X, y)
+    if len(X) < len(devices) or not devices:
+        raise ValueError(f"batch of {len(X)} does not split over {len(devices)} devices")
+    return _scatter(X, devices), _scatter(y, devices)
+
+
+def check_batch(X, y):
+    """Raise ValueError when X and y differ in length."""
+    if len(X) != len(y):
+        raise ValueError(f"X has {len(X)} items and y has {len(y)}")
+
+
+def _scatter(tensor, devices):
+    parts = tensor.tensor_split(len(devices))
+    # A copy to the host that does not block would be read before it is there.
+    return tuple(
+        part.to(device, non_blocking=not str(device).startswith("cpu"))
+        for part, device in zip(parts, devices, strict=True)
+    )

@@ -1,0 +1,1 @@
+"""Graphs of operators: recorded while a program runs, or captured by torch's compiler."""

@@ -1,0 +1,71 @@
+"""What memory a computation holds: its peak, what backward needs, the storages of tensors."""
+
+import torch
+
+from d2lpar.devices import synchronize
+
+
+def peak_bytes(work, devices):
+    """Return how far the memory of each device rises while `work` is called.
+
+    Args:
+        work: a function without arguments.
+        devices: a list of GPUs.
+
+    Returns:
+        A list of bytes, one for each device: the highest allocation beyond that at the start.
+    """
+    synchronize()
+    accel = torch.get_device_module(devices[0])
+    before = [accel.memory_allocated(device) for device in devices]
+    for device in devices:
+        accel.reset_peak_memory_stats(device)
+    work()
+    synchronize()
+    return [
+        accel.max_memory_allocated(device) - num_bytes
+        for device, num_bytes in zip(devices, before, strict=True)
+    ]
+
+
+class SavedBytes:
+    """Count the bytes that a forward pass keeps for the backward pass, parameters left out.
+
+        with SavedBytes(net) as saved:
+            loss = net(X).sum()
+        saved.total
+
+    Args:
+        net: the module whose parameters do not count.
+    """
+
+    def __init__(self, net):
+        self._ours = {p.data_ptr() for p in net.parameters()}
+        self._saved = {}
+        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    def _keep(self, tensor):
+        if tensor.data_ptr() not in self._ours:
+            self._saved[tensor.data_ptr()] = tensor.nbytes
+        return tensor
+
+    @property
+    def total(self):
+        """The bytes, each tensor once."""
+        return sum(self._saved.values())
+
+    def __enter__(self):
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        self._hooks.__exit__(*error)
+
+
+def storage_bytes(tensors):
+    """Return the bytes of the storages behind tensors, each once; of a DTensor, of its shard."""
+    from torch.distributed.tensor import DTensor  # half a second, for this function only
+
+    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
+    storages = (tensor.untyped_storage() for tensor in local)
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -1,0 +1,67 @@
+"""Sending from one device to another on side streams, while both go on computing."""
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+
+class Message(NamedTuple):
+    """A tensor on its way: where it came from, where it goes, and an event, or None, at its end."""
+
+    source: torch.device
+    tensor: torch.Tensor
+    arrival: object
+
+
+def send(tensor, into):
+    """Copy a tensor to another device, behind what both have been given so far.
+
+    The copy runs on side streams of the two devices, so that neither device's own stream waits for
+    the link; `receive` lets the target's wait. Between tensors of one device, and to or from the
+    CPU, it is a plain copy.
+
+    Args:
+        tensor: what is sent. It may be freed at once; before it is written to, see `let_go`.
+        into: a tensor of the same shape, on any device; it is written to.
+
+    Returns:
+        A `Message`.
+    """
+    source, target = tensor.device, into.device
+    if source == target or "cpu" in (source.type, target.type):
+        into.copy_(tensor)
+        return Message(source, into, None)
+    accel = torch.get_device_module(source)
+    sending, receiving = _streams(source, target)
+    sending.wait_stream(accel.current_stream(source))
+    receiving.wait_stream(accel.current_stream(target))
+    with accel.stream(sending), accel.stream(receiving):
+        into.copy_(tensor, non_blocking=True)
+        arrival = receiving.record_event()
+    tensor.record_stream(sending)
+    into.record_stream(receiving)
+    return Message(source, into, arrival)
+
+
+def receive(message):
+    """Let the current stream of the target wait for a message; return its tensor."""
+    _wait(message.tensor.device, message.arrival)
+    return message.tensor
+
+
+def let_go(message):
+    """Let the current stream of the source wait until a message has left, to write there again."""
+    _wait(message.source, message.arrival)
+
+
+def _wait(device, event):
+    if event is not None:
+        torch.get_device_module(device).current_stream(device).wait_event(event)
+
+
+@functools.cache
+def _streams(source, target):
+    """Return the streams of two devices on which the first sends to the second."""
+    accel = torch.get_device_module(source)
+    return accel.Stream(source), accel.Stream(target)

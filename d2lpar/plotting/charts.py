@@ -1,0 +1,157 @@
+"""Charts that the chapters share: bars, stacked bars, curves, and agreement of two figures."""
+
+from d2lpar.plotting.figures import (
+    IDEAL,
+    KINDS,
+    LINES,
+    MEASURED,
+    PREDICTED,
+    new_figure,
+    style,
+)
+
+
+def plot_bars(labels, predicted, measured, ylabel, title=None):
+    """Draw predictions beside what was measured.
+
+    Args:
+        labels: a name for each pair of bars.
+        predicted, measured: numbers, one for each label; a None leaves its bar out.
+        ylabel: quantity and unit.
+        title: what stands above.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: there are not as many numbers as labels.
+    """
+    for name, values in (("predicted", predicted), ("measured", measured)):
+        if len(values) != len(labels):
+            raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
+    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
+    with style():
+        for shift, name, values, look in (
+            (-0.2, "predicted", predicted, {"color": "w", "hatch": "////", "edgecolor": PREDICTED}),
+            (0.2, "measured", measured, {"color": MEASURED, "edgecolor": MEASURED}),
+        ):
+            there = [(i + shift, float(v)) for i, v in enumerate(values) if v is not None]
+            places, heights = zip(*there, strict=True) if there else ((), ())
+            drawn = axes.bar(places, heights, 0.38, label=name, **look)
+            axes.bar_label(drawn, labels=[f"{height:.3g}" for height in heights], padding=2)
+        axes.set_xticks(range(len(labels)), labels)
+        axes.set(ylabel=ylabel, title=title)
+        axes.margins(y=0.12)
+        axes.grid(True, axis="y")
+        figure.legend(loc="outside lower center", ncols=2)
+    return figure
+
+
+def plot_stacks(rows, ylabel, title=None):
+    """Draw bars made of parts, one on top of the other.
+
+    Args:
+        rows: a dict from the name of a bar to a dict from the names of its parts, the same for all
+            bars, to numbers.
+        ylabel: quantity and unit.
+        title: what stands above.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: the bars have different parts.
+    """
+    names = list(next(iter(rows.values()), {}))
+    for label, parts in rows.items():
+        if list(parts) != names:
+            raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
+    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(rows) + 1.5), 2.8))
+    with style():
+        bottom = [0.0] * len(rows)
+        for i, name in enumerate(names):
+            colour, hatch, edge = list(KINDS.values())[i % len(KINDS)]
+            heights = [float(parts[name]) for parts in rows.values()]
+            look = {"color": colour, "hatch": hatch, "edgecolor": edge, "label": name}
+            axes.bar(list(rows), heights, 0.6, bottom, **look)
+            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
+        axes.set(ylabel=ylabel, title=title)
+        axes.grid(True, axis="y")
+        figure.legend(loc="outside lower center", ncols=len(names))
+    return figure
+
+
+def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscale="linear"):
+    """Draw curves over one axis, and the ideal dashed.
+
+    Args:
+        x: numbers.
+        ys: a dict from the name of a curve to its numbers, one for each of `x`.
+        xlabel, ylabel: quantities and units.
+        ideal: numbers of the ideal curve.
+        title: what stands above.
+        xscale, yscale: "linear" or "log".
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: a curve has not as many numbers as `x`.
+    """
+    for name, y in [*ys.items(), *([("ideal", ideal)] if ideal is not None else [])]:
+        if len(y) != len(x):
+            raise ValueError(f"curve {name!r} has {len(y)} values, x has {len(x)}")
+    figure, [[axes]] = new_figure(figsize=(4.5, 3))
+    with style():
+        for (name, y), (colour, dashes, marker) in zip(ys.items(), _looks(ys), strict=True):
+            axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
+        if ideal is not None:
+            axes.plot(x, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+        axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
+        if len(x) <= 12:
+            axes.set_xticks(x, [f"{value:g}" for value in x])
+            axes.set_xticks([], minor=True)
+        axes.grid(True)
+        figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def _looks(names):
+    """Return a line of LINES for each name: "measured" and "predicted" always have the same."""
+    fixed = {"measured": LINES[0], "predicted": LINES[1]}
+    free = [line for line in LINES if line not in [fixed.get(name) for name in names]]
+    return [fixed[name] if name in fixed else free.pop(0) for name in names]
+
+
+def plot_agreement(runs, quantity, band=0.15):
+    """Draw what was measured over what was predicted, and a band around where both are equal.
+
+    Args:
+        runs: a dict from a name to pairs (predicted, measured).
+        quantity: quantity and unit, for both axes.
+        band: half the width of the band, as a part of the prediction.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: there is no pair.
+    """
+    numbers = [float(number) for pairs in runs.values() for pair in pairs for number in pair]
+    if not numbers:
+        raise ValueError(f"plot_agreement draws pairs of numbers: got {runs}")
+    ends = [0.0, 1.1 * max(numbers)]
+    figure, [[axes]] = new_figure(figsize=(4.5, 3.4))
+    with style():
+        low, high = ([factor * end for end in ends] for factor in (1 - band, 1 + band))
+        axes.fill_between(ends, low, high, color="#e4e4e4", linewidth=0, label=f"{band:.0%} off")
+        axes.plot(ends, ends, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+        for i, (name, pairs) in enumerate(runs.items()):
+            colour, _, marker = LINES[i % len(LINES)]
+            x, y = zip(*pairs, strict=True) if pairs else ((), ())
+            axes.plot(x, y, marker, color=colour, markersize=5, label=name)
+        axes.set(xlim=(min(0, *numbers), ends[1]), ylim=(min(0, *numbers), ends[1]))
+        axes.set(xlabel=f"predicted {quantity}", ylabel=f"measured {quantity}")
+        axes.grid(True)
+        figure.legend(loc="outside lower center", ncols=3)
+    return figure

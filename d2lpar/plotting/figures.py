@@ -1,0 +1,85 @@
+"""Figures that show themselves in a notebook, in one style, and the colours of the chapters.
+
+Figures are made without pyplot, so a cell shows each of them once. Lines differ by lightness and
+dashes, bars by lightness and hatching: printed in grey they can still be told apart.
+"""
+
+import base64
+import functools
+import io
+import sys
+from pathlib import Path
+
+MEASURED, PREDICTED, IDEAL = "#12355b", "#d1495b", "#777777"
+LINES = (  # colour, dashes, marker
+    (MEASURED, "-", "o"),
+    (PREDICTED, "--", "s"),
+    ("#66a182", "-.", "^"),
+    ("#edae49", ":", "D"),
+)
+KINDS = {  # kind of a span: colour, hatch, colour of the hatch
+    "kernel": ("#12355b", "", "#12355b"),
+    "copy": ("#edae49", "/////", "#7a4f00"),
+    "wait": ("#e4e4e4", ".....", "#8a8a8a"),
+}
+
+
+def style():
+    """Return a context in which what is made looks as the chapters' figures do."""
+    from matplotlib import rc_context
+
+    return rc_context(_settings())
+
+
+@functools.cache
+def _settings():
+    from matplotlib import rc_params_from_file
+
+    return rc_params_from_file(
+        Path(__file__).parent / "chapters.mplstyle", use_default_template=False
+    )
+
+
+@functools.cache
+def _figure_class():
+    from matplotlib import figure
+
+    class Figure(figure.Figure):
+        """A figure that shows itself as the value of a cell, with a text that never varies."""
+
+        def __repr__(self):
+            return "<Figure>"
+
+        def _repr_mimebundle_(self, include=None, exclude=None):
+            if not in_notebook():
+                return {}
+            picture = io.BytesIO()
+            self.savefig(picture, format="png")
+            encoded = base64.b64encode(picture.getvalue()).decode("ascii")
+            return {"image/png": encoded, "text/plain": repr(self)}
+
+    return Figure
+
+
+def in_notebook():
+    """Return whether the code runs in a Jupyter kernel, where a figure can be shown."""
+    if "IPython" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    return getattr(get_ipython(), "kernel", None) is not None
+
+
+def new_figure(nrows=1, ncols=1, figsize=(3.5, 2.5)):
+    """Make a figure in the style of the chapters.
+
+    Args:
+        nrows, ncols: how many axes.
+        figsize: width and height, in inches.
+
+    Returns:
+        The figure and an array (nrows, ncols) of its axes.
+    """
+    with style():
+        figure = _figure_class()(figsize=figsize, dpi=120, layout="constrained")
+        return figure, figure.subplots(nrows, ncols, squeeze=False)

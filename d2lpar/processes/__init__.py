@@ -1,0 +1,1 @@
+"""Many processes: launching them, one rank of a process group, DistributedDataParallel."""

@@ -1,0 +1,248 @@
+"""torch's elastic agent on this machine: it starts, watches, restarts and ends the ranks.
+
+Of torch's agent this uses how ranks and ports are found, how processes start and that they start
+again. Watching them is done here: what the ranks print is shown, why one failed is found out, and
+nothing waits without end.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+import types
+import uuid
+from pathlib import Path
+
+import cloudpickle
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+
+from d2lpar.processes import roll_call
+from d2lpar.processes.rank import serve
+from d2lpar.virtual.interrupts import in_main_thread
+
+# Loaded once, by the server that all processes are forked from.
+_PRELOAD = [
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "d2lpar.processes.rank",
+]
+_SECONDS_BETWEEN_LOOKS = 0.05
+_SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
+
+
+class Agent(LocalElasticAgent):
+    """An agent for one call of `launch`.
+
+    Attributes:
+        output: what shows the lines that the ranks print.
+        interrupted: set by `interrupt`.
+        error: why the last attempt failed, an exception; None if it did not.
+    """
+
+    def __init__(self, folder, nproc, timeout, max_restarts):
+        rendezvous = RendezvousParameters(
+            backend="c10d",
+            endpoint="127.0.0.1:0",
+            run_id=uuid.uuid4().hex,
+            min_nodes=1,
+            max_nodes=1,
+            local_addr="127.0.0.1",
+        )
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=nproc,
+            entrypoint=serve,
+            args=(folder, timeout),
+            rdzv_handler=get_rendezvous_handler(rendezvous),
+            max_restarts=max_restarts,
+            monitor_interval=_SECONDS_BETWEEN_LOOKS,
+            local_addr="127.0.0.1",
+        )
+        self.folder, self.nproc = folder, nproc
+        self.output = _Output(folder)
+        self.interrupted = False
+        self.error = None
+        multiprocessing.set_forkserver_preload(_PRELOAD)
+        super().__init__(spec, self.output, start_method="forkserver")
+
+    def run(self):
+        try:
+            return super().run()
+        finally:
+            self._rdzv_handler.shutdown()
+
+    @property
+    def processes(self):
+        """The processes of this attempt, by rank."""
+        context = self._pcontext and self._pcontext._pc
+        return context.processes if context else []
+
+    def interrupt(self):
+        """Let `run`, which is under way, end all ranks and raise KeyboardInterrupt."""
+        self.interrupted = True
+
+    def kill(self):
+        """End all processes at once."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def results(self):
+        """Return what the ranks returned."""
+        results = []
+        for rank, path in enumerate(self._files("result")):
+            try:
+                results.append(cloudpickle.loads(path.read_bytes()))
+            except Exception as error:
+                raise TypeError(
+                    f"what rank {rank} returned cannot be read here: {error}"
+                ) from error
+        return results
+
+    def _files(self, kind):
+        attempt = self._worker_group.spec.max_restarts - self._remaining_restarts
+        return [Path(self.folder, f"{attempt}.{rank}.{kind}") for rank in range(self.nproc)]
+
+    def _start_workers(self, worker_group):
+        self.settled = None
+        with _apart():
+            return super()._start_workers(worker_group)
+
+    def _monitor_workers(self, worker_group):
+        """Look how the processes are.
+
+        In place of the method of torch's agent, which keeps neither exceptions nor signals, waits
+        30 s for a process that does not end and cannot be interrupted while it does.
+        """
+        self.output.show()
+        if self.interrupted:
+            self.kill()
+            raise KeyboardInterrupt
+        codes = [process.exitcode for process in self.processes]
+        done = [path.exists() for path in self._files("result")]
+        if codes == [0] * self.nproc and all(done):
+            self.error = None
+            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(range(self.nproc)))
+        if not any(
+            code or (code == 0 and not here) for code, here in zip(codes, done, strict=True)
+        ):
+            return RunResult(WorkerState.HEALTHY)
+        # One failed. Others may be about to fail too, for its reason or with a better report.
+        self.settled = self.settled or time.monotonic() + _SECONDS_TO_SETTLE
+        if None in codes and time.monotonic() < self.settled:
+            return RunResult(WorkerState.HEALTHY)
+        self.kill()
+        self.output.show()
+        self.error = self._why(codes)
+        if self._remaining_restarts:
+            summary = traceback.format_exception_only(self.error)[0].strip()
+            total = worker_group.spec.max_restarts
+            print(f"{summary}; restart {total - self._remaining_restarts + 1} of {total}")
+        return RunResult(WorkerState.FAILED)
+
+    def _why(self, codes):
+        """Return the exception that tells why an attempt failed."""
+        killed = {
+            rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
+        }
+        if killed:
+            each = (f"rank {rank} was killed by {name}" for rank, name in killed.items())
+            return RuntimeError(", ".join(each))
+        reports = []
+        for rank, path in enumerate(self._files("error")):
+            if path.exists():
+                moment, error, summary, text = cloudpickle.loads(path.read_bytes())
+                # The others' connections break when a rank fails: that is no reason.
+                follows = bool(re.search("gloo.*Connection (closed|reset) by peer", summary))
+                reports.append((follows, moment, rank, error, summary, text))
+        gone = [rank for rank, code in enumerate(codes) if code is not None]
+        gone = sorted({*gone} - {report[2] for report in reports})
+        if gone and (not reports or min(reports)[0]):
+            rank = gone[0]
+            return RuntimeError(
+                f"rank {rank} ended with exit code {codes[rank]} before it returned"
+            )
+        _, _, rank, error, summary, text = min(reports)
+        try:
+            error = cloudpickle.loads(error)
+        except Exception:
+            error = RuntimeError(summary)
+        error.add_note(f"This was raised in rank {rank}:\n{text}")
+        return error
+
+
+class _Output(DefaultLogsSpecs):
+    """What the ranks print: they write it to files, from which it is shown here."""
+
+    def __init__(self, folder):
+        super().__init__(folder, redirects=Std.ALL)
+        self.files = []
+
+    def reify(self, envs):
+        """Name the files of an attempt; also give its processes the environment of this one."""
+        self.close()
+        for env in envs.values():
+            env.update({**os.environ, **env})
+        logs = super().reify(envs)
+        for stream, paths in (("stdout", logs.stdouts), ("stderr", logs.stderrs)):
+            for rank, path in paths.items():
+                Path(path).touch()
+                self.files.append([rank, stream, open(path, "rb"), b""])
+        return logs
+
+    def show(self, last=False):
+        """Print the lines that are complete, with the rank in front."""
+        for entry in self.files:
+            rank, stream, file, begun = entry
+            *lines, entry[3] = (begun + file.read()).split(b"\n")
+            if last and entry[3]:
+                lines.append(entry[3])
+            for line in lines:
+                print(f"[{rank}] {line.decode(errors='replace')}", file=getattr(sys, stream))
+
+    def close(self):
+        """Print the rest and let the files go."""
+        try:
+            self.show(last=True)
+        finally:
+            for *_, file, _ in self.files:
+                file.close()
+            self.files.clear()
+
+
+@contextlib.contextmanager
+def _apart():
+    """Keep this process and those that are started from touching each other.
+
+    torch's agent would leave a handler of its own for SIGTERM and more: it gets a signal that
+    nobody sends. (In a thread it can set none, and would warn.) And `multiprocessing` would run
+    the script that calls `launch` once more in each process, to find functions there: ours travel
+    by value.
+    """
+    setting, signum, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGURG, sys.modules["__main__"]
+    before, handler = os.environ.get(setting), signal.getsignal(signum)
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    logger.disabled = True
+    os.environ[setting] = signum.name
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        logger.disabled = False
+        if in_main_thread():
+            signal.signal(signum, handler)
+        del os.environ[setting]
+        if before is not None:
+            os.environ[setting] = before

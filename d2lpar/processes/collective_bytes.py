@@ -1,0 +1,67 @@
+"""What a rank hands to collectives, in bytes."""
+
+import contextlib
+import threading
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class CollectiveBytes:
+    """Count the bytes that a rank hands to collectives in a block.
+
+        with CollectiveBytes() as counted:
+            loss.backward()
+        counted.total
+
+    For a collective whose input and output differ in size the larger counts. Of the calls that a
+    communication hook makes when a message has arrived, in a thread of the process group, those of
+    `torch.distributed.all_reduce` are counted.
+
+    Attributes:
+        calls: a dict from the collective's name to the list of its sizes in bytes, by call.
+    """
+
+    def __init__(self):
+        self.calls = {}
+
+    @property
+    def total(self):
+        """The sum over all calls."""
+        return sum(map(sum, self.calls.values()))
+
+    def __enter__(self):
+        self._all_reduce, thread = dist.all_reduce, threading.get_ident()
+
+        def all_reduce(*args, **kwargs):
+            mine = threading.get_ident() == thread
+            with contextlib.nullcontext() if mine else _Counting(self.calls):
+                return self._all_reduce(*args, **kwargs)
+
+        self._mode = _Counting(self.calls)
+        self._mode.__enter__()
+        dist.all_reduce = all_reduce
+        return self
+
+    def __exit__(self, *error):
+        dist.all_reduce = self._all_reduce
+        self._mode.__exit__(*error)
+
+
+class _Counting(TorchDispatchMode):
+    """Sees what a thread hands to collectives: also what C++ does, as DDP's buckets."""
+
+    def __init__(self, calls):
+        super().__init__()
+        self.calls = calls
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            sizes = (
+                sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+                for value in (*args, *(kwargs or {}).values())
+            )
+            self.calls.setdefault(func.__name__.split(".")[0].strip("_"), []).append(max(sizes))
+        return func(*args, **(kwargs or {}))

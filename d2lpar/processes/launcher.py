@@ -1,0 +1,154 @@
+"""launch(fn, nproc): a function, also one of a notebook cell, in several processes.
+
+The processes are those of torch's elastic agent (`agent`); what each of them does stands in
+`rank`. The function, its arguments and the results travel by value, through files in a folder
+that lives as long as the call.
+"""
+
+import difflib
+import inspect
+import linecache
+import tempfile
+from pathlib import Path
+
+import cloudpickle
+
+from d2lpar.processes.rank import TIMEOUT, dumps
+from d2lpar.virtual.interrupts import held_back
+
+_OPTIONS = ("nproc", "timeout", "max_restarts")
+_ELSEWHERE = ("n", "num_processes", "nproc_per_node", "world_size")  # what others call nproc
+
+
+def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
+    """Call `fn(*args, **kwargs)` in `nproc` processes that form a process group.
+
+        def train(lr):
+            rank = torch.distributed.get_rank()
+            ...
+        results = launch(train, 0.1, nproc=2)
+
+    The group is set up before the call and taken down after it: NCCL with one GPU a process where
+    the machine has `nproc` CUDA GPUs, otherwise gloo on CPUs, one thread a process. What the ranks
+    print appears here, line by line, with the rank in front. The function, its arguments and the
+    results are copies, pickled by value. The processes share nothing with this one: neither its
+    virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and return, the `.cpu()`.
+
+    Args:
+        fn: the function; it may be defined in a notebook.
+        nproc: number of processes.
+        timeout: seconds that a collective may wait for all ranks, and that the last rank may
+            return after the first.
+        max_restarts: how often all ranks start again after one has failed. `fn` is then called
+            anew, and goes on from the checkpoint that it wrote, if it looks for one.
+        *args, **kwargs: for `fn`. `nproc`, `timeout` and `max_restarts` are `launch`'s own: give
+            parameters of `fn` that have these names by position or with `functools.partial`.
+
+    Returns:
+        What `fn` returned, a list with one value for each rank.
+
+    Raises:
+        ValueError: `nproc`, `timeout` or `max_restarts` is out of range.
+        TypeError: `fn` cannot be called so, or something cannot be pickled, as what lies on a
+            virtual GPU.
+        TimeoutError: ranks did not arrive at a collective or at the end; says which ones.
+        RuntimeError: a rank was killed, or raised what cannot be pickled.
+        Exception: what the first rank that failed raised, with its traceback as a note. The
+            others are stopped.
+    """
+    _check(fn, args, kwargs, nproc, timeout, max_restarts)
+    call = _pickled_call(fn, args, kwargs)
+    from d2lpar.processes.agent import Agent  # loads much of torch.distributed
+
+    with tempfile.TemporaryDirectory(prefix="d2lpar-launch-", ignore_cleanup_errors=True) as folder:
+        Path(folder, "call").write_bytes(call)
+        agent = Agent(folder, nproc, timeout, max_restarts)
+        try:
+            with held_back(agent.interrupt):
+                agent.run()
+        finally:
+            agent.kill()
+            agent.output.close()
+        if agent.error is None:
+            return agent.results()
+        error, agent.error = agent.error, None  # whoever keeps the error should not keep the agent
+        try:
+            raise error
+        finally:
+            del error, agent
+
+
+def _check(fn, args, kwargs, nproc, timeout, max_restarts):
+    """Raise for what `launch` cannot do."""
+    if not callable(fn):
+        raise TypeError(f"launch calls a function: got {fn!r}")
+    if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:
+        raise ValueError(f"nproc, the number of processes, is a positive integer: got {nproc!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise ValueError(f"timeout is a positive number of seconds: got {timeout!r}")
+    if isinstance(max_restarts, bool) or not isinstance(max_restarts, int) or max_restarts < 0:
+        raise ValueError(f"max_restarts is an integer, 0 or more: got {max_restarts!r}")
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # some functions written in C have none
+        return
+    name = _name(fn)
+    try:
+        given = {*signature.bind_partial(*args, **kwargs).arguments}
+    except TypeError as error:
+        hint = "" if "unexpected" not in str(error) else _meant(kwargs, signature.parameters)
+        raise TypeError(f"{name}{signature} cannot be called so: {error}{hint}") from None
+    for option in _OPTIONS:
+        if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:
+            raise TypeError(
+                f"{name} has a parameter {option}, a name that launch uses itself: "
+                f"give it by position, or launch functools.partial({name}, {option}=...)"
+            )
+    missing = [
+        parameter.name
+        for parameter in signature.parameters.values()
+        if parameter.name not in given
+        and parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if missing:
+        raise TypeError(
+            f"{name}{signature} cannot be called without {', '.join(missing)}: launch passes its "
+            "arguments on, but no rank; a rank calls torch.distributed.get_rank()"
+        )
+
+
+def _meant(kwargs, known):
+    """Return a question about the first keyword that is not known, but has a name that is near."""
+    for word in kwargs:
+        near = difflib.get_close_matches(word, [*_OPTIONS, *known], n=1)
+        if word not in known and (word in _ELSEWHERE or near):
+            return f"; did you mean {'nproc' if word in _ELSEWHERE else near[0]}, not {word}?"
+    return ""
+
+
+def _name(fn):
+    return getattr(fn, "__name__", None) or getattr(getattr(fn, "func", fn), "__name__", repr(fn))
+
+
+def _pickled_call(fn, args, kwargs):
+    """Return what a worker needs, as bytes, with the source lines of cells for tracebacks."""
+    try:
+        call = dumps((fn, args, kwargs))
+    except Exception as error:
+        named = {"the function": fn, **{f"argument {i}": value for i, value in enumerate(args)}}
+        for name, value in {**named, **{f"argument {k}": v for k, v in kwargs.items()}}.items():
+            try:
+                dumps(value)
+            except Exception as reason:
+                kind = _name(fn) if value is fn else f"a {type(value).__name__}"
+                raise TypeError(
+                    f"{name}, {kind}, cannot be sent to other processes: {reason}"
+                ) from reason
+        raise TypeError(f"the call cannot be sent to other processes: {error}") from error
+    sources = {
+        name: entry
+        for name, entry in linecache.cache.items()
+        if len(entry) == 4 and entry[1] is None  # of no file: a cell
+    }
+    return cloudpickle.dumps((sources, call))

@@ -1,0 +1,255 @@
+r"""One process of a parallel job: set the process group up, call a function, tear all down.
+
+`launch` starts such processes on this machine. On several machines torchrun does; on each one:
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+        -m d2lpar.processes.rank train.py:train num_epochs=3 lr=0.1
+
+calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process, and rank 0 prints what
+it returned. `package.module:train` names a function of an installed module, `--timeout 300` before
+the name sets the time limit of `run`. Machines whose names do not resolve also need
+`--local-addr ADDRESS`, `--rdzv-conf is_host=1` (0 on all but HOST) and, in the environment,
+GLOO_SOCKET_IFNAME with the network interface. With `--max-restarts`, set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
+"""
+
+import argparse
+import ast
+import contextlib
+import gc
+import importlib
+import io
+import linecache
+import multiprocessing
+import os
+import shutil
+import sys
+import threading
+import time
+import traceback
+from datetime import timedelta
+from pathlib import Path
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from d2lpar.processes.roll_call import RollCall, is_timeout
+
+TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
+
+
+def run(fn, timeout=TIMEOUT):
+    """Call `fn` in a process group of the processes that the elastic agent started.
+
+    Where this machine has a CUDA GPU for each of its processes, each gets one, as its current
+    device, and NCCL (gloo for tensors on the CPU); otherwise gloo on CPUs, one thread a process.
+
+    Args:
+        fn: a function without arguments.
+        timeout: seconds that a collective may take, and that the last rank may return after the
+            first.
+
+    Returns:
+        What `fn` returned, once it has returned on every rank.
+
+    Raises:
+        TimeoutError: ranks had not arrived in time; says which, and where they were.
+    """
+    limit = timedelta(seconds=timeout)
+    store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
+        # All attempts of a job share the agent's store: what a killed one left there breaks gloo.
+        store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    local_rank = int(os.environ["LOCAL_RANK"])
+    if _has_gpus(int(os.environ["LOCAL_WORLD_SIZE"])):
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        backend = "cpu:gloo,cuda:nccl"
+    else:
+        device, backend = None, "gloo"
+        torch.set_num_threads(1)
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=limit,
+        device_id=device,
+    )
+    roll_call = RollCall(store, rank, world_size)
+    try:
+        result = fn()
+        roll_call.arrive_at_end(timeout)
+    except RuntimeError as error:
+        if not is_timeout(error):
+            raise
+        raise TimeoutError(roll_call.report(error, timeout)) from error
+    # A DDP object that is freed after its process group can hang or abort the process.
+    gc.collect()
+    dist.destroy_process_group()
+    roll_call.close()
+    return result
+
+
+def _has_gpus(count):
+    """Return whether there is a CUDA GPU for each of `count` processes, and leave to use it."""
+    virtual = os.environ.get("D2LPAR_DEVICES", "").startswith("vgpu")
+    return not virtual and torch.cuda.device_count() >= count
+
+
+def serve(folder, timeout):
+    """Be one of the processes of `launch`: run the call that lies in `folder`, leave the result.
+
+    It leaves `ATTEMPT.RANK.result` or `ATTEMPT.RANK.error` there and ends this process.
+    """
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    # As in any script: a DataLoader here would start a server of its own, which imports torch.
+    multiprocessing.set_start_method(None, force=True)
+    gc.freeze()  # what was imported stays: collecting it takes longer than starting
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    rank = int(os.environ["RANK"])
+    name = Path(folder, f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{rank}")
+    code = 1
+    try:
+        sources, call = cloudpickle.loads(Path(folder, "call").read_bytes())
+        linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
+        fn, args, kwargs = _unpickled(call)
+        # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
+        run(lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)), timeout)
+        code = 0
+    except BaseException as error:
+        _write(f"{name}.error", _described(error, rank))
+    for child in multiprocessing.active_children():
+        child.terminate()
+    _end(code)
+
+
+def _end(code):
+    """End this process without destructors: what still holds a DDP object must not free it now."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_parent(folder):
+    """Wait for the end of the process that called `launch`, and end with it."""
+    multiprocessing.parent_process().join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _unpickled(call):
+    try:
+        return cloudpickle.loads(call)
+    except Exception as error:
+        what = "the function or its arguments cannot be read in another process"
+        raise TypeError(f"{what}: {error}") from error
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Copies by value, and refuses virtual GPUs and what lies there: other processes lack them."""
+
+    def reducer_override(self, obj):
+        if isinstance(obj, torch.Tensor) and obj.device.type == "vgpu":
+            raise TypeError(
+                f"a tensor of shape {tuple(obj.shape)} on {obj.device} cannot leave its process: "
+                "call .cpu() first, or make the tensor in the process that uses it"
+            )
+        if isinstance(obj, torch.device) and obj.type == "vgpu":
+            raise TypeError(
+                f"the device {obj} is known in one process only: "
+                "call try_gpu() in the process that uses it"
+            )
+        return super().reducer_override(obj)
+
+
+def dumps(value):
+    """Return a value as bytes, for `cloudpickle.loads` in another process.
+
+    Raises TypeError for a tensor on a virtual GPU and for such a device; otherwise what cloudpickle
+    raises.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _pickled(result, rank):
+    try:
+        return dumps(result)
+    except Exception as error:
+        kind = type(result).__name__
+        raise TypeError(f"rank {rank} returned a {kind} that cannot be pickled: {error}") from error
+
+
+def _described(error, rank):
+    """Return an exception as bytes: when it was raised, the exception if it pickles, its text."""
+    moment = time.time()
+    report = traceback.TracebackException.from_exception(error)
+    part = report
+    while part:  # leave out the frames of this file
+        part.stack[:] = [frame for frame in part.stack if frame.filename != __file__]
+        part = part.__cause__ or part.__context__
+    text = "".join(report.format()).rstrip()
+    summary = "".join(report.format_exception_only()).strip()
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            error = cloudpickle.dumps(error)
+            cloudpickle.loads(error)
+    else:  # sys.exit() or an interrupt: nothing to raise in a notebook
+        summary = f"rank {rank} was ended by {error!r}"
+    return cloudpickle.dumps((moment, error if isinstance(error, bytes) else None, summary, text))
+
+
+def _write(path, data):
+    """Write a file that is there as a whole or not at all."""
+    Path(f"{path}.part").write_bytes(data)
+    os.replace(f"{path}.part", path)
+
+
+def main():
+    """Run a function of a file or a module under torchrun; see the text of this module."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun ... -m d2lpar.processes.rank", description=main.__doc__
+    )
+    parser.add_argument("function", help="train.py:train or package.module:train")
+    parser.add_argument("arguments", nargs="*", help="name=value, a Python literal or a text")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds, by default 120")
+    options = parser.parse_args()
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    code = 1
+    try:
+        record(_run_named)(options)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    _end(code)
+
+
+def _run_named(options):
+    module, _, name = options.function.rpartition(":")
+    if module.endswith(".py"):
+        sys.path.insert(0, str(Path(module).resolve().parent))
+        module = Path(module).stem
+    fn = getattr(importlib.import_module(module), name)
+    kwargs = dict(map(_argument, options.arguments))
+    result = run(lambda: fn(**kwargs), options.timeout)
+    if result is not None and os.environ["RANK"] == "0":
+        print(result)
+
+
+def _argument(text):
+    """Return name and value of `name=value`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"arguments are name=value: got {text!r}")
+    with contextlib.suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(value)
+    return name, value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""Which ranks are missing, when one has waited too long for the others."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+import threading
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+
+ANSWER = 1.0  # seconds in which a rank says where it is
+
+
+class _LateAtEnd(RuntimeError):
+    """Other ranks have not returned in time."""
+
+
+def is_timeout(error):
+    """Return whether a wait for other ranks took too long: gloo says so in the text only."""
+    return isinstance(error, _LateAtEnd) or bool(
+        re.search(r"gloo.*(Timed out waiting|timeout caused)", str(error))
+    )
+
+
+class RollCall:
+    """Finds out which ranks are missing when one has waited too long.
+
+    A thread of each rank looks now and then whether another rank asks; then it answers, through
+    the job's store, how many collectives its rank has started and what its main thread does.
+    """
+
+    def __init__(self, store, rank, world_size):
+        self.store, self.rank = store, rank
+        self.others = [other for other in range(world_size) if other != rank]
+        self.main = threading.get_ident()
+        self.own = None  # the answer of a rank that asks itself
+        self.lock = threading.Lock()
+        self.closed = threading.Event()
+        # A connection of its own: the main thread's may be busy, waiting for a rank.
+        self.thread = threading.Thread(target=self._answer, args=(store.clone(),), daemon=True)
+        self.thread.start()
+
+    def _answer(self, store):
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
+            while not self.closed.wait(ANSWER / 5):
+                if store.check([f"ask {self.rank}"]):
+                    with self.lock:
+                        stack = traceback.extract_stack(sys._current_frames()[self.main])
+                        answer = self.own or (_started(), _place(stack), _in_torch(stack[-1]))
+                    store.set(f"answer {self.rank}", json.dumps(answer))
+                    return
+
+    def arrive_at_end(self, timeout):
+        """Wait until every rank is here."""
+        self.store.set(f"end {self.rank}", "")
+        if not self._wait_for([f"end {other}" for other in self.others], timeout):
+            raise _LateAtEnd
+
+    def _wait_for(self, keys, seconds):
+        """Return whether the store has all keys in time. (Its own wait warns when it has not.)"""
+        deadline = time.monotonic() + seconds
+        while keys and not self.store.check(keys):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def report(self, error, timeout):
+        """Ask the others where they are; return which of them are missing, as a text."""
+        with self.lock:
+            at_end = isinstance(error, _LateAtEnd)
+            started = sys.maxsize if at_end else _started()
+            waits = "at the end"
+            if not at_end:
+                place = _place(traceback.extract_tb(error.__traceback__))
+                waits = f"in collective {started}, {place}"
+                self.own = started, place, True
+        for other in self.others:
+            self.store.set(f"ask {other}", "")
+        self._wait_for([f"answer {other}" for other in self.others], ANSWER)
+        answers, ended, silent = {}, [], []
+        for other in self.others:
+            if self.store.check([f"end {other}"]):
+                ended.append(other)
+            elif self.store.check([f"answer {other}"]):
+                answers[other] = json.loads(self.store.get(f"answer {other}"))
+            else:
+                silent.append(other)
+        missing = silent + [other for other, (count, _, _) in answers.items() if count < started]
+        if not at_end:
+            missing += ended
+        if not missing:  # all wait for something, or for a message from one that works
+            missing = [other for other, (_, _, in_torch) in answers.items() if not in_torch]
+        verdict = "the ranks wait for different things"
+        if missing:
+            verdict = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))}"
+            verdict += " had not arrived"
+        lines = [f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"]
+        for other in self.others:
+            if other in answers:
+                count, place, _ = answers[other]
+                collectives = f"{count} collective{'s' * (count != 1)}"
+                lines.append(f"  rank {other} had started {collectives} and was at {place}")
+            else:
+                lines.append(f"  rank {other} {'had returned' if other in ended else 'is silent'}")
+        return "\n".join(lines)
+
+    def close(self):
+        """End the thread: none may be in C++ code when the process ends."""
+        self.closed.set()
+        self.thread.join(ANSWER)
+
+
+def _started():
+    """Return how many collectives this rank has started."""
+    return dist.group.WORLD._get_sequence_number_for_group()
+
+
+def _in_torch(frame):
+    return frame.filename.startswith(os.path.dirname(torch.__file__))
+
+
+def _place(stack):
+    """Return the innermost line of a stack that is not torch's, in words."""
+    frame = [frame for frame in stack if not _in_torch(frame)][-1]
+    return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")

@@ -1,0 +1,1 @@
+"""Parameter servers on Ray, and an advertisement model to train with them."""

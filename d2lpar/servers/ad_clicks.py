@@ -1,0 +1,30 @@
+"""Clicks on advertisements: sparse examples to train on."""
+
+import torch
+
+
+class AdClicks:
+    """Examples of sparse logistic regression, drawn anew for each seed.
+
+    Args:
+        num_features: n; feature i occurs with probability proportional to 1 / (i + 1).
+        per_example: m, how many features are drawn for an example.
+
+    Attributes:
+        probabilities: of the features, (n,).
+    """
+
+    def __init__(self, num_features, per_example):
+        self.per_example = per_example
+        p = 1 / torch.arange(1, num_features + 1, dtype=torch.float64)
+        self.probabilities = p / p.sum()
+        self._cumulative = self.probabilities.cumsum(0)
+        self._true_w = torch.randn(num_features, generator=torch.Generator().manual_seed(0))
+
+    def minibatch(self, batch_size, seed):
+        """Return features (batch_size, m), and labels (batch_size,), 0 or 1."""
+        generator = torch.Generator().manual_seed(seed)
+        draws = torch.rand(batch_size, self.per_example, generator=generator, dtype=torch.float64)
+        X = torch.searchsorted(self._cumulative, draws).clamp_(max=len(self._cumulative) - 1)
+        chances = torch.rand(batch_size, generator=generator)
+        return X, (chances < self._true_w[X].sum(1).sigmoid()).float()

@@ -1,0 +1,77 @@
+"""Ray, which runs the processes of parameter servers: started quietly, imported once."""
+
+import functools
+import logging
+import os
+import warnings
+from pathlib import Path
+
+from d2lpar.virtual.interrupts import held_back
+
+OBJECT_STORE = 256 << 20  # bytes
+
+RAY_PATH = str(Path(__file__).parent / "ray_path")  # see the module there
+
+
+def start_ray(address=None):
+    """Connect to a Ray cluster, or start Ray on this machine, without a word.
+
+    Ray started here shows no dashboard, sends no statistics and passes on no output of its
+    processes. `ray.shutdown()` ends it, and so does the end of this process. Where this process is
+    connected already, nothing happens.
+
+    Args:
+        address: of a cluster, "host:port". By default it is RAY_ADDRESS of the environment;
+            without one, Ray starts on this machine.
+
+    Returns:
+        The module `ray`. Import it so, and not before: it reads on import what to be silent about.
+
+    Raises:
+        ModuleNotFoundError: Ray is not installed; says what to install.
+    """
+    ray = ray_module()
+    if ray.is_initialized():
+        return ray
+    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address != "local":
+        ray.init(address, **quiet)
+        return ray
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # of its processes
+    try:
+        ray.init(
+            "local",
+            num_cpus=16,  # how many processes Ray keeps for further workers
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE,
+            _node_ip_address="127.0.0.1",
+            **quiet,
+        )
+    finally:
+        os.environ.pop("PYTHONPATH")
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
+    return ray
+
+
+@functools.cache
+def ray_module():
+    """Import Ray, or say what to install."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what raylet tells of workers' ends
+    disabled = logging.root.manager.disable
+    try:
+        with warnings.catch_warnings():  # in a notebook, importing Ray asks for ipywidgets
+            warnings.filterwarnings("ignore", "IProgress not found")
+            logging.disable(logging.INFO)
+            with held_back():  # a module that is imported by half stays broken
+                import ray
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "parameter servers run on Ray, which is not installed: pip install ray", name=error.name
+        ) from None
+    finally:
+        logging.disable(disabled)
+    return ray

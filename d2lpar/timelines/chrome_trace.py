@@ -1,0 +1,58 @@
+"""A timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
+
+from collections import defaultdict
+
+from d2lpar.timelines.intervals import lanes
+
+
+def chrome_trace(timeline):
+    """Return a timeline in Chrome's Trace Event Format: a process a device, a thread a queue."""
+    events = []
+    threads = defaultdict(list)
+    for span in timeline.spans:
+        if span.engine == "host":
+            threads["host", "waits"].append(span)
+        else:
+            threads[str(span.device), f"{span.engine}, stream {span.stream}"].append(span)
+    for mark in timeline.marks:
+        threads["host", "phases"].append(mark)
+    processes = ["host", *map(str, timeline.devices)]
+    for pid, process in enumerate(processes):
+        events.append(_metadata("process_name", pid, 0, name=process))
+        events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
+        tid = 0
+        for thread in sorted(name for owner, name in threads if owner == process):
+            dealt = lanes(threads[process, thread])
+            for lane in range(1 + max(lane for lane, _ in dealt)):
+                name = f"{thread} ({lane + 1})" if lane else thread
+                events.append(_metadata("thread_name", pid, tid + lane, name=name))
+            events += [_complete(span, pid, tid + lane) for lane, span in dealt]
+            tid += 1 + max(lane for lane, _ in dealt)
+    return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _metadata(kind, pid, tid, **arguments):
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": arguments}
+
+
+def _complete(span, pid, tid):
+    """Return the "complete" event of a span or a mark, in microseconds."""
+    event = {
+        "name": span.name,
+        "cat": getattr(span, "kind", "phase"),
+        "ph": "X",
+        "ts": span.start * 1e6,
+        "dur": (span.end - span.start) * 1e6,
+        "pid": pid,
+        "tid": tid,
+        "args": {},
+    }
+    if getattr(span, "issued", None) is not None:
+        event["args"]["issued_us"] = span.issued * 1e6
+    if getattr(span, "source", None) is not None:
+        event["args"] |= {
+            "bytes": span.num_bytes,
+            "source": str(span.source),
+            "target": str(span.target),
+        }
+    return event

@@ -1,0 +1,206 @@
+"""Gantt charts: of a timeline, and of marks in rows."""
+
+from collections import defaultdict
+
+from d2lpar.plotting.figures import KINDS, new_figure, style
+from d2lpar.timelines.intervals import lanes, union
+
+_ENGINES = {
+    "compute": "compute",
+    "h2d": "copy from host",
+    "d2h": "copy to host",
+    "p2p": "copy to peer",
+    "stream": "stream waits",
+}
+
+_PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # under a text
+
+_GAP = 0.35  # between the devices of a Gantt chart, in rows
+
+_PIXELS = 1500  # what a Gantt chart can tell apart from left to right
+
+
+_PHASES = (
+    ("#cfe0f1", ""),
+    ("#f7dcb4", "//"),
+    ("#cde7cf", ".."),
+    ("#e5d3ea", "\\\\"),
+    ("#eeeeee", "x"),
+)
+
+
+def plot_timeline(timeline, title=None, start=0.0, end=None):
+    """Draw a timeline: what every engine of every device did, and when.
+
+    Spans of one kind that lie closer than the picture can show are drawn as one.
+
+    Args:
+        timeline: a recorded `d2lpar.Timeline`.
+        title: what stands above the chart.
+        start, end: the part to draw, in seconds; all of it by default.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: the part is empty.
+    """
+    end = timeline.seconds if end is None else end
+    if not end > start:
+        raise ValueError(f"nothing to draw from {start} s to {end} s")
+    unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
+    phases = lanes(mark for mark in timeline.marks if mark.end > start and mark.start < end)
+    num_lanes = max((lane + 1 for lane, _ in phases), default=0)
+    groups = _groups(timeline)
+    height = num_lanes + sum(len(rows) + _GAP for rows in groups)
+    figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.24 * height))
+    with style():
+        axes.set_xlim(start * scale, end * scale)
+        axes.set_ylim(height, 0)
+        axes.set(xlabel=f"time ({unit})", title=title)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.grid(True, axis="x")
+        handles = _draw_groups(axes, groups, num_lanes, (start, end), scale)
+        handles += _draw_phases(figure, axes, phases, (start, end), scale)
+        if handles:
+            figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
+    return figure
+
+
+def _groups(timeline):
+    """Return the rows of a chart, grouped by device: lists of pairs (label, spans)."""
+    queues = defaultdict(list)
+    for span in timeline.spans:
+        queues["host" if span.engine == "host" else (span.device, span.engine)].append(span)
+    groups = []
+    for device in timeline.devices:
+        engines = [e for e in _ENGINES if e == "compute" or (device, e) in queues]
+        groups.append([(f"{device} {_ENGINES[e]}", queues.get((device, e), [])) for e in engines])
+    if "host" in queues:
+        groups.append([("host waits", queues["host"])])
+    return groups
+
+
+def _draw_groups(axes, groups, top, part, scale):
+    """Draw the rows below `top`; return what the legend needs."""
+    from matplotlib.patches import Patch
+
+    start, end = part
+    pixel = (end - start) / _PIXELS
+    ticks, handles = [], {}
+    for number, rows in enumerate(groups):
+        if number % 2 == 0:
+            axes.axhspan(top, top + len(rows) + _GAP, color="#f5f5f5", zorder=0)
+        for i, (label, spans) in enumerate(rows):
+            middle = top + _GAP / 2 + i + 0.5
+            ticks.append((middle, label))
+            for kind, (colour, hatch, hatch_colour) in KINDS.items():
+                seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
+                if not seen:
+                    continue
+                pieces = [(scale * a, scale * max(b - a, pixel)) for a, b in union(seen, gap=pixel)]
+                style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}
+                axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=0, zorder=3, **style)
+                handles[kind] = Patch(label=kind, **style)
+        top += len(rows) + _GAP
+    axes.set_yticks([middle for middle, _ in ticks], [label for _, label in ticks])
+    return [handles[kind] for kind in KINDS if kind in handles]
+
+
+def _draw_phases(figure, axes, phases, part, scale):
+    """Draw named bands on top of a chart; return legend entries of names that found no room."""
+    from matplotlib.patches import Patch
+
+    names = list(dict.fromkeys(mark.name for _, mark in phases))
+    bands = {name: _PHASES[i % len(_PHASES)] for i, name in enumerate(names)}
+    texts = []
+    for lane, mark in phases:
+        colour, hatch = bands[mark.name]
+        start, end = scale * max(mark.start, part[0]), scale * min(mark.end, part[1])
+        rectangle = axes.barh(
+            lane + 0.5,
+            end - start,
+            0.86,
+            start,
+            color=colour,
+            hatch=hatch,
+            edgecolor="#a8a8a8",
+            linewidth=0.5,
+            zorder=3,
+        )[0]
+        text = axes.text(
+            (start + end) / 2, lane + 0.5, mark.name, ha="center", va="center", fontsize=8, zorder=4
+        )
+        texts.append((mark.name, rectangle, text))
+    figure.draw_without_rendering()
+    named = set()
+    for name, rectangle, text in texts:
+        if text.get_window_extent().width < rectangle.get_window_extent().width:
+            named.add(name)
+        else:
+            text.remove()
+    return [
+        Patch(label=name, facecolor=bands[name][0], hatch=bands[name][1], edgecolor="#a8a8a8")
+        for name in names
+        if name not in named
+    ]
+
+
+def plot_schedule(rows, title=None):
+    """Draw who did what when: a row for each name, a bar for each mark.
+
+    The first word of a mark's name chooses the colour; what follows it, a number say, is written
+    into the bar where there is room, and so are names of one word.
+
+    Args:
+        rows: a dict from what stands before a row to its marks, with `name`, `start` and `end` in
+            seconds. The time axis begins with the first of all.
+        title: what stands above the chart.
+
+    Returns:
+        A figure.
+
+    Raises:
+        ValueError: there is nothing to draw.
+    """
+    from matplotlib.patches import Patch
+
+    marks = [mark for row in rows.values() for mark in row]
+    if not marks:
+        raise ValueError(f"no marks to draw in {len(rows)} rows")
+    start, end = min(mark.start for mark in marks), max(mark.end for mark in marks)
+    unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
+    words = list(dict.fromkeys(mark.name.split()[0] for mark in marks))
+    looks = {word: _PHASES[i % len(_PHASES)] for i, word in enumerate(words)}
+    figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.3 * len(rows)))
+    texts = []
+    with style():
+        axes.set(xlabel=f"time ({unit})", title=title, ylim=(len(rows), 0))
+        axes.set_xlim(0, (end - start) * scale)
+        axes.set_yticks([i + 0.5 for i in range(len(rows))], list(rows))
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
+        axes.grid(True, axis="x")
+        for i, row in enumerate(rows.values()):
+            for lane, mark in lanes(row):
+                height = 0.84 / (1 + max(lane for lane, _ in lanes(row)))
+                left, right = (scale * (moment - start) for moment in (mark.start, mark.end))
+                word, _, rest = mark.name.partition(" ")
+                colour, hatch = looks[word]
+                middle = i + 0.08 + (lane + 0.5) * height
+                bar = axes.barh(middle, right - left, 0.95 * height, left, color=colour)[0]
+                bar.set(hatch=hatch, edgecolor="#606060", linewidth=0.5, zorder=3)
+                text = axes.text((left + right) / 2, middle, rest or word, fontsize=8, zorder=4)
+                text.set(ha="center", va="center", bbox=_PAPER)
+                texts.append((bar, text))
+        handles = [
+            Patch(label=word, facecolor=looks[word][0], hatch=looks[word][1], edgecolor="#606060")
+            for word in words
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
+    figure.draw_without_rendering()
+    for bar, text in texts:
+        if text.get_window_extent().width > bar.get_window_extent().width:
+            text.remove()
+    return figure

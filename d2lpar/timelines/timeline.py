@@ -1,0 +1,267 @@
+"""Timeline: what ran where and when, recorded from a block and drawn."""
+
+import contextlib
+import json
+import time
+from collections import defaultdict
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+
+from d2lpar.devices import synchronize, try_all_gpus
+from d2lpar.timelines.chrome_trace import chrome_trace
+from d2lpar.timelines.intervals import overlap, union
+
+KINDS = ("kernel", "copy", "wait")
+
+ENGINES = ("compute", "h2d", "d2h", "p2p", "stream", "host")
+
+
+class Mark(NamedTuple):
+    """A stretch of the host's time that has a name; seconds from the timeline's start."""
+
+    name: str
+    start: float
+    end: float
+
+
+class Timeline:
+    """Record what ran where and when on virtual GPUs and on CUDA GPUs, and draw it.
+
+        with Timeline() as timeline:
+            with timeline.mark("forward"):
+                loss = net(X).sum()
+        timeline.busy("vgpu:0")
+
+    It waits for every device in use at both ends, so that it holds the work of its block and all
+    of it. An error in the block passes through; what ran before it is kept. As the last value of a
+    cell it draws itself. On CUDA the profiler slows the issuing of work.
+
+    Attributes:
+        spans: what ran, as `Span`s ordered by start.
+        marks: what `mark` named, as tuples (name, start, end).
+        devices: the devices known: those in use, and those that something ran on.
+        seconds: from start to end of the block.
+    """
+
+    def __init__(self):
+        self._state = "not started"
+
+    def __enter__(self):
+        if self._state == "recording":
+            raise RuntimeError("this timeline is recording already: make another one")
+        self._spans, self._marks, self._devices, self._end = [], [], [], None
+        synchronize()
+        self._recorders = _start_recorders()
+        self._state = "recording"
+        self._origin = time.perf_counter()
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        try:
+            synchronize()
+        except Exception:
+            if kind is None:
+                raise
+        finally:
+            self._end = time.perf_counter()
+            self._state = "done"
+            for stop, spans in self._recorders:
+                stop(spans)
+                self._spans += [_moved(span, self._origin) for span in spans]
+            self._spans.sort(key=lambda span: (span.start, span.end))
+            used = {*_accelerators(), *(span.device for span in self._spans)}
+            on = [device for device in used if device.type != "cpu"]
+            self._devices = sorted(on, key=lambda device: (device.type, device.index))
+
+    def _recorded(self):
+        """Raise RuntimeError unless the block has ended."""
+        if self._state != "done":
+            raise RuntimeError(f"the timeline is {self._state}: ask after the with block has ended")
+
+    @property
+    def spans(self):
+        self._recorded()
+        return self._spans
+
+    @property
+    def marks(self):
+        self._recorded()
+        return self._marks
+
+    @property
+    def devices(self):
+        self._recorded()
+        return self._devices
+
+    @property
+    def seconds(self):
+        self._recorded()
+        return self._end - self._origin
+
+    @contextlib.contextmanager
+    def mark(self, name):
+        """Give the host's time in a block a name: a band above the rows of the figure.
+
+        Raises:
+            RuntimeError: the timeline is not recording.
+        """
+        if self._state != "recording":
+            raise RuntimeError(f"the timeline is {self._state}: mark phases inside its with block")
+        start = time.perf_counter() - self._origin
+        try:
+            yield
+        finally:
+            self._marks.append(Mark(name, start, time.perf_counter() - self._origin))
+
+    def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
+        """Pick spans; every argument that is given narrows the choice.
+
+        Args:
+            device: a device or its name.
+            kind: "kernel", "copy" or "wait".
+            stream: number of a stream, or a stream of a virtual GPU.
+            engine: "compute", "h2d", "d2h", "p2p", "stream" or "host".
+            name: a part of the name.
+            mark: name of a phase: what the host issued in it, whenever it ran.
+
+        Returns:
+            A list of spans, ordered by start.
+
+        Raises:
+            ValueError: the device, kind, engine or phase is unknown.
+        """
+        spans = self.spans
+        if device is not None:
+            device = self._known(device)
+            spans = [span for span in spans if span.device == device]
+        if kind is not None:
+            _check_one_of(kind, KINDS, "kind")
+            spans = [span for span in spans if span.kind == kind]
+        if engine is not None:
+            _check_one_of(engine, ENGINES, "engine")
+            spans = [span for span in spans if span.engine == engine]
+        if stream is not None:
+            stream = getattr(stream, "stream_id", stream)
+            spans = [span for span in spans if span.stream == stream]
+        if name is not None:
+            spans = [span for span in spans if name in span.name]
+        if mark is not None:
+            _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
+            phases = [phase for phase in self.marks if phase.name == mark]
+            spans = [
+                span
+                for span in spans
+                if span.issued is not None
+                and any(phase.start <= span.issued < phase.end for phase in phases)
+            ]
+        return list(spans)
+
+    def busy(self, device, kind="kernel"):
+        """Return the seconds in which a device ran at least one span of a kind."""
+        return sum(end - start for start, end in union(self.select(device, kind)))
+
+    def utilization(self, device):
+        """Return the part of the timeline, 0 to 1, in which a device ran kernels."""
+        return self.busy(device) / self.seconds
+
+    def overlap(self, a, b):
+        """Return the seconds in which both `a` and `b` were under way.
+
+        Args:
+            a, b: a device, which stands for its kernels, or a list of spans.
+        """
+        return overlap(*(self._spans_of(choice) for choice in (a, b)))
+
+    def bytes_by_link(self):
+        """Return the bytes that were copied, a dict from (source, target), both devices."""
+        num_bytes = defaultdict(int)
+        for span in self.select(kind="copy"):
+            num_bytes[span.source, span.target] += span.num_bytes
+        return dict(num_bytes)
+
+    def _spans_of(self, choice):
+        if isinstance(choice, str | torch.device):
+            return self.select(choice, "kernel")
+        return choice
+
+    def _known(self, device):
+        """Return the device of this timeline that is meant, or raise ValueError."""
+        name = str(device)
+        if ":" not in name:
+            name = f"{name}:0"
+        for known in self.devices:
+            if str(known) == name:
+                return known
+        known = ", ".join(map(str, self.devices)) or "none"
+        raise ValueError(f"no device {device} on this timeline; it knows {known}")
+
+    def plot(self, title=None, start=0.0, end=None):
+        """Draw a Gantt chart: a row for each device and engine, and one for the waiting host.
+
+        Args:
+            title: what stands above the chart.
+            start, end: the part to draw, in seconds; all of it by default.
+
+        Returns:
+            A matplotlib figure.
+        """
+        from d2lpar.timelines.gantt import plot_timeline
+
+        return plot_timeline(self, title, start, end)
+
+    def export(self, path):
+        """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(chrome_trace(self), file)
+
+    def __repr__(self):
+        if self._state != "done":
+            return f"Timeline({self._state})"
+        on = f"{len(self.spans)} spans on {len(self.devices)} devices"
+        return f"Timeline({on}, {self.seconds:.2f} s)"
+
+    def _repr_mimebundle_(self, include=None, exclude=None):
+        from d2lpar.plotting.figures import in_notebook
+
+        if self._state != "done" or not in_notebook():
+            return {}
+        return {**self.plot()._repr_mimebundle_(), "text/plain": "<Timeline>"}
+
+
+def _accelerators():
+    """Return the devices in use that are not the CPU."""
+    return [device for device in try_all_gpus() if device.type != "cpu"]
+
+
+def _start_recorders():
+    """Start what records the devices in use; return pairs (function to stop, list of records)."""
+    from d2lpar import virtual
+
+    sources = [virtual]
+    if torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators()):
+        from d2lpar.timelines import cuda
+
+        sources.append(cuda)
+    recorders = []
+    try:
+        for source in sources:
+            recorders.append((source.stop_recording, source.start_recording()))
+    except BaseException:
+        for stop, records in recorders:
+            stop(records)
+        raise
+    return recorders
+
+
+def _moved(span, origin):
+    """Return `span` with its times counted from `origin`."""
+    issued = None if span.issued is None else span.issued - origin
+    return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
+
+
+def _check_one_of(value, known, what):
+    """Raise ValueError unless `value` is one of the known ones."""
+    if value not in known:
+        raise ValueError(f"unknown {what} {value!r}: choose one of {', '.join(known) or 'none'}")

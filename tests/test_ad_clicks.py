@@ -1,0 +1,75 @@
+"""The workload of chapter 10 and its figures."""
+
+import pytest
+import torch
+
+from d2lpar.servers import ad_clicks, plots
+
+
+@pytest.fixture(scope="module")
+def data():
+    return ad_clicks.AdClicks(1000, 10)
+
+
+def test_minibatches_follow_their_seed(data):
+    X, y = data.minibatch(64, seed=3)
+    assert X.shape == (64, 10) and y.shape == (64,)
+    assert 0 <= X.min() and X.max() < 1000 and set(y.tolist()) == {0.0, 1.0}
+    again, other = data.minibatch(64, seed=3), data.minibatch(64, seed=4)
+    assert torch.equal(X, again[0]) and torch.equal(y, again[1])
+    assert not torch.equal(X, other[0])
+
+
+def test_features_follow_a_power_law(data):
+    X, _ = data.minibatch(20_000, seed=0)
+    counts = torch.bincount(X.flatten(), minlength=1000)
+    p = data.probabilities
+    assert p.sum().item() == pytest.approx(1) and (p[0] / p[99]).item() == pytest.approx(100)
+    expected = p * X.numel()
+    assert ((counts - expected).abs() <= 6 * expected.sqrt()).all()  # six standard deviations
+
+
+def test_labels_can_be_learned(data):
+    X, y = data.minibatch(4000, seed=1)
+    w = torch.zeros(1000, requires_grad=True)
+    for _ in range(30):
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(w[X].sum(1), y)
+        (gradient,) = torch.autograd.grad(loss, w)
+        w = (w - 3 * gradient).detach().requires_grad_()
+    X, y = data.minibatch(4000, seed=2)
+    accuracy = ((w[X].sum(1) > 0) == y.bool()).float().mean()
+    assert accuracy > max(y.mean(), 1 - y.mean()) + 0.05
+
+
+SECONDS = {"computing": 1.0, "communicating": 0.5, "waiting": 2.0}
+
+
+def test_seconds_are_stacked_and_predictions_dashed():
+    runs = {"BSP": [SECONDS, SECONDS], "ASP": [SECONDS, {**SECONDS, "waiting": 0.0}]}
+    figure = plots.plot_seconds(runs, {"BSP": [3.0, 3.1], "ASP": [3.2, 1.4]})
+    (axes,) = figure.axes
+    tops = {round(bar.get_x(), 6): bar.get_y() + bar.get_height() for bar in axes.patches}
+    assert sorted(tops.values()) == [1.5, 3.5, 3.5, 3.5]
+    assert [lines.get_segments()[0][0][1] for lines in axes.collections] == [3.0, 3.1, 3.2, 1.4]
+    names = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert names == {*SECONDS, "predicted end"}
+
+
+def test_staleness_counts_pushes():
+    figure = plots.plot_staleness({"BSP": [[0, 1], [1, 1]], "ASP": [[5], [0]]})
+    bsp, asp = figure.axes
+    assert [bar.get_height() for bar in bsp.patches] == [0, 2, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
+    assert [bar.get_y() for bar in bsp.patches[6:8]] == [0, 2]
+    assert bsp.get_ylim() == asp.get_ylim() and bsp.get_ylim()[1] > 3
+
+
+def test_learning_and_pushes_have_a_curve_each():
+    points = [(0.0, 0, 0.7, 0.5), (1.0, 6, 0.5, 0.8)]
+    axes = plots.plot_learning({"BSP": points, "ASP": points}).axes
+    assert [len(each.lines) for each in axes] == [2] * 4
+    assert axes[1].lines[1].get_xydata().tolist() == [[0, 0.7], [6, 0.5]]
+    assert axes[2].lines[1].get_xydata().tolist() == [[0, 0.5], [1, 0.8]]
+    (axes,) = plots.plot_pushes({"stays": [10.0, 12.0], "joins": [11.0]}, killed=11.5).axes
+    assert [list(row.get_positions()) for row in axes.collections] == [[0.0, 2.0], [1.0]]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["stays", "joins"]
+    assert list(axes.lines[-1].get_xdata()) == [1.5, 1.5]

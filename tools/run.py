@@ -1,0 +1,341 @@
+"""Execute the chapters in order, show how far they are, and write them as HTML pages.
+
+python tools/run.py                  every chapter; pages and an index under build/
+python tools/run.py 03 07            some of them
+python tools/run.py --in-place       write the executed chapters back, cleaned
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from hygiene import count_figures, machine_paths
+from jupyter_client.kernelspec import KernelSpec
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from pages import write_index, write_page
+from tqdm import tqdm
+from traitlets import default
+
+FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
+CELL_SECONDS = 300
+INTERRUPTED = "interrupted"
+KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+
+
+@dataclass
+class Result:
+    """How a chapter fared: its time, its figures, and the text of its failure, if any."""
+
+    path: Path
+    notebook: nbformat.NotebookNode
+    seconds: float
+    figures: int = 0
+    failure: str = ""  # one line for the table
+    details: str = ""  # the failing cell and its traceback
+
+    @property
+    def outcome(self):
+        """``ok``, or what failed."""
+        return self.failure or "ok"
+
+
+class Kernel(AsyncKernelManager):
+    """A kernel of the Python that runs this script, whatever kernels are installed.
+
+    It talks through sockets in the run's own folder: no ports that another run could take.
+    """
+
+    @default("transport")
+    def _default_transport(self):
+        return "ipc"
+
+    @default("ip")
+    def _default_ip(self):
+        return str(Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "k")
+
+    @property
+    def kernel_spec(self):
+        """The command that starts the kernel."""
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=command, display_name="Python 3", language="python")
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """An event loop that leaves signals to ``asyncio.Runner``.
+
+    nbclient would take Ctrl-C for itself, end the kernel, and go on with the next chapter.
+    """
+
+    def add_signal_handler(self, *args):
+        """Refuse; nbclient goes on without."""
+        raise RuntimeError("signals are the runner's")
+
+
+class Lines:
+    """A stream for a progress bar where there is no terminal: each state on a line of its own."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text):
+        """Write one state of the bar."""
+        if text := text.strip():
+            print(text, file=self.stream)
+
+    def flush(self):
+        """Flush the stream."""
+        self.stream.flush()
+
+
+def find_chapters(folder, names=()):
+    """List the chapters to run.
+
+    :param folder: the folder that holds them, as ``NN_topic.ipynb``.
+    :param names: numbers (``03``), names or paths of chapters; none of them means all.
+    :returns: a list of paths, in the order of the chapters.
+    :raises ValueError: for a name that fits no chapter.
+    """
+    chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
+    wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
+    found = [path for path in chapters if {path.stem, path.stem[:2]} & wanted]
+    for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
+        known = ", ".join(path.stem for path in chapters) or "none"
+        raise ValueError(f"no chapter {name!r}; there are: {known}")
+    return found if names else chapters
+
+
+def execute(path, bar, cell_seconds=CELL_SECONDS):
+    """Run one chapter in a fresh kernel.
+
+    :param path: the notebook's file; it is only read.
+    :param bar: a tqdm bar that counts code cells.
+    :param cell_seconds: how long a cell may take.
+    :returns: a ``Result`` with the executed notebook.
+    :raises KeyboardInterrupt: on Ctrl-C, when the kernel has ended.
+    """
+    notebook = nbformat.read(path, as_version=4)
+    code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
+    for i in code:
+        notebook.cells[i].update(outputs=[], execution_count=None)
+    current, before = 0, bar.n
+    bar.set_description(path.stem, refresh=False)
+
+    def started(cell, cell_index):
+        nonlocal current
+        if cell_index in code:
+            current = code.index(cell_index) + 1
+            description = f"{path.stem} cell {current}/{len(code)}"
+            bar.set_description(description, refresh=current == 1 or sys.stderr.isatty())
+
+    def executed(cell, cell_index, execute_reply):
+        bar.update()
+
+    client = NotebookClient(
+        notebook,
+        timeout=cell_seconds,
+        kernel_name="python3",
+        kernel_manager_class=Kernel,
+        resources={"metadata": {"path": str(path.parent)}},
+        record_timing=False,
+        store_widget_state=False,
+        coalesce_streams=True,
+        on_cell_start=started,
+        on_cell_executed=executed,
+    )
+    result = Result(path, notebook, seconds=0.0)
+    start = time.perf_counter()
+    try:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(_execute(client))
+    except CellExecutionError as error:
+        result.failure = f"failed in cell {current}: {error.ename}: {error.evalue}".splitlines()[0]
+        result.details = str(error)
+    except Exception as error:  # a dead kernel, a cell that takes too long
+        where = f"in cell {current}" if current else "before the first cell"
+        result.failure = f"failed {where}: {type(error).__name__}"
+        source = notebook.cells[code[current - 1]].source if current else ""
+        result.details = f"{source}\n\n{type(error).__name__}: {error}"
+    result.seconds = time.perf_counter() - start
+    bar.update(before + len(code) - bar.n)
+    result.figures = count_figures(notebook.cells)
+    return result
+
+
+async def _execute(client):
+    """Run a notebook; when cancelled by Ctrl-C, end the kernel first."""
+    task = asyncio.create_task(client.async_execute())
+    try:
+        await asyncio.shield(task)
+    except asyncio.CancelledError:
+        client.shutdown_kernel = "immediate"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+
+
+def clean(notebook):
+    """Leave in an executed notebook only what is the same on every machine.
+
+    Drops widget state, timestamps and view settings; gives every cell an id of its own.
+
+    :param notebook: a notebook node, changed in place.
+    """
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    taken = set()
+    for number, cell in enumerate(notebook.cells, start=1):
+        kept = {key: cell.metadata[key] for key in KEPT_CELL_METADATA if key in cell.metadata}
+        cell.metadata = nbformat.from_dict(kept)
+        if cell.get("id") is None or cell.id in taken:
+            cell.id = f"cell-{number:02d}"
+        taken.add(cell.id)
+        for output in cell.get("outputs", []):
+            output.pop("transient", None)
+
+
+def write_in_place(result):
+    """Write an executed chapter back, cleaned.
+
+    :param result: a ``Result``; a chapter that failed, or that shows a path of this machine, is
+        not written, and the latter becomes a failure.
+    """
+    if result.failure:
+        return
+    clean(result.notebook)
+    if found := machine_paths(result.notebook):
+        result.failure = f"not written: {found[0][0]} shows a path of this machine"
+        result.details = "\n".join(f"{where}: {path}" for where, path in found)
+        return
+    with tempfile.NamedTemporaryFile("w", dir=result.path.parent, delete=False) as file:
+        nbformat.write(result.notebook, file)
+    os.chmod(file.name, result.path.stat().st_mode)
+    os.replace(file.name, result.path)
+
+
+def table(results):
+    """Return the table of a run: chapter, seconds, figures, result."""
+    width = max([len("chapter"), *(len(result.path.stem) for result in results)])
+    lines = [f"{'chapter':<{width}}  seconds  figures  result"]
+    lines += [
+        f"{result.path.stem:<{width}}  {result.seconds:7.1f}  {result.figures:7d}  {result.outcome}"
+        for result in results
+    ]
+    total = sum(result.seconds for result in results)
+    figures = sum(result.figures for result in results)
+    failed = sum(bool(result.failure) for result in results)
+    verdict = f"{failed} of {len(results)} failed" if failed else f"all {len(results)} ok"
+    lines.append(f"{'total':<{width}}  {total:7.1f}  {figures:7d}  {verdict}")
+    return "\n".join(lines)
+
+
+@contextlib.contextmanager
+def own_settings():
+    """Keep the user's Jupyter and IPython settings out of the run, and the run out of them."""
+    with tempfile.TemporaryDirectory(prefix="d2lpar-") as folder:
+        settings = {
+            "IPYTHONDIR": f"{folder}/ipython",
+            "JUPYTER_CONFIG_DIR": f"{folder}/config",
+            "JUPYTER_DATA_DIR": f"{folder}/data",
+            "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
+            "MPLBACKEND": "module://matplotlib_inline.backend_inline",
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+            "PYTHONHASHSEED": "0",
+        }
+        os.mkdir(settings["JUPYTER_RUNTIME_DIR"], mode=0o700)
+        before = {name: os.environ.get(name) for name in settings}
+        os.environ.update(settings)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
+    """Run chapters in order, print tracebacks and the table, and write their pages.
+
+    :param chapters: paths of notebooks.
+    :param build: the folder of the HTML pages.
+    :param in_place: write the executed chapters back.
+    :param cell_seconds: how long a cell may take.
+    :returns: the exit status: 0 if all went well, 1 if a chapter failed, 130 after Ctrl-C.
+    """
+    num_cells = sum(
+        cell.cell_type == "code"
+        for path in chapters
+        for cell in nbformat.read(path, as_version=4).cells
+    )
+    terminal = sys.stderr.isatty()
+    bar = tqdm(
+        desc=chapters[0].stem,
+        total=num_cells,
+        unit="cell",
+        file=sys.stderr if terminal else Lines(sys.stderr),
+        mininterval=0.1 if terminal else 10,
+        miniters=1,
+    )
+    results = []
+    build.mkdir(parents=True, exist_ok=True)
+    for page in build.glob("*.html"):
+        page.unlink()
+    with own_settings(), bar:
+        for path in chapters:
+            try:
+                result = execute(path, bar, cell_seconds)
+            except KeyboardInterrupt:
+                result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
+            if in_place:
+                write_in_place(result)
+            results.append(result)
+            if result.details:
+                details = result.details if terminal else _ANSI.sub("", result.details)
+                bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
+            write_page(result, build)
+            if result.failure == INTERRUPTED:
+                break
+    write_index(results, build)
+    print(table(results))
+    print(f"pages: {os.path.relpath(build / 'index.html')}")
+    if results[-1].failure == INTERRUPTED:
+        return 128 + signal.SIGINT
+    return 1 if any(result.failure for result in results) else 0
+
+
+def main(arguments=None):
+    """Run the chapters that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
+    parser.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
+    parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="HTML pages")
+    parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
+    options = parser.parse_args(arguments)
+    try:
+        chapters = find_chapters(options.folder, options.names)
+    except ValueError as error:
+        parser.error(str(error))
+    if not chapters:
+        parser.error(f"no chapter NN_topic.ipynb in {options.folder}")
+    return run(chapters, options.build, options.in_place, options.timeout)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
