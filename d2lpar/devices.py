@@ -40,7 +40,8 @@ def num_gpus():
 def try_gpu(i=0):
     """Return GPU `i` if there is one, otherwise the CPU.
 
-    Raises ValueError unless `i` is an integer, 0 or more.
+    Raises:
+        ValueError: `i` is not an integer, 0 or more.
     """
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
         raise ValueError(f"the index of a GPU is an integer, 0 or more: got {i!r}")
@@ -56,12 +57,19 @@ def try_all_gpus():
 def ensure_gpus(n, **options):
     """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
 
-    `options` (threads, memory, link, peer_link) go to `virtual_gpus`. The environment variable
-    D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error), `vgpu` (`n` virtual ones)
-    or `vgpu:4` (four virtual ones, whatever `n` is).
+    The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
+    `vgpu` (`n` virtual ones) or `vgpu:4` (four virtual ones, whatever `n` is).
 
-    Raises ValueError for another value of the variable or of `n`, RuntimeError where it says
-    `cuda` and the machine has fewer than `n`.
+    Args:
+        n: how many.
+        **options: threads, memory, link, peer_link, for `virtual_gpus`.
+
+    Returns:
+        A list of devices.
+
+    Raises:
+        ValueError: `n` or the variable has another value.
+        RuntimeError: the variable says `cuda` and the machine has fewer than `n`.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
@@ -126,7 +134,8 @@ class Description:
 def describe(*devices):
     """Return a table of the hardware and the versions at hand.
 
-    `devices`: those to list, by default every GPU in use.
+    Args:
+        *devices: those to list; by default every GPU in use.
     """
     from . import __version__
 

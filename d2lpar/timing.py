@@ -80,8 +80,14 @@ class Benchmark:
 def best_seconds(work, repeats=3):
     """Return the least of the seconds that `repeats` calls of `work` take, after one to warm up.
 
-    Each includes the work that the call leaves on the devices. Raises ValueError for fewer than
-    one repeat.
+    Each includes the work that the call leaves on the devices.
+
+    Args:
+        work: a function without arguments.
+        repeats: how many calls are timed.
+
+    Raises:
+        ValueError: there are fewer than one repeat.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
@@ -98,8 +104,14 @@ def best_seconds(work, repeats=3):
 def seconds_per_call(function, *args, number=1000):
     """Return the seconds that a call takes: the best of five rounds of `number` calls, divided.
 
-    A round includes the work that it leaves on the devices. Raises ValueError for fewer than one
-    call.
+    A round includes the work that it leaves on the devices.
+
+    Args:
+        function: what is called, with `*args`.
+        number: calls in a round.
+
+    Raises:
+        ValueError: there is fewer than one call.
     """
     if number < 1:
         raise ValueError(f"number must be at least 1: got {number}")
@@ -112,13 +124,27 @@ def seconds_per_call(function, *args, number=1000):
 
 
 def product_flops(device, size=1000):
-    """Return the floating-point operations a second of products of matrices, size x size."""
+    """Measure how many floating-point operations a device does per second, in matrix products.
+
+    Args:
+        device: a device.
+        size: side of the matrices.
+
+    Returns:
+        2 size^3 over the seconds of a product, the best of eight.
+    """
     A = torch.randn(size, size, device=device)
     return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
 
 
 def compare(what, predicted, measured, unit="s"):
-    """Print a predicted number beside the measured one, and measured over predicted."""
+    """Print a predicted number beside the measured one, and measured over predicted.
+
+    Args:
+        what: what stands before them.
+        predicted, measured: numbers.
+        unit: what stands after them.
+    """
     ratio = f"{measured / predicted:.2f}" if predicted else "-"
     numbers = f"predicted {_short(predicted):>9}  measured {_short(measured):>9} {unit}"
     print(f"{what:<32} {numbers:<46} ratio {ratio}")

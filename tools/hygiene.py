@@ -1,6 +1,6 @@
 """What a chapter must look like before it is committed, as checks that name the file and cell.
 
-As a script: ``python hygiene.py CHAPTER.ipynb ...`` prints what is wrong and exits with 1.
+As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
 """
 
 import json
@@ -27,8 +27,11 @@ _HTML_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 def machine_paths(notebook):
     """Find paths of the machine that ran a notebook, in its sources, outputs and metadata.
 
-    :param notebook: a notebook node.
-    :returns: a list of ``(where, path)``, where ``where`` is ``"cell 3"`` or ``"metadata"``.
+    Args:
+        notebook: a notebook node.
+
+    Returns:
+        A list of `(where, path)`, where `where` is `"cell 3"` or `"metadata"`.
     """
     texts = [("metadata", json.dumps(notebook.metadata))]
     for number, cell in enumerate(notebook.cells, start=1):
@@ -63,7 +66,7 @@ def check_executed(notebook):
 
 
 def check_errors(notebook):
-    """No cell shows an error, apart from cells that are tagged ``raises-exception``."""
+    """No cell shows an error, apart from cells that are tagged `raises-exception`."""
     for number, cell in _code(notebook):
         if "raises-exception" in cell.metadata.get("tags", []):
             continue
@@ -169,9 +172,12 @@ CHECKS = {
 def problems(path, checks=CHECKS):
     """List what is wrong with a chapter.
 
-    :param path: the notebook's file.
-    :param checks: the names of the checks to make, from ``CHECKS``.
-    :returns: a list of lines ``file: cell: what is wrong``, empty for a good chapter.
+    Args:
+        path: the notebook's file.
+        checks: the names of the checks to make, from `CHECKS`.
+
+    Returns:
+        A list of lines `file: cell: what is wrong`, empty for a good chapter.
     """
     # Not nbformat.read: it repairs on the way what check_form looks for.
     notebook = rejoin_lines(nbformat.from_dict(json.loads(Path(path).read_bytes())))
@@ -189,7 +195,7 @@ def _code(notebook):
 
 
 def _prose(notebook):
-    """Return ``(cell number, text without fenced code)`` for the markdown cells."""
+    """Return `(cell number, text without fenced code)` for the markdown cells."""
     return [
         (i, _FENCED.sub("", cell.source))
         for i, cell in enumerate(notebook.cells, 1)
@@ -226,7 +232,7 @@ def _path_pattern():
 
 
 def main(paths):
-    """Print what is wrong with the notebooks at ``paths``; return the exit status."""
+    """Print what is wrong with the notebooks at `paths`; return the exit status."""
     found = [line for path in paths for line in problems(path)]
     print("\n".join(found) if found else f"hygiene: {len(paths)} notebooks, nothing wrong")
     return 1 if found else 0

@@ -81,7 +81,7 @@ class Exporter(HTMLExporter):
 
 
 def title(notebook, default):
-    """Return the text of a notebook's H1, or ``default`` if there is none."""
+    """Return the text of a notebook's H1, or `default` if there is none."""
     for cell in notebook.cells:
         found = re.search(r"^#\s+(.+)$", cell.source, re.MULTILINE)
         if cell.cell_type == "markdown" and found:
@@ -92,8 +92,9 @@ def title(notebook, default):
 def write_page(result, build):
     """Write one executed chapter as a page of its own.
 
-    :param result: a ``Result`` of ``run.execute``, failed or not.
-    :param build: the folder to write to.
+    Args:
+        result: a `Result` of `run.execute`, failed or not.
+        build: the folder to write to.
     """
     notebook = copy.deepcopy(result.notebook)
     for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
@@ -109,8 +110,9 @@ def write_page(result, build):
 def write_index(results, build):
     """Write the index of the pages, with how each chapter fared.
 
-    :param results: a list of ``Result``.
-    :param build: the folder of the pages.
+    Args:
+        results: a list of `Result`.
+        build: the folder of the pages.
     """
     rows = "\n".join(
         f'<tr><td><a href="{result.path.stem}.html">'

@@ -48,7 +48,7 @@ class Result:
 
     @property
     def outcome(self):
-        """``ok``, or what failed."""
+        """`ok`, or what failed."""
         return self.failure or "ok"
 
 
@@ -74,7 +74,7 @@ class Kernel(AsyncKernelManager):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that leaves signals to ``asyncio.Runner``.
+    """An event loop that leaves signals to `asyncio.Runner`.
 
     nbclient would take Ctrl-C for itself, end the kernel, and go on with the next chapter.
     """
@@ -103,10 +103,15 @@ class Lines:
 def find_chapters(folder, names=()):
     """List the chapters to run.
 
-    :param folder: the folder that holds them, as ``NN_topic.ipynb``.
-    :param names: numbers (``03``), names or paths of chapters; none of them means all.
-    :returns: a list of paths, in the order of the chapters.
-    :raises ValueError: for a name that fits no chapter.
+    Args:
+        folder: the folder that holds them, as `NN_topic.ipynb`.
+        names: numbers (`03`), names or paths of chapters; none of them means all.
+
+    Returns:
+        A list of paths, in the order of the chapters.
+
+    Raises:
+        ValueError: for a name that fits no chapter.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
@@ -120,11 +125,16 @@ def find_chapters(folder, names=()):
 def execute(path, bar, cell_seconds=CELL_SECONDS):
     """Run one chapter in a fresh kernel.
 
-    :param path: the notebook's file; it is only read.
-    :param bar: a tqdm bar that counts code cells.
-    :param cell_seconds: how long a cell may take.
-    :returns: a ``Result`` with the executed notebook.
-    :raises KeyboardInterrupt: on Ctrl-C, when the kernel has ended.
+    Args:
+        path: the notebook's file; it is only read.
+        bar: a tqdm bar that counts code cells.
+        cell_seconds: how long a cell may take.
+
+    Returns:
+        A `Result` with the executed notebook.
+
+    Raises:
+        KeyboardInterrupt: on Ctrl-C, when the kernel has ended.
     """
     notebook = nbformat.read(path, as_version=4)
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
@@ -191,7 +201,8 @@ def clean(notebook):
 
     Drops widget state, timestamps and view settings; gives every cell an id of its own.
 
-    :param notebook: a notebook node, changed in place.
+    Args:
+        notebook: a notebook node, changed in place.
     """
     notebook.metadata = nbformat.from_dict(
         {
@@ -214,8 +225,9 @@ def clean(notebook):
 def write_in_place(result):
     """Write an executed chapter back, cleaned.
 
-    :param result: a ``Result``; a chapter that failed, or that shows a path of this machine, is
-        not written, and the latter becomes a failure.
+    Args:
+        result: a `Result`; a chapter that failed, or that shows a path of this machine, is not
+            written, and the latter becomes a failure.
     """
     if result.failure:
         return
@@ -272,11 +284,14 @@ def own_settings():
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
     """Run chapters in order, print tracebacks and the table, and write their pages.
 
-    :param chapters: paths of notebooks.
-    :param build: the folder of the HTML pages.
-    :param in_place: write the executed chapters back.
-    :param cell_seconds: how long a cell may take.
-    :returns: the exit status: 0 if all went well, 1 if a chapter failed, 130 after Ctrl-C.
+    Args:
+        chapters: paths of notebooks.
+        build: the folder of the HTML pages.
+        in_place: write the executed chapters back.
+        cell_seconds: how long a cell may take.
+
+    Returns:
+        The exit status: 0 if all went well, 1 if a chapter failed, 130 after Ctrl-C.
     """
     num_cells = sum(
         cell.cell_type == "code"

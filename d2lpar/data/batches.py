@@ -6,8 +6,14 @@ import torch
 class BatchLoader:
     """Batches of a data set, (X, y), without a worker process.
 
-    dataset: an ImageDataset; shuffle: in a new order every epoch, which ``torch.manual_seed``
-    makes reproducible; pin_memory: batches in page-locked memory.
+    Args:
+        dataset: an `ImageDataset`.
+        batch_size: examples in a batch; the last one may have fewer.
+        shuffle: in a new order every epoch, which `torch.manual_seed` makes reproducible.
+        pin_memory: batches in page-locked memory.
+
+    Raises:
+        ValueError: the batch size is not positive.
     """
 
     def __init__(self, dataset, batch_size, shuffle=False, pin_memory=False):
@@ -30,10 +36,15 @@ class BatchLoader:
 def split_batch(X, y, devices):
     """Split a batch over devices, into parts whose sizes differ by at most one.
 
-    X: (batch_size, ...); y: (batch_size, ...); devices: k devices, or numbers of GPUs.
+    Args:
+        X, y: a batch, (b, ...) and (b, ...), on any device.
+        devices: k devices, or numbers of GPUs.
 
-    Returns the k parts of X and the k parts of y, as tuples of tensors on the devices.
-    Raises ValueError when X and y differ in length, or the batch has fewer items than devices.
+    Returns:
+        The k parts of X and the k parts of y, as tuples of tensors on the devices.
+
+    Raises:
+        ValueError: X and y differ in length, or the batch has fewer items than devices.
     """
     check_batch(X, y)
     if len(X) < len(devices) or not devices:

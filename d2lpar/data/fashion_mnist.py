@@ -56,8 +56,11 @@ STALL_SECONDS = 10  # how long a download may stand still
 class ImageDataset(torch.utils.data.Dataset):
     """Images and labels in memory.
 
-    images: (n, 1, height, width), uint8; labels: (n,); name: for the titles of figures; resize:
-    side, or height and width, that images are scaled to when they are read.
+    Args:
+        images: (n, 1, height, width), uint8.
+        labels: (n,).
+        name: for the titles of figures.
+        resize: side, or height and width, that images are scaled to when they are read.
     """
 
     classes = CLASSES
@@ -85,16 +88,21 @@ class ImageDataset(torch.utils.data.Dataset):
 def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False, num_workers=0):
     """Return the training and the test batches of Fashion-MNIST, or of its synthetic stand-in.
 
-    batch_size: images a batch; resize: side in pixels, or (height, width), that images are scaled
-    to; pin_memory: batches in page-locked memory, for copies that do not block; num_workers:
-    processes that prepare batches (none by default: batches of small images are sliced faster
-    than they are passed between processes).
+    Args:
+        batch_size: images in a batch.
+        resize: side in pixels, or (height, width), that images are scaled to.
+        pin_memory: batches in page-locked memory, for copies that do not block.
+        num_workers: processes that prepare batches; none by default, since batches of small
+            images are sliced faster than they are passed between processes.
 
-    Returns (train_iter, test_iter). A batch is X, (batch_size, 1, height, width) float32 in
-    [0, 1], and y, (batch_size,) int64. ``train_iter.dataset.name`` tells which data set it is.
+    Returns:
+        The training and the test batches. A batch is X, (batch_size, 1, height, width) float32 in
+        [0, 1], and y, (batch_size,) int64. `train_iter.dataset.name` tells which data set it is;
+        D2LPAR_DATA=synthetic in the environment asks for the stand-in.
 
-    Raises FileNotFoundError or ValueError when D2LPAR_DATA names a folder without the files of
-    Fashion-MNIST, or with wrong ones. D2LPAR_DATA=synthetic asks for the stand-in.
+    Raises:
+        FileNotFoundError: D2LPAR_DATA names a folder without the files of Fashion-MNIST.
+        ValueError: the files there are others.
     """
     name, tensors = _load(os.environ.get("D2LPAR_DATA", ""))
     if pin_memory and not _has_devices():

@@ -393,10 +393,15 @@ ORDER = 0x6A72  # added to the seed of the order of the images
 def draw(num_images, seed):
     """Draw a balanced, shuffled data set of synthetic garments.
 
-    num_images: a multiple of the ten classes; seed: of the random numbers. The same seed draws
-    the same images, on any number of cores.
-    Returns images (num_images, 1, 28, 28) and labels (num_images,), both uint8.
-    Raises ValueError when the images do not divide into the classes.
+    Args:
+        num_images: a multiple of the ten classes.
+        seed: of the random numbers. The same seed draws the same images, on any number of cores.
+
+    Returns:
+        Images (num_images, 1, 28, 28) and labels (num_images,), both uint8.
+
+    Raises:
+        ValueError: the images do not divide into the classes.
     """
     each, rest = divmod(num_images, len(GARMENTS))
     if rest or not each:

@@ -42,18 +42,22 @@ SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
 def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
-    `threads`: CPU threads that run a device's kernels (by default what the environment variable
-    D2LPAR_THREADS says, or one). `memory`: its bytes (by default an equal share of 80 % of what
-    this process may use).
-    `link`: what copies from and to the CPU take, a `Link`, a preset's name, bytes/s, or None for
-    what the copy itself takes here. `peer_link`: the same between devices (by default as `link`).
-    Each may be one figure for all devices or a list of one for each. Called again, it gives the
-    same devices, set to the new figures once they are idle; the limit of
+    Called again, it gives the same devices, set to the new figures once they are idle; the limit of
     `torch.vgpu.set_per_process_memory_fraction` is lifted.
 
-    Raises ValueError or TypeError for figures that make no sense, RuntimeError on a version of
-    torch on which virtual GPUs are not known to work, torch.AcceleratorError for work that failed
-    on a device before.
+    Args:
+        n: how many. Each of the following is one figure for all devices, or a list of one for each.
+        threads: CPU threads that run a device's kernels; by default what the environment variable
+            D2LPAR_THREADS says, or one.
+        memory: bytes of a device; by default an equal share of 80 % of what this process may use.
+        link: what copies from and to the CPU take: a `Link`, a preset's name, bytes per second, or
+            None for what the copy itself takes here.
+        peer_link: the same between devices; by default as `link`.
+
+    Raises:
+        ValueError, TypeError: figures make no sense.
+        RuntimeError: virtual GPUs are not known to work on this version of torch.
+        torch.AcceleratorError: work failed on a device before.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")

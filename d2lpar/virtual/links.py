@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 class Link:
     """A link that moves `bandwidth` bytes per second after `latency` seconds.
 
-    `pageable` is the bandwidth of copies whose host side is not pinned (bytes per second): the
-    driver stages them through a pinned buffer. `source` says where the figures come from.
+    Args:
+        bandwidth: bytes per second.
+        latency: seconds.
+        pageable: bandwidth of copies whose host side is not pinned, bytes per second: the driver
+            stages them through a pinned buffer. By default that of all copies.
+        name: for what is printed.
+        source: where the figures come from.
 
-    Raises ValueError for a bandwidth that is not positive or a negative latency.
+    Raises:
+        ValueError: a bandwidth is not positive, or the latency is negative.
     """
 
     bandwidth: float
