@@ -1,11 +1,16 @@
 """What `import d2lpar` loads, and what it leaves alone."""
 
+import ast
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import d2lpar
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(code):
@@ -65,3 +70,33 @@ assert not hasattr(d2lpar, "_repr_html_") and not hasattr(d2lpar, "__wrapped__")
 assert "d2lpar._d2l" not in sys.modules and "d2l" not in sys.modules
 """
     run(code)
+
+
+def imports(path):
+    """Return the rooms of d2lpar, its folders and modules, that a file imports anywhere."""
+    here, rooms = path.relative_to(ROOT).with_suffix("").parts, set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = [*here[: len(here) - node.level]] if node.level else []
+            base += node.module.split(".") if node.module else []
+            names = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        rooms |= {name[1] for name in names if name[0] == "d2lpar" and len(name) > 1}
+    return rooms - {"__version__"}
+
+
+def test_arrows_point_down():
+    """Along the list of ARCHITECTURE.md, in which every room stands once."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## What may import what")[2]
+    lines = re.findall(r"^\d\. ((?:`\w+`(?:, )?)+)", text, re.MULTILINE)
+    levels = {name: i for i, line in enumerate(lines) for name in re.findall(r"\w+", line)}
+    rooms = {path.stem for path in (ROOT / "d2lpar").iterdir() if path.suffix in ("", ".py")}
+    assert set(levels) == rooms - {"__init__", "__pycache__"}
+    for path in (ROOT / "d2lpar").rglob("*.py"):
+        room = path.relative_to(ROOT / "d2lpar").parts[0].removesuffix(".py")
+        if room != "__init__":
+            wrong = {other for other in imports(path) - {room} if levels[other] <= levels[room]}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
