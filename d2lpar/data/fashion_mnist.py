@@ -20,6 +20,7 @@ import zlib
 from pathlib import Path
 
 import torch
+from filelock import FileLock
 
 from d2lpar.data.batches import BatchLoader
 
@@ -223,7 +224,7 @@ def _download(root):
     """
     root.mkdir(parents=True, exist_ok=True)
     _require_connection(root / "offline")
-    with _locked(root / "download.lock"):
+    with FileLock(root / "download.lock"):
         with contextlib.suppress(ValueError):
             tensors = _read_root(root)
             if tensors is not None:
@@ -267,19 +268,6 @@ def _require_connection(note):
     if not any(answers):
         note.touch()
         raise ConnectionError("no connection")
-
-
-@contextlib.contextmanager
-def _locked(path):
-    """Hold a lock between processes, where the system has one; replacing files is safe without."""
-    with open(path, "w") as file:
-        try:
-            import fcntl
-
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except (ImportError, OSError):
-            pass
-        yield
 
 
 @contextlib.contextmanager
