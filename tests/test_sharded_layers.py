@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 import d2lpar
 from d2lpar.parallel import collectives, sharded_layers
+from d2lpar.parallel.collectives import CollectiveCounter
 from d2lpar.parallel.sharded_layers import (
-    BarrierCounter,
     ColumnParallel,
     OnEveryDevice,
     RowParallel,
@@ -159,7 +159,7 @@ def test_pairing_halves_the_barriers(devices):
         (pair, ["allreduce"], 4),
     ):
         parts = replicated(X, devices)
-        with d2lpar.Timeline() as timeline, BarrierCounter() as exchanges:
+        with d2lpar.Timeline() as timeline, CollectiveCounter() as exchanges:
             backward_on_each(split[1](OnEveryDevice(F.relu)(split[0](parts))))
         assert exchanges.calls == {name: [X.nbytes] * 2 for name in names}
         assert exchanges.barriers == 2 * len(names)
@@ -172,14 +172,14 @@ def test_exchanges_count_only_their_block_and_no_single_device(devices):
     )
     alone = nn.Sequential(*(way(nn.Linear(4, 4), devices[:1]) for way in WAYS.values()))
     X = torch.randn(2, 4)
-    with BarrierCounter() as outer:
-        with BarrierCounter() as inner:
+    with CollectiveCounter() as outer:
+        with CollectiveCounter() as inner:
             outputs = pair([X.to(device) for device in devices])
         backward_on_each(outputs)  # X needs no gradient: nothing to sum
         backward_on_each(alone(replicated(X, devices[:1])))
     backward_on_each(pair(replicated(X, devices)))
     assert inner.barriers == outer.barriers == 1
-    with BarrierCounter() as exchanges:
+    with CollectiveCounter() as exchanges:
         backward_on_each(pair(replicated(X, devices)))
     assert exchanges.barriers == 2
 
@@ -250,6 +250,6 @@ def test_an_error_in_a_split_layer_leaves_the_devices_usable(devices):
     row = RowParallel(nn.Linear(8, 8), devices)
     with pytest.raises(RuntimeError, match="shapes"):
         row([torch.ones(2, 3, device=device) for device in devices])
-    with BarrierCounter() as exchanges:
+    with CollectiveCounter() as exchanges:
         row([torch.ones(2, 2, device=device) for device in devices])
     assert exchanges.barriers == 1

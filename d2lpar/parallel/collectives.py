@@ -57,6 +57,43 @@ def _schedule(algorithm, k):
     return list(_ALGORITHMS[algorithm](k)), k if algorithm == "ring" else 1
 
 
+_counting = []  # the counters whose blocks are open
+
+
+class CollectiveCounter:
+    """Count the collectives in a block: each is a barrier, which no device passes before all come.
+
+        with CollectiveCounter() as counter:
+            torch.autograd.backward(losses)
+        print(counter.barriers)
+
+    Attributes:
+        calls: a dict from "allreduce" and "allgather" to the list of the sizes, in bytes, of the
+            whole tensors that were summed or put together. Calls with one tensor do not count.
+    """
+
+    def __init__(self):
+        self.calls = {}
+
+    @property
+    def barriers(self):
+        """The number of calls."""
+        return sum(map(len, self.calls.values()))
+
+    def __enter__(self):
+        _counting.append(self)
+        return self
+
+    def __exit__(self, *error):
+        _counting.remove(self)
+
+
+def _count(name, data, num_bytes):
+    if len(data) > 1:
+        for counter in _counting:
+            counter.calls.setdefault(name, []).append(num_bytes)
+
+
 def allreduce(data, algorithm="star"):
     """Replace every tensor of `data` by the sum of all, in place, without waiting for the devices.
 
@@ -76,6 +113,7 @@ def allreduce(data, algorithm="star"):
     """
     rounds, num_chunks = _schedule(algorithm, len(data))
     _check(data)
+    _count("allreduce", data, data[0].nbytes)
     with torch.no_grad():
         flat = [tensor.contiguous().view(-1) for tensor in data]
         chunks = [tensor.tensor_split(num_chunks) for tensor in flat]
@@ -103,6 +141,7 @@ def allgather(data):
         ValueError: `data` holds None.
     """
     check_none_missing("tensor", data)
+    _count("allgather", data, sum(tensor.nbytes for tensor in data))
     with torch.no_grad():
         sent = [
             [None if source is target else _send_copy(source, target.device) for source in data]

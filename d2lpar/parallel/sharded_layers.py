@@ -28,59 +28,18 @@ from torch import nn
 from d2lpar.parallel.collectives import allgather, allreduce
 
 _LOCAL = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten)
-_counting = []  # the `BarrierCounter` whose blocks are open
-
-
-class BarrierCounter:
-    """Count the barriers in a block: the sums and gathers that this module makes over devices.
-
-        with BarrierCounter() as counter:
-            torch.autograd.backward(losses)
-        print(counter.barriers)
-
-    Attributes:
-        calls: a dict from "allreduce" and "allgather" to the list of the sizes, in bytes, of the
-            whole tensors that were summed or put together.
-    """
-
-    def __init__(self):
-        self.calls = {}
-
-    @property
-    def barriers(self):
-        """The number of calls."""
-        return sum(map(len, self.calls.values()))
-
-    def __enter__(self):
-        _counting.append(self)
-        return self
-
-    def __exit__(self, *error):
-        _counting.remove(self)
-
-
-def sum_in_place(parts):
-    """Replace every tensor by the sum of all, in a ring, as a barrier that `BarrierCounter` counts.
-
-    Args:
-        parts: a list of tensors of one shape, one a device.
-    """
-    allreduce(parts, "ring")
-    _count("allreduce", parts)
 
 
 def _sum(parts):
     """Return the sum of `parts`, on every device."""
     sums = [part.clone(memory_format=torch.contiguous_format) for part in parts]
-    sum_in_place(sums)
+    allreduce(sums, "ring")
     return tuple(sums)
 
 
 def _gather(parts, dim):
     """Return `parts` put together along `dim`, on every device."""
-    wholes = [torch.cat(pieces, dim) for pieces in allgather(parts)]
-    _count("allgather", wholes)
-    return tuple(wholes)
+    return tuple(torch.cat(pieces, dim) for pieces in allgather(parts))
 
 
 def _cut(wholes, sizes, dim):
@@ -90,12 +49,6 @@ def _cut(wholes, sizes, dim):
         whole.narrow(dim, start, size).contiguous()
         for whole, start, size in zip(wholes, starts, sizes, strict=False)
     )
-
-
-def _count(name, wholes):
-    if len(wholes) > 1:
-        for counter in _counting:
-            counter.calls.setdefault(name, []).append(wholes[0].nbytes)
 
 
 class _Copied(torch.autograd.Function):

@@ -16,11 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from d2lpar.data.batches import split_batch
-from d2lpar.parallel.collectives import allreduce
+from d2lpar.parallel.collectives import CollectiveCounter, allreduce
 from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step, split_layers
 from d2lpar.parallel.sharded_layers import (
-    BarrierCounter,
-    sum_in_place,
     tensor_parallel,
     unsplit,
 )
@@ -43,7 +41,7 @@ class StepCost(NamedTuple):
         memory: the most bytes that one device held during the step.
         num_bytes: what was sent between devices, in bytes.
         num_messages: in how many copies.
-        num_barriers: how many times all devices exchanged something with all, by `BarrierCounter`.
+        num_barriers: how many times all devices waited for all: a `CollectiveCounter` counts.
         seconds: the best of several steps.
     """
 
@@ -77,7 +75,7 @@ def split_by_data(net, X, y, devices, lr):
     def step():
         for replica, X_part, y_part in parts:
             F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
-        sum_in_place(gradients)
+        allreduce(gradients, "ring")
         for replica in replicas:
             sgd(replica.parameters(), lr, batch_size=len(X))
 
@@ -163,7 +161,7 @@ def step_cost(way, net, X, y, devices, lr, **options):
         split.step()
     for device in devices:
         accel.reset_peak_memory_stats(device)
-    with Timeline() as timeline, BarrierCounter() as counter:
+    with Timeline() as timeline, CollectiveCounter() as counter:
         split.step()
     peaks = [accel.max_memory_allocated(device) for device in devices]
     trained, messages = split.unsplit(), timeline.select(kind="copy")
