@@ -1,8 +1,9 @@
 # make run        execute every chapter, write HTML pages under build/
-# make test       all tests: the package, every notebook with nbval, hygiene of the notebooks
+# make test       all tests: the package, and every notebook with nbval
+#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
-# make check      ruff (lint and format) and hygiene of the notebooks
+# make check      ruff (lint and format), hygiene of the notebooks, and what must agree
 # make bench      the benchmarks
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
@@ -24,6 +25,12 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 FIRST := $(firstword $(filter notebooks/0%,$(NOTEBOOKS)))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
+# Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py).
+PYTEST := -n 2 --no-loadscope-reorder
+ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(wildcard tests/test_*.py)
+SLOW := conformance launch faults servers stress notebooks ddp
+TESTS_CHOSEN = $(or $(TESTS),$(filter-out $(SLOW:%=tests/test_%.py),$(wildcard tests/test_*.py)))
+
 # $(call logged,command): its output goes to the log, and to the terminal when it fails.
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
@@ -35,7 +42,7 @@ run: $(READY)
 	@$(BIN)/python tools/run.py $(CHAPTERS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest --nbval-lax --nbval-sanitize-with tests/nbval.cfg tests $(NOTEBOOKS)
+	@$(BIN)/python -m pytest $(PYTEST) $(if $(FAST)$(TESTS),$(TESTS_CHOSEN),$(ALL_TESTS))
 
 lab: $(READY)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)
@@ -47,6 +54,7 @@ check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS)
+	@$(BIN)/python -m pytest -q tests/lint
 
 bench: $(READY)
 	@status=0; for file in $(BENCHMARKS); do \

@@ -6,14 +6,14 @@ from pathlib import Path
 import nbformat
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 TARGETS = dict(re.findall(r"^\[([a-z0-9-]+)\]: (\S+)$", README, re.MULTILINE))
-BADGES = {
-    "studiolab": "https://studiolab.sagemaker.aws/import/github/",
-    "kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/",
-    "colab": "https://colab.research.google.com/github/",
+SERVICES = {
+    "Studio Lab": ("studiolab", "https://studiolab.sagemaker.aws/import/github/"),
+    "Kaggle": ("kaggle", "https://kaggle.com/kernels/welcome?src=https://github.com/"),
+    "Colab": ("colab", "https://colab.research.google.com/github/"),
 }
 
 
@@ -30,11 +30,12 @@ def test_the_table_leads_to_the_chapter_and_says_how_long_it_takes(chapter):
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("service", BADGES)
-def test_badges_open_the_chapter(chapter, service):
-    name = f"{service}-{chapter.name[:2]}"
-    assert f"][{service}]][{name}]" in row(chapter)
-    assert TARGETS[name] == f"{BADGES[service]}d2lpar/d2lpar/blob/main/notebooks/{chapter.name}"
+@pytest.mark.parametrize("service", SERVICES)
+def test_services_open_the_chapter(chapter, service):
+    name, address = SERVICES[service]
+    key = f"{name}-{chapter.name[:2]}"
+    assert f"[{service}][{key}]" in row(chapter)
+    assert TARGETS[key] == f"{address}d2lpar/d2lpar/blob/main/notebooks/{chapter.name}"
 
 
 def test_local_links_of_the_readme_exist():
