@@ -58,7 +58,7 @@ def test_chapter_at_the_limits_passes_all_checks(num_cells, tmp_path):
     notebook = good_chapter(num_cells)
     for cell in notebook.cells[1::2]:
         cell.source = "x = 1\n" * hygiene.MEDIAN_LINES
-    notebook.cells[1].source = "x = 1\n" * hygiene.MAX_LINES
+    notebook.cells[1].source = "from x import (\n    y,\n)\n" + "x = 1\n" * hygiene.MAX_LINES
     nbformat.write(notebook, tmp_path / "01_good.ipynb")
     assert hygiene.problems(tmp_path / "01_good.ipynb") == []
 

@@ -3,6 +3,8 @@
 As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
 """
 
+import ast
+import contextlib
 import json
 import re
 import statistics
@@ -121,8 +123,8 @@ def check_prose(notebook):
 
 
 def check_length(notebook):
-    """Code cells are short, and there are neither too few nor too many of them."""
-    lines = {number: len(cell.source.strip().splitlines()) for number, cell in _code(notebook)}
+    """Code cells are short, imports aside, and there are neither too few nor too many of them."""
+    lines = {number: _num_lines(cell.source.strip()) for number, cell in _code(notebook)}
     for number, count in lines.items():
         if count == 0:
             yield f"cell {number}: empty"
@@ -132,6 +134,16 @@ def check_length(notebook):
         yield f"code cells have {median:g} lines in the median, more than {MEDIAN_LINES}"
     if not MIN_CELLS <= len(lines) <= MAX_CELLS:
         yield f"{len(lines)} code cells, not {MIN_CELLS} to {MAX_CELLS}"
+
+
+def _num_lines(source):
+    """Return how many lines a cell has, without those of imports unless it has nothing else."""
+    imports = 0
+    with contextlib.suppress(SyntaxError):  # a magic
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += 1 + node.end_lineno - node.lineno
+    return len(source.splitlines()) - imports or min(1, imports)
 
 
 def check_images(notebook):
