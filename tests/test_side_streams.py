@@ -41,6 +41,23 @@ def test_both_devices_go_on_while_a_tensor_is_under_way():
     assert copy.end <= reads.start
 
 
+def test_messages_into_a_device_follow_each_other_and_so_do_those_out_of_it():
+    hub, *others = d2lpar.virtual_gpus(3, peer_link=100_000)
+    for pairs in ([(other, hub) for other in others], [(hub, other) for other in others]):
+        with Timeline() as timeline:
+            messages = [sent_ones(*pair) for pair in pairs]
+            assert [receive(message).sum().item() for message in messages] == [NUMEL] * 2
+        first, second = timeline.select(kind="copy", engine="p2p")
+        assert first.end <= second.start
+    with Timeline() as timeline:  # but a device sends and receives at the same time
+        messages = [sent_ones(*pair) for pair in (others, others[::-1])]
+        for message in messages:
+            receive(message)
+    first, second = timeline.select(kind="copy", engine="p2p")
+    assert second.start < first.end
+    d2lpar.virtual_gpus(3)
+
+
 def test_what_has_left_may_be_written_to():
     here, there = d2lpar.virtual_gpus(2, peer_link=20_000)
     tensor = torch.ones(NUMEL, device=here)

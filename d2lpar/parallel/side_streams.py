@@ -1,4 +1,7 @@
-"""Sending from one device to another on side streams, while both go on computing."""
+"""Sending from one device to another on side streams, while both go on computing.
+
+A device has one link: its messages leave one after the other, and arrive one after the other.
+"""
 
 import functools
 from typing import NamedTuple
@@ -33,7 +36,7 @@ def send(tensor, into):
         into.copy_(tensor)
         return Message(source, into, None)
     accel = torch.get_device_module(source)
-    sending, receiving = _streams(source, target)
+    sending, receiving = _stream(source, "out"), _stream(target, "in")
     sending.wait_stream(accel.current_stream(source))
     receiving.wait_stream(accel.current_stream(target))
     with accel.stream(sending), accel.stream(receiving):
@@ -61,7 +64,6 @@ def _wait(device, event):
 
 
 @functools.cache
-def _streams(source, target):
-    """Return the streams of two devices on which the first sends to the second."""
-    accel = torch.get_device_module(source)
-    return accel.Stream(source), accel.Stream(target)
+def _stream(device, direction):
+    """Return the stream for all messages out of a device, or into it: one follows the other."""
+    return torch.get_device_module(device).Stream(device)

@@ -79,7 +79,7 @@ class Agent(LocalElasticAgent):
         try:
             return super().run()
         finally:
-            self._rdzv_handler.shutdown()
+            self.get_worker_group().spec.rdzv_handler.shutdown()
 
     @property
     def processes(self):
@@ -111,7 +111,7 @@ class Agent(LocalElasticAgent):
         return results
 
     def _files(self, kind):
-        attempt = self._worker_group.spec.max_restarts - self._remaining_restarts
+        attempt = self.get_worker_group().spec.max_restarts - self._remaining_restarts
         return [Path(self.folder, f"{attempt}.{rank}.{kind}") for rank in range(self.nproc)]
 
     def _start_workers(self, worker_group):
