@@ -27,9 +27,9 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 # Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py).
 PYTEST := -n 2 --no-loadscope-reorder
-ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(wildcard tests/test_*.py)
-SLOW := conformance launch faults servers stress notebooks ddp
-TESTS_CHOSEN = $(or $(TESTS),$(filter-out $(SLOW:%=tests/test_%.py),$(wildcard tests/test_*.py)))
+SLOW := $(patsubst %,tests/test_%.py,launch servers stress conformance faults notebooks ddp)
+QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
+ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
 
 # $(call logged,command): its output goes to the log, and to the terminal when it fails.
 logged = $(1) >> $(LOG) 2>&1 || \
@@ -42,7 +42,7 @@ run: $(READY)
 	@$(BIN)/python tools/run.py $(CHAPTERS)
 
 test: $(READY)
-	@$(BIN)/python -m pytest $(PYTEST) $(if $(FAST)$(TESTS),$(TESTS_CHOSEN),$(ALL_TESTS))
+	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
 
 lab: $(READY)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)
