@@ -20,7 +20,6 @@ import zlib
 from pathlib import Path
 
 import torch
-from filelock import FileLock
 
 from d2lpar.data.batches import BatchLoader
 
@@ -224,6 +223,8 @@ def _download(root):
     """
     root.mkdir(parents=True, exist_ok=True)
     _require_connection(root / "offline")
+    from filelock import FileLock  # not everybody downloads
+
     with FileLock(root / "download.lock"):
         with contextlib.suppress(ValueError):
             tensors = _read_root(root)
