@@ -268,6 +268,11 @@ def test_curves():
     assert list(measured.get_ydata()) == [1, 1.8] and list(ideal.get_ydata()) == [1, 2]
     assert measured.get_linestyle() == "-" and ideal.is_dashed()
     assert legend_labels(figure) == ["ring", "ideal"]
+    names = ["a", "measured", "b", "predicted", "c", "d"]  # more than there are looks
+    lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
+    a, b, measured, predicted = (figures.LINES[i] for i in (2, 3, 0, 1))
+    assert looks == [a, measured, b, predicted, a, b]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 

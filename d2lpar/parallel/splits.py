@@ -66,20 +66,29 @@ def split_by_data(net, X, y, devices, lr):
     Returns:
         A `Split`.
     """
-    replicas = [copy.deepcopy(net).to(device) for device in devices]
+    replicas = _replicas(net, devices)
     gradients = [
         _side_by_side(replica, device) for replica, device in zip(replicas, devices, strict=True)
     ]
     parts = list(zip(replicas, *split_batch(X, y, devices), strict=True))
 
     def step():
-        for replica, X_part, y_part in parts:
-            F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
+        _backward(parts)
         allreduce(gradients, "ring")
         for replica in replicas:
             sgd(replica.parameters(), lr, batch_size=len(X))
 
     return Split(step, lambda: copy.deepcopy(replicas[0]).cpu())
+
+
+def _replicas(net, devices):
+    return [copy.deepcopy(net).to(device) for device in devices]
+
+
+def _backward(parts):
+    """Add up the gradients of each replica over its part: triples (replica, X, y)."""
+    for replica, X, y in parts:
+        F.cross_entropy(replica(X), y, reduction="sum").backward()
 
 
 def _side_by_side(net, device):
@@ -187,9 +196,8 @@ def data_parallel_step(net, X, y, devices, lr):
     Returns:
         The new parameters, a list of tensors on the CPU.
     """
-    replicas = [copy.deepcopy(net).to(device) for device in devices]
-    for X_part, y_part, replica in zip(*split_batch(X, y, devices), replicas, strict=True):
-        F.cross_entropy(replica(X_part), y_part, reduction="sum").backward()
+    replicas = _replicas(net, devices)
+    _backward(zip(replicas, *split_batch(X, y, devices), strict=True))
     for arrays in zip(*(replica.parameters() for replica in replicas), strict=True):
         allreduce([p.grad for p in arrays])
     sgd(replicas[0].parameters(), lr, batch_size=len(X))

@@ -1,5 +1,7 @@
 """Charts that the chapters share: bars, stacked bars, curves, and agreement of two figures."""
 
+import itertools
+
 from d2lpar.plotting.figures import (
     IDEAL,
     KINDS,
@@ -119,8 +121,9 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
 def _looks(names):
     """Return a line of LINES for each name: "measured" and "predicted" always have the same."""
     fixed = {"measured": LINES[0], "predicted": LINES[1]}
-    free = [line for line in LINES if line not in [fixed.get(name) for name in names]]
-    return [fixed[name] if name in fixed else free.pop(0) for name in names]
+    taken = [fixed.get(name) for name in names]
+    free = itertools.cycle([line for line in LINES if line not in taken])
+    return [fixed[name] if name in fixed else next(free) for name in names]
 
 
 def plot_agreement(runs, quantity, band=0.15):
