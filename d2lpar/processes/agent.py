@@ -19,11 +19,12 @@ import uuid
 from pathlib import Path
 
 import cloudpickle
+from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
-from torch.distributed.elastic.rendezvous import RendezvousParameters
-from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from d2lpar.processes import roll_call
 from d2lpar.processes.rank import serve
@@ -36,7 +37,8 @@ _PRELOAD = [
     "torch.distributed.elastic.agent.server.local_elastic_agent",
     "d2lpar.processes.rank",
 ]
-_SECONDS_BETWEEN_LOOKS = 0.05
+_ADDRESS = "127.0.0.1"
+_SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
 
 
@@ -50,23 +52,15 @@ class Agent(LocalElasticAgent):
     """
 
     def __init__(self, folder, nproc, timeout, max_restarts):
-        rendezvous = RendezvousParameters(
-            backend="c10d",
-            endpoint="127.0.0.1:0",
-            run_id=uuid.uuid4().hex,
-            min_nodes=1,
-            max_nodes=1,
-            local_addr="127.0.0.1",
-        )
         spec = WorkerSpec(
             role="worker",
             local_world_size=nproc,
             entrypoint=serve,
             args=(folder, timeout),
-            rdzv_handler=get_rendezvous_handler(rendezvous),
+            rdzv_handler=_Rendezvous(),
             max_restarts=max_restarts,
             monitor_interval=_SECONDS_BETWEEN_LOOKS,
-            local_addr="127.0.0.1",
+            local_addr=_ADDRESS,
         )
         self.folder, self.nproc = folder, nproc
         self.output = _Output(folder)
@@ -74,12 +68,6 @@ class Agent(LocalElasticAgent):
         self.error = None
         multiprocessing.set_forkserver_preload(_PRELOAD)
         super().__init__(spec, self.output, start_method="forkserver")
-
-    def run(self):
-        try:
-            return super().run()
-        finally:
-            self.get_worker_group().spec.rdzv_handler.shutdown()
 
     @property
     def processes(self):
@@ -180,6 +168,20 @@ class Agent(LocalElasticAgent):
             error = RuntimeError(summary)
         error.add_note(f"This was raised in rank {rank}:\n{text}")
         return error
+
+
+class _Rendezvous(StaticTCPRendezvous):
+    """How the only agent of a job finds itself: at once, and without a socket."""
+
+    use_agent_store = False  # the ranks have a file, and a port that is free
+
+    def __init__(self):
+        super().__init__(_ADDRESS, 0, 0, 1, run_id=uuid.uuid4().hex, timeout=60)
+
+    def next_rendezvous(self):
+        """Return a store for the agent's own use, and where ranks could set one up."""
+        store = HashStore()
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, _ADDRESS))
 
 
 class _Output(DefaultLogsSpecs):

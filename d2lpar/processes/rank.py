@@ -39,7 +39,7 @@ from d2lpar.processes.roll_call import RollCall, is_timeout
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
 
 
-def run(fn, timeout=TIMEOUT):
+def run(fn, timeout=TIMEOUT, store=None):
     """Call `fn` in a process group of the processes that the elastic agent started.
 
     Where this machine has a CUDA GPU for each of its processes, each gets one, as its current
@@ -49,6 +49,7 @@ def run(fn, timeout=TIMEOUT):
         fn: a function without arguments.
         timeout: seconds that a collective may take, and that the last rank may return after the
             first.
+        store: through which the processes find each other; by default the one of torchrun.
 
     Returns:
         What `fn` returned, once it has returned on every rank.
@@ -57,10 +58,14 @@ def run(fn, timeout=TIMEOUT):
         TimeoutError: ranks had not arrived in time; says which, and where they were.
     """
     limit = timedelta(seconds=timeout)
-    store, rank, world_size = next(dist.rendezvous("env://", timeout=limit))
-    if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
-        # All attempts of a job share the agent's store: what a killed one left there breaks gloo.
-        store = dist.PrefixStore(f"attempt {os.environ['TORCHELASTIC_RESTART_COUNT']}", store)
+    if store is None:
+        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+        if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
+            # All attempts share the agent's store: what a killed one left there breaks gloo.
+            attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+            store = dist.PrefixStore(f"attempt {attempt}", store)
+    store.set_timeout(limit)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     local_rank = int(os.environ["LOCAL_RANK"])
     if _has_gpus(int(os.environ["LOCAL_WORLD_SIZE"])):
         device = torch.device("cuda", local_rank)
@@ -110,14 +115,17 @@ def serve(folder, timeout):
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")
     rank = int(os.environ["RANK"])
-    name = Path(folder, f"{os.environ['TORCHELASTIC_RESTART_COUNT']}.{rank}")
+    attempt = Path(folder, os.environ["TORCHELASTIC_RESTART_COUNT"])
+    name = f"{attempt}.{rank}"
     code = 1
     try:
         sources, call = cloudpickle.loads(Path(folder, "call").read_bytes())
         linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
         fn, args, kwargs = _unpickled(call)
+        # A file needs no name server, which torch's TCPStore asks for each connection.
+        store = dist.FileStore(f"{attempt}.store", int(os.environ["WORLD_SIZE"]))
         # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
-        run(lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)), timeout)
+        run(lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)), timeout, store)
         code = 0
     except BaseException as error:
         _write(f"{name}.error", _described(error, rank))
