@@ -1,9 +1,12 @@
-"""The actors behind a store: servers, which hold ranges of tensors, and the workers' clock."""
+"""The actors behind a store: servers, which hold ranges of tensors, and the workers' clock.
+
+They work on arrays of NumPy, and their classes travel by value: a process that had to import torch
+would start in two seconds, in place of half a second. So this module imports nothing of d2lpar, and
+Ray, which must be imported by `ray_setup`, only where an actor runs.
+"""
 
 import asyncio
 from collections import defaultdict
-
-from d2lpar.servers.ray_setup import ray_module
 
 
 class Server:
@@ -20,7 +23,8 @@ class Server:
     """
 
     def __init__(self, name, source=None, backup=None):
-        ray = ray_module()
+        import ray
+
         self.name, self.source = name, source
         self.backup = None if backup is None else ray.get_actor(backup)
         self.values, self.last, self.updates = None, {}, 0
@@ -39,7 +43,9 @@ class Server:
         self.num_bytes.clear()
         self.values, self.last, self.updates = _own((values, last, updates))
         if self.backup is not None:
-            ray_module().get(self.backup.load.remote(values, last, updates))
+            import ray
+
+            ray.get(self.backup.load.remote(values, last, updates))
 
     def state(self):
         """Return what `load` takes; None where there is nothing yet."""
@@ -72,7 +78,8 @@ class Server:
             self.last[worker] = number
             self.updates += 1
         if self.backup is not None:
-            ray = ray_module()
+            import ray
+
             if ray.get(self.backup.push.remote(message)) is None:
                 ray.get(self.backup.load.remote(*self.state()))
         return self.updates

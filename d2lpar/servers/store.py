@@ -11,7 +11,7 @@ import uuid
 
 import cloudpickle
 
-from d2lpar.servers.actors import Clock, Server
+from d2lpar.servers import actors
 from d2lpar.servers.clients import Client, Worker, to_arrays
 from d2lpar.servers.ray_setup import ray_module, start_ray
 
@@ -77,7 +77,8 @@ class Store(Client):
         ray = ray_module()
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         lasting = {"max_restarts": -1, "max_task_retries": -1} if replicas else {}
-        actor = ray.remote(**options, **lasting)(Server)
+        ray.cloudpickle.register_pickle_by_value(actors)
+        actor = ray.remote(**options, **lasting)(actors.Server)
         self._actors, servers = [], []
         label = uuid.uuid4().hex  # Ray's names are for all stores of this process
         self._clock, self._num_workers, self._running = None, 0, []
@@ -93,7 +94,7 @@ class Store(Client):
                     self._actors.append(server)
                     backup = f"{name} {label}"
                 servers.append(server)
-            self._clock = ray.remote(**options)(Clock).remote()
+            self._clock = ray.remote(**options)(actors.Clock).remote()
             self._actors.append(self._clock)
         except BaseException:
             self.close()
