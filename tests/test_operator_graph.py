@@ -390,5 +390,7 @@ def test_a_long_graph_can_be_drawn():
     with OperatorGraph() as graph:
         for _ in range(1000):
             x = x + 1
+    assert graph.nodes[-1].level == 999 and len(graph.nodes[-1].before) == 999
+    del graph.nodes[150:]  # enough for more inches and more ticks than a figure has
     figure = graph.plot()
     assert figure.get_size_inches()[0] == 40 and len(figure.axes[0].get_xticks()) < 20
