@@ -1,5 +1,7 @@
 """What all tests share, and how they are dealt to the two processes of `make test`."""
 
+import gc
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -8,6 +10,12 @@ from xdist.scheduler import LoadScopeScheduling
 def no_windows(monkeypatch):
     """Draw figures without a display, whatever the user's settings are."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+def pytest_collection_finish():
+    """Leave out of later collections what the collection of tests has made, the largest part."""
+    gc.collect()
+    gc.freeze()
 
 
 class Scheduling(LoadScopeScheduling):

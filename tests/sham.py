@@ -18,6 +18,11 @@ fault = "none"  # what the next `synchronize` or `_sleep` does
 leaked = []
 
 
+def deafen():
+    """Hold all interrupts off from now on, in threads that are still to come, too."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGALRM])
+
+
 class Stream:
     """A stream whose work is done as soon as it is issued."""
 
@@ -90,7 +95,6 @@ def synchronize(device=None):
     if fault == "hang":
         threading.Event().wait()
     elif fault == "stuck":
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGALRM])
         time.sleep(1000)
     elif fault == "death":
         os.abort()

@@ -27,6 +27,7 @@ from statistics import median
 
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
+from waiting import wait_for_threads
 
 import d2lpar
 
@@ -87,7 +88,7 @@ CELLS = {
     loss = F.cross_entropy(net(images), labels)
     loss.backward()
     optimizer.step()""",
-    "waiting": "while True:\n    torch.vgpu._sleep(2)\n    torch.vgpu.synchronize()",
+    "waiting": "while True:\n    torch.vgpu._sleep(0.5)\n    torch.vgpu.synchronize()",
 }
 COUNTS = ("tries", "fine", "hang", "died", "wrong", "shown", "ours")
 WRONG = ("hang", "died", "wrong")
@@ -192,10 +193,15 @@ class Kernel:
         if self.manager.is_alive():
             column = "hang"
             self.manager.signal_kernel(signal.SIGUSR1)
-            time.sleep(1)
+            wait_for_threads(self.dumped)
         self.output.seek(0)
-        printed = self.output.read() + self.threads.read()  # the main thread's frames come last
+        printed = self.output.read() + self.dumped()  # the main thread's frames come last
         return Trouble(column, "\n".join(printed.splitlines()[-60:]))
+
+    def dumped(self):
+        """Return what the kernel's threads did when they were asked."""
+        self.threads.seek(0)
+        return self.threads.read()
 
     def end(self):
         self.client.stop_channels()

@@ -4,13 +4,13 @@
     python tests/stress.py --interrupts 200 --workload data_parallel
 
 A child process (`stress_child.py`) repeats one of the workloads of `stress_workloads.py` until it
-is interrupted, 0.2 to 60 ms later and sometimes twice, as by a user who presses stop twice. Then it
-checks: both devices synchronize, without an error; a fixed computation is right to the last digit;
-no byte of memory is lost. A child in which anything went wrong is replaced and the count goes on.
-The exit status is 1 if anything is wrong.
+is interrupted, 0.2 to 60 ms later, within 1 ms as often as after 10 to 50, and sometimes twice, as
+by a user who presses stop twice. Then it checks: both devices synchronize, without an error; a
+fixed computation is right to the last digit; no byte of memory is lost. A child in which anything
+went wrong is replaced and the count goes on. The exit status is 1 if anything is wrong.
 
 Columns of the table: `twice`, rounds in which a second interrupt came within 0.3 ms; `lost`,
-interrupts that raised nothing within half of --patience; `hangs`, `deaths`, `wrong` (results or
+interrupts that raised nothing within --late seconds; `hangs`, `deaths`, `wrong` (results or
 errors) and `leaked` bytes, afterwards; `astray`, rounds that left another current device, stream
 or grad mode, which does no harm here, for it is set back; `slowest`, the longest time from an
 interrupt to its exception.
@@ -23,17 +23,23 @@ import os
 import random
 import selectors
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
 
+import fresh
 from sham import FAULTS
 from stress_workloads import WORKLOADS
+from waiting import wait_for_threads
 
-CHILD = Path(__file__).with_name("stress_child.py")
+CHILD = """
+import sys
+sys.path.insert(0, {folder!r})
+from stress_child import main
+main({patience}, {sham!r}, {workload!r})
+"""
 COUNTS = ("interrupts", "twice", "lost", "hangs", "deaths", "wrong", "leaked", "astray")
 WRONG = ("lost", "hangs", "deaths", "wrong", "leaked")
 
@@ -48,22 +54,20 @@ class Child:
     def __init__(self, patience, sham, workload):
         self.patience = patience
         self.output = tempfile.TemporaryFile("w+", errors="replace")
-        self.process = subprocess.Popen(
-            [sys.executable, CHILD, str(patience), sham or "", workload or ""],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.output,
-            start_new_session=True,  # a Ctrl-C is for the parent
-        )
+        (stdin, requests), (answers, stdout) = os.pipe(), os.pipe()
+        self.requests, self.answers = open(requests, "wb", 0), open(answers, "rb", 0)
+        folder = str(Path(__file__).parent)
+        code = CHILD.format(folder=folder, patience=patience, sham=sham, workload=workload)
+        with open(stdin) as stdin, open(stdout, "w") as stdout:
+            self.process = fresh.Process(code, fresh.SET_UP, stdin, stdout, self.output)
         self.unread = b""
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.process.stdout, selectors.EVENT_READ)
+        self.selector.register(self.answers, selectors.EVENT_READ)
 
     def ask(self, **what):
         """Send a request."""
         with contextlib.suppress(BrokenPipeError):  # it died: `answer` will tell
-            self.process.stdin.write((json.dumps(what) + "\n").encode())
-            self.process.stdin.flush()
+            self.requests.write((json.dumps(what) + "\n").encode())
 
     def answer(self, event, seconds):
         """Return the next answer, which should be `event`; raises Trouble and TimeoutError."""
@@ -71,7 +75,7 @@ class Child:
         while b"\n" not in self.unread:
             if not self.selector.select(max(0, deadline - time.monotonic())):
                 raise TimeoutError
-            read = os.read(self.process.stdout.fileno(), 65536)
+            read = os.read(self.answers.fileno(), 65536)
             if not read:
                 raise self.trouble_of_end()
             self.unread += read
@@ -94,7 +98,7 @@ class Child:
     def trouble_of_silence(self):
         """Return the Trouble of a child that says nothing, with what its threads do."""
         self.interrupt(signal.SIGUSR1)
-        time.sleep(1)
+        wait_for_threads(self.printed)
         return Trouble("hangs", f"deaf to interrupts:\n{tail(self.printed())}")
 
     def printed(self):
@@ -103,11 +107,9 @@ class Child:
         return self.output.read()
 
     def end(self):
-        self.process.kill()
-        self.process.wait()
-        for file in (self.process.stdin, self.process.stdout, self.selector, self.output):
-            with contextlib.suppress(BrokenPipeError):
-                file.close()
+        self.process.end()
+        for file in (self.requests, self.answers, self.selector, self.output):
+            file.close()
 
 
 def tail(text):
@@ -118,10 +120,10 @@ def tail(text):
 class Round:
     """What one seed decides: the workload, the signal, and when it comes."""
 
-    def __init__(self, seed, workload=None):
+    def __init__(self, seed, late, workload=None):
         draw = random.Random(seed)
-        self.seed = seed
-        self.delay = draw.uniform(0.2e-3, 60e-3)
+        self.seed, self.late = seed, late
+        self.delay = 0.2e-3 * 300 ** draw.random()
         self.twice = draw.random() < 0.25
         self.gap = draw.uniform(0, 300e-6)
         self.workload = draw.choice(list(WORKLOADS))
@@ -174,20 +176,21 @@ class Round:
             child.interrupt(self.signal)
         lost = False
         try:
-            caught = child.answer("caught", child.patience / 2)
+            caught = child.answer("caught", self.late)
         except TimeoutError:
             lost = True
             child.interrupt(self.signal)
-            caught = child.answer("caught", child.patience / 2)
+            caught = child.answer("caught", child.patience)
         return caught["text"], time.perf_counter() - begin, lost
 
 
-def stress(interrupts, seed, workload=None, patience=20, failures=None, sham=None):
+def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None, sham=None):
     """Play rounds until so many interrupts were delivered; return {workload: Counter}.
 
     Args:
         workload: play this one only.
         patience: seconds after which the checks that follow an interrupt hang.
+        late: seconds after which an interrupt that raised nothing is lost; then comes another.
         failures: stop after so many rounds in which something was wrong.
         sham: a fault of the stand-in for virtual GPUs, which then takes their place.
     """
@@ -199,7 +202,7 @@ def stress(interrupts, seed, workload=None, patience=20, failures=None, sham=Non
             if child is None:
                 child = Child(patience, sham, workload)
                 child.answer("ready", 120)
-            this = Round(seed, workload)
+            this = Round(seed, late, workload)
             reports = this.play(child, rows[this.workload])
             if reports:
                 failed += 1
@@ -239,6 +242,7 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workload", choices=WORKLOADS)
     parser.add_argument("--patience", type=float, default=20, help="seconds of a hang")
+    parser.add_argument("--late", type=float, default=10, help="seconds of a lost interrupt")
     parser.add_argument("--failures", type=int, default=100, help="stop after so many")
     parser.add_argument("--sham", choices=FAULTS, help="a stand-in for virtual GPUs, with a fault")
     rows = stress(**vars(parser.parse_args()))

@@ -213,12 +213,14 @@ class Program:
         return sum(abs(a - b) for a, b in zip(now, before, strict=True))
 
 
-def main(patience, stand_in, workload=None):
-    """Play the rounds that standard input asks for; `stand_in` is a fault of `sham`, or empty."""
+def main(patience, stand_in, workload):
+    """Play the rounds that standard input asks for; `stand_in` is a fault of `sham`, or None."""
     channel = os.dup(1)
     os.dup2(2, 1)  # what others print is no answer
     for number in HANDLERS:
         signal.signal(number, ignore)
+    if stand_in == "stuck":
+        sham.deafen()
     sys.unraisablehook = note_dropped
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -228,11 +230,7 @@ def main(patience, stand_in, workload=None):
         os.write(channel, (json.dumps({"event": event, **what}) + "\n").encode())
 
     names = [workload] if workload in INTERRUPTED else list(INTERRUPTED)
-    program = Program(tell, float(patience), stand_in, names)
+    program = Program(tell, patience, stand_in, names)
     tell("ready")
     for line in sys.stdin:
         program.round(**json.loads(line))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

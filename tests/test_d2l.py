@@ -2,10 +2,10 @@
 
 import importlib.util
 import inspect
-import subprocess
 import sys
 import textwrap
 
+import fresh
 import pytest
 import torch
 
@@ -17,9 +17,9 @@ with_d2l = pytest.mark.skipif(not has_d2l, reason="d2l is not installed")
 
 
 def run(code, *paths):
-    """Run code in a fresh process with folders in front of its module path."""
+    """Run code in a process that has imported torch only, with folders in front of its path."""
     code = f"import sys; sys.path[:0] = {[str(p) for p in paths]}\n{textwrap.dedent(code)}"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.run(code, fresh.TORCH)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

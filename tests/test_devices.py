@@ -3,10 +3,10 @@
 import gc
 import math
 import os
-import subprocess
 import sys
 import threading
 
+import fresh
 import pytest
 import torch
 
@@ -100,23 +100,15 @@ assert not hasattr(torch, "vgpu")
 devices = d2lpar.virtual_gpus(3)
 assert threading.active_count() == before, "an engine starts with its first op"
 assert torch.vgpu.device_count() == d2lpar.num_gpus() == 3
-torch.vgpu._sleep(60)
 (torch.ones(3, device=devices[2]) + 1).tolist()
 torch.rand(3)
 print(*devices)
 """
 
 
-def test_nothing_happens_before_the_first_call_and_the_process_ends():
-    program = FRESH.replace("torch.vgpu._sleep(60)\n", "")
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "D2LPAR_DEVICES": ""}
-    result = subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        env=environment,
-    )
+def test_nothing_happens_before_the_first_call_and_the_process_ends(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    result = fresh.run(FRESH, fresh.SET_UP)
     assert result.returncode == 0, result.stderr
     assert result.stdout.split() == ["vgpu:0", "vgpu:1", "vgpu:2"]
 

@@ -2,10 +2,9 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import fresh
 import pytest
 
 import d2lpar
@@ -14,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh.run(code, fresh.TORCH)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 

@@ -21,17 +21,18 @@ def test_stopped_cells_do_no_harm():
 # The harnesses themselves, without virtual GPUs
 
 
-@pytest.mark.parametrize("fault, workload, column", [
-    ("hang", "streams", "hangs"),
-    ("stuck", "streams", "hangs"),
-    ("death", "streams", "deaths"),
-    ("leak", "streams", "leaked"),
-    ("wrong", "streams", "wrong"),
-    ("error", "streams", "wrong"),
-    ("lost", "waiting", "lost"),
-])  # fmt: skip
-def test_a_fault_is_counted_where_it_belongs(fault, workload, column):
-    rows = stress(20, seed=1, workload=workload, patience=3, failures=1, sham=fault)
+@pytest.mark.parametrize("fault, workload, column, waits", [
+    ("hang", "streams", "hangs", {"patience": 1}),
+    ("stuck", "streams", "hangs", {"patience": 1, "late": 0.2}),
+    ("death", "streams", "deaths", {}),
+    ("leak", "streams", "leaked", {"patience": 3}),
+    ("wrong", "streams", "wrong", {}),
+    ("error", "streams", "wrong", {}),
+    ("lost", "waiting", "lost", {"late": 0.3}),
+], ids="hang stuck death leak wrong error lost".split())  # fmt: skip
+def test_a_fault_is_counted_where_it_belongs(fault, workload, column, waits):
+    """Where the harness waits in vain it has little patience; nothing else is due then."""
+    rows = stress(20, seed=1, workload=workload, failures=1, sham=fault, **waits)
     assert [name for name in WRONG if total(rows)[name]] == [column]
 
 
@@ -60,15 +61,16 @@ def forget():
 """
 CELLS = {
     "fine": "while True:\n    pass",
-    "deaf": "signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass",
     "dies": "stopped(os.abort)",
     "raises": "stopped(lambda: 1 / 0)",
     "forgets": "stopped(forget)",
 }
+DEAF = {"deaf": "signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True:\n    pass"}
 
 
 def test_what_a_stop_does_is_counted_where_it_belongs():
-    rows = stops(1, patience=4, cells=CELLS, set_up=SET_UP, next_cell="print(answer)", right="42")
+    program = {"set_up": SET_UP, "next_cell": "print(answer)", "right": "42"}
+    rows = stops(1, cells=CELLS, **program) | stops(1, patience=1, cells=DEAF, **program)
     found = {name: [key for key in ("fine", "hang", "died", "wrong") if row[key]]
              for name, row in rows.items()}  # fmt: skip
     assert found == {

@@ -11,6 +11,7 @@ import threading
 import time
 import weakref
 
+import fresh
 import pytest
 import torch
 from gates import Gate, named, overlap, recorded, run_what_can
@@ -30,14 +31,6 @@ def devices():
     found = virtual_gpus(2)
     yield found
     virtual_gpus(2)
-
-
-def run_python(code):
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=120
-    )
-    assert result.returncode == 0, result.stderr
-    return result.stdout.split("\n")[:-1]
 
 
 # -- launches return at once
@@ -1019,7 +1012,9 @@ print("parent", (x + 1).tolist())
 
 def test_a_forked_child_gets_an_error_and_a_data_loader_works():
     refused = "Cannot re-initialize vgpu in forked subprocess"
-    assert run_python(FORK) == [
+    result = fresh.run(FORK, fresh.SET_UP)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
         *(f"{name} {refused}" for name in "add rand empty item busy event idle setup more".split()),
         "dtype worked",
         "cpu worked",
@@ -1060,12 +1055,7 @@ print((x + host.to(a)).tolist())
 
 
 def test_a_fork_while_an_engine_starts():
-    result = subprocess.run(
-        [sys.executable, "-c", FORK_WHILE_AN_ENGINE_STARTS],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    result = fresh.run(FORK_WHILE_AN_ENGINE_STARTS, fresh.SET_UP)
     assert result.stdout.splitlines() == ["7", "[2.0, 2.0, 2.0]"], result.stderr
     assert "release" not in result.stderr
 
@@ -1086,7 +1076,10 @@ print("end", flush=True)
 
 
 def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
-    assert run_python(END) == ["end"]
+    result = subprocess.run(
+        [sys.executable, "-c", END], capture_output=True, text=True, timeout=120
+    )
+    assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
 
 
 # -- recordings

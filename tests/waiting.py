@@ -12,6 +12,17 @@ def is_alive(pid):
         return False
 
 
+def wait_for_threads(read, seconds=10):
+    """Wait until what `read()` returns ends with all of a list of threads by faulthandler.
+
+    The main thread is its last, and began with a module, run as such or by `python -m`.
+    """
+    ends = " in <module>\n", " in _run_module_as_main\n"
+    deadline = time.monotonic() + seconds
+    while not read().endswith(ends) and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def wait_until(condition, seconds=30):
     """Wait until `condition()` is true; fail after some seconds."""
     deadline = time.monotonic() + seconds
