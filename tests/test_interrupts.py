@@ -64,30 +64,28 @@ def test_other_threads_and_other_handlers_are_left_alone():
         assert seen == ["theirs"]
 
 
-def test_an_interrupt_waits_until_virtual_gpus_are_set_up():
-    """The first shape inference imports much of torch, for about a second."""
-    code = """
-import builtins, os, signal, torch, d2lpar
-real, seen = builtins.__import__, []
+@pytest.mark.parametrize("where", ["patch_backward", "patch_data_parallel"])
+def test_an_interrupt_waits_until_virtual_gpus_are_set_up(where):
+    code = f"""
+import os, signal, torch, d2lpar
+from d2lpar.virtual import private
 
-def interrupting(name, *args, **kwargs):
-    if not seen and name.startswith("torch._dynamo"):
-        seen.append(name)
-        os.kill(os.getpid(), signal.SIGINT)
-    return real(name, *args, **kwargs)
+def interrupting(*args, **kwargs):
+    os.kill(os.getpid(), signal.SIGINT)
+    return real(*args, **kwargs)
 
-builtins.__import__ = interrupting
+real, private.{where} = private.{where}, interrupting
 try:
     d2lpar.virtual_gpus(1)
 except KeyboardInterrupt:
-    print("interrupted at", seen[0].partition(".")[0])
-builtins.__import__ = real
+    print("interrupted")
+private.{where} = real
 (device,) = d2lpar.virtual_gpus(1)
 x = torch.ones(3, device=device)
 print((x + 1).tolist())
 """
-    done = fresh.run(code, fresh.TORCH)
-    assert done.stdout.splitlines() == ["interrupted at torch", "[2.0, 2.0, 2.0]"], done.stderr
+    done = fresh.run(code, fresh.SET_UP)
+    assert done.stdout.splitlines() == ["interrupted", "[2.0, 2.0, 2.0]"], done.stderr
 
 
 # -- an interrupt at each place where Python may raise one
