@@ -21,9 +21,11 @@ CAP = 0.1  # MiB: two buckets for each layer below would be too many, one for ea
 LAYER = 4 * (200 * 200 + 200)  # bytes
 
 
-@pytest.fixture(autouse=True)
-def on_cpus(monkeypatch):
-    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+@pytest.fixture(scope="module", autouse=True)
+def on_cpus():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+        yield
 
 
 def step(recorded, link=None):
@@ -46,10 +48,33 @@ def step(recorded, link=None):
     return recorder.marks, [p.grad for p in net.parameters()], counted.calls
 
 
-def test_recorder_sees_each_bucket_within_backward_and_changes_nothing():
-    plain = d2lpar.launch(step, False)
-    ranks = d2lpar.launch(step, True)
-    for (marks, gradients, calls), (nothing, expected, _) in zip(ranks, plain, strict=True):
+@pytest.fixture(scope="module")
+def ranks():
+    """What two ranks returned that called all these functions, one after the other."""
+    return d2lpar.launch(everything)
+
+
+def everything():
+    """Call, in a rank, what the tests below look at."""
+    X, y = (tensor[:4] for tensor in BATCH)
+    start = time.perf_counter()
+    arrivals = ddp.gradient_arrivals(classifier(), X, y)
+    return {
+        "arrivals": (arrivals, time.perf_counter() - start),
+        "plain step": step(False),
+        "recorded step": step(True),
+        "collectives": collectives(),
+        "compressed": compressed(),
+        "parts": [tensor.tolist() for tensor in ddp.batch_of_rank(*BATCH)],
+        "record_step": ddp.record_step(classifier(), X, y, 0.001, Link(1e6)),
+        "bucket_bytes": ddp.bucket_bytes(classifier(), X, y, 0.001),
+    }
+
+
+def test_recorder_sees_each_bucket_within_backward_and_changes_nothing(ranks):
+    for results in ranks:
+        marks, gradients, calls = results["recorded step"]
+        nothing, expected, _ = results["plain step"]
         forward, backward, *buckets = marks
         assert [forward.name, backward.name] == ["forward", "backward"]
         assert [mark.name for mark in buckets] == ["bucket 0", "bucket 1", "bucket 2"]
@@ -91,8 +116,8 @@ def collectives():
     return counted.calls, counted.total, dist.all_reduce is before
 
 
-def test_bytes_of_collectives_are_counted_in_the_block_only():
-    for calls, total, restored in d2lpar.launch(collectives):
+def test_bytes_of_collectives_are_counted_in_the_block_only(ranks):
+    for calls, total, restored in (results["collectives"] for results in ranks):
         assert calls == {"allreduce": [400], "allgather": [800], "broadcast": [40]}
         assert total == 1240 and restored
 
@@ -107,8 +132,8 @@ def compressed():
     return sum(counted.calls["allreduce"])
 
 
-def test_what_a_hook_sends_from_other_threads_is_counted():
-    assert d2lpar.launch(compressed) == [4 * (64 + 32)] * 2
+def test_what_a_hook_sends_from_other_threads_is_counted(ranks):
+    assert [results["compressed"] for results in ranks] == [4 * (64 + 32)] * 2
 
 
 def classifier():
@@ -119,12 +144,8 @@ def classifier():
 BATCH = torch.arange(1000.0).reshape(5, 200) / 1000, torch.arange(5)
 
 
-def parts():
-    return [tensor.tolist() for tensor in ddp.batch_of_rank(*BATCH)]
-
-
-def test_parts_of_ranks_are_the_batch():
-    (X0, y0), (X1, y1) = d2lpar.launch(parts)
+def test_parts_of_ranks_are_the_batch(ranks):
+    (X0, y0), (X1, y1) = (results["parts"] for results in ranks)
     assert X0 + X1 == BATCH[0].tolist() and (y0, y1) == ([0, 1, 2], [3, 4])
 
 
@@ -133,10 +154,9 @@ def test_a_batch_whose_labels_do_not_fit_has_no_parts():
         ddp.batch_of_rank(BATCH[0], BATCH[1][:4])
 
 
-def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait():
-    link = Link(1e6)
+def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait(ranks):
     X, y = (tensor[:4] for tensor in BATCH)
-    ranks = d2lpar.launch(ddp.record_step, classifier(), X, y, 0.001, link)
+    ranks = [results["record_step"] for results in ranks]
     net = classifier()
     torch.nn.functional.cross_entropy(net(X), y).backward()
     for marks, gradients in ranks:
@@ -149,16 +169,14 @@ def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait():
     assert waits.end == ranks[1][0][1].end and waits.name == "waits"
 
 
-def test_buckets_and_arrivals_hold_all_gradients_last_layer_first():
-    net, last, first = classifier(), 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
-    X, y = (tensor[:4] for tensor in BATCH)
-    assert d2lpar.launch(ddp.bucket_bytes, net, X, y, 0.001) == [[last, first]] * 2
-    start = time.perf_counter()
-    for arrivals in d2lpar.launch(ddp.gradient_arrivals, net, X, y):
+def test_buckets_and_arrivals_hold_all_gradients_last_layer_first(ranks):
+    last, first = 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
+    assert [results["bucket_bytes"] for results in ranks] == [[last, first]] * 2
+    for arrivals, seconds in (results["arrivals"] for results in ranks):
         moments, num_bytes = zip(*arrivals, strict=True)
         assert sum(num_bytes[:2]) == last and sum(num_bytes[2:]) == first
         assert 0 < moments[0] and list(moments) == sorted(moments)
-        assert moments[-1] < time.perf_counter() - start  # they count from the backward pass on
+        assert moments[-1] < seconds  # they count from the backward pass on
 
 
 def test_saved_bytes_are_the_activations_without_parameters():

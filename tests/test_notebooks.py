@@ -230,6 +230,27 @@ def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
     return path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def long_run(tmp_path_factory):
+    """Start a run that comes to a cell which waits; it gets there beside the other tests."""
+    folder = tmp_path_factory.mktemp("long")
+    write_chapter(folder / "01_first.ipynb", "1 + 1")
+    mark = "open('kernel', 'w').write(str(os.getpid()))"
+    write_chapter(folder / "02_slow.ipynb", f"import os, time; {mark}; time.sleep(200)")
+    write_chapter(folder / "03_never.ipynb", "open('never', 'w')")
+    command = [sys.executable, ROOT / "tools" / "run.py", "--folder", folder]
+    process = subprocess.Popen(
+        [*command, "--build", folder / "build"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    yield process, folder
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)  # it ends its kernel
+        process.communicate()
+
+
 @dataclass
 class Done:
     """What a run returned and printed."""
@@ -342,7 +363,7 @@ def test_nothing_else_is_left_in_the_folder(three_chapters):
 
 
 def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
-    pause = "print('b', flush=True); time.sleep(0.5); print('c')"
+    pause = "print('b', flush=True); time.sleep(0.1); print('c')"
     path = write_chapter(tmp_path / "01_same.ipynb", "print(hash('a'))", f"import time; {pause}")
     notebook = nbformat.read(path, as_version=4)
     notebook.metadata.update(widgets={"x": {}}, toc={"base": 1})
@@ -403,13 +424,35 @@ def test_chapter_that_shows_a_path_is_not_written(tmp_path):
     assert done.returncode == 1
     assert "cell 2: /home/ada/x" in done.stdout
     assert path.read_bytes() == before
-    assert runner(tmp_path).returncode == 0  # only writing back minds
 
 
-def test_run_alone_changes_no_notebook(tmp_path):
-    path = write_chapter(tmp_path / "01_same.ipynb", "1 + 1")
+@pytest.fixture(scope="module")
+def run_alone(tmp_path_factory):
+    """Run a chapter that shows a path; nothing is written back. Returns the bytes before, too.
+
+    The user has a kernel named python3, which must not be taken.
+    """
+    folder, data = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("data")
+    spec = data / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no"}))
+    where = f"import sys; assert sys.prefix == {sys.prefix!r}"
+    path = write_chapter(folder / "01_who.ipynb", where, "print('see /home/' + 'ada/x')")
     before = path.read_bytes()
-    assert runner(tmp_path).returncode == 0
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("JUPYTER_PATH", str(data))
+        return path, runner(folder), before
+
+
+def test_kernel_is_this_python(run_alone):
+    _, done, _ = run_alone
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_run_alone_changes_no_notebook(run_alone):
+    """Only a run that writes back minds paths of the machine."""
+    path, done, before = run_alone
+    assert done.returncode == 0
     assert path.read_bytes() == before
 
 
@@ -417,7 +460,7 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     write_chapter(tmp_path / "01_slow.ipynb", "import time; time.sleep(60)")
     write_chapter(tmp_path / "02_dead.ipynb", "import os; os._exit(1)")
     write_chapter(tmp_path / "03_good.ipynb", "1 + 1")
-    done = runner(tmp_path, "--timeout", "2")
+    done = runner(tmp_path, "--timeout", "1")
     assert done.returncode == 1
     assert re.search(r"^01_slow .* failed in cell 1: CellTimeoutError", done.stdout, re.MULTILINE)
     assert re.search(r"^02_dead .* failed in cell 1: DeadKernelError", done.stdout, re.MULTILINE)
@@ -425,31 +468,10 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
 
 
-def test_kernel_is_this_python(tmp_path, monkeypatch):
-    """A kernel named python3 that the user has installed is not taken."""
-    spec = tmp_path / "data" / "kernels" / "python3"
-    spec.mkdir(parents=True)
-    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no"}))
-    write_chapter(tmp_path / "01_who.ipynb", f"import sys; assert sys.prefix == {sys.prefix!r}")
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "data"))
-    done = runner(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_interrupt_ends_kernel_and_run(tmp_path):
+def test_interrupt_ends_kernel_and_run(long_run):
     """Ctrl-C: no further chapter, no kernel left, status 130, the table so far."""
-    write_chapter(tmp_path / "01_first.ipynb", "1 + 1")
-    mark = "open('kernel', 'w').write(str(os.getpid()))"
-    write_chapter(tmp_path / "02_slow.ipynb", f"import os, time; {mark}; time.sleep(60)")
-    write_chapter(tmp_path / "03_never.ipynb", "open('never', 'w')")
-    command = [sys.executable, ROOT / "tools" / "run.py", "--folder", tmp_path]
-    process = subprocess.Popen(
-        [*command, "--build", tmp_path / "build"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # a job in the background ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    kernel = tmp_path / "kernel"
+    process, folder = long_run
+    kernel = folder / "kernel"
     wait_for(lambda: kernel.exists() and kernel.read_text(), 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -457,7 +479,7 @@ def test_interrupt_ends_kernel_and_run(tmp_path):
     assert "Traceback" not in out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
     assert re.search(r"^02_slow .* interrupted$", out, re.MULTILINE)
-    assert not (tmp_path / "never").exists()
+    assert not (folder / "never").exists()
     wait_for(lambda: not Path(f"/proc/{kernel.read_text()}").exists(), 20)
 
 

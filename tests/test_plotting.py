@@ -1,5 +1,6 @@
 import base64
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -313,7 +314,9 @@ def test_progress_of_a_loop_that_ends_early(capsys):
     assert last.startswith(" 50%|") and last.endswith("| 2/4")
 
 
-CELLS = [
+PICTURE = {"image/png": "", "text/plain": "<Figure>"}
+# The cells of a notebook, and what they show, whoever runs them and how fast.
+CELLS = {
     """\
 import time
 import torch
@@ -323,54 +326,81 @@ from d2lpar.plotting.animator import progress
 animator = d2lpar.Animator("epoch", "loss", xlim=[1, 9])
 for epoch in progress(range(9)):
     animator.add(epoch + 1, (1 / (epoch + 1), epoch / 9))
-    time.sleep(0.1)
-print("done")""",
-    "animator.fig",
+    time.sleep(0.3 * (epoch == 0))  # until the bar is drawn with times, which are longer
+print("done")""": PICTURE,
+    "animator.fig": PICTURE,
     "devices = d2lpar.virtual_gpus(2)\nwith d2lpar.Timeline() as timeline:\n"
-    "    torch.ones(3, device=devices[1])\ntimeline",
-    'plot_bars(["a"], [1], [2], "s")',
-]
+    "    torch.ones(3, device=devices[1])\ntimeline": {**PICTURE, "text/plain": "<Timeline>"},
+    'plot_bars(["a"], [1], [2], "s")': PICTURE,
+}
+# Where the bar showed times until it ended, there are spaces.
+BAR = "100%|" + "█" * 30 + "| 9/9" + " " * len(" [00:00<00:00]") + "\n"
+STREAMS = {"stdout": "done\n", "stderr": BAR}
+# Notes the outputs that nbval gets from the kernel: to which cell they belong, and their data.
+CONFTEST = """
+import json
+from nbval.plugin import IPyNbFile
+
+get = IPyNbFile.get_kernel_message
+
+def get_and_note(self, **options):
+    message = get(self, **options)
+    if data := message["content"].get("data"):
+        with open("shown", "a") as file:
+            noted = message["parent_header"]["msg_id"], message["msg_type"], data
+            print(json.dumps(noted), file=file)
+    return message
+
+IPyNbFile.get_kernel_message = get_and_note
+"""
 
 
 @pytest.fixture(scope="module")
-def notebook(tmp_path_factory):
-    """Path of a notebook that was executed in a kernel."""
-    nbformat = pytest.importorskip("nbformat")
-    nbclient = pytest.importorskip("nbclient")
+def in_a_notebook(tmp_path_factory):
+    """Run nbval on a notebook of the cells above; return what it says and what it got to see."""
+    pytest.importorskip("nbval")
     pytest.importorskip("ipykernel")
-    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    where = {"metadata": {"path": str(ROOT)}}
-    nbclient.NotebookClient(notebook, kernel_name="python3", timeout=100, resources=where).execute()
-    path = tmp_path_factory.mktemp("notebook") / "cells.ipynb"
-    nbformat.write(notebook, path)
-    return path
+    nbformat = pytest.importorskip("nbformat")
+    folder = tmp_path_factory.mktemp("notebook")
+    new_cell, new_output = nbformat.v4.new_code_cell, nbformat.v4.new_output
+    cells = [
+        new_cell(cell, outputs=[new_output("display_data", data)], execution_count=count)
+        for count, (cell, data) in enumerate(CELLS.items(), 1)
+    ]
+    for name, text in STREAMS.items():
+        cells[0].outputs.append(new_output("stream", name=name, text=text))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "cells.ipynb")
+    (folder / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "cells.ipynb"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    return done, folder / "shown"
 
 
-def test_in_a_notebook_every_figure_is_shown_once(notebook):
-    import nbformat
-
-    cells = nbformat.read(notebook, as_version=4).cells
+def test_in_a_notebook_every_figure_is_shown_once(in_a_notebook):
+    _, noted = in_a_notebook
+    cells = {}
+    for cell, kind, data in map(json.loads, noted.read_text().splitlines()):
+        outputs = cells.setdefault(cell, [])
+        if kind == "update_display_data":
+            outputs.pop()
+        outputs.append(data)
     figures = []
-    for cell in cells:
-        [shown] = [output for output in cell.outputs if output.output_type != "stream"]
-        assert base64.b64decode(shown.data["image/png"]).startswith(b"\x89PNG")
-        figures.append((shown.data["text/plain"], shown.data["image/png"]))
+    for [shown] in cells.values():
+        assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+        figures.append((shown["text/plain"], shown["image/png"]))
     assert [text for text, _ in figures] == ["<Figure>", "<Figure>", "<Timeline>", "<Figure>"]
     live, final = figures[0][1], figures[1][1]
     assert live == final  # the last point was drawn when the cell ended
 
 
-def test_nbval_compares_the_notebook(notebook):
-    pytest.importorskip("nbval")
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q", notebook]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider"],
-        cwd=notebook.parent,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+def test_nbval_compares_the_notebook(in_a_notebook):
+    done, _ = in_a_notebook
     assert done.returncode == 0, done.stdout
     assert "4 passed" in done.stdout
 

@@ -29,16 +29,25 @@ def ray():
     ray.shutdown()
 
 
+def values(start=0.0):
+    """Return the tensors of the store that the tests share."""
+    return {
+        "w": torch.full((2, 5), start),
+        "b": torch.full((2,), start),
+        "n": torch.tensor(0, dtype=torch.int64),
+    }
+
+
 @pytest.fixture(scope="module")
 def kept(ray):
-    with parameter_servers({"w": torch.zeros(2, 5)}, num_servers=2) as store:
+    with parameter_servers(values(), num_servers=3) as store:
         yield store
 
 
 @pytest.fixture
 def store(kept):
-    """Give each test what looks like a new store, two servers with a tensor "w" (2, 5) of zeros."""
-    kept.reset({"w": torch.zeros(2, 5)})
+    """Give each test what looks like a new store: three servers, and zeros. The last one dies."""
+    kept.reset(values())
     return kept
 
 
@@ -46,31 +55,78 @@ def pid_of(ray, actor):
     return ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))
 
 
+@pytest.fixture(scope="module", autouse=True)
+def program(tmp_path_factory):
+    """Start a program with a Ray and a store of its own, which takes as long as some tests.
+
+    It works when there is a file "go" in its folder.
+    """
+    folder = tmp_path_factory.mktemp("program")
+    code = f"""
+    import os, time, torch
+    from d2lpar.servers.store import parameter_servers
+    from pathlib import Path
+    folder = Path({str(folder)!r})
+
+    def work(worker, attempt):
+        Path(folder, f"{{attempt}}-{{worker.rank}}-{{os.getpid()}}").touch()
+        while True:
+            worker.push("w", torch.ones(4))
+            worker.tick()
+
+    def main():
+        with parameter_servers({{"w": torch.zeros(4)}}, replicas=1) as store:
+            while not Path(folder, "go").exists():
+                time.sleep(0.05)
+            try:
+                store.run(work, 0)
+            except KeyboardInterrupt:
+                print("interrupted", store.pull("w").std().item(), flush=True)
+            store.run(work, 1)
+
+    try:
+        main()
+    except KeyboardInterrupt:
+        import ray
+        print("left", ray.is_initialized(), flush=True)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    yield process, folder
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
 # Push, pull, and what travels
 
 
-def test_ranges_push_pull_and_bytes(ray):
-    w, b = torch.arange(10.0).reshape(2, 5), torch.tensor(7, dtype=torch.int64)
-    with parameter_servers({"w": w, "b": b}, num_servers=3) as store:
-        keys = torch.tensor([0, 3, 8, 9])
-        store.push("w", torch.ones(2, 5))
-        store.push("w", torch.tensor([1.0, 2.0, 3.0, 4.0]), keys)
-        store.push("b", torch.tensor(2))
-        expected = (w + 1).flatten().index_add(0, keys, torch.tensor([1.0, 2.0, 3.0, 4.0]))
-        assert torch.equal(store.pull("w"), expected.reshape(2, 5))
-        assert torch.equal(store.pull("w", keys[1:]), expected[keys[1:]])
-        assert store.pull("b") == 9 and store.pull("b").shape == ()
-        assert torch.equal(w, torch.arange(10.0).reshape(2, 5))  # not written to
-        # Elements 0-2, 3-5, 6-9 of w; 4 bytes a number, 4 a key; b (8 bytes) lies on the last.
-        assert store.traffic() == {
-            ("driver", "server 0"): 12 + 8,
-            ("driver", "server 1"): 12 + 8 + 4,
-            ("driver", "server 2"): 16 + 16 + 8 + 8,
-            ("server 0", "driver"): 12,
-            ("server 1", "driver"): 12 + 4,
-            ("server 2", "driver"): 16 + 8 + 16,
-        }
-        assert store.num_updates() == [3, 3, 3]
+def test_ranges_push_pull_and_bytes(store):
+    w, n = torch.arange(10.0).reshape(2, 5), torch.tensor(7, dtype=torch.int64)
+    store.reset({**values(), "w": w, "n": n})
+    keys = torch.tensor([0, 3, 8, 9])
+    store.push("w", torch.ones(2, 5))
+    store.push("w", torch.tensor([1.0, 2.0, 3.0, 4.0]), keys)
+    store.push("n", torch.tensor(2))
+    expected = (w + 1).flatten().index_add(0, keys, torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    assert torch.equal(store.pull("w"), expected.reshape(2, 5))
+    assert torch.equal(store.pull("w", keys[1:]), expected[keys[1:]])
+    assert store.pull("n") == 9 and store.pull("n").shape == ()
+    assert torch.equal(w, torch.arange(10.0).reshape(2, 5))  # not written to
+    # Elements 0-2, 3-5, 6-9 of w; 4 bytes a number, 4 a key; n (8 bytes) lies on the last.
+    assert store.traffic() == {
+        ("driver", "server 0"): 12 + 8,
+        ("driver", "server 1"): 12 + 8 + 4,
+        ("driver", "server 2"): 16 + 16 + 8 + 8,
+        ("server 0", "driver"): 12,
+        ("server 1", "driver"): 12 + 4,
+        ("server 2", "driver"): 16 + 8 + 16,
+    }
+    assert store.num_updates() == [3, 3, 3]
 
 
 def test_what_was_pulled_is_the_callers_own(store):
@@ -88,17 +144,18 @@ def test_reset_counts_anew(store):
         return worker.rank
 
     for start in (0.0, 5.0):
-        store.reset({"w": torch.full((2, 5), start)})
+        store.reset(values(start))
         assert store.run(push_twice, num_workers=2) == [0, 1]
         assert (store.pull("w") == start + 4).all()
-        assert store.num_updates() == [4, 4]
-        assert store.traffic()["worker 1", "server 0"] == 2 * 20
-    for values in ({"w": torch.zeros(10)}, {"v": torch.zeros(2, 5)}):
-        with pytest.raises(ValueError, match=r"holds tensors of shapes {'w': \(2, 5\)}: got"):
-            store.reset(values)
+        assert store.num_updates() == [4, 4, 4]
+        assert store.traffic()["worker 1", "server 0"] == 2 * 12
+    shapes = r"{'w': \(2, 5\), 'b': \(2,\), 'n': \(\)}"
+    for wrong in ({**values(), "w": torch.zeros(10)}, {"v": torch.zeros(2, 5)}):
+        with pytest.raises(ValueError, match=f"holds tensors of shapes {shapes}: got"):
+            store.reset(wrong)
     run = store.start(lambda worker: time.sleep(1000))
     with pytest.raises(RuntimeError, match="workers are under way"):
-        store.reset({"w": torch.zeros(2, 5)})
+        store.reset(values())
     run.stop()
 
 
@@ -107,19 +164,19 @@ def test_neither_the_push_itself_nor_one_before_a_reset_makes_it_stale(store):
         store.pull("w")
         store.push("w", torch.ones(2, 5))
         assert store.staleness[-1] == 0
-    store.reset({"w": torch.zeros(2, 5)})
+    store.reset(values())
     store.push("w", torch.ones(2, 5))
     assert store.staleness[-1] == 0
 
 
-def test_synchronous_steps_equal_allreduce(ray):
+def test_synchronous_steps_equal_allreduce(store):
     torch.manual_seed(0)
-    X, y, lr = torch.randn(12, 5), torch.randint(3, (12,)), 0.5
-    params = {"W": torch.randn(5, 3), "b": torch.zeros(3)}
+    X, y, lr = torch.randn(12, 5), torch.randint(2, (12,)), 0.5
+    params = {"w": torch.randn(2, 5), "b": torch.zeros(2)}
 
     def gradients(params, X, y):
         leaves = [p.clone().requires_grad_() for p in params.values()]
-        loss = F.cross_entropy(X @ leaves[0] + leaves[1], y, reduction="sum")
+        loss = F.cross_entropy(F.linear(X, *leaves), y, reduction="sum")
         return dict(zip(params, torch.autograd.grad(loss, leaves), strict=True))
 
     def train(worker, num_steps):
@@ -134,9 +191,9 @@ def test_synchronous_steps_equal_allreduce(ray):
             worker.tick()
         return worker.ahead
 
-    with parameter_servers(params, num_servers=2) as store:
-        ahead = store.run(train, 5, num_workers=3)
-        trained = {name: store.pull(name) for name in params}
+    store.reset({**values(), **params})
+    ahead = store.run(train, 5, num_workers=3)
+    trained = {name: store.pull(name) for name in params}
     assert all(max(ticks) == 0 for ticks in ahead)
     for _ in range(5):
         parts = [gradients(params, X[i : i + 4], y[i : i + 4]) for i in (0, 4, 8)]
@@ -226,46 +283,45 @@ def test_who_joins_starts_where_the_slowest_is():
 # Faults
 
 
+@pytest.fixture(scope="module")
+def pair(ray):
+    """A store with one server and its replica, which outlives them."""
+    with parameter_servers({"w": torch.zeros(1000)}, replicas=1) as store:
+        yield store
+
+
 @pytest.mark.parametrize("victim", ["server", "replica"])
-def test_server_killed_and_no_acknowledged_push_is_lost_or_doubled(ray, victim):
+def test_server_killed_and_no_acknowledged_push_is_lost_or_doubled(ray, pair, victim):
     def count_up(worker, num_pushes):
         for _ in range(num_pushes):
             worker.push("w", torch.ones(1000))
         return worker.pushes
 
-    with parameter_servers({"w": torch.zeros(1000)}, replicas=1) as store:
-        store.push("w", torch.ones(2), torch.tensor([3, 5]))
-        links = [("driver", "server 0"), ("server 0", "replica 1 of server 0")]
-        assert store.traffic() == dict.fromkeys(links, 16)
-        store.reset({"w": torch.zeros(1000)})
-        actor = store.servers[0]
-        if victim == "replica":
-            actor = store._actors[0]  # made before its server
-        run = store.start(count_up, 300, num_workers=2)
-        for threshold in (50, 300):
-            wait_until(lambda: store.num_updates()[0] > threshold)  # noqa: B023
-            os.kill(pid_of(ray, actor), signal.SIGKILL)
-        acknowledged = sum(run.results())
-        assert acknowledged == 600
-        assert store.num_updates() == [600]
-        assert (store.pull("w") == 600).all()
-        # And the other one of the pair has them too.
-        os.kill(pid_of(ray, store.servers[0]), signal.SIGKILL)
-        assert (store.pull("w") == 600).all()
+    pair.reset({"w": torch.zeros(1000)})
+    pair.push("w", torch.ones(2), torch.tensor([3, 5]))
+    links = [("driver", "server 0"), ("server 0", "replica 1 of server 0")]
+    assert pair.traffic() == dict.fromkeys(links, 16)
+    pair.reset({"w": torch.zeros(1000)})
+    actor = pair.servers[0]
+    if victim == "replica":
+        actor = pair._actors[0]  # made before its server
+    run = pair.start(count_up, 150, num_workers=2)
+    for threshold in (25, 150):
+        wait_until(lambda: pair.num_updates()[0] > threshold)  # noqa: B023
+        os.kill(pid_of(ray, actor), signal.SIGKILL)
+    acknowledged = sum(run.results())
+    assert acknowledged == 300
+    assert pair.num_updates() == [300]
+    assert (pair.pull("w") == 300).all()
+    # And the other one of the pair has them too.
+    os.kill(pid_of(ray, pair.servers[0]), signal.SIGKILL)
+    assert (pair.pull("w") == 300).all()
 
 
 def test_a_push_that_is_repeated_is_not_added_again(ray, store):
-    message = ("worker 0", 1, "w", torch.ones(5).numpy(), None)
+    message = ("worker 0", 1, "w", torch.ones(3).numpy(), None)
     assert ray.get([store.servers[0].push.remote(message) for _ in range(3)]) == [1, 1, 1]
-    assert store.pull("w").tolist() == [[1.0] * 5, [0.0] * 5]
-
-
-def test_server_without_replica_is_lost_with_an_error(ray):
-    with parameter_servers({"w": torch.zeros(4)}, num_servers=2) as store:
-        ray.kill(store.servers[1])
-        assert store.pull("w", torch.tensor([0, 1])).tolist() == [0, 0]
-        with pytest.raises(RuntimeError, match="a parameter server died, and no replica"):
-            store.pull("w")
+    assert store.pull("w").tolist() == [[1.0] * 3 + [0.0] * 2, [0.0] * 5]
 
 
 def test_error_of_a_worker_comes_back_and_stops_the_others(ray, store):
@@ -300,46 +356,17 @@ def test_killed_worker_is_named(store):
         store.run(work, num_workers=2)
 
 
-def test_interrupt_leaves_nothing(tmp_path):
+def test_interrupt_leaves_nothing(program):
     """Ctrl-C reaches all processes of a terminal, as Jupyter's interrupt does."""
-    code = f"""
-    import os, time, torch
-    from d2lpar.servers.store import parameter_servers
-    from pathlib import Path
-    folder = Path({str(tmp_path)!r})
-
-    def work(worker, attempt):
-        Path(folder, f"{{attempt}}-{{worker.rank}}-{{os.getpid()}}").touch()
-        while True:
-            worker.push("w", torch.ones(4))
-            worker.tick()
-
-    def main():
-        with parameter_servers({{"w": torch.zeros(4)}}, replicas=1) as store:
-            try:
-                store.run(work, 0)
-            except KeyboardInterrupt:
-                print("interrupted", store.pull("w").std().item(), flush=True)
-            store.run(work, 1)
-
-    try:
-        main()
-    except KeyboardInterrupt:
-        import ray
-        print("left", ray.is_initialized(), flush=True)
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
-        # a job in the background ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
+    process, folder = program
+    (folder / "go").touch()
     for attempt in range(2):
-        wait_until(lambda: len(list(tmp_path.glob(f"{attempt}-*"))) == 1, 60)  # noqa: B023
+        wait_until(lambda: len(list(folder.glob(f"{attempt}-*"))) == 1, 60)  # noqa: B023
         os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert out.splitlines() == ["interrupted 0.0", "left False"]
-    pids = [int(path.name.split("-")[2]) for path in tmp_path.iterdir()]
+    pids = [int(path.name.split("-")[2]) for path in folder.glob("?-*")]
+    assert len(pids) == 2
     wait_until(lambda: not any(is_alive(pid) for pid in pids))
     group = f" {process.pid} "
     wait_until(lambda: group not in subprocess.check_output(["ps", "-eo", "pgid,stat"], text=True))
@@ -371,7 +398,7 @@ def test_bad_pushes_and_pulls(store):
     ):
         with pytest.raises(ValueError, match=message):
             store.pull("w", torch.tensor(keys))
-    with pytest.raises(KeyError, match="no tensor 'v' in the store: it holds w"):
+    with pytest.raises(KeyError, match="no tensor 'v' in the store: it holds w, b, n"):
         store.push("v", torch.zeros(1))
     with pytest.raises(ValueError, match=r"push of shape \(3,\) to 'w' should have \(2, 5\)"):
         store.push("w", torch.zeros(3))
@@ -380,7 +407,7 @@ def test_bad_pushes_and_pulls(store):
     with pytest.raises(ValueError, match="num_workers is an integer, 1 or more: got 0"):
         store.run(print, num_workers=0)
     assert store.pull("w", torch.tensor([], dtype=torch.int64)).shape == (0,)
-    assert store.num_updates() == [0, 0]
+    assert store.num_updates() == [0, 0, 0]
 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch):
@@ -408,3 +435,13 @@ def test_address_of_a_cluster_is_taken(monkeypatch, ray):
     assert [address for address, _ in asked] == ["head:6379", "other:6379", "local"]
     assert "num_cpus" not in asked[1][1] and asked[2][1]["include_dashboard"] is False
     assert os.environ["PYTHONPATH"] == "mine"  # only Ray's processes got another one
+
+
+# The end of the store that the tests share
+
+
+def test_server_without_replica_is_lost_with_an_error(ray, store):
+    ray.kill(store.servers[1])
+    assert store.pull("w", torch.tensor([0, 1])).tolist() == [0, 0]
+    with pytest.raises(RuntimeError, match="a parameter server died, and no replica"):
+        store.pull("w")
