@@ -11,6 +11,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import socket
 import sys
 
@@ -39,6 +40,7 @@ def serve(channel):
 def be_kernel(arguments, folder, environment):
     """Be a kernel, and end this process."""
     code = 1
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # by way of what follows `finally`
     try:
         os.setsid()
         os.chdir(folder)

@@ -107,6 +107,14 @@ class Fork(LocalProvisioner):
         self.pid = self.pgid = self.process.pid
         return self.connection_info
 
+    def get_shutdown_wait_time(self, recommended=5.0):
+        """Return twice the seconds in which a kernel is to end by itself.
+
+        One that has started processes waits longer, for one that is deaf to its signals: that of
+        `multiprocessing` which tracks what the others share.
+        """
+        return 1.0
+
 
 class Kernel(AsyncKernelManager):
     """A kernel of the Python that runs this script, whatever kernels are installed.

@@ -59,7 +59,7 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
 
 
 def record_step(net, X, y, bucket_cap_mb, link=None):
-    """Take three steps of `DistributedDataParallel`, and record the last.
+    """Take two steps of `DistributedDataParallel`, and record the second, whose buckets are final.
 
     Args:
         net: a classifier, the same on every rank.
@@ -74,7 +74,7 @@ def record_step(net, X, y, bucket_cap_mb, link=None):
     X, y = batch_of_rank(X, y)
     recorder = StepRecorder(link)
     recorder.record_buckets(ddp)
-    for _ in range(3):
+    for _ in range(2):
         net.zero_grad()
         dist.barrier()
         recorder.clear()
@@ -119,7 +119,7 @@ def gradient_arrivals(net, X, y):
 
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(note)
-    for _ in range(3):
+    for _ in range(2):
         net.zero_grad()
         loss = F.cross_entropy(net(X), y)
         dist.barrier()
