@@ -476,7 +476,7 @@ def test_interrupt_ends_kernel_and_run(long_run):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in out + err
+    assert "Traceback" not in out + err, out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
     assert re.search(r"^02_slow .* interrupted$", out, re.MULTILINE)
     assert not (folder / "never").exists()

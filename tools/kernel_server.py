@@ -50,6 +50,7 @@ def be_kernel(arguments, folder, environment):
         importlib.import_module("ipykernel.kernelapp").launch_new_instance([*arguments, parent])
         code = 0
     finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         atexit._run_exitfuncs()  # os._exit leaves them out: temporary folders would stay
         os._exit(code)
 
