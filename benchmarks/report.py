@@ -1,7 +1,10 @@
 """What the benchmarks share: a clock, and a row for each ratio beside the limit it must keep."""
 
 import statistics
+import threading
 import time
+
+import torch
 
 import d2lpar
 
@@ -17,6 +20,32 @@ def seconds(work):
     work()
     d2lpar.synchronize()
     return time.perf_counter() - start
+
+
+def cores_of_two_threads(count=40, size=1000):
+    """Return how many cores this machine gives two plain threads at this moment, at most 2.
+
+    Two cores of a shared machine may be worth 1.5 in one minute and 2 in the next: what two
+    devices gain is held against it. Call `torch.set_num_threads(1)` before.
+    """
+    inputs = [torch.rand(size, size) for _ in range(2)]
+
+    def products(x):
+        for _ in range(count):
+            x.mm(x)
+
+    def took(threads):
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return time.perf_counter() - start
+
+    alone = [took([threading.Thread(target=products, args=(x,))]) for x in inputs]
+    return min(
+        2.0, sum(alone) / took([threading.Thread(target=products, args=(x,)) for x in inputs])
+    )
 
 
 def ratio_row(name, ratio, limit, at_least=True):

@@ -274,6 +274,10 @@ def test_curves():
     looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
     a, b, measured, predicted = (figures.LINES[i] for i in (2, 3, 0, 1))
     assert looks == [a, measured, b, predicted, a, b]
+    names = ["ring, predicted", "ring, measured", "tree, predicted", "tree, measured"]
+    lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
+    assert [line.get_color() for line in lines] == [figures.PREDICTED, figures.MEASURED] * 2
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 

@@ -118,12 +118,23 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
     return figure
 
 
+_LOOKS = {  # of the first group of curves, and of the second
+    "measured": (LINES[0], (MEASURED, "-.", "D")),
+    "predicted": (LINES[1], (PREDICTED, ":", "^")),
+}
+
+
 def _looks(names):
-    """Return a line of LINES for each name: "measured" and "predicted" always have the same."""
-    fixed = {"measured": LINES[0], "predicted": LINES[1]}
-    taken = [fixed.get(name) for name in names]
-    free = itertools.cycle([line for line in LINES if line not in taken])
-    return [fixed[name] if name in fixed else next(free) for name in names]
+    """Return colour, dashes and marker for each name.
+
+    What is "measured" or "predicted", or "ring, measured" of the group "ring", always has the same
+    colour; groups differ in dashes and markers.
+    """
+    pairs = [name.rpartition(", ")[::2] for name in names]  # group and role
+    groups = list(dict.fromkeys(group for group, role in pairs if role in _LOOKS))
+    looks = [role in _LOOKS and _LOOKS[role][groups.index(group) % 2] for group, role in pairs]
+    free = itertools.cycle([line for line in LINES if line not in looks])
+    return [look or next(free) for look in looks]
 
 
 def plot_agreement(runs, quantity, band=0.15):
