@@ -42,22 +42,28 @@ SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
 def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
-    Called again, it gives the same devices, set to the new figures once they are idle; the limit of
-    `torch.vgpu.set_per_process_memory_fraction` is lifted.
+    `threads`, `memory`, `link` and `peer_link` are each one value for all devices, or a list with
+    one value for each device.
+
+    When it is called again, it returns the same devices: it waits for their work, sets them to the
+    new values, and lifts the limit of `torch.vgpu.set_per_process_memory_fraction`.
 
     Args:
-        n: how many. Each of the following is one figure for all devices, or a list of one for each.
+        n: how many.
         threads: CPU threads that run a device's kernels; by default what the environment variable
             D2LPAR_THREADS says, or one.
         memory: bytes of a device; by default an equal share of 80 % of what this process may use.
-        link: what copies from and to the CPU take: a `Link`, a preset's name, bytes per second, or
-            None for what the copy itself takes here.
+        link: how fast bytes are copied from and to the CPU: a `Link`, a preset's name, bytes per
+            second, or None for copies that take only as long as the CPU takes to write them.
         peer_link: the same between devices; by default as `link`.
 
     Raises:
-        ValueError, TypeError: figures make no sense.
-        RuntimeError: virtual GPUs are not known to work on this version of torch.
-        torch.AcceleratorError: work failed on a device before.
+        ValueError: a value is out of range, a list does not have `n` of them, no link has the
+            name, or a device holds more bytes than its new `memory`.
+        TypeError: `threads` or `memory` is not a whole number, or a link is none of the above.
+        RuntimeError: virtual GPUs are not known to work on this version of torch, another package
+            has added a device type to torch, or this process is a fork of one with virtual GPUs.
+        torch.AcceleratorError: work that was issued to a device before has failed.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
@@ -107,7 +113,10 @@ def cores_of_this_process():
 
 
 def memory_of_this_process():
-    """Return the bytes of memory that this process may use: the machine's, or its group's limit."""
+    """Return the bytes of memory that this process may use.
+
+    They are those of the machine, or the limit of the process's control group if that is lower.
+    """
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in CGROUP_LIMITS:
         try:
@@ -159,14 +168,21 @@ def _positive_int(name, value):
 
 
 def start_recording():
-    """Return a list to which a Span for every op is appended, until `stop_recording`."""
+    """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`."""
     from . import scheduler
 
     return scheduler.start_recording()
 
 
 def stop_recording(recording):
-    """Stop appending to `recording`. Synchronize first, or ops that still run are missing."""
+    """Stop appending to `recording`; synchronize before, or the ops that still run are missing.
+
+    Args:
+        recording: a list that `start_recording` returned.
+
+    Raises:
+        ValueError: it is not a recording under way.
+    """
     from . import scheduler
 
     scheduler.stop_recording(recording)

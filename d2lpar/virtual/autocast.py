@@ -37,7 +37,7 @@ REFUSED = {
 
 
 def register(library):
-    """Add the casts to `library`, a torch.library.Library of "aten"."""
+    """Register the casts in `library`, a `torch.library.Library` of "aten"."""
     for names, choose in (
         (LOWER_PRECISION, lambda tensors: torch.get_autocast_dtype("vgpu")),
         (FLOAT32, lambda tensors: torch.float32),

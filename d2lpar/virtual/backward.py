@@ -1,9 +1,9 @@
 """Backward on the streams of forward, as CUDA does it.
 
 Each operator of a backward pass is issued to the stream of its forward, after the ops of other
-streams that wrote what it reads; at the end the caller's streams wait for all of them. Which stream
-that was is known for what the calling thread recorded; what another thread recorded on a stream of
-its own runs on the caller's stream, with the same values.
+streams that wrote what it reads. At the end the caller's streams wait for all of them. The stream
+of the forward is known for operators that the calling thread recorded. Operators that another
+thread recorded on a stream of its own run on the caller's stream, with the same values.
 """
 
 from . import private
@@ -12,7 +12,7 @@ from .memory import Cell
 
 
 class BackwardStreams:
-    """What stands in for `CurrentStreams` during a backward pass."""
+    """The current streams during a backward pass, in the place of a `CurrentStreams`."""
 
     def __init__(self, caller):
         self._caller = caller
@@ -24,7 +24,7 @@ class BackwardStreams:
         node = private.autograd_node()
         if node is None:
             if not private.in_backward():
-                self.leave()  # an interrupt came before the end of the pass could
+                self.leave()  # an interrupt kept the end of the pass from doing this
             return self._caller.stream(device)
         chosen_in, stream = self._chosen.get(device.index, (None, None))
         if chosen_in is not node:
@@ -36,20 +36,20 @@ class BackwardStreams:
         return stream
 
     def leave(self):
-        """Make the caller's streams current; they wait for those of the pass when next used."""
+        """Make the caller's streams current; when next used, they wait for those of the pass."""
         self._chosen = {}
         self._caller.unjoined = self
         thread.current = self._caller
 
     def after(self, stream, op):
-        """Return the ops of other streams, under way, that wrote what `op` is about to read."""
+        """Return the ops under way on other streams than `stream` that write what `op` reads."""
         values = [*op.args, *(op.kwargs or {}).values()]
         return tuple(
             writer for writer in _writers(values) if not writer.done and writer.stream is not stream
         )
 
     def set(self, stream):
-        """Issue the work of the current operator to `stream`: the user's own backward says so."""
+        """Issue the work of the current operator to `stream`, as a user's own backward asks."""
         node = private.autograd_node()
         if node is None:
             self._caller.set(stream)
@@ -68,11 +68,11 @@ def _writers(values):
 
 
 class StreamsOfForward:
-    """Context manager: issue the operators of a backward pass to the streams of their forward."""
+    """Issue the operators of a backward pass in a `with` block to the streams of their forward."""
 
     def __enter__(self):
         caller = thread.current
-        self._streams = None  # only default streams, or a backward within a backward
+        self._streams = None  # stays so with default streams only, or in a nested backward
         if type(caller) is CurrentStreams:
             thread.current = self._streams = BackwardStreams(caller)
 

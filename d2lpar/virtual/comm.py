@@ -11,7 +11,18 @@ from .vgpu import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
-    """Return `tensor` cut along `dim`, one piece on each device."""
+    """Cut a tensor along a dimension and copy one piece to each device.
+
+    Args:
+        tensor: a tensor on the CPU or on a virtual GPU.
+        devices: devices or their indices.
+        chunk_sizes: lengths of the pieces along `dim`; by default those of `tensor.chunk`.
+        dim: the dimension.
+        streams: for each device a stream that is current while its piece is copied, or None.
+
+    Returns:
+        A tuple of tensors, one on each device; fewer where `tensor.chunk` gives fewer.
+    """
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
     else:
@@ -26,7 +37,16 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
 
 
 def gather(tensors, dim=0, destination=None):
-    """Return `tensors` put together along `dim` on `destination` (an index; -1 is the CPU)."""
+    """Copy tensors to one device and concatenate them along a dimension.
+
+    Args:
+        tensors: tensors on virtual GPUs, equal in shape but for the length of `dim`.
+        dim: the dimension.
+        destination: index of a device, None for the current one, or -1 for the CPU.
+
+    Returns:
+        One tensor.
+    """
     if destination is None or isinstance(destination, int) and destination >= 0:
         where = registry.find(destination).torch_device
     else:
@@ -37,9 +57,18 @@ def gather(tensors, dim=0, destination=None):
 
 
 def broadcast(tensor, devices=None, *, out=None):
-    """Return `tensor` on each of `devices`, or copied into each of the tensors `out`.
+    """Copy a tensor to several devices, or into several tensors.
 
-    Raises RuntimeError unless one of both is given.
+    Args:
+        tensor: the tensor.
+        devices: devices or their indices.
+        out: tensors that are overwritten.
+
+    Returns:
+        A tuple: a tensor on each of `devices` (`tensor` itself on its own device), or `out`.
+
+    Raises:
+        RuntimeError: both of `devices` and `out` are given, or neither.
     """
     if (devices is None) == (out is None):
         raise RuntimeError(
@@ -54,7 +83,16 @@ def broadcast(tensor, devices=None, *, out=None):
 
 
 def broadcast_coalesced(tensors, devices, buffer_size=10485760):
-    """Return, for each device, copies of all `tensors`, sent in buffers of `buffer_size` bytes."""
+    """Copy tensors to several devices, many tensors in one buffer.
+
+    Args:
+        tensors: tensors on the first of `devices`.
+        devices: devices or their indices.
+        buffer_size: the most bytes of a buffer; a larger tensor has one of its own.
+
+    Returns:
+        For each device a list of tensors; for the first, `tensors` themselves.
+    """
     outputs = [list(tensors)]
     for index in devices[1:]:
         where = registry.find(index).torch_device
@@ -66,9 +104,16 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
-    """Return the sums over devices of each tensor, on `destination`; `inputs[k]` are device k's.
+    """Add up tensors over devices; a device sends many tensors in one buffer.
 
-    The other devices send buffers of `buffer_size` bytes; what is on `destination` stays there.
+    Args:
+        inputs: for each device the list of its tensors, with the same shapes on each device. One
+            of the lists is on `destination`; its tensors are not copied.
+        destination: a device or its index; the current device by default.
+        buffer_size: the most bytes of a buffer; a larger tensor has one of its own.
+
+    Returns:
+        A tuple of the sums, tensors on `destination`.
     """
     where = registry.find(destination).torch_device
     (home,) = [tensors for tensors in inputs if tensors[0].device == where]
@@ -81,12 +126,12 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     return tuple(reorder_as(sums, home))
 
 
-# One kernel for all tensors of a buffer, as torch has for CUDA: these write one after the other
-# what takes an operator for each tensor otherwise.
+# These run one kernel for all tensors of a buffer, as torch does on CUDA. Otherwise each tensor
+# would take an operator of its own.
 
 
 def _pack(tensors):
-    """Return the elements of `tensors` in one vector."""
+    """Return a vector of the elements of all `tensors`."""
     first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)
     layout = Layout.contiguous(first.device, first.dtype, size)

@@ -24,10 +24,20 @@ def pin(tensor):
 
 
 def copy(target, source, non_blocking=False, new=False):
-    """Copy the values of `source` into `target` (`new` or not); one of them is on a virtual GPU.
+    """Copy the values of a tensor into another one; at least one of them is on a virtual GPU.
 
     On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
-    the host waits for unless it is `non_blocking` and the CPU's side is pinned.
+    the host waits for unless it is `non_blocking` and the memory on the CPU is pinned.
+
+    Args:
+        target: the tensor that is written.
+        source: the tensor that is read; its shape can be expanded to that of `target`.
+        non_blocking: whether the host may go on before the copy has ended.
+        new: whether `target` was made for this copy; then it fails where `source` has failed.
+
+    Raises:
+        RuntimeError: the shapes do not fit, or `source` is neither on a virtual GPU nor on the CPU.
+        torch.AcceleratorError: the host waited, and an op on the device has failed.
     """
     if target.shape != source.shape:
         torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
@@ -67,8 +77,10 @@ def _copy_op(engine, link, target, source, pinned=True):
 
 
 def _copy_between(target, source, new):
-    """Copy from one device to another, as CUDA does: on the source's stream, after the work of
-    the target's current stream, which in turn waits for the copy."""
+    """Copy from one device to another, as CUDA does: on the current stream of the source.
+
+    The copy waits for the work of the current stream of the target, which then waits for the copy.
+    """
     device, other = source._cell.layout.device, target._cell.layout.device
     stream, then = device.current_stream(), other.current_stream()
     op = _copy_op(device.p2p, device.peer_link, target, source)
@@ -81,9 +93,9 @@ def _copy_between(target, source, new):
 
 
 def _run(op):
-    """Work of a copy: the first of its arguments receives the values of the second.
+    """Do the work of a copy: the first of its arguments receives the values of the second.
 
-    A new tensor (`op.out`) whose source failed has failed too.
+    A new tensor (`op.out`) has failed where its source has failed.
     """
     try:
         target, source = (fetch(value) if type(value) is Cell else value for value in op.args)
@@ -99,7 +111,7 @@ def _run(op):
 
 
 def copy_(func, args, kwargs):
-    """Issue `target.copy_(source, non_blocking)`."""
+    """Issue `target.copy_(source, non_blocking)` and return the target."""
     target, source, *rest = args
     if isinstance(source, UninitializedTensorMixin):
         return lazy.uninitialized(target, source)

@@ -20,10 +20,15 @@ class Device:
     """One virtual GPU: a slice of the CPU behind a queue.
 
     Attributes:
-        index: its number. torch_device: `torch.device("vgpu", index)`.
-        threads: CPU threads of its kernels. link, peer_link: a `Link` or None, see `virtual_gpus`.
-        memory: its `Memory`. generator: its random numbers.
-        compute, h2d, d2h, p2p: its engines, for kernels and for copies in each direction.
+        index: its number.
+        torch_device: `torch.device("vgpu", index)`.
+        threads: CPU threads of its kernels.
+        memory: its `Memory`; the argument of this name is the limit in bytes.
+        link, peer_link: a `Link` or None, see `virtual_gpus`.
+        generator: its random numbers.
+        compute, h2d, d2h, p2p: its engines, for kernels, and for copies from the CPU, to the CPU
+            and to another device.
+        engines: a tuple of these.
         default_stream: the stream that is current unless another was chosen.
     """
 
@@ -46,7 +51,7 @@ class Device:
         self._errors = deque()
 
     def check_memory(self, memory):
-        """Raise ValueError when more is in use than `memory`, a new limit in bytes."""
+        """Raise ValueError where more bytes are in use than `memory`, a new limit."""
         self.memory.collect()
         in_use = self.memory.allocated + self.memory.held
         if memory < in_use:
@@ -55,7 +60,7 @@ class Device:
             )
 
     def configure(self, threads, memory, link, peer_link):
-        """Change the figures of this device; it must be idle."""
+        """Change the figures of this device, which must be idle; see `virtual_gpus`."""
         self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
@@ -77,7 +82,7 @@ class Device:
 
     @property
     def streams(self):
-        """Return the streams that somebody holds, or that still have work."""
+        """The streams that somebody holds, or that still have work, a list."""
         return [stream for ref in self._streams if (stream := ref()) is not None]
 
     def current_stream(self):
@@ -86,9 +91,11 @@ class Device:
         return self.default_stream if current is None else current.stream(self)
 
     def synchronize(self):
-        """Wait for all streams; raise the error of an op that failed meanwhile.
+        """Wait for all streams.
 
-        Raises torch.AcceleratorError, with the op's name and what it raised as its cause.
+        Raises:
+            torch.AcceleratorError: an op has failed. It names the op; its cause is what the op
+                raised.
         """
         for stream in self.streams:
             wait_all(stream.tail(), self.torch_device)
@@ -97,16 +104,20 @@ class Device:
     # -- errors of ops that ran after their issue had returned
 
     def failed(self, op):
-        """Keep the error of `op` for the next synchronize."""
+        """Keep the error of `op` until the next `synchronize`."""
         self._errors.append(op)
 
     def forget(self, op):
-        """Do not raise the error of `op` later: the host that waited for it raises it now."""
+        """Drop the error of `op`, because the host that waited for it raises it now."""
         with contextlib.suppress(ValueError):
             self._errors.remove(op)
 
     def raise_error(self):
-        """Raise the first error that was not raised yet, if there is one, and forget the rest."""
+        """Raise the first error that was not raised yet, if there is one, and drop the rest.
+
+        Raises:
+            torch.AcceleratorError: there is one; its cause is what the op raised.
+        """
         if self._errors:
             op = self._errors.popleft()
             self._errors.clear()
@@ -139,7 +150,7 @@ thread = _Thread()
 
 
 class CurrentStreams:
-    """The streams that a thread issues its work to, and since when.
+    """The streams that a thread issues its work to, and since when it does.
 
     Autograd numbers the operators of a thread. From the numbers at which the current stream of a
     device changed, backward finds the stream that the forward of an operator was issued to.
@@ -165,7 +176,8 @@ class CurrentStreams:
     def _join(self):
         """Let these streams wait for those of a backward pass that has ended.
 
-        This is done when a stream is asked for next: an interrupt would leave it undone at the end.
+        This is done when a stream is next asked for. At the end of the pass an interrupt could
+        prevent it.
         """
         streams, used = self.unjoined, tuple(self.unjoined.used)
         for stream in used:
@@ -194,7 +206,7 @@ class CurrentStreams:
 
 
 def leave():
-    """Make current what was so before the innermost `with` block of the calling thread."""
+    """End the innermost `with` block of the calling thread: restore what was current before it."""
     entered = thread.entered
     try:
         _leave_innermost()
@@ -204,9 +216,9 @@ def leave():
 
 
 def leave_all():
-    """Make current what was so before the `with` blocks of the calling thread, if there are any.
+    """End all `with` blocks of the calling thread: restore what was current before them.
 
-    An interrupt that comes as the end of such a block begins leaves it entered.
+    An interrupt that comes just as a block begins to end leaves it entered.
     """
     while thread.entered:
         _leave_innermost()
@@ -222,7 +234,7 @@ def _leave_innermost():
 
 
 def set_stream(stream):
-    """Issue the calling thread's work on the device of `stream` to it from now on."""
+    """Issue later work of the calling thread on the device of `stream` to `stream`."""
     if thread.current is None:
         thread.current = CurrentStreams()
     thread.current.set(stream)
@@ -242,9 +254,13 @@ def wait_for_all():
 
 
 def find(where):
-    """Return the Device of a torch.device, an index or None (the current one).
+    """Return the `Device` that is meant.
 
-    Raises RuntimeError for a device that does not exist, as CUDA does.
+    Args:
+        where: a `torch.device`, its name, its index, or None for the current device.
+
+    Raises:
+        RuntimeError: there is no such device, as on CUDA.
     """
     if where is None:
         return current()
@@ -259,7 +275,11 @@ def find(where):
 
 
 def current():
-    """Return the calling thread's current device."""
+    """Return the calling thread's current `Device`.
+
+    Raises:
+        RuntimeError: it is not in use any more.
+    """
     index = thread.device
     if not index < count:
         raise RuntimeError(f"vgpu error: no device vgpu:{index}; there are {count} virtual GPUs")

@@ -1,4 +1,4 @@
-"""What runs an op: an engine is a thread that takes ready ops and does their work, one at a time.
+"""Engines: an engine is a thread that takes ready ops and does their work, one at a time.
 
 A device has one engine for kernels and one for each direction of copying, so that ops of different
 streams overlap when they need different engines, as on a GPU.
@@ -24,9 +24,11 @@ class Engine(ReadyQueue):
     """A thread that runs the ops of its queue one at a time.
 
     Attributes:
-        name: "compute", "h2d", "d2h" or "p2p". device: the `Device` that it belongs to.
+        name: "compute", "h2d", "d2h" or "p2p".
+        device: the `Device` that it belongs to.
         threads: CPU threads that a kernel of it uses.
         running: a lock that is held while the thread is in torch.
+        started: whether the thread was started.
     """
 
     def __init__(self, name, device, threads=1):
@@ -37,19 +39,23 @@ class Engine(ReadyQueue):
         self.running = threading.RLock()
         self.started = False
         self._ended = threading.Event()
-        # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang:
-        # it waits for the op that runs now and holds back the next. These are functions in C: an
-        # interrupt in one written in Python would be lost.
+        # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
+        # So a fork waits for the op that runs now and holds the next one back. The functions that
+        # are called are in C: an interrupt in one written in Python would be lost.
         os.register_at_fork(
             before=self.running.acquire,
             after_in_parent=self.running.release,
             after_in_child=self.running.release,
         )
-        self._free_at = self._last_end = 0.0  # when the last copy should have ended, and did
+        self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
         self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
 
     def start(self):
-        """Start the thread, once."""
+        """Start the thread, once.
+
+        Raises:
+            RuntimeError: there are too many threads.
+        """
         run = self._run
         with _starting:
             if self.started:
@@ -64,7 +70,7 @@ class Engine(ReadyQueue):
     def _run(self):
         scheduler.note_engine(self)
         with self.running:
-            with contextlib.suppress(RuntimeError):  # too many threads: torch's default then
+            with contextlib.suppress(RuntimeError):  # too many threads: torch's default stays
                 set_thread_count(self.threads)
             set_below_autograd()
         with torch.inference_mode():  # so that tensors made in that mode can be written
@@ -74,7 +80,7 @@ class Engine(ReadyQueue):
                     break
                 self._execute(op)
                 self.finish(op)
-                op = None  # or it would keep its tensors while this waits
+                op = None  # otherwise its tensors would be kept while this waits
         self._ended.set()
 
     def _execute(self, op):
@@ -99,9 +105,9 @@ class Engine(ReadyQueue):
     def _carry(self, op):
         """Sleep until the link has carried the bytes of a copy; return when they shall have landed.
 
-        They are written at the end, so that who reads the target earlier sees what was there
-        before. A copy that follows at once starts where the one before should have ended, so that
-        waking up late does not add up.
+        The bytes are written at the end, so that whoever reads the target too early sees what was
+        there before. A copy that follows at once starts when the one before should have ended, so
+        that delays in waking up do not add up.
         """
         ready = self._free_at if op.ready == self._last_end else op.ready
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
@@ -118,7 +124,7 @@ class Engine(ReadyQueue):
         _sleep_until(arrival)
 
     def set_threads(self, threads):
-        """Run later ops with `threads` threads."""
+        """Run later ops with `threads` CPU threads."""
         self.threads = threads
         if self.started:
             op = Op("set_num_threads", "setting", self, lambda op: set_thread_count(threads))
@@ -131,7 +137,7 @@ class Engine(ReadyQueue):
         self.arrivals.put(None)
 
     def join(self):
-        """Wait for the end of the thread."""
+        """Wait for the end of the thread, for at most 60 seconds."""
         if self.started:
             self._ended.wait(timeout=60)
 
@@ -146,13 +152,13 @@ _counting = threading.Lock()
 
 
 def set_thread_count(threads):
-    """Set the number of threads of the calling thread's kernels, and of no other's.
+    """Set the number of CPU threads for the calling thread's kernels, and for no other thread's.
 
-    `torch.set_num_threads` also sets what threads that start later begin with; a thread that
-    starts now tells what that was, and another puts it back.
+    `torch.set_num_threads` also sets the number with which threads that start later begin. So a
+    thread that starts before the call reads that number, and one that starts after it puts it back.
     """
     with _counting:
-        torch.get_num_threads()  # a thread's first kernel would set the default again
+        torch.get_num_threads()  # without this, the first kernel would put the default back
         default = []
         _in_new_thread(lambda: default.append(torch.get_num_threads()))
         torch.set_num_threads(threads)

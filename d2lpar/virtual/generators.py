@@ -7,17 +7,27 @@ import torch
 from .private import CPUGenerator
 from .scheduler import wait
 
-_known = {}  # torch hands over another object: what it has in common with ours -> ours, weakly
+# `_cdata` of a generator -> a weak reference to it. torch hands over another Python object for the
+# same generator, and only `_cdata` is the same.
+_known = {}
 
 
 class Generator(CPUGenerator):
     """Random numbers for kernels of one virtual GPU: those that the CPU draws from the same seed.
 
-    The numbers come from `state`, a generator of the CPU. A kernel keeps the state that it was
-    issued with: a new seed replaces the state, so that it does not change what is drawn before it.
+    The numbers come from `state`, a generator of the CPU. A kernel keeps the `state` that it was
+    issued with. A new seed puts another one in its place, and so does not change what kernels that
+    were issued before draw.
+
+    Args:
+        owner: the `Device`.
+        seed: an integer; by default the one that a new generator of torch has.
 
     Attributes:
-        owner: the `Device`. state: a torch generator of the CPU. last: the op that drew last.
+        device: the `torch.device` of the owner.
+        owner: the `Device`.
+        state: a torch generator of the CPU.
+        last: the op that drew last, or None.
     """
 
     def __new__(cls, owner, seed=None):
@@ -43,7 +53,7 @@ class Generator(CPUGenerator):
         return self
 
     def seed(self):
-        """Draw later numbers from a seed that nobody knows; return it."""
+        """Draw later numbers from a random seed; return the seed."""
         state = CPUGenerator()
         seed = state.seed()
         self.state = state
@@ -54,13 +64,13 @@ class Generator(CPUGenerator):
         return self.state.initial_seed()
 
     def get_state(self):
-        """Return the state after all draws so far (a ByteTensor); waits for them."""
+        """Wait for all draws so far and return the state after them, a ByteTensor on the CPU."""
         if self.last is not None:
             wait(self.last, self.device)
         return self.state.get_state()
 
     def set_state(self, state):
-        """Draw later numbers from `state`, a ByteTensor that `get_state` gave; return this."""
+        """Draw later numbers from `state`, a ByteTensor of `get_state`; return the generator."""
         generator = CPUGenerator()
         generator.set_state(state)
         self.state = generator
@@ -75,13 +85,18 @@ class Generator(CPUGenerator):
 
 
 def checked(generator, device):
-    """Return the generator that a kernel of `device` draws from: `generator`, or the device's own.
+    """Return the generator that a kernel draws from: the given one, or that of its device.
 
-    Raises RuntimeError, as CUDA does, for a generator of the CPU or of another device.
+    Args:
+        generator: a torch generator, or None.
+        device: the `Device` that the kernel runs on.
+
+    Raises:
+        RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.
     """
     if generator is None:
         return device.generator
-    known = _known.get(generator._cdata)  # torch hands over another object for the same generator
+    known = _known.get(generator._cdata)
     ours = known and known()
     if not ours:
         raise RuntimeError(
@@ -95,5 +110,5 @@ def checked(generator, device):
 
 
 def new_generator(owner):
-    """Return a generator of a device, seeded as torch's own is."""
+    """Return a generator of the device `owner` that has the seed of torch's own generator."""
     return Generator(owner, torch.initial_seed())

@@ -9,11 +9,14 @@ import threading
 def held_back(note=lambda: None):
     """Hold an interrupt (Ctrl-C) back until the block has ended, then raise KeyboardInterrupt.
 
-    What the block raises meanwhile gives way to it. In a thread that is not the main one, and
-    where somebody else handles interrupts, the block runs as it is.
+    An error that the block raises after the interrupt is dropped. In a thread that is not the main
+    one, and where somebody else handles interrupts, this does nothing.
 
     Args:
         note: a function that is called as soon as the interrupt comes.
+
+    Raises:
+        KeyboardInterrupt: there was an interrupt.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not in_main_thread() or handler is not signal.default_int_handler:

@@ -1,8 +1,8 @@
 """How an operator on virtual GPUs is issued: from its call to an op on a stream.
 
 `dispatch` is what torch calls for every operator. It makes the key of the call and looks for its
-plan; the plan queues the op. What is not so simple (lists of tensors, keyword arguments, tensors of
-the CPU, a key that is new) goes through a `Call`.
+plan; the plan queues the op. A call that is not so simple (with lists of tensors, keyword
+arguments, tensors of the CPU, or a new key) goes through a `Call`.
 """
 
 import warnings
@@ -43,8 +43,8 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
         return Call(operator, args, kwargs or {}).issue()
-    # What the results depend on. True is not 1 and 1 is not 1.0; a number that only scales values
-    # counts by its type, and by its sign, which integer powers ask for.
+    # The key holds what the results depend on. In it, True, 1 and 1.0 differ. A number that only
+    # scales values counts by its type, and by its sign, because integer powers ask for that.
     key = [operator, default_dtype()]
     values = []
     tensors = []
@@ -79,8 +79,10 @@ def dispatch(cls, func, types, args=(), kwargs=None):
 
 
 def _first_places(tensors):
-    """Return which tensors are one, as the place of the first of these: this matters where one
-    of them is written."""
+    """Return for each tensor the place of the first one that is the same object.
+
+    This matters where one of them is written.
+    """
     if len(tensors) == 1:
         return (0,)
     return tuple([_first_place(tensors, tensor) for tensor in tensors])
@@ -96,7 +98,12 @@ VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
 
 
 def issue_factory(func, args, kwargs):
-    """Issue an operator none of whose arguments lies on a virtual GPU: `empty`, `zeros`, ..."""
+    """Issue an operator without a tensor of ours among its arguments: `empty`, `zeros`, ...
+
+    Args:
+        func: the operator.
+        args, kwargs: its arguments; the device is `kwargs["device"]`, the current one by default.
+    """
     where = kwargs.get("device")
     where = torch.device("vgpu") if where is None else torch.device(where)
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
@@ -106,11 +113,14 @@ class Call:
     """One call of an operator, with its arguments taken apart.
 
     Attributes:
-        operator, args, kwargs: as they came. device: where it runs.
+        operator: an `Operator`.
+        args, kwargs: the arguments of the call.
+        device: the `Device` that it runs on.
         tensors: the tensors of ours among the arguments, in order.
         key: a list of all that the results depend on.
-        values, kwvalues: the arguments as the engine shall see them, cells in place of tensors.
-        refused: what the shape inference raised, if it did.
+        values, kwvalues: the arguments as the engine shall see them, with cells in place of
+            tensors.
+        refused: what the shape inference raised, or None.
     """
 
     refused = None
@@ -181,7 +191,10 @@ class Call:
         return value.clone()
 
     def issue(self):
-        """Queue the operator, or run it and wait where only that tells the results' layouts."""
+        """Queue the operator and return its results.
+
+        Where only running it tells the layouts of the results, it runs at once, and the host waits.
+        """
         if self.operator.waits:
             return self.run_now()
         key = tuple(self.key)
@@ -198,11 +211,12 @@ class Call:
         return plan.issue(self.tensors, self.values, self.kwvalues)
 
     def _plan(self, key):
-        """Work out the results' layouts on meta tensors; None where only running it can tell.
+        """Infer the layouts of the results on meta tensors; return a `Plan`.
 
-        What the inference raises is left to the operator, which says what is wrong better. But an
-        exception that came from elsewhere (a time-out, say) is not raised again and again at the
-        same place, and passes.
+        It returns None where only running the operator can tell the layouts, and where the
+        inference raises, because the operator itself says better what is wrong. An exception that
+        came from elsewhere, as from a time-out, is passed on: it is not raised at the same place
+        each time.
         """
         errors, places = [], []
         try:
@@ -221,7 +235,7 @@ class Call:
             self.refused = errors[0].with_traceback(None)
             return None
         finally:
-            del errors  # or its tracebacks would keep the tensors
+            del errors  # otherwise the tracebacks would keep the tensors
 
     def _infer(self, key):
         metas = []
@@ -280,7 +294,7 @@ class Call:
         return Plan(operator, self.device, outputs, spec, changes)
 
     def _warn(self):
-        """Say that an operator waits each time because torch cannot tell its results' shapes."""
+        """Warn that the operator waits at each call, as torch cannot infer its results' shapes."""
         if self.refused is not None and self.operator not in _warned:
             _warned.add(self.operator)
             error = " ".join([f"{type(self.refused).__name__}:", *str(self.refused).split()])
@@ -291,7 +305,12 @@ class Call:
             )
 
     def run_now(self):
-        """Run the operator on the current stream and wait for it; errors are raised at once."""
+        """Run the operator on the current stream, wait for it, and return its results.
+
+        Raises:
+            Exception: what the operator raised.
+            torch.AcceleratorError: an op that was issued before has failed.
+        """
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
 
@@ -334,8 +353,10 @@ class Call:
 
 
 def _place(error):
-    """Return where an error was raised, and who called that: a handler of signals is called from
-    anywhere."""
+    """Return where an error was raised, and from where that was called.
+
+    Both are needed because a handler of signals can be called from anywhere.
+    """
     return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)][-2:]
 
 
@@ -352,7 +373,15 @@ def _indices_on(device, indices):
 
 
 def device_of(arguments, device=None):
-    """Return the device of the tensors in `arguments`; raises RuntimeError for two devices."""
+    """Return the `Device` of the tensors of ours in nested arguments.
+
+    Args:
+        arguments: a value, or a list, tuple or dict of values.
+        device: the device of tensors that were seen before, or None.
+
+    Raises:
+        RuntimeError: there are tensors on two devices.
+    """
     if type(arguments) is VirtualTensor:
         found = arguments._cell.layout.device
         if device is not None and device is not found:
@@ -376,7 +405,16 @@ def two_devices(first, second):
 
 
 def raise_now(op, device):
-    """After waiting for `op`: raise what went wrong on its device before it, or in it."""
+    """Raise what went wrong in an op that has run, or on its device before it, if anything did.
+
+    Args:
+        op: the op.
+        device: the `Device` that it ran on.
+
+    Raises:
+        Exception: what the op raised.
+        torch.AcceleratorError: an op before it failed, or one that computed what it reads.
+    """
     error = op.error
     if error is not None:
         device.forget(op)
@@ -389,10 +427,17 @@ def raise_now(op, device):
 
 
 def issue_function(name, function, inputs, layouts):
-    """Queue `function` on the current stream of the inputs' device as one kernel.
+    """Queue a function as one kernel on the current stream of the device of its inputs.
 
-    `function` takes the list of the inputs' values and returns tensors of the `layouts`; returned
-    are new tensors that will hold them.
+    Args:
+        name: what a recording shows.
+        function: function of the list of the values of the inputs, which are CPU tensors, that
+            returns a list of tensors.
+        inputs: tensors on one virtual GPU.
+        layouts: a `Layout` for each tensor that `function` returns.
+
+    Returns:
+        A list of new tensors, which hold the results once the kernel has run.
     """
     device = inputs[0]._cell.layout.device
     out = [Cell(layout) for layout in layouts]
@@ -418,7 +463,7 @@ def issue_function(name, function, inputs, layouts):
 
 
 def copy_to_device(tensor, device):
-    """Return a copy of a CPU tensor on `device`, issued to its current stream; waits for it."""
+    """Return a copy of a CPU tensor on `device`, a `Device`; the host waits for the copy."""
     target = new_tensor(Layout.of(device, torch.empty_like(tensor, device=META)))
     torch.ops.aten.copy_.default(target, tensor)
     return target

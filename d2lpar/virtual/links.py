@@ -10,8 +10,8 @@ class Link:
     Args:
         bandwidth: bytes per second.
         latency: seconds.
-        pageable: bandwidth of copies whose host side is not pinned, bytes per second: the driver
-            stages them through a pinned buffer. By default that of all copies.
+        pageable: bytes per second of copies whose memory on the CPU is not pinned: a driver stages
+            them through a pinned buffer. By default `bandwidth`.
         name: for what is printed.
         source: where the figures come from.
 
@@ -34,15 +34,26 @@ class Link:
             raise ValueError(f"latency of a link must not be negative, in seconds: {self.latency}")
 
     def seconds(self, num_bytes, pinned=True):
-        """Return how long `num_bytes` take: bytes / bandwidth + latency."""
+        """Return the seconds that a copy takes: bytes / bandwidth + latency.
+
+        Args:
+            num_bytes: how many bytes are copied.
+            pinned: whether the memory on the CPU is pinned. Otherwise `pageable` is the bandwidth.
+        """
         bandwidth = self.bandwidth if pinned or self.pageable is None else self.pageable
         return num_bytes / bandwidth + self.latency
 
     def scaled(self, factor):
-        """Return this link slowed `factor` times: a scale model beside a device as much slower.
+        """Return this link slowed by `factor`, for use with a device slowed as much.
 
-        The bandwidths are divided by `factor`. The latency stays: it stands beside the launch of
-        an operator, which a virtual GPU pays for in full.
+        The bandwidths are divided by the factor. The latency stays as it is: it compares with the
+        time to launch an operator, which is not scaled on a virtual GPU either.
+
+        Args:
+            factor: a positive number.
+
+        Raises:
+            ValueError: `factor` is not positive.
         """
         if not factor > 0:
             raise ValueError(f"the factor of a scaled link must be positive: got {factor}")
@@ -58,7 +69,7 @@ class Link:
 
 
 def format_bytes(num_bytes):
-    """Return `num_bytes` with a decimal unit, as link speeds are quoted: 15.75 GB."""
+    """Return a text of `num_bytes` with a decimal unit, as link speeds are quoted: 15.75 GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 1000 or unit == "TB":
             return f"{num_bytes:.4g} {unit}"
@@ -86,9 +97,14 @@ PRESETS = {
 
 
 def as_link(link):
-    """Return `link` as a Link: itself, a preset's name, bytes per second, or None (unlimited).
+    """Return the `Link` that is meant, or None for no limit.
 
-    Raises ValueError for an unknown name, TypeError for anything else.
+    Args:
+        link: a `Link`, a preset's name, bytes per second, or None.
+
+    Raises:
+        ValueError: no preset has the name, or the bytes per second are not positive.
+        TypeError: `link` is none of these.
     """
     if link is None or isinstance(link, Link):
         return link

@@ -19,9 +19,10 @@ class Layout:
     """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
 
     Attributes:
-        device: a `Device`. dtype, size, stride, offset: as of a tensor (the offset in elements).
+        device: a `Device`.
+        dtype, size, stride, offset: as of a tensor; stride and offset in elements.
         conj, neg: whether the values are stored conjugated or negated.
-        num_bytes: from the beginning of its memory to the last element.
+        num_bytes: bytes from the beginning of its memory to the end of the last element.
     """
 
     __slots__ = ("device", "dtype", "size", "stride", "offset", "conj", "neg", "num_bytes")
@@ -29,7 +30,7 @@ class Layout:
 
     @classmethod
     def of(cls, device, tensor):
-        """Return the Layout of `tensor` (a CPU or meta tensor) as a tensor of `device`."""
+        """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
         return cls._get(
             device,
             tensor.dtype,
@@ -74,7 +75,7 @@ class Layout:
         return layout
 
     def empty(self, device):
-        """Return an empty tensor of this layout on a torch device (CPU or meta)."""
+        """Return an empty tensor of this layout on `device`, a torch device: CPU or meta."""
         if self.offset:
             elements = self.num_bytes // self.dtype.itemsize
             base = torch.empty(elements, dtype=self.dtype, device=device)
@@ -96,14 +97,15 @@ def with_bits(tensor, layout):
 class Cell:
     """The values of a tensor, once they are computed.
 
-    Ops hold cells, tensors hold cells and blocks: memory is free when the last tensor is gone, not
-    when the last op has run, as on CUDA.
+    Ops hold cells; tensors hold cells and blocks. So, as on CUDA, memory is free when the last
+    tensor is gone, and not only when the last op has run.
 
     Attributes:
         layout: a `Layout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
-        parent, view: of a view, the cell it was made from, and the function of `parent`'s data
-            that gives its own; None if the layout alone tells it.
+        parent: of a view, the cell that it was made from; otherwise None.
+        view: of a view, the function of the data of `parent` that gives its own; None where the
+            layout alone tells it.
         writer: the op that was issued last to write it, or None.
     """
 
@@ -125,7 +127,7 @@ class Cell:
 
 
 def strided(cell, layout):
-    """Return the cell of a view of `cell` with another layout."""
+    """Return the cell of a view of `cell` with the layout `layout`."""
     is_strided = cell.parent is not None and cell.view is None
     return Cell(layout, None, cell.parent if is_strided else cell)
 
@@ -149,7 +151,12 @@ class Unavailable(Exception):
 
 
 def fetch(cell):
-    """Return the CPU tensor with the values of `cell`, for an op that runs now."""
+    """Return the CPU tensor with the values of `cell`, for an op that runs now.
+
+    Raises:
+        RuntimeError: the values are not computed yet.
+        Unavailable: the kernel that should have computed them failed.
+    """
     data = cell.data
     if data is None:
         if cell.parent is None:
@@ -171,7 +178,7 @@ def fetch(cell):
 
 
 def fetch_nested(value):
-    """Return `value` with the values of all cells in it, in lists of lists too."""
+    """Return `value` with each cell in it, also in lists of lists, replaced by its values."""
     if type(value) is Cell:
         return fetch(value)
     if type(value) is list:
@@ -183,8 +190,9 @@ class Block:
     """The memory of one storage, given back when no tensor uses it any more.
 
     Attributes:
-        num_bytes: its size. address: of its first byte, in a range of the device's own.
-        reference: what is left when it is gone.
+        num_bytes: its size.
+        address: that of its first byte, in a range of addresses of the device's own.
+        reference: the record of it that is left when it is gone.
     """
 
     __slots__ = ("reference", "__weakref__")
@@ -199,13 +207,15 @@ class Block:
 
 
 class _Reference(weakref.ref):
-    """Tells of the end of a Block, by a callback in C: an interrupt that came in the Python code
-    of a `__del__` would be lost.
+    """A reference to a Block that tells of its end.
+
+    It does so by a callback in C: an interrupt that came in the Python code of a `__del__` would
+    be lost.
 
     Attributes:
-        num_bytes, address: of the block.
-        streams: those that may still use it when it is freed.
-        pending: if there are such, the ops that hold it after that; None before.
+        num_bytes, address: those of the block.
+        streams: the streams that may still use it when it is freed.
+        pending: the ops of these streams that hold it after it is freed; None before.
     """
 
     __slots__ = ("num_bytes", "address", "streams", "pending")
@@ -218,14 +228,19 @@ class Memory:
     after `collect`.
 
     Attributes:
-        device: the torch.device, for messages. limit: its bytes. fraction: what part of them may be
-            in use. allowed: the bytes that are this part.
-        allocated: bytes of all storages in use. held: bytes that were freed and that a stream
-            still uses (`record_stream`). peak, reserved_peak: the highest `allocated`, and the
-            highest sum of both, since `reset_peak`.
-        recorded: number of blocks that `record_stream` was called for.
-        num_allocations, total_allocated, num_retries, num_ooms: counts, and bytes, since the device
-            was made.
+        device: the torch.device, for messages.
+        limit: its bytes.
+        fraction: what part of them may be in use, 0 to 1.
+        allowed: the bytes that are this part.
+        allocated: bytes of all storages in use.
+        held: bytes that were freed and that a stream still uses (`record_stream`).
+        peak: the highest `allocated` since `reset_peak`.
+        reserved_peak: the highest sum of `allocated` and `held` since `reset_peak`.
+        recorded: number of blocks in use or held that `record_stream` was called for.
+        num_allocations, total_allocated: number of blocks, and their bytes, since the device was
+            made.
+        num_retries: how often an allocation had to wait for memory that was held.
+        num_ooms: how often an allocation failed.
     """
 
     def __init__(self, device, limit):
@@ -234,8 +249,9 @@ class Memory:
         self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
         self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
         self._next_address = (device.index + 1) << 40
-        self._live = {}  # by address; a reference that is collected with its block tells nobody
-        self._freed = deque()  # references whose block is gone, not accounted yet
+        # By address. A reference that is collected together with its block does not call back.
+        self._live = {}
+        self._freed = deque()  # references whose block is gone and that are not accounted yet
         self._note_freed = self._freed.append
         self._held = {}  # by address: references that wait for their `pending`
         self._lock = threading.RLock()
@@ -247,9 +263,10 @@ class Memory:
         self.allowed = int(limit * fraction)
 
     def allocate(self, num_bytes):
-        """Return a Block of `num_bytes`.
+        """Return a Block of `num_bytes`; wait for streams that hold freed memory if need be.
 
-        Waits for streams that hold freed memory before it raises torch.OutOfMemoryError.
+        Raises:
+            torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
         """
         block = Block()
         block.reference = reference = _Reference(block, self._note_freed)
@@ -282,7 +299,7 @@ class Memory:
             is_exact = True
 
     def _wait_for_memory(self, num_bytes):
-        """Wait until a stream has done what held memory; raise if no memory is held."""
+        """Wait for the ops that hold a freed block; raise OutOfMemoryError if there are none."""
         with self._lock:
             pending = next(iter(self._held.values())).pending if self._held else None
         if pending is None:
@@ -293,11 +310,11 @@ class Memory:
             wait(op, self.device)
 
     def record_stream(self, block, stream):
-        """Give `block` back only when `stream` has done what it is given until the free."""
+        """Hold `block` after it is freed until `stream` has done what it was given before that."""
         reference = block.reference
         with self._lock:
             streams = {*reference.streams, stream}
-            # One step: stores only.
+            # One step, see scheduler.py: stores only.
             if not reference.streams:
                 reference.pending = None
                 self.recorded += 1
@@ -345,11 +362,11 @@ class Memory:
 
     @property
     def num_blocks(self):
-        """How many blocks are in use or held by streams."""
+        """The number of blocks in use or held by streams."""
         return len(self._live)
 
     def reset_peak(self):
-        """Let the peaks begin anew from what is in use now."""
+        """Let the peaks start again from what is in use now."""
         self.collect()
         self.peak = self.allocated
         self.reserved_peak = self.allocated + self.held

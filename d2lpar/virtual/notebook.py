@@ -1,4 +1,4 @@
-"""What a Jupyter kernel needs: a cell that was stopped says where, and leaves nothing behind.
+"""What a Jupyter kernel needs: a stopped cell says where it stopped, and leaves nothing behind.
 
 Only public interfaces of IPython are used.
 """
@@ -13,8 +13,11 @@ _HERE = os.path.dirname(__file__) + os.sep
 
 
 def adapt_to_notebook():
-    """Let the IPython shell that this runs in, if any, start cells afresh and show short
-    tracebacks."""
+    """Let the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
+
+    A cell begins outside of all `with` blocks of streams and devices that a cell before it left
+    entered. A traceback has no frames of virtual GPUs.
+    """
     if "IPython" in sys.modules:
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None:
@@ -33,7 +36,7 @@ def _show(shell, kind, error, traceback, tb_offset=None):
 
 
 def hide_frames(error):
-    """Take the frames of virtual GPUs out of the traceback of an error and of those behind it."""
+    """Take the frames of virtual GPUs out of the tracebacks of an error and of its causes."""
     while error is not None:
         entries, entry = [], error.__traceback__
         while entry is not None:

@@ -11,12 +11,12 @@ from .tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
-    """`zeros_like(x, device=...)` and its kin: on another device only the layout matters."""
+    """Issue `zeros_like(x, device=...)` or the like; on another device only the layout matters."""
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         cell = args[0]._cell
-        if not isinstance(cell.data, torch.Tensor):  # no values yet, and none are needed
+        if not isinstance(cell.data, torch.Tensor):  # there are no values yet; none are needed
             stand_in = Cell(cell.layout, cell.layout.empty(CPU))
             args = (wrap(stand_in, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()
@@ -55,7 +55,7 @@ def _set_(func, args, kwargs):
 
 
 def _pack_padded_sequence(func, args, kwargs):
-    """The sizes of the batches stay on the CPU, as on CUDA; the lengths decide the shapes."""
+    """Run it now, as the lengths decide the shapes; batch sizes stay on the CPU, as on CUDA."""
     data, sizes = Call(operator_of(func), args, kwargs).run_now()
     return data, sizes.cpu()
 
@@ -101,7 +101,10 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
 
 
 def _refuse(func, *allowed):
-    """`func` for `meta` tensors, refusing a dtype of the second that only its kernel refuses."""
+    """Return `func` for `meta` tensors with a check that otherwise only its kernel makes.
+
+    It refuses a second tensor whose dtype is not among `allowed`.
+    """
 
     def shape(tensor, second, *args):
         if second.dtype not in allowed:

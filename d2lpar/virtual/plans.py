@@ -1,8 +1,8 @@
 """Plans: what an operator gives, worked out once for each combination of inputs.
 
-A `Plan` says of which layout the results are and how they share memory with the inputs. It depends
-on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype: all of
-this is its key.
+A `Plan` says which layouts the results have and how they share memory with the inputs. It depends
+on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype; these
+together are its key.
 """
 
 import torch
@@ -38,9 +38,13 @@ class Operator:
     """What is known of an operator from its schema and from the tables.
 
     Attributes:
-        func: the operator. name: as a recording shows it. special: see `tables`; or None.
+        func: the operator.
+        name: as a recording shows it, "aten.mm" for example.
+        packet: the name without namespace and overload, as in `tables`.
+        special: see `tables`; or None.
         nested: whether it takes lists of tensors.
         by_value: for each argument, whether its value, not only its type, is part of the key.
+        by_value_of: the same by the name of the argument.
         written: (position, name) of the arguments that it writes.
         only_layout: whether it changes nothing but the layout of its first argument.
         generator: the position of the argument of this name; or None.
@@ -79,7 +83,7 @@ class Operator:
 
 
 def _is_number(type):
-    """Return whether numbers among arguments of this type of a schema scale values only.
+    """Return whether a number that is an argument of this type in a schema only scales values.
 
     A number in the place of a tensor, as in `x * 3`, does so, too.
     """
@@ -94,7 +98,7 @@ _operators = {}  # by the operator's C++ function
 
 
 def operator_of(func):
-    """Return what is known of an operator."""
+    """Return the `Operator` of an operator of torch."""
     function = private.function_of(func)
     operator = _operators.get(function)
     if operator is None:
@@ -109,7 +113,7 @@ _without_plan = set()  # keys of operators whose results' shapes depend on value
 
 
 def keep_plan(key, plan):
-    """Remember the plan of a key; None where only running the operator tells its results."""
+    """Keep the plan of a key; it is None where only running the operator tells its results."""
     if len(_plans) + len(_without_plan) >= MAX_PLANS:
         _plans.clear()
         _without_plan.clear()
@@ -120,7 +124,7 @@ def keep_plan(key, plan):
 
 
 def has_no_plan(key):
-    """Return whether only running the operator tells its results, as far as is known."""
+    """Return whether it is known that only running the operator tells its results."""
     return key in _without_plan
 
 
@@ -128,12 +132,17 @@ class Plan:
     """How to issue an operator for one key.
 
     Attributes:
-        operator: an `Operator`. device: where it runs.
+        operator: an `Operator`.
+        device: the `Device` that it runs on.
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
             number `source`, the SAME tensor as that input, or the CONSTANT `source`.
-        spec: how the results are nested; None for a single one, which stands in `single`, too.
+        spec: how the results are nested; None for a single one.
+        single: the output of a single result; or None.
         changes: (number of an input, its layout afterwards) for inputs that are resized.
-        only_views: whether there is no work to do. work: function of an op that does it.
+        only_views: whether all results are views, so that there is no work to do.
+        is_foreseen: whether a result was seen to have the layout that was foreseen.
+        work: function of an op that does the work.
+        name: what a recording shows.
     """
 
     __slots__ = (
@@ -164,10 +173,12 @@ class Plan:
         self.name = operator.name
 
     def issue(self, tensors, values, kwargs):
-        """Queue the operator on the current stream; return its (still empty) results.
+        """Queue the operator on the current stream and return its results, which are still empty.
 
-        `tensors` are the tensors among the arguments, in order; `values` the arguments with cells
-        in place of tensors.
+        Args:
+            tensors: the tensors among the arguments, in order.
+            values: the arguments, with cells in place of tensors.
+            kwargs: the same for keyword arguments; or None.
         """
         operator = self.operator
         device = self.device
@@ -230,7 +241,7 @@ class Plan:
         return result
 
     def _run(self, op):
-        """Do the work of an op of this plan; its results, or the failure, go to their cells."""
+        """Do the work of an op of this plan; put its results, or the failure, into their cells."""
         out = op.out
         operator = self.operator
         try:
@@ -259,7 +270,8 @@ class Plan:
     def _fitting(self, value, layout):
         """Return `value`, a kernel's result, in the layout that was foreseen.
 
-        Raises RuntimeError where shape or dtype differ.
+        Raises:
+            RuntimeError: its shape or its dtype differs.
         """
         if value.stride() == layout.stride and value.shape == layout.size:
             if self.is_foreseen:
@@ -278,7 +290,7 @@ class Plan:
 
 
 def issue_op(op, device):
-    """Hand an op over to the calling thread's current stream of `device`."""
+    """Queue an op on the calling thread's current stream of `device`."""
     current = thread.current
     if current is None:
         device.default_stream.issue(op)
@@ -288,7 +300,16 @@ def issue_op(op, device):
 
 
 def draw(op, operator, device):
-    """Let a kernel draw from the generator among its arguments, or from that of its device."""
+    """Let a kernel draw from the generator among its arguments, or from that of its device.
+
+    Args:
+        op: the op of the kernel, which is changed.
+        operator: its `Operator`.
+        device: its `Device`.
+
+    Raises:
+        RuntimeError: the generator belongs to the CPU or to another device.
+    """
     place, given = operator.generator, None
     if place is not None and place < len(op.args):
         given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
@@ -297,7 +318,13 @@ def draw(op, operator, device):
 
 
 def note_writer(op, operator, values, kwargs):
-    """Note that `op` is the last that writes what its operator writes."""
+    """Note `op` as the last writer of the tensors that its operator writes.
+
+    Args:
+        op: the op.
+        operator: its `Operator`.
+        values, kwargs: its arguments, with cells in place of tensors.
+    """
     for position, name in operator.written:
         value = values[position] if position < len(values) else (kwargs or {}).get(name)
         for cell in value if type(value) is list else (value,):
@@ -306,14 +333,14 @@ def note_writer(op, operator, values, kwargs):
 
 
 def fail(out, failure):
-    """Let the cells in `out` (a cell, a list of cells or None) hold `failure`."""
+    """Let the cells in `out`, which is a cell, a list of cells or None, hold `failure`."""
     for cell in (out,) if type(out) is Cell else out or ():
         if cell is not None:
             cell.data = failure
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):
-    """Return a view with another layout: no work, another description of the same memory."""
+    """Return a view with another layout: another description of the same memory, without work."""
     cell = tensor._cell
     if operator is not None and (
         operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
@@ -328,7 +355,7 @@ def _view(tensor, layout, operator=None, values=None, kwargs=None):
 
 
 def _resized(tensor, layout):
-    """Return what a tensor shall become whose layout an operator changes."""
+    """Return what `tensor` shall become when an operator changes its layout to `layout`."""
     if layout.num_bytes > tensor._block.num_bytes:
         return new_tensor(layout)
     return view_as(tensor, layout)

@@ -1,6 +1,6 @@
-"""Everything here that is private to torch: names, registration, backward's errors, patches.
+"""All that virtual GPUs use of torch's inside: names, registration, backward's errors, patches.
 
-It imports nothing of ours: what torch shall call is handed in. Known to work on torch 2.11 to 2.15.
+This imports nothing of ours: what torch shall call is handed in. It works on torch 2.11 to 2.15.
 """
 
 import contextlib
@@ -32,25 +32,28 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
-autograd_node = torch._C._current_autograd_node  # whose backward runs in this thread
+autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread
 
 
 def forward_number(node):
-    """Return which operator of the forward an autograd node belongs to; None if to none, as the
-    accumulation of a gradient."""
+    """Return the number of the operator of the forward that an autograd node belongs to.
+
+    It is None for a node that belongs to none, as the accumulation of a gradient.
+    """
     number = node._sequence_nr()
     return number if number < _NUMBERS_WITHOUT_FORWARD else None
 
 
 _NUMBERS_WITHOUT_FORWARD = 2**62
-no_dispatch = torch._C._DisableTorchDispatch  # context managers: within them nothing of torch
-no_torch_function_at_all = torch._C.DisableTorchFunction  # comes back to Python
+# Context managers; within them torch calls nothing of ours in Python.
+no_dispatch = torch._C._DisableTorchDispatch
+no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 _below_autograd = threading.local()
 
 
 def check_version(version):
-    """Raise RuntimeError for a version of torch on which virtual GPUs are not known to work."""
+    """Raise RuntimeError where virtual GPUs are not known to work on this version of torch."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if not FIRST <= numbers <= LAST:
         raise RuntimeError(
@@ -60,13 +63,16 @@ def check_version(version):
 
 
 def set_below_autograd():
-    """Let the operators of the calling thread go past autograd, for as long as it lives."""
+    """Let the operators of the calling thread bypass autograd for as long as the thread lives."""
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
 def is_composite(func):
-    """Return whether the operator `func` consists of others: where autograd is off
-    (`torch.inference_mode`, an operator that calls another) such ones arrive whole."""
+    """Return whether the operator `func` is composed of others.
+
+    Where autograd is off (in `torch.inference_mode`, or in an operator that calls another one),
+    such an operator arrives in one piece.
+    """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
@@ -81,12 +87,12 @@ def function_of(func):
 
 
 def storage_id(tensor):
-    """Return what tells the storages of two CPU or meta tensors apart."""
+    """Return an identity of the storage of a CPU or meta tensor; no two storages share it."""
     return tensor.untyped_storage()._cdata
 
 
 def tensor_string(tensor):
-    """Return what stands between "tensor(" and its closing bracket for a CPU tensor."""
+    """Return the text of a CPU tensor that stands between "tensor(" and the closing bracket."""
     return torch._tensor_str._tensor_str(tensor, len("tensor("))
 
 
@@ -98,7 +104,13 @@ def is_parameter(tensor):
 def rebuild_tensor_arguments(tensor, values, storage):
     """Return what pickle needs to make a tensor again as torch does for one on CUDA.
 
-    `values` is a CPU tensor with the values of `tensor`, whose untyped storage stands as `storage`.
+    Args:
+        tensor: the tensor.
+        values: a CPU tensor with its values.
+        storage: the untyped storage of `values`, or one that stands for it.
+
+    Returns:
+        A function and a tuple of its arguments.
     """
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     layout = values.storage_offset(), tuple(values.shape), values.stride()
@@ -107,7 +119,7 @@ def rebuild_tensor_arguments(tensor, values, storage):
 
 
 def rebuild_parameter_arguments(tensor):
-    """Return what pickle needs to make an nn.Parameter again."""
+    """Return what pickle needs to make an nn.Parameter again: a function and its arguments."""
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, _ordered())
 
 
@@ -118,7 +130,7 @@ def _ordered():
 
 
 def take_tensors(tensors, buffer_size):
-    """Yield `tensors` in groups of one dtype and at most `buffer_size` bytes."""
+    """Yield `tensors` in groups of one dtype and at most `buffer_size` bytes, or of one tensor."""
     return torch._utils._take_tensors(tensors, buffer_size)
 
 
@@ -144,17 +156,18 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     Args:
         module: `torch.vgpu`.
         factory: function(func, *args, **kwargs) for operators without a tensor of ours.
-        copy_: function(target, source, non_blocking), where torch.tensor(..., device=) copies.
+        copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
         is_pinned, pin: functions of a CPU tensor.
         restore: function(storage, location) for torch.load.
         autocast: function(library) that adds the kernels of autocast.
 
-    Raises RuntimeError where that cannot be.
+    Raises:
+        RuntimeError: another package has added a device type to torch.
     """
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
-    torch.ones(1, device="meta") + 1  # the first shape inference imports a second's worth of torch
+    torch.ones(1, device="meta") + 1  # the first shape inference imports modules for a second
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(
@@ -164,8 +177,8 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
-    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off;
-    # within a TorchDispatchMode torch finds no fallback there, only kernels of their own
+    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off.
+    # Within a TorchDispatchMode torch then finds no fallback, only kernels of these operators.
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", copy_, "PrivateUse1")
     empty_strided = torch.ops.aten.empty_strided.default
@@ -178,18 +191,18 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     _libraries.append(library)
     torch.__future__.set_swap_module_params_on_conversion(True)
-    # before torch's own, which would ask for memory on the device
+    # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
 
 
 # -- what torch's C++ code asks a device type
 #
-# torch asks a device guard for streams and devices in places where no exception may be raised, or
-# the process ends: in forward when it notes an operator for backward, and in backward even while an
-# exception unwinds. What is written in Python cannot be asked there: an interrupt is raised in it,
-# and it cannot run at all while an exception is pending. But all answers are constants: device 0 of
-# type PrivateUse1, its stream 0, and yes. So a few bytes of machine code that return a constant
-# take the place of the methods that would ask Python.
+# torch asks a device guard for streams and devices in places where an exception would end the
+# process: in forward when it notes an operator for backward, and in backward even while an
+# exception unwinds. A guard written in Python cannot answer there: an interrupt may be raised in
+# it, and it cannot run at all while an exception is pending. But all answers are constants: device
+# 0 of type PrivateUse1, its stream 0, and yes. So a few bytes of machine code that return a
+# constant take the place of the methods that would ask Python.
 
 _YES = 1
 _CODE = {  # machine -> code that returns a constant, and 0 in the second register of a result
@@ -202,10 +215,10 @@ _CODE = {  # machine -> code that returns a constant, and 0 in the second regist
         _YES: "20008052 010080d2 c0035fd6",
     },
 }
-# The places of virtual methods, the same in torch 2.11 to 2.15: type, exchangeDevice, getDevice,
-# getStream, getNewStream, exchangeStream in c10/core/impl/DeviceGuardImplInterface.h; isBuilt,
-# isAvailable, hasPrimaryContext, behind two of the destructor, in
-# ATen/detail/AcceleratorHooksInterface.h.
+# The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
+# getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
+# isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
+# places of the destructor.
 _GUARD_METHODS = (0, 1, 2, 5, 8, 9)
 _HOOKS_METHODS = (2, 3, 4)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
@@ -271,11 +284,13 @@ def _answer(address, places, code):
 
 
 def patch_backward(streams_of_forward):
-    """Run backward of virtual GPUs in the calling thread: it only issues, and torch has one queue
-    of backward for all of them.
+    """Run backward of virtual GPUs in the calling thread.
 
-    `streams_of_forward` returns a context manager within which each operator is issued to the
-    stream of its forward.
+    There it only issues; and torch has one queue of backward for all virtual GPUs anyway.
+
+    Args:
+        streams_of_forward: function that returns a context manager, within which each operator is
+            issued to the stream of its forward.
     """
     graph = torch.autograd.graph
     run_backward = graph._engine_run_backward
@@ -297,8 +312,10 @@ def patch_backward(streams_of_forward):
             torch._C._set_multithreading_enabled(multithreading)
 
     def drop_tasks():
-        """Let torch drop the tasks of a backward that failed, and the tensors in them, which else
-        stay in the thread's queue until its next backward."""
+        """Let torch drop the tasks of a backward that failed, and the tensors in them.
+
+        Otherwise they stay in the thread's queue until its next backward.
+        """
         with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
             leaf = torch.zeros((), requires_grad=True, device="cpu")
             ones = torch.ones((), device="cpu")
@@ -315,7 +332,7 @@ def _roots(tensors):
 
 
 def patch_default_dtype(wait):
-    """Call `wait` before the default dtype changes: kernels that are queued ask for it, too."""
+    """Call `wait` before the default dtype changes, because queued kernels ask for it, too."""
     set_dtype = torch.set_default_dtype
 
     @functools.wraps(set_dtype)
@@ -332,7 +349,9 @@ def patch_default_dtype(wait):
 def patch_classes(stream, event, generator):
     """Let `torch.Stream(device=...)`, `torch.Event(...)`, `torch.Generator(...)` know our devices.
 
-    Args: functions of a device (`vgpu` or `vgpu:i`) and further arguments that make ours.
+    Args:
+        stream, event, generator: functions of a device (`vgpu` or `vgpu:i`) and further arguments
+            that make ours.
     """
     torch.Stream = _with_our_devices(BaseStream, stream)
     torch.Event = _with_our_devices(BaseEvent, event)
@@ -340,7 +359,7 @@ def patch_classes(stream, event, generator):
 
 
 def _with_our_devices(base, make):
-    """Return a class that stands for `base`, and whose call with a device of ours calls `make`."""
+    """Return a class in the place of `base`; called with a device of ours, it calls `make`."""
 
     class Meta(type(base)):
         def __call__(cls, *args, **kwargs):
@@ -365,7 +384,7 @@ def _with_our_devices(base, make):
 
 
 def patch_accelerator(module):
-    """Let torch.accelerator's functions mean the streams and devices of `module` (torch.vgpu)."""
+    """Let the functions of torch.accelerator be those of `module`, which is torch.vgpu."""
     for name, function in {
         "current_accelerator": lambda check_available=False: torch.device("vgpu"),
         "current_device_index": module.current_device,

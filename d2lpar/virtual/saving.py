@@ -25,7 +25,7 @@ def _mark(storage, device):
 
 
 def reduce(tensor):
-    """Return what pickle needs to make `tensor` again: what it gets for a tensor on CUDA."""
+    """Return what pickle needs to make `tensor` again, the same as for a tensor on CUDA."""
     if private.is_parameter(tensor):
         return private.rebuild_parameter_arguments(tensor)
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -37,9 +37,17 @@ VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
 
 
 def restore(storage, location):
-    """Mark a storage that torch.load read for the virtual GPU at `location`, if that is one.
+    """Mark a storage that torch.load has read with the virtual GPU that it belongs to.
 
-    Raises RuntimeError where this process has no such device.
+    Args:
+        storage: a storage of the CPU.
+        location: where it was when it was saved, or where torch.load maps it: "vgpu:0" for example.
+
+    Returns:
+        The storage, or None where `location` is not a virtual GPU.
+
+    Raises:
+        RuntimeError: this process has no such device.
     """
     if re.fullmatch(r"vgpu(:[0-9]+)?", location):
         return _mark(storage, registry.find(location).torch_device)
@@ -48,7 +56,17 @@ def restore(storage, location):
 def set_storage(func, args, kwargs):
     """Let a tensor have the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
 
-    All tensors that are set to one storage share their memory.
+    All tensors that are set to the same storage share their memory.
+
+    Args:
+        func, kwargs: not used.
+        args: the tensor and the storage; then, if given, offset, size and stride, in elements.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        RuntimeError: the storage was not marked, or with another device than the tensor's.
     """
     tensor, storage, *layout = args
     if type(storage) is not VirtualStorage or storage.device != tensor.device:

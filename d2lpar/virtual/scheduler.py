@@ -34,20 +34,26 @@ class Op:
     """A unit of work: a kernel, a copy, or a change of an engine's settings.
 
     Attributes:
-        name, kind: for the record; the kind is "kernel", "copy" or "setting".
-        engine: what runs it. stream: where it was issued; set by `Stream.issue`.
-        work: function of the op that does the work; `args`, `kwargs`, `out` are for it.
-        seconds: for how long a copy keeps its engine at least; None: as long as the work takes.
-        num_bytes, source, target: what a copy moves, and its devices.
+        name: for the record.
+        kind: "kernel", "copy" or "setting".
+        engine: what runs it.
+        stream: where it was issued; set by `Stream.issue`.
+        work: function of the op that does the work.
+        args, kwargs, out: what `work` reads and where it leaves its results.
+        seconds: how long a copy keeps its engine at least; None for as long as the work takes.
+        num_bytes, source, target: the bytes that a copy moves, and its devices.
         generator: the random numbers that it draws from, in the order of issue; or None.
         issued, ready, start, end: seconds of the clock.
-        error: what the work raised; done: whether the op has finished.
-        previous, after, waits, drawn: the earlier ops that it waits for: the one before it in its
-            stream, those given at its issue, those that its stream was told to wait for (with
-            the time of the telling), and the one that drew from its generator before it.
-        number: its place among the ops that were handed to its engine.
-        missing, dependents, waiters: how many of these are not done; ops and threads that wait
-            for this op.
+        error: what the work raised.
+        done: whether the op has finished.
+        previous: the op before it in its stream, which it waits for.
+        after: ops given at its issue, which it waits for.
+        waits: ops that its stream was told to wait for, each with the time at which it was told.
+        drawn: the op that drew from its generator before it, which it waits for.
+        number: its place among the ops that its engine has admitted.
+        missing: how many of the ops that it waits for are not done.
+        dependents: ops that wait for this one.
+        waiters: functions that wake the threads that wait for this one.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -96,9 +102,11 @@ class Stream:
     """A queue of ops on one device that run in the order in which they were issued.
 
     Attributes:
-        device, index: where it is, and its number there.
+        device: the `Device` that it is on.
+        index: its number there.
         last: the op that was issued last, or None.
-        waits: ops that the next op shall wait for, with the time of the telling; or None.
+        waits: ops that the next op shall wait for, each with the time at which the stream was told
+            to; or None.
     """
 
     __slots__ = ("device", "index", "last", "waits", "__weakref__")
@@ -110,10 +118,18 @@ class Stream:
         self.waits = None
 
     def issue(self, op, after=(), then=None):
-        """Queue `op` behind the ops of this stream and those in `after`; return it.
+        """Queue an op behind the ops of this stream and return it.
 
-        `then` is another stream whose later ops wait for this one. Waits while QUEUE_LIMIT ops of
-        the engine are under way. An exception before the op is handed over leaves no trace of it.
+        The calling thread waits while QUEUE_LIMIT ops of the engine are under way. An exception
+        before the op is handed over leaves no trace of it.
+
+        Args:
+            op: the op.
+            after: ops of other streams that it waits for, too.
+            then: another stream, whose later ops wait for this op; or None.
+
+        Raises:
+            RuntimeError: this process is a fork, or no thread can be started for the engine.
         """
         if _forks:
             check_process()
@@ -123,7 +139,7 @@ class Stream:
         if not engine.started:
             engine.start()
         memory = self.device.memory
-        if memory.recorded:  # what a stream holds is told by what it was given before the free
+        if memory.recorded:  # freed memory is held by the ops before the free, not by this one
             memory.collect()
         op.stream = self
         op.after = after
@@ -151,7 +167,7 @@ class Stream:
         return op
 
     def tail(self):
-        """Return the ops under way after which all that was issued to this stream has finished."""
+        """Return the ops to wait for until all that was issued to this stream has finished."""
         check_process()
         with _issuing:
             ops = (self.last, *(self.waits or ()))
@@ -168,9 +184,10 @@ class Stream:
                 self.waits.update(waits)
 
     def _waits_under_way(self):
-        """Return `waits`, without ops that are done when it has grown by 64.
+        """Return `waits`; each time it has grown by 64, without the ops that are done.
 
-        A stream that is told to wait again and again, and given nothing, would keep all of them.
+        A stream that is told to wait again and again, and is given no op, would otherwise keep all
+        of them.
         """
         waits = self.waits or {}
         if len(waits) % 64 or _recordings:  # a recording asks for all of them
@@ -182,8 +199,10 @@ class ReadyQueue:
     """The ops issued to one engine, of which `take` gives the one that became ready first.
 
     Attributes:
-        arrivals: what was handed over and is not admitted yet; None only wakes the engine.
-        issued, finished: how many ops came, and how many of them are done.
+        arrivals: the ops that were handed over and are not admitted yet. None among them only
+            wakes the engine.
+        issued: how many ops were handed over.
+        finished: how many of them are done.
         ending: whether `take` shall return None when it is woken.
     """
 
@@ -193,10 +212,10 @@ class ReadyQueue:
         self.ending = False
         self._ready = []  # heap of (ready time, number, op)
         self._number = 0
-        self._held_back = []  # functions that let a host go on that waits for room
+        self._held_back = []  # functions that wake the threads that wait for room
 
     def take(self):
-        """Return the op that became ready first; waits for one. Return None when woken to end."""
+        """Wait for a ready op; return the one that became ready first, or None when it ends."""
         ready, get, size = self._ready, self.arrivals.get, self.arrivals.qsize
         while True:
             if ready and not size():
@@ -211,18 +230,18 @@ class ReadyQueue:
                 heappush(ready, (op.ready, op.number, op))
 
     def _admit(self, op):
-        """Count what `op` waits for; return whether it is ready, since that is nothing."""
+        """Count the ops that `op` waits for; return whether there are none, so that it is ready."""
         op.ready = op.issued
         self._number = op.number = self._number + 1
         previous = op.previous
-        if not (op.after or op.waits or op.drawn):  # as most ops: no lock is needed
+        if not (op.after or op.waits or op.drawn):  # true of most ops; no lock is needed
             if previous is None:
                 return True
             if previous.done:
                 if previous.end > op.ready:
                     op.ready = previous.end
                 return True
-            if previous.engine is self:  # which cannot finish it meanwhile
+            if previous.engine is self:  # this thread runs it, so it cannot finish meanwhile
                 previous.dependents.append(op)
                 op.missing = 1
                 return False
@@ -238,7 +257,7 @@ class ReadyQueue:
             return op.missing == 0
 
     def finish(self, op):
-        """Note that `op` has run; make ready what waited for it, wake the hosts that did."""
+        """Note that `op` has run; make the ops that waited for it ready, and wake the threads."""
         if _recordings:
             spans = tuple(op.spans())
             for recording in _recordings:
@@ -270,7 +289,11 @@ class ReadyQueue:
                 self._held_back.pop()()
 
     def wait_for_room(self):
-        """Block the calling thread until half of QUEUE_LIMIT is free."""
+        """Block the calling thread until half of QUEUE_LIMIT is free.
+
+        Raises:
+            RuntimeError: it is the thread of an engine.
+        """
         _check_thread()
         gate = _closed_gate()
         self._held_back.append(gate.release)
@@ -285,7 +308,15 @@ def _closed_gate():
 
 
 def wait(op, device):
-    """Block the calling thread until `op` has run; an interrupt ends the wait, not the op."""
+    """Block the calling thread until an op has run; an interrupt ends the wait, not the op.
+
+    Args:
+        op: the op.
+        device: the torch.device that a recording shows for the wait.
+
+    Raises:
+        RuntimeError: this process is a fork, or the calling thread is that of an engine.
+    """
     if op.done:
         return
     check_process()
@@ -321,15 +352,15 @@ def note_engine(engine):
 
 
 def wait_all(ops, device):
-    """Block the calling thread until all of `ops` have run."""
+    """Block the calling thread until all of `ops` have run, as `wait` does."""
     for op in ops:
         wait(op, device)
 
 
 def start_recording():
-    """Return a list to which a Span for every op is appended as it finishes.
+    """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    `stop_recording` ends that. The seconds of the spans are those of `time.perf_counter`.
+    The seconds of the spans are those of `time.perf_counter`.
     """
     global _recordings
     recording = []
@@ -339,9 +370,10 @@ def start_recording():
 
 
 def stop_recording(recording):
-    """Stop appending to `recording`. Synchronize first, or ops that still run are missing.
+    """Stop appending to `recording`; synchronize before, or the ops that still run are missing.
 
-    Raises ValueError for a list that is not a recording under way.
+    Raises:
+        ValueError: `recording` is not a recording under way.
     """
     global _recordings
     with _ordering:

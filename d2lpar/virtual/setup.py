@@ -19,13 +19,18 @@ SWITCH_INTERVAL = 1e-4  # seconds
 
 
 def register():
-    """Make the device type `vgpu` known to torch, once; raises RuntimeError if that fails."""
+    """Make the device type `vgpu` known to torch, once.
+
+    Raises:
+        RuntimeError: virtual GPUs are not known to work on this version of torch, or another
+            package has added a device type to torch.
+    """
     assert operators.tables  # what importing them filled in
     global _registered
     private.check_version(torch.__version__)
     if _registered:
         return
-    with held_back():  # half of this would leave torch broken
+    with held_back():  # torch would be broken with only half of this done
         private.register(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
@@ -47,7 +52,7 @@ def register():
         private.patch_accelerator(vgpu)
         private.patch_data_parallel(comm, is_ours, _side_stream)
         os.register_at_fork(after_in_child=scheduler.note_fork)
-        # a worker that waits for Python's lock beside a busy main thread gets it after this
+        # a worker that waits for Python's lock beside a busy main thread gets it after this time
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
         atexit.register(_end)
         adapt_to_notebook()

@@ -1,4 +1,4 @@
-"""Span: a stretch of time in which something was busy; what a recording and a timeline hold."""
+"""Span: a stretch of time in which something was busy. A recording and a timeline hold spans."""
 
 from dataclasses import dataclass
 
@@ -35,5 +35,5 @@ class Span:
 
     @property
     def seconds(self):
-        """How long it took."""
+        """The seconds that it took."""
         return self.end - self.start

@@ -1,6 +1,6 @@
 """VirtualTensor: a tensor on a virtual GPU, as user code sees it.
 
-What an operator on it does is told by `issuing.py`, which gives the class its dispatch.
+`issuing.py` says what an operator on it does; it gives the class its `__torch_dispatch__`.
 """
 
 import torch
@@ -33,7 +33,14 @@ class VirtualTensor(torch.Tensor):
         become(self, new)
 
     def record_stream(self, stream):
-        """Keep the memory until `stream` has done what it was given before this is freed."""
+        """Hold the memory of this tensor for a stream that uses it.
+
+        When the tensor is freed, its memory is given back only after the stream has done the work
+        that was issued to it before.
+
+        Args:
+            stream: a `torch.vgpu.Stream`.
+        """
         self._cell.layout.device.memory.record_stream(self._block, stream._stream)
 
     def data_ptr(self):
@@ -44,7 +51,7 @@ class VirtualTensor(torch.Tensor):
         return self._block.address + layout.offset * layout.dtype.itemsize
 
     def untyped_storage(self):
-        """Return the storage, which tells its address and its size, but gives no values."""
+        """Return the storage, which has an address and a size in bytes, but gives no values."""
         storage = super().untyped_storage()
         storage.__class__ = DeviceStorage
         storage._block = self._block
@@ -131,9 +138,17 @@ _set_data = torch.Tensor.data.__set__
 
 
 def become(tensor, new, set_data=_set_data):
-    """Let `tensor` be what the tensor `new` is (`t_`, `resize_`, `out=`, `.data =`).
+    """Let a tensor be what another one is, as `t_`, `resize_`, `out=` and `.data =` do.
 
     An interrupt finds all of it done or nothing.
+
+    Args:
+        tensor: the tensor that changes.
+        new: the tensor whose values and memory it takes.
+        set_data: torch's own setter of `data`.
+
+    Raises:
+        RuntimeError: torch refuses; `tensor` is what it was.
     """
     cell, block = tensor._cell, tensor._block
     try:
@@ -156,9 +171,14 @@ def _set_bits(tensor, before, after):
 
 
 def wrap(cell, block=None):
-    """Return a tensor with the values of `cell` in the memory `block`, or in memory of its own.
+    """Return a tensor with the values of a cell.
 
-    Raises torch.OutOfMemoryError.
+    Args:
+        cell: a `Cell`.
+        block: the `Block` that it lies in; by default a new one.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for a new block.
     """
     layout = cell.layout
     if block is None:
@@ -181,7 +201,12 @@ def wrap(cell, block=None):
 
 
 def new_tensor(layout):
-    """Return a new, uninitialised tensor; raises torch.OutOfMemoryError."""
+    """Return a new, uninitialised tensor.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for it.
+        RuntimeError: this process is a fork of one with virtual GPUs.
+    """
     check_process()
     tensor = wrap(Cell(layout))
     tensor._cell.data = layout.empty(CPU)
@@ -189,7 +214,7 @@ def new_tensor(layout):
 
 
 def view_as(tensor, layout):
-    """Return a view of the memory of `tensor` with another layout."""
+    """Return a view of the memory of `tensor` with the layout `layout`."""
     return wrap(strided(tensor._cell, layout), tensor._block)
 
 

@@ -1,4 +1,8 @@
-"""`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs."""
+"""`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs.
+
+A device is given as a `torch.device`, its name or its index; None stands for the calling thread's
+current device. A device that does not exist raises RuntimeError.
+"""
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
@@ -15,14 +19,22 @@ from .scheduler import Op, wait_all
 _DeviceProperties = namedtuple(
     "_VirtualGPUProperties", "name total_memory multi_processor_count major minor"
 )
-_initialized = True  # torch.utils.checkpoint asks before it keeps the state of random numbers
+_initialized = True  # torch.utils.checkpoint reads it before it keeps random number states
 
 
 class Stream(BaseStream):
     """A queue of work on one virtual GPU; work of different streams may overlap.
 
-    `Stream(device=None)` makes a new one on `device` (the current one by default). As a context
-    manager it is where the calling thread's work goes.
+    Within `with stream:` the calling thread's work goes to the stream, and its device is the
+    current one.
+
+    Args:
+        device: where to make the stream; the current device by default.
+        priority: ignored; all streams have the same.
+
+    Attributes:
+        device: the `torch.device` of the stream.
+        stream_id: its number on the device; the default stream has number 0.
     """
 
     def __new__(cls, device=None, priority=0, *, _stream=None):
@@ -48,12 +60,16 @@ class Stream(BaseStream):
         return not self._stream.tail()
 
     def synchronize(self):
-        """Wait for all work issued so far; raise the error of an op that failed."""
+        """Wait for all work issued so far.
+
+        Raises:
+            torch.AcceleratorError: an op has failed, on this stream or on another of the device.
+        """
         wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
     def record_event(self, event=None):
-        """Record `event` (a new one by default) behind the work issued so far; return it."""
+        """Record `event`, a new one by default, behind the work issued so far; return it."""
         event = Event() if event is None else event
         event.record(self)
         return event
@@ -63,7 +79,7 @@ class Stream(BaseStream):
         event.wait(self)
 
     def wait_stream(self, stream):
-        """Let all later work of this stream wait for what `stream` was given so far."""
+        """Let all later work of this stream wait for the work issued to `stream` so far."""
         self._stream.wait_for(stream._stream.tail())
 
     def __enter__(self):
@@ -97,7 +113,14 @@ def _make_current(index, stream):
 
 
 class Event(BaseEvent):
-    """A point in a stream that hosts and other streams can wait for."""
+    """A point in a stream that the host and other streams can wait for.
+
+    An event that was not recorded counts as reached, and nothing waits for it.
+
+    Args:
+        enable_timing: whether `elapsed_time` can be asked for.
+        blocking, interprocess: ignored.
+    """
 
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
@@ -109,12 +132,12 @@ class Event(BaseEvent):
         pass
 
     def record(self, stream=None):
-        """Record this event behind the work of `stream` (the current one by default)."""
+        """Record this event behind the work of `stream`, the current one by default."""
         stream = (current_stream() if stream is None else stream)._stream
         self._point = stream.device, stream.tail(), perf_counter()
 
     def wait(self, stream=None):
-        """Let later work of `stream` (the current one by default) wait for this event."""
+        """Let later work of `stream`, the current one by default, wait for this event."""
         stream = current_stream() if stream is None else stream
         if self._point is not None:
             stream._stream.wait_for(self._point[1])
@@ -124,17 +147,22 @@ class Event(BaseEvent):
         return self._point is None or all(op.done for op in self._point[1])
 
     def synchronize(self):
-        """Wait on the host for the work before this event."""
+        """Let the host wait for the work before this event.
+
+        Raises:
+            torch.AcceleratorError: an op has failed on the device of the event.
+        """
         if self._point is not None:
             device, ops, _ = self._point
             wait_all(ops, device.torch_device)
             device.raise_error()
 
     def elapsed_time(self, end):
-        """Return the milliseconds from this event to `end`.
+        """Return the milliseconds from this event to `end`, another event.
 
-        Raises ValueError for an event made without `enable_timing` or not recorded, RuntimeError
-        for one that has not happened yet.
+        Raises:
+            ValueError: one of the two was made without `enable_timing`, or was not recorded.
+            RuntimeError: one of the two has not happened yet.
         """
         return (end._time() - self._time()) * 1e3
 
@@ -153,7 +181,11 @@ class Event(BaseEvent):
 
 
 class device:  # noqa: N801
-    """Context manager: make a device the current one; None or -1 changes nothing."""
+    """Make a device the calling thread's current one within a `with` block.
+
+    Args:
+        device: the device; None or -1 changes nothing.
+    """
 
     def __init__(self, device):
         self._index = None
@@ -173,7 +205,7 @@ class device:  # noqa: N801
 
 
 class StreamContext:
-    """Context manager: issue the calling thread's work to `stream`; None changes nothing."""
+    """Issue the calling thread's work to `stream` within a `with` block; None changes nothing."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -197,10 +229,12 @@ def is_available():
 
 
 def is_initialized():
+    """Return whether there are virtual GPUs, as `is_available` does."""
     return is_available()
 
 
 def is_bf16_supported():
+    """Return True: virtual GPUs compute in bfloat16."""
     return True
 
 
@@ -220,9 +254,10 @@ def set_device(device):
 
 
 def synchronize(device=None):
-    """Wait for all streams of `device` (the current one by default).
+    """Wait for all work issued so far to the streams of `device`, the current one by default.
 
-    Raises torch.AcceleratorError when an op that was issued before has failed.
+    Raises:
+        torch.AcceleratorError: an op that was issued before has failed.
     """
     registry.find(device).synchronize()
 
@@ -233,7 +268,7 @@ def current_stream(device=None):
 
 
 def default_stream(device=None):
-    """Return the stream that is current unless another was chosen."""
+    """Return the stream of `device` that is current unless another was chosen."""
     return Stream(_stream=registry.find(device).default_stream)
 
 
@@ -243,34 +278,43 @@ def set_stream(stream):
 
 
 def memory_allocated(device=None):
-    """Return the bytes of all tensors' storages on `device`."""
+    """Return the bytes of the storages of all tensors on `device`."""
     return _memory(device).allocated
 
 
 def max_memory_allocated(device=None):
-    """Return the highest `memory_allocated` since the start or `reset_peak_memory_stats`."""
+    """Return the peak of `memory_allocated`, bytes since the start or `reset_peak_memory_stats`."""
     return _memory(device).peak
 
 
 def memory_reserved(device=None):
-    """Return `memory_allocated` and what is freed but still used by a stream (`record_stream`)."""
+    """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
+
+    A stream uses the memory of a tensor after it is freed if `Tensor.record_stream` was called for
+    the stream, until it has done the work that it was given before.
+    """
     memory = _memory(device)
     return memory.allocated + memory.held
 
 
 def max_memory_reserved(device=None):
-    """Return the highest `memory_reserved` since the start or `reset_peak_memory_stats`."""
+    """Return the peak of `memory_reserved`, bytes since the start or `reset_peak_memory_stats`."""
     return _memory(device).reserved_peak
 
 
 def reset_peak_memory_stats(device=None):
+    """Let the peaks of the memory of `device` start again from what is in use now."""
     registry.find(device).memory.reset_peak()
 
 
 def memory_stats(device=None):
-    """Return figures of the memory of `device`, by the names of `torch.cuda.memory_stats`.
+    """Return figures of the memory of `device` under the names of `torch.cuda.memory_stats`.
 
-    Bytes, and numbers of blocks; there are no pools, so only those of "all" are given.
+    Returns:
+        A dict from names to integers: bytes ("allocated_bytes.all.peak"), numbers of blocks
+        ("allocation.all.current"), and how often an allocation had to wait for freed memory
+        ("num_alloc_retries") or failed ("num_ooms"). There are no pools, so the only pool named
+        is "all".
     """
     memory = _memory(device)
     in_use = memory.allocated + memory.held
@@ -293,7 +337,12 @@ def memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """Return a table of the memory of `device`, for reading."""
+    """Return a table of the memory of `device` in MiB, a text for reading.
+
+    Args:
+        device: the device.
+        abbreviated: ignored; the table is always short.
+    """
     memory = _memory(device)
     reserved = memory.allocated + memory.held
     lines = [
@@ -317,13 +366,23 @@ def _memory(device):
 
 
 def mem_get_info(device=None):
-    """Return (free bytes, all bytes) of `device`."""
+    """Return the free bytes and all bytes of the memory of `device`, a tuple."""
     memory = _memory(device)
     return memory.limit - memory.allocated - memory.held, memory.limit
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Let at most `fraction`, 0 to 1, of the memory of `device` be in use; raises ValueError."""
+    """Let at most a fraction of the memory of a device be in use.
+
+    An allocation beyond it raises torch.OutOfMemoryError.
+
+    Args:
+        fraction: from 0 to 1.
+        device: the device.
+
+    Raises:
+        ValueError: `fraction` is out of range.
+    """
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
     memory = registry.find(device).memory
@@ -331,7 +390,7 @@ def set_per_process_memory_fraction(fraction, device=None):
 
 
 def get_per_process_memory_fraction(device=None):
-    """Return what `set_per_process_memory_fraction` set, 1 by default."""
+    """Return the fraction that `set_per_process_memory_fraction` set, 1 by default."""
     return registry.find(device).memory.fraction
 
 
@@ -340,26 +399,36 @@ def empty_cache():
 
 
 def get_device_name(device=None):
-    """Return a name that says what the device is made of."""
+    """Return the name of `device`, which says what it is made of: "Virtual GPU (1 CPU thread)"."""
     found = registry.find(device)
     return f"Virtual GPU ({found.threads} CPU thread{'s' if found.threads > 1 else ''})"
 
 
 def get_device_properties(device=None):
-    """Return name, total_memory (bytes), multi_processor_count (its threads), major, minor."""
+    """Return the properties of `device`.
+
+    Returns:
+        A named tuple: name, total_memory (bytes), multi_processor_count (CPU threads), and major
+        and minor (the compute capability, 0).
+    """
     found = registry.find(device)
     limit = found.memory.limit
     return _DeviceProperties(get_device_name(device), limit, found.threads, 0, 0)
 
 
 def get_device_capability(device=None):
+    """Return (0, 0): virtual GPUs have no compute capability."""
     return 0, 0
 
 
 def can_device_access_peer(device, peer_device):
-    """Return whether one device reads another's memory without the CPU: virtual GPUs all do.
+    """Return whether a device reads the memory of another one without the CPU.
 
-    Raises RuntimeError for a device that does not exist.
+    Returns:
+        True for any two virtual GPUs, False for a device and itself.
+
+    Raises:
+        RuntimeError: one of the devices does not exist.
     """
     return registry.find(device) is not registry.find(peer_device)
 
@@ -376,12 +445,12 @@ def manual_seed_all(seed):
 
 
 def seed():
-    """Seed the random numbers of the current device with a number that nobody knows."""
+    """Seed the random numbers of the current device with a random seed."""
     registry.current().generator.seed()
 
 
 def seed_all():
-    """Seed the random numbers of every device with one number that nobody knows."""
+    """Seed the random numbers of every device with the same random seed."""
     manual_seed_all(registry.current().generator.seed())
 
 
@@ -391,20 +460,30 @@ def initial_seed():
 
 
 def get_rng_state(device=None):
-    """Return the state of the random number generator of `device` (a ByteTensor)."""
+    """Return the state of the random numbers of `device`, a ByteTensor on the CPU.
+
+    The call waits for all draws issued so far, and returns the state after them.
+    """
     return registry.find(device).generator.get_state()
 
 
 def set_rng_state(state, device=None):
-    """Set the state of the random number generator of `device`."""
+    """Set the state of the random numbers of a device; draws issued before are not changed.
+
+    Args:
+        state: a ByteTensor that `get_rng_state` gave.
+        device: the device.
+    """
     registry.find(device).generator.set_state(state)
 
 
 def get_rng_state_all():
+    """Return the states of the random numbers of all devices, a list of ByteTensors on the CPU."""
     return [get_rng_state(index) for index in range(registry.count)]
 
 
 def set_rng_state_all(states):
+    """Set the states of the random numbers of all devices, as `get_rng_state_all` gave them."""
     for index, state in enumerate(states):
         set_rng_state(state, index)
 
@@ -412,8 +491,8 @@ def set_rng_state_all(states):
 class _DefaultGenerators(Sequence):
     """The generators of the devices in use.
 
-    No `__getattr__` of the module: torch looks for names there and drops what that raises, so an
-    interrupt would be lost.
+    A `__getattr__` of the module could make the tuple when it is asked for. But torch looks names
+    up in the module and drops what `__getattr__` raises, so an interrupt would be lost.
     """
 
     def __len__(self):
@@ -431,12 +510,15 @@ def _is_in_bad_fork():
 
 
 def get_amp_supported_dtype():
-    """Return the dtypes that `torch.autocast("vgpu", ...)` takes."""
+    """Return a list of the dtypes that `torch.autocast("vgpu", ...)` takes."""
     return [torch.bfloat16, torch.float16]
 
 
 def _sleep(seconds):
-    """Keep the current stream's compute engine busy, asleep (for tests; CUDA's counts cycles)."""
+    """Keep the compute engine of the current device busy, asleep, for `seconds`; for tests.
+
+    `torch.cuda._sleep` does the same for a number of clock cycles.
+    """
     found = registry.current()
     op = Op("sleep", "kernel", found.compute, lambda op: None)
     op.seconds = seconds
