@@ -121,6 +121,9 @@ def test_gather_goes_to_the_current_device_by_default(devices):
         gathered = comm.gather(tensors)
     assert gathered.device == devices[1] and gathered.tolist() == [0, 0, 1, 1, 2, 2]
     assert comm.gather(tensors, 0, -1).device.type == "cpu"
+    for where in (2, "vgpu:2", devices[2], "cpu", torch.device("cpu")):
+        expected = torch.device(where if where != 2 else "vgpu:2")
+        assert comm.gather(tensors, 0, where).device == expected
 
 
 def test_broadcast_takes_either_devices_or_tensors_to_write(devices):

@@ -401,6 +401,9 @@ def test_more_and_fewer_devices_keep_their_tensors(gpus):
         torch.ones(3).to("vgpu:7")
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.vgpu.set_device(1)
+    for other in ("cpu", "cuda:0", torch.device("cpu")):
+        with pytest.raises(ValueError, match=f"Expected a vgpu device, but got: {other}"):
+            torch.vgpu.current_stream(other)
     assert d2lpar.virtual_gpus(2) == gpus
     assert (x + 1).tolist() == [2, 2, 2]
 

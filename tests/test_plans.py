@@ -33,6 +33,7 @@ def library():
     library.define("rest(Tensor(a) x) -> Tensor(a)")
     library.define("wider(Tensor x) -> Tensor")
     library.define("conjugated(Tensor x) -> Tensor")
+    library.define("pair(Tensor x) -> (Tensor, Tensor)")
 
     def turned(x):
         y = x.clone()
@@ -48,6 +49,8 @@ def library():
     library.impl("wider", torch.empty_like, "Meta")
     library.impl("conjugated", lambda x: x.clone().conj(), "CPU")
     library.impl("conjugated", torch.empty_like, "Meta")
+    library.impl("pair", lambda x: (x.clone(), x.double()), "CPU")
+    library.impl("pair", lambda x: (torch.empty_like(x), torch.empty_like(x)), "Meta")
 
     def fails(x):
         raise ValueError("no shape for you")
@@ -185,6 +188,12 @@ def test_a_result_of_another_shape_than_foreseen_is_reported(device, library):
 
 def test_a_result_of_another_dtype_than_foreseen_is_reported(device, library):
     library.wider(torch.ones(3, device=device))
+    with pytest.raises(torch.AcceleratorError, match="float64.* where torch.float32.* foreseen"):
+        torch.vgpu.synchronize(device)
+
+
+def test_the_second_of_two_results_is_looked_at_too(device, library):
+    library.pair(torch.ones(3, device=device))
     with pytest.raises(torch.AcceleratorError, match="float64.* where torch.float32.* foreseen"):
         torch.vgpu.synchronize(device)
 

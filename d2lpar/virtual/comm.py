@@ -42,15 +42,14 @@ def gather(tensors, dim=0, destination=None):
     Args:
         tensors: tensors on virtual GPUs, equal in shape but for the length of `dim`.
         dim: the dimension.
-        destination: index of a device, None for the current one, or -1 for the CPU.
+        destination: a device, its name or its index; None for the current one, -1 for the CPU.
 
     Returns:
         One tensor.
     """
-    if destination is None or isinstance(destination, int) and destination >= 0:
+    where = torch.device("cpu")
+    if destination != -1 and torch.device(destination or 0) != where:
         where = registry.find(destination).torch_device
-    else:
-        where = torch.device("cpu")
     return torch.cat(
         [tensor.to(where, non_blocking=where.type != "cpu") for tensor in tensors], dim
     )

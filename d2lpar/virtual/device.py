@@ -261,12 +261,18 @@ def find(where):
 
     Raises:
         RuntimeError: there is no such device, as on CUDA.
+        ValueError: it is a device of another type.
     """
     if where is None:
         return current()
-    index = where if isinstance(where, int) else torch.device(where).index
-    if index is None:
-        return current()
+    index = where
+    if not isinstance(where, int):
+        where = torch.device(where)
+        if where.type != "vgpu":
+            raise ValueError(f"Expected a vgpu device, but got: {where}")
+        index = where.index
+        if index is None:
+            return current()
     if not 0 <= index < count:
         raise RuntimeError(
             f"vgpu error: invalid device ordinal: vgpu:{index} of {count} virtual GPUs"

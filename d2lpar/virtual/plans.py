@@ -140,7 +140,7 @@ class Plan:
         single: the output of a single result; or None.
         changes: (number of an input, its layout afterwards) for inputs that are resized.
         only_views: whether all results are views, so that there is no work to do.
-        is_foreseen: whether a result was seen to have the layout that was foreseen.
+        is_foreseen: whether the single result was seen to have the layout that was foreseen.
         work: function of an op that does the work.
         name: what a recording shows.
     """
@@ -278,7 +278,7 @@ class Plan:
                 return value
             if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
                 if not value.is_conj() and not value.is_neg():
-                    self.is_foreseen = True
+                    self.is_foreseen = self.single is not None
                     return value
         value = value.resolve_conj().resolve_neg()
         if tuple(value.shape) != layout.size or value.dtype != layout.dtype:
