@@ -10,7 +10,6 @@ import sys
 import time
 
 import ddp_step
-import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hosts import CPUS
@@ -60,7 +59,6 @@ def main():
     for round in range(ROUNDS):
         warm.append(seconds_of(lambda: d2lpar.launch(empty, nproc=PROCESSES)))
         spawned.append(seconds_of(lambda round=round: spawn(round)))
-    torch.set_num_threads(1)
     gains, against = [], []
     for _ in range(ROUNDS):
         one, two, by_torchrun = launched_step(1), launched_step(PROCESSES), torchrun_step()

@@ -26,11 +26,12 @@ def cores_of_two_threads(count=40, size=1000):
     """Return how many cores this machine gives two plain threads at this moment, at most 2.
 
     Two cores of a shared machine may be worth 1.5 in one minute and 2 in the next: what two
-    devices gain is held against it. Call `torch.set_num_threads(1)` before.
+    devices gain is held against it.
     """
     inputs = [torch.rand(size, size) for _ in range(2)]
 
     def products(x):
+        torch.set_num_threads(1)  # of this thread
         for _ in range(count):
             x.mm(x)
 
