@@ -35,7 +35,8 @@ def cores_of_two_threads(count=40, size=1000):
         for _ in range(count):
             x.mm(x)
 
-    def took(threads):
+    def took(*inputs):
+        threads = [threading.Thread(target=products, args=(x,)) for x in inputs]
         start = time.perf_counter()
         for thread in threads:
             thread.start()
@@ -43,10 +44,7 @@ def cores_of_two_threads(count=40, size=1000):
             thread.join()
         return time.perf_counter() - start
 
-    alone = [took([threading.Thread(target=products, args=(x,))]) for x in inputs]
-    return min(
-        2.0, sum(alone) / took([threading.Thread(target=products, args=(x,)) for x in inputs])
-    )
+    return min(2.0, sum(map(took, inputs)) / took(*inputs))
 
 
 def ratio_row(name, ratio, limit, at_least=True):

@@ -46,8 +46,10 @@ def be_kernel(arguments, folder, environment):
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        from ipykernel.kernelapp import launch_new_instance
+
         parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # with it the kernel ends
-        importlib.import_module("ipykernel.kernelapp").launch_new_instance([*arguments, parent])
+        launch_new_instance([*arguments, parent])
         code = 0
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

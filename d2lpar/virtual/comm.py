@@ -47,8 +47,9 @@ def gather(tensors, dim=0, destination=None):
     Returns:
         One tensor.
     """
-    where = torch.device("cpu")
-    if destination != -1 and torch.device(destination or 0) != where:
+    if str(destination) in ("-1", "cpu"):
+        where = torch.device("cpu")
+    else:
         where = registry.find(destination).torch_device
     return torch.cat(
         [tensor.to(where, non_blocking=where.type != "cpu") for tensor in tensors], dim
