@@ -7,7 +7,12 @@ import sys
 
 import torch
 
-from .virtual import cores_of_this_process, memory_of_this_process, virtual_gpus
+from .virtual import (
+    cores_of_this_process,
+    hardware_name,
+    memory_of_this_process,
+    virtual_gpus,
+)
 
 __all__ = [
     "describe",
@@ -58,7 +63,9 @@ def ensure_gpus(n, **options):
     """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
 
     The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
-    `vgpu` (`n` virtual ones) or `vgpu:4` (four virtual ones, whatever `n` is).
+    `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or the name of a GPU
+    or a machine that is modelled, `v100` or `v100:8` for example. The options do not apply to real
+    and to modelled GPUs, which have memory and links of their own.
 
     Args:
         n: how many.
@@ -74,10 +81,17 @@ def ensure_gpus(n, **options):
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
     choice = os.environ.get("D2LPAR_DEVICES", "")
-    known = re.fullmatch(r"(|cuda|vgpu)(?::([1-9][0-9]*))?", choice)
-    if not known or (known[2] and known[1] != "vgpu"):
-        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu or vgpu:N, not {choice!r}")
+    known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
+    if not known or (known[2] and known[1] in ("", "cuda")):
+        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu, vgpu:N, GPU or GPU:N, not {choice!r}")
     kind, number = known.groups()
+    if kind not in ("", "cuda", "vgpu"):
+        try:
+            devices = virtual_gpus(int(number or n), model=kind)
+        except ValueError as error:
+            raise ValueError(f"D2LPAR_DEVICES={choice}: {error}") from None
+        print(f"modelled: {hardware_name()} (D2LPAR_DEVICES={choice})")
+        return devices
     real = torch.cuda.device_count()
     if kind == "cuda" and real < n:
         raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")
@@ -139,7 +153,7 @@ def describe(*devices):
     """
     from . import __version__
 
-    rows = []
+    rows, facts = [], {}
     for device in devices or _gpus():
         device = torch.device(device)
         if device.type == "cpu":
@@ -153,7 +167,10 @@ def describe(*devices):
             text += f", link to the CPU: {found.link or 'unlimited'}"
             if found.peer_link is not found.link:
                 text += f", to other devices: {found.peer_link or 'unlimited'}"
+            if found.model is not None:
+                facts |= dict(found.model.gpu.rows())
         rows.append((str(device), text))
+    rows += facts.items()
     cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
     rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
     rows.append(

@@ -1,12 +1,15 @@
-"""Clocks for work that runs elsewhere, and predicted numbers beside measured ones."""
+"""Clocks for work that runs elsewhere, and predicted numbers beside measured ones.
+
+While GPUs are modelled, all seconds are those of the model.
+"""
 
 import itertools
 import math
-import time
 
 import torch
 
 from d2lpar.devices import synchronize
+from d2lpar.virtual import clock, hardware_name
 
 
 class Timer:
@@ -18,11 +21,11 @@ class Timer:
 
     def start(self):
         """Start, or start again."""
-        self._started = time.perf_counter()
+        self._started = clock()
 
     def stop(self):
         """Keep and return the seconds since the last start."""
-        self.times.append(time.perf_counter() - self._started)
+        self.times.append(clock() - self._started)
         return self.times[-1]
 
     def avg(self):
@@ -74,7 +77,9 @@ class Benchmark:
         if self.sync:
             synchronize()
         self.seconds = self.timer.stop()
-        print(f"{self.description}: {self.seconds:.4f} sec")
+        hardware = hardware_name()
+        modelled = f" (modelled: {hardware})" if hardware else ""
+        print(f"{self.description}: {self.seconds:.4f} sec{modelled}")
 
 
 def best_seconds(work, repeats=3):
@@ -140,14 +145,18 @@ def product_flops(device, size=1000):
 def compare(what, predicted, measured, unit="s"):
     """Print a predicted number beside the measured one, and measured over predicted.
 
+    While GPUs are modelled it says "modelled" in place of "measured", and which hardware.
+
     Args:
         what: what stands before them.
         predicted, measured: numbers.
         unit: what stands after them.
     """
     ratio = f"{measured / predicted:.2f}" if predicted else "-"
-    numbers = f"predicted {_short(predicted):>9}  measured {_short(measured):>9} {unit}"
-    print(f"{what:<32} {numbers:<46} ratio {ratio}")
+    kind = "modelled" if hardware_name() else "measured"
+    numbers = f"predicted {_short(predicted):>9}  {kind} {_short(measured):>9} {unit}"
+    hardware = f"  ({hardware_name()})" if hardware_name() else ""
+    print(f"{what:<32} {numbers:<46} ratio {ratio}{hardware}")
 
 
 def _short(number):

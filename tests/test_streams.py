@@ -823,7 +823,7 @@ def test_the_host_waits_when_it_is_too_far_ahead(devices):
 
 
 def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices, monkeypatch):
-    engine, closed_gate = registry.find(devices[0]).compute, scheduler._closed_gate
+    engine, closed_gate = registry.find(devices[0]).compute, scheduler.closed_gate
     x = torch.zeros((), device=devices[0])
     torch.vgpu.synchronize()
     gate = Gate(devices[0])
@@ -834,7 +834,7 @@ def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices,
         return closed_gate()
 
     monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 2)
-    monkeypatch.setattr(scheduler, "_closed_gate", closed_gate_when_there_is_room)
+    monkeypatch.setattr(scheduler, "closed_gate", closed_gate_when_there_is_room)
     host = threading.Thread(target=lambda: x.add_(1).add_(1), daemon=True)
     host.start()
     host.join(10)

@@ -57,7 +57,8 @@ def plot_timeline(timeline, title=None, start=0.0, end=None):
     with style():
         axes.set_xlim(start * scale, end * scale)
         axes.set_ylim(height, 0)
-        axes.set(xlabel=f"time ({unit})", title=title)
+        modelled = f", modelled: {timeline.hardware}" if timeline.hardware else ""
+        axes.set(xlabel=f"time ({unit}){modelled}", title=title)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections import defaultdict
 from dataclasses import replace
 from typing import NamedTuple
@@ -12,6 +11,7 @@ import torch
 from d2lpar.devices import synchronize, try_all_gpus
 from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
+from d2lpar.virtual import clock, hardware_name
 
 KINDS = ("kernel", "copy", "wait")
 
@@ -43,9 +43,11 @@ class Timeline:
         marks: what `mark` named, as tuples (name, start, end).
         devices: the devices known: those in use, and those that something ran on.
         seconds: from start to end of the block.
+        hardware: what was modelled, "8 x V100-SXM2-16GB" for example; "" by the wall clock.
     """
 
     def __init__(self):
+        self.hardware = ""
         self._state = "not started"
 
     def __enter__(self):
@@ -54,8 +56,9 @@ class Timeline:
         self._spans, self._marks, self._devices, self._end = [], [], [], None
         synchronize()
         self._recorders = _start_recorders()
+        self.hardware = hardware_name()
         self._state = "recording"
-        self._origin = time.perf_counter()
+        self._origin = clock()
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -65,7 +68,7 @@ class Timeline:
             if kind is None:
                 raise
         finally:
-            self._end = time.perf_counter()
+            self._end = clock()
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
@@ -109,11 +112,11 @@ class Timeline:
         """
         if self._state != "recording":
             raise RuntimeError(f"the timeline is {self._state}: mark phases inside its with block")
-        start = time.perf_counter() - self._origin
+        start = clock() - self._origin
         try:
             yield
         finally:
-            self._marks.append(Mark(name, start, time.perf_counter() - self._origin))
+            self._marks.append(Mark(name, start, clock() - self._origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Pick spans; every argument that is given narrows the choice.
@@ -220,7 +223,8 @@ class Timeline:
         if self._state != "done":
             return f"Timeline({self._state})"
         on = f"{len(self.spans)} spans on {len(self.devices)} devices"
-        return f"Timeline({on}, {self.seconds:.2f} s)"
+        modelled = f", modelled: {self.hardware}" if self.hardware else ""
+        return f"Timeline({on}, {self.seconds:.4g} s{modelled})"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         from d2lpar.plotting.figures import in_notebook

@@ -12,6 +12,13 @@ An operator travels downwards through these:
     engines     what runs an op: threads
     scheduler   when an op runs: streams, and what waits for what
 
+While GPUs are modelled:
+
+    simulation  when ops run, and the clock of the host
+    model       what a device is then: a GPU in a machine, and the links that it shares
+    hardware    the figures of GPUs, machines and links, and the time of a kernel
+    kernels     what a kernel has to do: products and bytes
+
 Beside them:
 
     links       how fast bytes travel
@@ -26,41 +33,69 @@ Beside them:
 """
 
 import os
+import sys
 import threading
+import time
 import warnings
 
 from .links import PRESETS, Link, as_link
 from .spans import Span
 
-__all__ = ["PRESETS", "Link", "Span", "start_recording", "stop_recording", "virtual_gpus"]
+__all__ = [
+    "PRESETS",
+    "Link",
+    "Span",
+    "clock",
+    "hardware_name",
+    "host_takes",
+    "start_recording",
+    "stop_recording",
+    "virtual_gpus",
+]
 
 _setting_up = threading.Lock()
-_SAME = object()
+_UNSAID = object()
 SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
 
 
-def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
+def virtual_gpus(
+    n, threads=None, memory=None, link=_UNSAID, peer_link=_UNSAID, model=None, values=True
+):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
     `threads`, `memory`, `link` and `peer_link` are each one value for all devices, or a list with
     one value for each device.
 
+    With `model` they are modelled GPUs: the same operators, but all time is that of a simulation,
+    which takes the seconds of each kernel and copy from the figures of real hardware. Then `Timer`,
+    `Benchmark`, `Timeline` and `clock` tell the model's time, which begins at 0 with this call.
+
     When it is called again, it returns the same devices: it waits for their work, sets them to the
-    new values, and lifts the limit of `torch.vgpu.set_per_process_memory_fraction`.
+    new values, and lifts the limit of `torch.vgpu.set_per_process_memory_fraction`. Without `model`
+    they are back on the wall clock.
 
     Args:
         n: how many.
         threads: CPU threads that run a device's kernels; by default what the environment variable
             D2LPAR_THREADS says, or one.
-        memory: bytes of a device; by default an equal share of 80 % of what this process may use.
+        memory: bytes of a device; by default an equal share of 80 % of what this process may use,
+            or what the modelled GPU has.
         link: how fast bytes are copied from and to the CPU: a `Link`, a preset's name, bytes per
-            second, or None for copies that take only as long as the CPU takes to write them.
-        peer_link: the same between devices; by default as `link`.
+            second, or None for copies that take only as long as the CPU takes to write them, or no
+            time on modelled GPUs. By default None, or that of the modelled GPU.
+        peer_link: the same between devices; by default as `link`, or that of the modelled GPU.
+        model: "v100", "p100", "t4", "rtx4090", "a100", "h100", "h200", the name of a `Machine`, a
+            `hardware.GPU`, a `hardware.Machine` or a `Calibration`; or a list of GPUs, one for each
+            device.
+        values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
+            Then `.item()` waits and gives nan, and what needs a value to go on raises RuntimeError.
 
     Raises:
-        ValueError: a value is out of range, a list does not have `n` of them, no link has the
-            name, or a device holds more bytes than its new `memory`.
-        TypeError: `threads` or `memory` is not a whole number, or a link is none of the above.
+        ValueError: a value is out of range, a list does not have `n` of them, no link and no
+            hardware has the name, a device holds more bytes than its new `memory`, `values` is
+            False without a `model`, or `n` GPUs need several machines without a network.
+        TypeError: `threads` or `memory` is not a whole number, or a link or a model is none of the
+            above.
         RuntimeError: virtual GPUs are not known to work on this version of torch, another package
             has added a device type to torch, or this process is a fork of one with virtual GPUs.
         torch.AcceleratorError: work that was issued to a device before has failed.
@@ -69,17 +104,31 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
     if threads is None:
         threads = _threads_of_the_environment()
+    machines = None
+    if model is not None:
+        from .hardware import machines_of
+
+        machines = machines_of(n, _for_each(n, "model", model, lambda name, value: value))
+        gpus = [machine.gpu for machine in machines]
+        memory = [gpu.memory for gpu in gpus] if memory is None else memory
+        link = [gpu.link for gpu in gpus] if link is _UNSAID else link
+        if peer_link is _UNSAID and any(gpu.peer_link for gpu in gpus):
+            links = _for_each(n, "link", link, lambda name, value: value)
+            peer_link = [gpu.peer_link or link for gpu, link in zip(gpus, links, strict=True)]
+    elif not values:
+        raise ValueError("virtual GPUs compute values by the wall clock: values=False needs model")
     if memory is None:
         memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
-    if peer_link is _SAME:
-        peer_link = link
+    link = None if link is _UNSAID else link
+    peer_link = link if peer_link is _UNSAID else peer_link
     figures = {
         "threads": _for_each(n, "threads", threads, _positive_int),
         "memory": _for_each(n, "memory", memory, _positive_int),
         "link": _for_each(n, "link", link, lambda name, value: as_link(value)),
         "peer_link": _for_each(n, "peer_link", peer_link, lambda name, value: as_link(value)),
     }
-    _warn_of_crowding(sum(figures["threads"]))
+    if machines is None:
+        _warn_of_crowding(sum(figures["threads"]))
     with _setting_up:
         from . import device as registry
         from . import scheduler
@@ -95,6 +144,7 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
             device.check_memory(memory)
         for device in in_use:  # before anything changes: this may raise, or be interrupted
             device.synchronize()
+        registry.keep_time_by_the_wall_clock()
         for index in range(n):
             settings = {name: values[index] for name, values in figures.items()}
             if index < len(registry.devices):
@@ -102,7 +152,45 @@ def virtual_gpus(n, threads=None, memory=None, link=None, peer_link=_SAME):
             else:
                 registry.devices.append(registry.Device(index, **settings))
         registry.count = n
+        if machines is not None:
+            from .model import keep_time_by_a_model
+
+            keep_time_by_a_model(registry.devices[:n], machines, values)
         return [device.torch_device for device in registry.devices[:n]]
+
+
+def clock():
+    """Return seconds of the clock in force: `time.perf_counter`, or that of modelled GPUs.
+
+    A modelled clock is that of the calling thread. It begins at 0 when `virtual_gpus` is called, and
+    advances with the launch of each operator, by waiting, and by `host_takes`.
+    """
+    scheduler = sys.modules.get(f"{__name__}.scheduler")  # asking does not switch devices on
+    return time.perf_counter() if scheduler is None else scheduler.now()
+
+
+def host_takes(seconds):
+    """Let work of the host, such as loading a batch, take `seconds` of a modelled clock.
+
+    By the wall clock this does nothing: there the work itself counts.
+
+    Args:
+        seconds: how long, not negative.
+
+    Raises:
+        ValueError: `seconds` is negative.
+    """
+    if not seconds >= 0:
+        raise ValueError(f"the seconds of work must not be negative: got {seconds}")
+    scheduler = sys.modules.get(f"{__name__}.scheduler")
+    if scheduler is not None and scheduler.simulation is not None:
+        scheduler.simulation.advance(seconds)
+
+
+def hardware_name():
+    """Return what is modelled, "8 x V100-SXM2-16GB" for example; "" by the wall clock."""
+    scheduler = sys.modules.get(f"{__name__}.scheduler")
+    return "" if scheduler is None or scheduler.simulation is None else scheduler.simulation.name
 
 
 def cores_of_this_process():

@@ -8,7 +8,8 @@ thread recorded on a stream of its own run on the caller's stream, with the same
 
 from . import private
 from .device import CurrentStreams, thread
-from .memory import Cell
+from .memory import cells_in
+from .scheduler import under_way
 
 
 class BackwardStreams:
@@ -43,9 +44,13 @@ class BackwardStreams:
 
     def after(self, stream, op):
         """Return the ops under way on other streams than `stream` that write what `op` reads."""
-        values = [*op.args, *(op.kwargs or {}).values()]
+        writers = (
+            cell.root().writer for cell in cells_in([op.args, list((op.kwargs or {}).values())])
+        )
         return tuple(
-            writer for writer in _writers(values) if not writer.done and writer.stream is not stream
+            writer
+            for writer in writers
+            if writer is not None and writer.stream is not stream and under_way(writer)
         )
 
     def set(self, stream):
@@ -55,16 +60,6 @@ class BackwardStreams:
             self._caller.set(stream)
         else:
             self._chosen[stream.device.index] = node, stream
-
-
-def _writers(values):
-    for value in values:
-        if type(value) is Cell:
-            writer = value.root().writer
-            if writer is not None:
-                yield writer
-        elif isinstance(value, (list, tuple)):
-            yield from _writers(value)
 
 
 class StreamsOfForward:

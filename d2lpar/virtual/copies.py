@@ -83,7 +83,8 @@ def _copy_between(target, source, new):
     """
     device, other = source._cell.layout.device, target._cell.layout.device
     stream, then = device.current_stream(), other.current_stream()
-    op = _copy_op(device.p2p, device.peer_link, target, source)
+    op = _copy_op(device.p2p, device.link_to(other), target, source)
+    op.receiver = other.p2p
     op.out = target._cell if new else None
     after = then.tail()
     if registry.thread.current is not None:
@@ -154,7 +155,7 @@ def _local_scalar_dense(func, args, kwargs):
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
     copy(target, source.reshape(()) if source.dim() else source)
-    return target.item()
+    return target.item() if source._cell.layout.device.has_values else float("nan")
 
 
 tables.special.update(

@@ -9,6 +9,7 @@ from operator import itemgetter
 
 import torch
 
+from . import scheduler
 from .engines import Engine
 from .generators import new_generator
 from .memory import Memory
@@ -29,6 +30,9 @@ class Device:
         compute, h2d, d2h, p2p: its engines, for kernels, and for copies from the CPU, to the CPU
             and to another device.
         engines: a tuple of these.
+        own_engines: the threads that these are by the wall clock.
+        model: its `Model` while it is modelled; None by the wall clock.
+        has_values: whether its kernels compute anything.
         default_stream: the stream that is current unless another was chosen.
     """
 
@@ -39,16 +43,19 @@ class Device:
         self.link = link
         self.peer_link = peer_link
         self.memory = Memory(self.torch_device, memory)
-        self.compute = Engine("compute", self, threads)
-        self.h2d = Engine("h2d", self)
-        self.d2h = Engine("d2h", self)
-        self.p2p = Engine("p2p", self)
+        self.own_engines = (
+            Engine("compute", self, threads),
+            Engine("h2d", self),
+            Engine("d2h", self),
+            Engine("p2p", self),
+        )
         self.default_stream = Stream(self, 0)
         self.generator = new_generator(self)
         self._streams = (weakref.ref(self.default_stream),)
         self._num_streams = 1
         self._making = threading.RLock()
         self._errors = deque()
+        self.run_by(None)
 
     def check_memory(self, memory):
         """Raise ValueError where more bytes are in use than `memory`, a new limit."""
@@ -64,12 +71,26 @@ class Device:
         self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
-            self.compute.set_threads(threads)
+            self.own_engines[0].set_threads(threads)
             self.threads = threads
 
-    @property
-    def engines(self):
-        return (self.compute, self.h2d, self.d2h, self.p2p)
+    def run_by(self, model, has_values=True):
+        """Let engines of a model run later ops, or, for None, threads; the device must be idle.
+
+        What was done before is forgotten: it has times of another clock.
+        """
+        self.model, self.has_values = model, has_values
+        self.engines = self.own_engines if model is None else model.engines
+        self.compute, self.h2d, self.d2h, self.p2p = self.engines
+        self.generator.last = None
+        for stream in self.streams:
+            stream.last = stream.waits = None
+
+    def link_to(self, other):
+        """Return the link to another `Device`, a `Link`, or None for no limit."""
+        if self.model is not None and self.model.host != other.model.host:
+            return self.model.machine.network
+        return self.peer_link
 
     def new_stream(self):
         """Return a new stream of this device."""
@@ -251,6 +272,15 @@ def wait_for_all():
     for device in () if in_fork() else devices:
         for stream in device.streams:
             wait_all(stream.tail(), device.torch_device)
+
+
+def keep_time_by_the_wall_clock():
+    """Let threads run the later ops of all devices, and the wall clock tell the time."""
+    wait_for_all()
+    for device in devices:
+        if device.model is not None:
+            device.run_by(None)
+    scheduler.simulation = None
 
 
 def find(where):

@@ -20,21 +20,16 @@ from .scheduler import Op, ReadyQueue
 _starting = threading.RLock()
 
 
-class Engine(ReadyQueue):
-    """A thread that runs the ops of its queue one at a time.
+class Worker:
+    """A thread that does the work of ops. It starts with the first op.
 
     Attributes:
-        name: "compute", "h2d", "d2h" or "p2p".
-        device: the `Device` that it belongs to.
-        threads: CPU threads that a kernel of it uses.
+        threads: CPU threads that a kernel uses.
         running: a lock that is held while the thread is in torch.
         started: whether the thread was started.
     """
 
-    def __init__(self, name, device, threads=1):
-        super().__init__()
-        self.name = name
-        self.device = device
+    def __init__(self, threads=1):
         self.threads = threads
         self.running = threading.RLock()
         self.started = False
@@ -47,8 +42,6 @@ class Engine(ReadyQueue):
             after_in_parent=self.running.release,
             after_in_child=self.running.release,
         )
-        self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
-        self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
 
     def start(self):
         """Start the thread, once.
@@ -74,28 +67,58 @@ class Engine(ReadyQueue):
                 set_thread_count(self.threads)
             set_below_autograd()
         with torch.inference_mode():  # so that tensors made in that mode can be written
-            while True:
-                op = self.take()
-                if op is None:
-                    break
-                self._execute(op)
-                self.finish(op)
-                op = None  # otherwise its tensors would be kept while this waits
+            self.serve()
         self._ended.set()
 
-    def _execute(self, op):
-        """Do the work of `op` and note when; an error is kept for the next synchronize."""
-        op.start = perf_counter()
-        takes_time = op.seconds is not None
-        if takes_time:
-            arrival = self._carry(op)
-            begun = perf_counter()
+    def do(self, op):
+        """Do the work of `op`; an error is kept for the next synchronize."""
         try:
             with self.running:
                 op.work(op)
         except BaseException as error:
             op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
-            self.device.failed(op)
+            op.engine.device.failed(op)
+
+    def join(self):
+        """Wait for the end of the thread, for at most 60 seconds."""
+        if self.started:
+            self._ended.wait(timeout=60)
+
+
+class Engine(Worker, ReadyQueue):
+    """A thread that runs the ops of its queue one at a time.
+
+    Attributes:
+        name: "compute", "h2d", "d2h" or "p2p".
+        device: the `Device` that it belongs to.
+    """
+
+    def __init__(self, name, device, threads=1):
+        Worker.__init__(self, threads)
+        ReadyQueue.__init__(self)
+        self.name = name
+        self.device = device
+        self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
+        self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
+
+    def serve(self):
+        """Run ops until `end`."""
+        while True:
+            op = self.take()
+            if op is None:
+                break
+            self._execute(op)
+            self.finish(op)
+            op = None  # otherwise its tensors would be kept while this waits
+
+    def _execute(self, op):
+        """Do the work of `op` and note when."""
+        op.start = perf_counter()
+        takes_time = op.seconds is not None
+        if takes_time:
+            arrival = self._carry(op)
+            begun = perf_counter()
+        self.do(op)
         if takes_time:
             self._land(op, arrival, begun)
         op.end = perf_counter()
@@ -135,11 +158,6 @@ class Engine(ReadyQueue):
         """Let the thread end after the op that runs now; what is queued is dropped."""
         self.ending = True
         self.arrivals.put(None)
-
-    def join(self):
-        """Wait for the end of the thread, for at most 60 seconds."""
-        if self.started:
-            self._ended.wait(timeout=60)
 
 
 def _sleep_until(moment):

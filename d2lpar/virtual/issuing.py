@@ -12,7 +12,7 @@ import torch
 
 from . import device as registry
 from . import private
-from .memory import CPU, Cell, Failure, Layout, Unavailable, fetch, fetch_nested
+from .memory import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
 from .plans import (
     CONSTANT,
     NEW,
@@ -20,7 +20,6 @@ from .plans import (
     VIEW,
     Plan,
     draw,
-    fail,
     find_operator,
     find_plan,
     has_no_plan,
@@ -30,7 +29,7 @@ from .plans import (
     tables,
 )
 from .scheduler import Op, wait
-from .tensor import VirtualTensor, become, new_tensor, wrap
+from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
 
 META = torch.device("meta")
 default_dtype = torch.get_default_dtype
@@ -310,7 +309,12 @@ class Call:
         Raises:
             Exception: what the operator raised.
             torch.AcceleratorError: an op that was issued before has failed.
+            RuntimeError: virtual GPUs compute no values.
         """
+        if not self.device.has_values:
+            if self.refused is not None:
+                raise self.refused
+            refuse(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
 
@@ -324,6 +328,7 @@ class Call:
                 op.error = error.with_traceback(None)
 
         op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
+        op.operator = operator
         if operator.random:
             draw(op, operator, device)
         issue_op(op, device)

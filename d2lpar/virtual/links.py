@@ -89,8 +89,16 @@ PRESETS = {
         ),
         Link(63e9, 10e-6, 24e9, "4xpcie3", "four PCIe 3.0 x16 links side by side (d2l 12.7)"),
         Link(31.5e9, 10e-6, 12e9, "pcie4", "PCIe 4.0 x16: 16 lanes of 16 GT/s (PCI-SIG)"),
+        Link(63e9, 10e-6, None, "pcie5", "PCIe 5.0 x16: 16 lanes of 32 GT/s (PCI-SIG)"),
         Link(1.25e9, 50e-6, None, "10gbe", "10 Gbit Ethernet: 10e9 bits/s over 8"),
+        Link(3.125e9, 50e-6, None, "25gbe", "25 Gbit Ethernet: 25e9 bits/s over 8"),
+        Link(6.25e9, 50e-6, None, "50gbe", "50 Gbit Ethernet: 50e9 bits/s over 8"),
+        Link(12.5e9, 50e-6, None, "100gbe", "100 Gbit Ethernet: 100e9 bits/s over 8"),
+        Link(12.5e9, 2e-6, None, "infiniband-edr", "InfiniBand EDR: 100e9 bits/s over 8"),
+        Link(25e9, 2e-6, None, "infiniband-hdr", "InfiniBand HDR: 200e9 bits/s over 8"),
+        Link(50e9, 2e-6, None, "infiniband-ndr", "InfiniBand NDR: 400e9 bits/s over 8"),
         Link(150e9, 5e-6, None, "nvlink2", "V100: six NVLink 2 links of 25 GB/s a direction"),
+        Link(300e9, 5e-6, None, "nvlink3", "A100: 12 NVLink 3 links of 25 GB/s a direction"),
         Link(450e9, 5e-6, None, "nvlink4", "H100: 18 NVLink 4 links of 25 GB/s a direction"),
     )
 }

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from .private import set_conj, set_neg
-from .scheduler import wait
+from .scheduler import catch_up, under_way, wait
 
 MIB = 2**20
 GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
@@ -148,6 +148,27 @@ class Unavailable(Exception):
         self.failure = failure
         error = failure.error
         super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
+
+
+def fail(out, failure):
+    """Let the cells in `out`, which is a cell, a list of cells or None, hold `failure`."""
+    for cell in (out,) if type(out) is Cell else out or ():
+        if cell is not None:
+            cell.data = failure
+
+
+def cells_in(values):
+    """Yield the cells among `values`, also in lists of lists."""
+    for value in values:
+        if type(value) is Cell:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from cells_in(value)
+
+
+NO_VALUES = Failure(
+    RuntimeError("it was made while virtual GPUs computed no values: virtual_gpus(values=False)")
+)
 
 
 def fetch(cell):
@@ -320,8 +341,8 @@ class Memory:
                 self.recorded += 1
             reference.streams = streams
 
-    def collect(self):
-        """Take back the memory of blocks that are gone and that no stream holds."""
+    def note_freed(self):
+        """Take back the memory of blocks that are gone; streams may hold it until they are done."""
         freed = self._freed
         popleft = freed.popleft
         with self._lock:
@@ -342,8 +363,16 @@ class Memory:
                     else:
                         del self._live[reference.address]
                 popleft()
+
+    def collect(self):
+        """Take back the memory of blocks that are gone and that no stream holds any more."""
+        self.note_freed()
+        if not self._held:
+            return
+        catch_up()
+        with self._lock:
             for reference in tuple(self._held.values()):
-                if all(op.done for op in reference.pending) and reference.address in self._held:
+                if not any(map(under_way, reference.pending)) and reference.address in self._held:
                     del self._held[reference.address]
                     del self._live[reference.address]
                     self.held -= reference.num_bytes

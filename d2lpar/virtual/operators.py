@@ -16,7 +16,10 @@ def _create_like(func, args, kwargs):
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         cell = args[0]._cell
-        if not isinstance(cell.data, torch.Tensor):  # there are no values yet; none are needed
+        has_values = cell.layout.device.has_values
+        if has_values and not isinstance(
+            cell.data, torch.Tensor
+        ):  # there are no values yet; none are needed
             stand_in = Cell(cell.layout, cell.layout.empty(CPU))
             args = (wrap(stand_in, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()

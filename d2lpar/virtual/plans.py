@@ -10,7 +10,7 @@ import torch
 from . import private
 from .device import thread
 from .generators import checked
-from .memory import CPU, Cell, Failure, Unavailable, fetch, fetch_nested, strided
+from .memory import CPU, Cell, Failure, Unavailable, fail, fetch, fetch_nested, strided
 from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
 
@@ -225,6 +225,7 @@ class Plan:
             if self.only_views:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
+        op.operator = operator
         if operator.random:
             draw(op, operator, device)
         issue_op(op, device)
@@ -330,13 +331,6 @@ def note_writer(op, operator, values, kwargs):
         for cell in value if type(value) is list else (value,):
             if type(cell) is Cell:
                 cell.root().writer = op
-
-
-def fail(out, failure):
-    """Let the cells in `out`, which is a cell, a list of cells or None, hold `failure`."""
-    for cell in (out,) if type(out) is Cell else out or ():
-        if cell is not None:
-            cell.data = failure
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):

@@ -325,6 +325,27 @@ def patch_backward(streams_of_forward):
     torch.autograd._engine_run_backward = _run_backward
 
 
+def patch_threads(started, joined):
+    """Let `started` be called with each thread that is about to start, `joined` after its end."""
+    start, join = threading.Thread.start, threading.Thread.join
+    if getattr(start, "_is_ours", False):
+        return
+
+    @functools.wraps(start)
+    def _start(self):
+        started(self)
+        start(self)
+
+    @functools.wraps(join)
+    def _join(self, timeout=None):
+        join(self, timeout)
+        if not self.is_alive():
+            joined(self)
+
+    _start._is_ours = True
+    threading.Thread.start, threading.Thread.join = _start, _join
+
+
 def _roots(tensors):
     if isinstance(tensors, torch.Tensor):
         return (tensors,)

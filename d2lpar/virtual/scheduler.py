@@ -1,5 +1,9 @@
 """When an op runs: streams, what waits for what, and which op is ready first.
 
+Time is that of the clock in force. By the wall clock an op runs when its engine, a thread, comes to
+it. While GPUs are modelled, `simulation` keeps the time: an op that is `done` has been simulated,
+and may end later than the host's `now`.
+
 The host hands an op over in one step that an interrupt cannot tear (`Stream.issue`). From then on
 only threads that no interrupt reaches touch it: the thread of its engine *admits* it, which counts
 the earlier ops that it waits for, and the thread that finishes the last of these makes it ready.
@@ -25,6 +29,7 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run a
 # Reentrant, because the garbage collector may run a destructor that issues work while it is held.
 _issuing = threading.RLock()  # threads that issue take turns
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
+simulation = None  # the `Simulation` that keeps the time while GPUs are modelled
 _recordings = ()  # the lists that finished ops are appended to
 _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
@@ -39,9 +44,12 @@ class Op:
         engine: what runs it.
         stream: where it was issued; set by `Stream.issue`.
         work: function of the op that does the work.
+        operator: the `Operator` of a kernel; or None.
         args, kwargs, out: what `work` reads and where it leaves its results.
         seconds: how long a copy keeps its engine at least; None for as long as the work takes.
+            In a simulation exactly as long, and never None.
         num_bytes, source, target: the bytes that a copy moves, and its devices.
+        receiver: the engine for copies between devices of its target; or None.
         generator: the random numbers that it draws from, in the order of issue; or None.
         issued, ready, start, end: seconds of the clock.
         error: what the work raised.
@@ -58,6 +66,7 @@ class Op:
 
     error = num_bytes = source = target = seconds = generator = None
     stream = previous = waits = drawn = waiters = None
+    operator = receiver = None
     after = ()
     ready = start = end = 0.0
     missing = number = 0
@@ -139,8 +148,9 @@ class Stream:
         if not engine.started:
             engine.start()
         memory = self.device.memory
+        simulated_by = engine.simulation
         if memory.recorded:  # freed memory is held by the ops before the free, not by this one
-            memory.collect()
+            memory.note_freed()
         op.stream = self
         op.after = after
         generator = op.generator
@@ -149,7 +159,8 @@ class Stream:
         with _issuing:
             if then is not None:
                 then.waits = then._waits_under_way()
-            op.issued = issued = perf_counter()
+            issued = perf_counter() if simulated_by is None else simulated_by.launch(op, self)
+            op.issued = issued
             # One step from here to `put`, see above: stores that make no container, then a C call.
             op.previous = self.last
             op.waits = self.waits
@@ -171,13 +182,13 @@ class Stream:
         check_process()
         with _issuing:
             ops = (self.last, *(self.waits or ()))
-        return tuple(op for op in ops if op is not None and not op.done)
+        return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
         """Let all later ops of this stream wait for `ops`."""
         check_process()
-        now = perf_counter()
-        waits = {op: now for op in ops if not op.done and op.stream is not self}
+        told = now()
+        waits = {op: told for op in ops if under_way(op) and op.stream is not self}
         if waits:
             with _issuing:
                 self.waits = self._waits_under_way()
@@ -192,7 +203,7 @@ class Stream:
         waits = self.waits or {}
         if len(waits) % 64 or _recordings:  # a recording asks for all of them
             return waits
-        return {op: told for op, told in waits.items() if not op.done}
+        return {op: told for op, told in waits.items() if under_way(op)}
 
 
 class ReadyQueue:
@@ -203,8 +214,11 @@ class ReadyQueue:
             wakes the engine.
         issued: how many ops were handed over.
         finished: how many of them are done.
+        simulation: None: it keeps to the wall clock.
         ending: whether `take` shall return None when it is woken.
     """
+
+    simulation = None
 
     def __init__(self):
         self.arrivals = SimpleQueue()
@@ -245,37 +259,11 @@ class ReadyQueue:
                 previous.dependents.append(op)
                 op.missing = 1
                 return False
-        with _ordering:
-            for earlier in (previous, *op.after, *(op.waits or ()), op.drawn):
-                if earlier is None:
-                    continue
-                if earlier.done:
-                    op.ready = max(op.ready, earlier.end)
-                else:
-                    earlier.dependents.append(op)
-                    op.missing += 1
-            return op.missing == 0
+        return admit(op)
 
     def finish(self, op):
         """Note that `op` has run; make the ops that waited for it ready, and wake the threads."""
-        if _recordings:
-            spans = tuple(op.spans())
-            for recording in _recordings:
-                recording.extend(spans)
-        op.work = op.args = op.kwargs = op.out = None
-        op.previous = op.waits = op.drawn = op.generator = None
-        op.after = ()
-        with _ordering:
-            op.done = True
-            dependents, op.dependents = op.dependents, None
-            waiters, op.waiters = op.waiters, None
-            ready = []
-            for dependent in dependents:
-                if op.end > dependent.ready:
-                    dependent.ready = op.end
-                dependent.missing -= 1
-                if dependent.missing == 0:
-                    ready.append(dependent)
+        ready, waiters = complete(op)
         for dependent in ready:
             queue = dependent.engine
             heappush(queue._ready, (dependent.ready, dependent.number, dependent))
@@ -294,14 +282,82 @@ class ReadyQueue:
         Raises:
             RuntimeError: it is the thread of an engine.
         """
-        _check_thread()
-        gate = _closed_gate()
+        check_thread()
+        gate = closed_gate()
         self._held_back.append(gate.release)
         if self.issued - self.finished >= QUEUE_LIMIT:
             gate.acquire()
 
 
-def _closed_gate():
+def complete(op):
+    """Note that an op has run, and record it.
+
+    Returns:
+        A list of the ops that waited for it last and are ready now, and a list, or None, of the
+        functions that wake the threads that wait for it.
+    """
+    if _recordings:
+        record(op.spans())
+    op.work = op.args = op.kwargs = op.out = None
+    op.previous = op.waits = op.drawn = op.generator = None
+    op.after = ()
+    with _ordering:
+        op.done = True
+        dependents, op.dependents = op.dependents, None
+        waiters, op.waiters = op.waiters, None
+        ready = []
+        for dependent in dependents:
+            if op.end > dependent.ready:
+                dependent.ready = op.end
+            dependent.missing -= 1
+            if dependent.missing == 0:
+                ready.append(dependent)
+    return ready, waiters
+
+
+def admit(op):
+    """Let `op` wait for the ops before it that are not done; return whether it is ready."""
+    op.ready = op.issued
+    with _ordering:
+        for earlier in (op.previous, *op.after, *(op.waits or ()), op.drawn):
+            if earlier is None:
+                continue
+            if earlier.done:
+                op.ready = max(op.ready, earlier.end)
+            else:
+                earlier.dependents.append(op)
+                op.missing += 1
+        return op.missing == 0
+
+
+def now():
+    """Return the seconds of the clock in force, for the calling thread."""
+    return perf_counter() if simulation is None else simulation.now()
+
+
+def under_way(op):
+    """Return whether an op has not ended yet, as far as the calling thread knows.
+
+    One that a simulation has not come to counts as under way; see `catch_up`.
+    """
+    if not op.done:
+        return True
+    return simulation is not None and op.engine.simulation is simulation and op.end > now()
+
+
+def catch_up():
+    """Let a simulation come to the calling thread's `now`, so that `under_way` is exact."""
+    if simulation is not None:
+        simulation.catch_up()
+
+
+def poll():
+    """Do `catch_up`; asking costs the host of a simulation some time."""
+    if simulation is not None:
+        simulation.poll()
+
+
+def closed_gate():
     gate = threading.Lock()
     gate.acquire()
     return gate
@@ -317,11 +373,14 @@ def wait(op, device):
     Raises:
         RuntimeError: this process is a fork, or the calling thread is that of an engine.
     """
-    if op.done:
+    if not under_way(op):
         return
     check_process()
-    _check_thread()
-    gate, waiters, started = _closed_gate(), [], perf_counter()
+    check_thread()
+    if op.engine.simulation is not None:
+        op.engine.simulation.wait(op, device)
+        return
+    gate, waiters, started = closed_gate(), [], perf_counter()
     with _ordering:
         if op.done:
             return
@@ -331,13 +390,23 @@ def wait(op, device):
     try:
         gate.acquire()
     finally:
-        if _recordings:
-            span = Span("synchronize", "wait", device, 0, "host", started, perf_counter(), started)
-            for recording in _recordings:
-                recording.append(span)
+        record_wait(device, started, perf_counter())
 
 
-def _check_thread():
+def record(spans):
+    """Append spans to all recordings under way."""
+    spans = tuple(spans)
+    for recording in _recordings:
+        recording.extend(spans)
+
+
+def record_wait(device, start, end):
+    """Record that the host waited for `device`."""
+    if _recordings:
+        record([Span("synchronize", "wait", device, 0, "host", start, end, start)])
+
+
+def check_thread():
     """Raise RuntimeError in the thread of an engine, where a wait would never end."""
     if getattr(_here, "engine", None) is not None:
         raise RuntimeError(
@@ -360,7 +429,7 @@ def wait_all(ops, device):
 def start_recording():
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    The seconds of the spans are those of `time.perf_counter`.
+    The seconds of the spans are those of `now`.
     """
     global _recordings
     recording = []

@@ -13,6 +13,7 @@ from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
+from .simulation import simulator
 from .tensor import is_ours
 
 SWITCH_INTERVAL = 1e-4  # seconds
@@ -74,9 +75,10 @@ def _side_stream(device):
 def _end():
     if scheduler.in_fork():
         return
-    all_engines = [engine for device in registry.devices for engine in device.engines]
+    workers = [engine for device in registry.devices for engine in device.own_engines]
+    workers.append(simulator)
     with held_back():  # a thread that is still in torch would end the process badly
-        for engine in all_engines:
-            engine.end()
-        for engine in all_engines:
-            engine.join()
+        for worker in workers:
+            worker.end()
+        for worker in workers:
+            worker.join()

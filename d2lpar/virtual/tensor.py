@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from . import private
-from .memory import CPU, Cell, strided, with_bits
+from .memory import CPU, NO_VALUES, Cell, strided, with_bits
 from .scheduler import check_process
 
 
@@ -56,6 +56,15 @@ class VirtualTensor(torch.Tensor):
         storage.__class__ = DeviceStorage
         storage._block = self._block
         return storage
+
+    def __bool__(self):
+        return super().__bool__() if self._cell.layout.device.has_values else refuse("bool")
+
+    def __int__(self):
+        return super().__int__() if self._cell.layout.device.has_values else refuse("int")
+
+    def __index__(self):
+        return super().__index__() if self._cell.layout.device.has_values else refuse("index")
 
     def __format__(self, format_spec):
         return format(self.item() if self.dim() == 0 else repr(self), format_spec)
@@ -109,6 +118,21 @@ class VirtualTensor(torch.Tensor):
         return {
             name: value for name, value in self.__dict__.items() if name not in ("_cell", "_block")
         }
+
+
+def refuse(what):
+    """Raise the error for what needs values that virtual GPUs do not compute.
+
+    Args:
+        what: the operator.
+
+    Raises:
+        RuntimeError: always.
+    """
+    raise RuntimeError(
+        f"{what} needs the values of a tensor, and these virtual GPUs compute none: "
+        "virtual_gpus(..., values=True)"
+    )
 
 
 class DeviceStorage(torch.UntypedStorage):
@@ -209,7 +233,7 @@ def new_tensor(layout):
     """
     check_process()
     tensor = wrap(Cell(layout))
-    tensor._cell.data = layout.empty(CPU)
+    tensor._cell.data = layout.empty(CPU) if layout.device.has_values else NO_VALUES
     return tensor
 
 

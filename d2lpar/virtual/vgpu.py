@@ -6,7 +6,6 @@ current device. A device that does not exist raises RuntimeError.
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Sequence
-from time import perf_counter
 
 import torch
 
@@ -57,6 +56,7 @@ class Stream(BaseStream):
 
     def query(self):
         """Return whether all work issued so far has finished."""
+        scheduler.poll()
         return not self._stream.tail()
 
     def synchronize(self):
@@ -134,7 +134,7 @@ class Event(BaseEvent):
     def record(self, stream=None):
         """Record this event behind the work of `stream`, the current one by default."""
         stream = (current_stream() if stream is None else stream)._stream
-        self._point = stream.device, stream.tail(), perf_counter()
+        self._point = stream.device, stream.tail(), scheduler.now()
 
     def wait(self, stream=None):
         """Let later work of `stream`, the current one by default, wait for this event."""
@@ -144,7 +144,11 @@ class Event(BaseEvent):
 
     def query(self):
         """Return whether the work before this event has finished."""
-        return self._point is None or all(op.done for op in self._point[1])
+        scheduler.poll()
+        return self._is_reached()
+
+    def _is_reached(self):
+        return self._point is None or not any(map(scheduler.under_way, self._point[1]))
 
     def synchronize(self):
         """Let the host wait for the work before this event.
@@ -171,7 +175,8 @@ class Event(BaseEvent):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._point is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        if not self.query():
+        scheduler.catch_up()
+        if not self._is_reached():
             raise RuntimeError("an event has not happened yet: synchronize before elapsed_time")
         _, ops, recorded = self._point
         return max([recorded, *(op.end for op in ops)])
@@ -399,8 +404,10 @@ def empty_cache():
 
 
 def get_device_name(device=None):
-    """Return the name of `device`, which says what it is made of: "Virtual GPU (1 CPU thread)"."""
+    """Return the name of a device, which says what it is made of: "Virtual GPU (1 CPU thread)"."""
     found = registry.find(device)
+    if found.model is not None:
+        return f"Modelled {found.model.gpu.name}"
     return f"Virtual GPU ({found.threads} CPU thread{'s' if found.threads > 1 else ''})"
 
 

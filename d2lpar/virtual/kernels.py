@@ -1,0 +1,158 @@
+"""What a kernel has to do: the products in it, and the bytes that it reads and writes.
+
+A `Kernel` is known from the layouts of its arguments and results alone, and so before it runs.
+"""
+
+from math import prod
+from typing import NamedTuple
+
+import torch
+
+from .memory import Cell, cells_in
+
+
+class Product(NamedTuple):
+    """Products of matrices: `batch` times (m, k) by (k, n)."""
+
+    batch: int
+    m: int
+    n: int
+    k: int
+
+    @property
+    def flops(self):
+        """Floating-point operations; a multiplication and an addition are two."""
+        return 2 * self.batch * self.m * self.n * self.k
+
+
+class Kernel(NamedTuple):
+    """What an operator does on a device.
+
+    Attributes:
+        name: the operator without overload, "aten.mm" for example.
+        products: the `Product`s in it; a convolution counts as the product that computes it.
+        num_bytes: bytes that it reads and writes.
+        dtype: of its first tensor.
+        signature: what tells it from other kernels; it does not name the device.
+    """
+
+    name: str
+    products: tuple
+    num_bytes: int
+    dtype: torch.dtype
+    signature: tuple
+
+
+# Operators that write their first argument without reading it.
+ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
+# Operators that read as many elements of their first argument as they write, not all of it.
+LOOKUPS = {"embedding", "index", "index_select", "gather"}
+# How often a kernel passes over what it reads: statistics first, then their use.
+READS = {
+    "native_batch_norm": 2,
+    "_native_batch_norm_legit": 2,
+    "native_batch_norm_backward": 2,
+}
+
+
+def kernel_of(op):
+    """Return the `Kernel` of an op.
+
+    Args:
+        op: an `Op` of kind "kernel" that has not run.
+    """
+    arguments = [*op.args, *(op.kwargs or {}).values()]
+    packet = op.name.rpartition(".")[2]
+    outputs = _each([op.out])
+    read, written = sum(map(_size, _each(arguments))), sum(map(_size, outputs))
+    if packet in LOOKUPS:
+        read += min(0, written - _size(op.args[0].layout))
+    read *= READS.get(packet, 1)
+    if op.operator is not None and packet not in ONLY_WRITTEN:
+        for position, _ in op.operator.written:
+            written += sum(map(_size, _each(op.args[position : position + 1])))
+    layouts = [*_each(arguments), *outputs]
+    describe = _PRODUCTS.get(packet)
+    return Kernel(
+        op.name,
+        tuple(describe(op)) if describe else (),
+        read + written,
+        layouts[0].dtype if layouts else torch.float32,
+        (op.name, *map(_described, [*op.args, op.out])),
+    )
+
+
+def _each(values):
+    """Return the layouts of the distinct tensors among nested values."""
+    return [cell.layout for cell in dict.fromkeys(cells_in(values))]
+
+
+def _size(layout):
+    """Return the bytes of the elements; an element that is repeated (stride 0) counts once."""
+    return min(prod(layout.size) * layout.dtype.itemsize, layout.num_bytes)
+
+
+def _described(value):
+    """Return what the time of a kernel depends on: layouts and whole numbers, not their device."""
+    if type(value) is Cell:
+        layout = value.layout
+        return str(layout.dtype), layout.size, layout.stride
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_described, value))
+    return value if isinstance(value, (bool, int)) else None
+
+
+def _mm(op):
+    a, b = _sizes(op.args[:2])
+    return [Product(1, a[0], b[1], a[1])]
+
+
+def _bmm(op):
+    a, b = _sizes(op.args[:2])
+    return [Product(a[0], a[1], b[2], a[2])]
+
+
+def _convolution(op):
+    x, weight, transposed, groups = *_sizes(op.args[:2]), op.args[6], op.args[8]
+    return [_convolved(x, weight, op.out.layout.size, transposed, groups)]
+
+
+def _convolution_backward(op):
+    gradient, x, weight = _sizes(op.args[:3])
+    transposed, groups, (to_input, to_weight, _) = op.args[7], op.args[9], op.args[10]
+    batch, m, n, k = _convolved(x, weight, gradient, transposed, groups)
+    of_input, of_weight = Product(batch, m, k, n), Product(batch, n, k, m)
+    return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
+
+
+def _convolved(x, weight, result, transposed, groups):
+    """Return the product that computes a convolution: positions by outputs by what each reads.
+
+    A transposed convolution is the gradient of one whose input is its result.
+    """
+    where = x if transposed else result
+    return Product(groups, where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:]))
+
+
+def _sizes(cells):
+    return [cell.layout.size for cell in cells]
+
+
+def _after_the_first(describe):
+    """Return `describe` for an operator that adds to its first argument: addmm, for example."""
+    return lambda op: describe(_Arguments(op.args[1:], op.out))
+
+
+class _Arguments(NamedTuple):
+    args: list
+    out: object
+
+
+_PRODUCTS = {
+    "mm": _mm,
+    "bmm": _bmm,
+    "addmm": _after_the_first(_mm),
+    "baddbmm": _after_the_first(_bmm),
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+}

@@ -1,0 +1,108 @@
+"""What a virtual GPU is while it is modelled: a GPU in a machine, and the links that it shares."""
+
+from collections import Counter
+
+from . import private, scheduler
+from .hardware import THROUGH_HOST, tf32_is_allowed
+from .kernels import kernel_of
+from .memory import Cell
+from .simulation import ModelledEngine, Resource, Simulation, join_host, start_host
+
+
+def keep_time_by_a_model(devices, machines, values):
+    """Let a new simulation run the later ops of `devices` and tell the time, from 0 on.
+
+    Args:
+        devices: a list of `Device`s, which are idle and configured.
+        machines: for each the `Machine` that it is in.
+        values: whether values are computed.
+    """
+    gpus = Counter(machine.gpu.name for machine in machines)
+    name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
+    simulation = Simulation(name, machines[0].launch_seconds, values)
+    shared = {}
+    for device, machine in zip(devices, machines, strict=True):
+        over_link = device.peer_link in (device.link, THROUGH_HOST)
+        device.run_by(Model(device, machine, simulation, shared, over_link), values)
+    private.patch_threads(start_host, join_host)
+    scheduler.simulation = simulation
+    simulation.set_threads(max(device.threads for device in devices))
+
+
+class Model:
+    """The model of one device.
+
+    Args:
+        device: the `Device`.
+        machine: the `Machine` that it is in.
+        simulation: the `Simulation`.
+        shared: a dict of the `Resource`s that devices share; it is filled here.
+        over_link: whether copies to other devices take the link to the CPU.
+
+    Attributes:
+        gpu: what tells how long kernels take, a `GPU` for example.
+        machine: the `Machine`.
+        host: which of the machines it is in, a number.
+        engines: its engines for kernels, for copies from and to the CPU, and between devices.
+    """
+
+    def __init__(self, device, machine, simulation, shared, over_link):
+        self.gpu, self.machine = machine.gpu, machine
+        self.engines = tuple(
+            ModelledEngine(name, device, simulation) for name in ("compute", "h2d", "d2h", "p2p")
+        )
+        self.host = device.index // (machine.gpus or device.index + 1)
+        self._over_link = over_link
+        self._switch = device.index // machine.gpus_per_switch
+        self._seconds = {}  # of kernels seen
+        up, down = Resource("link up"), Resource("link down")
+        self._out = up if over_link else Resource("out")
+        self._in = down if over_link else Resource("in")
+        self._trunk_up, self._trunk_down = (
+            shared.setdefault((direction, "switch", self._switch), Resource(direction))
+            for direction in ("up", "down")
+        )
+        self._network_out, self._network_in = (
+            shared.setdefault((direction, "host", self.host), Resource(direction))
+            for direction in ("out", "in")
+        )
+        compute, h2d, d2h, _ = self.engines
+        self._needs = {
+            compute: (compute,),
+            h2d: (h2d, down, self._trunk_down),
+            d2h: (d2h, up, self._trunk_up),
+        }
+
+    def seconds(self, op):
+        """Return how long an op takes that does not say so itself: a kernel, by its `gpu`."""
+        if op.kind != "kernel":
+            return 0.0
+        key = (op.name, *_layouts_and_numbers([*op.args, *(op.kwargs or {}).values(), op.out]))
+        key += tf32_is_allowed()
+        seconds = self._seconds.get(key)
+        if seconds is None:
+            seconds = self._seconds[key] = self.gpu.kernel_seconds(kernel_of(op))
+        return seconds
+
+    def needs(self, op):
+        """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
+        if op.receiver is None:
+            return self._needs[op.engine]
+        other = op.receiver.device.model
+        needs = [op.engine, self._out, other._in]
+        if other.host != self.host:
+            needs += self._network_out, other._network_in
+        if self._over_link and (other.host != self.host or other._switch != self._switch):
+            needs += self._trunk_up, other._trunk_down
+        return needs
+
+
+def _layouts_and_numbers(values):
+    """Yield what the time of a kernel depends on, all that is not a tensor's value."""
+    for value in values:
+        if type(value) is Cell:
+            yield value.layout
+        elif isinstance(value, (list, tuple)):
+            yield tuple(_layouts_and_numbers(value))
+        elif isinstance(value, (bool, int)):
+            yield value

@@ -1,0 +1,328 @@
+"""When ops run on modelled GPUs: a discrete-event simulation, exact for the seconds of each op.
+
+The clock of the host advances by the launch cost with each op that it issues. An op is ready when
+it has been issued and all that it waits for has ended. Of the ready ops the one that became ready
+first is next. It starts once everything that it needs is free: its engine, and for a copy the
+directions of the links on its way.
+
+Nothing is simulated before somebody asks. A host that waits for an op has the simulation run until
+that op has ended, and sets its clock to that end. What it issues afterwards is ready later than
+everything that was simulated, and so cannot change it: that is why the result is exact.
+
+All of this happens in one thread, the simulator, which no interrupt reaches. Hosts hand it ops and
+questions in one queue, in the order in which they come.
+"""
+
+import threading
+from collections import deque
+from heapq import heappop, heappush
+from queue import SimpleQueue
+from weakref import WeakKeyDictionary
+
+from . import scheduler
+from .engines import Worker, set_thread_count
+from .memory import NO_VALUES, cells_in, fail
+from .private import in_backward
+from .scheduler import QUEUE_LIMIT, Op
+
+
+class Resource:
+    """What serves one op at a time: an engine, or one direction of a link.
+
+    Attributes:
+        name: what it is.
+        free_at: seconds at which the last op that it was given ends.
+    """
+
+    def __init__(self, name):
+        self.name = name
+        self.free_at = 0.0
+
+
+class ModelledEngine(Resource):
+    """An engine of a modelled GPU; it has the attributes of an `Engine` that streams use.
+
+    Attributes:
+        name: "compute", "h2d", "d2h" or "p2p".
+        device: the `Device` that it belongs to.
+        simulation: the `Simulation` that runs its ops.
+        issued: how many ops it was given.
+        finished: how many of them the host knows to have ended.
+        ends: when ops ended, in seconds, from number `finished` on.
+    """
+
+    def __init__(self, name, device, simulation):
+        super().__init__(name)
+        self.device = device
+        self.simulation = simulation
+        self.arrivals = simulator.arrivals
+        self.issued = self.finished = 0
+        self.ends = deque()
+
+    @property
+    def started(self):
+        return simulator.started
+
+    def start(self):
+        """Start the simulator, once."""
+        simulator.start()
+
+    def wait_for_room(self):
+        """Let the host wait until half of QUEUE_LIMIT is free."""
+        scheduler.check_thread()
+        self.simulation.wait_for_room(self)
+
+
+class Host:
+    """The clock of a thread that issues ops, in seconds.
+
+    In a backward pass there is a clock for each device, because autograd has a thread for each GPU
+    then; virtual GPUs only issue all of it from one.
+    """
+
+    def __init__(self, simulation, now):
+        self.simulation = simulation
+        self._now = now
+        self._lanes = {}  # index of a device -> seconds, in a backward pass
+
+    def now(self, device=None):
+        """Return the seconds at which the thread, or its part for a `Device`, has arrived."""
+        if self._lanes and not in_backward():
+            self._now, self._lanes = max(self._now, *self._lanes.values()), {}
+        if device is None:
+            return max(self._now, *self._lanes.values()) if self._lanes else self._now
+        return self._lanes.get(device.index, self._now)
+
+    def set(self, seconds, device=None):
+        """Let it be later: `seconds`."""
+        if device is not None and in_backward():
+            self._lanes[device.index] = seconds
+        else:
+            self._now = max(seconds, self.now())
+            self._lanes = {}
+
+
+_started = WeakKeyDictionary()  # thread -> the simulation and its seconds when it was started
+_host_of = WeakKeyDictionary()  # thread -> its Host
+
+
+def start_host(thread):
+    """Note the time at which a thread is started: its clock begins there."""
+    if scheduler.simulation is not None:
+        _started[thread] = scheduler.simulation, scheduler.simulation.now()
+
+
+def join_host(thread):
+    """Let the calling thread's clock be no earlier than that of a thread that has ended."""
+    host, simulation = _host_of.get(thread), scheduler.simulation
+    if host is not None and host.simulation is simulation:
+        mine = simulation.host()
+        mine.set(max(mine.now(), host.now()))
+
+
+class Simulation:
+    """The time of modelled GPUs.
+
+    Args:
+        name: what is modelled.
+        launch_seconds: what the host takes to issue an op.
+        values: whether the work of ops is done, and not only timed.
+
+    Attributes:
+        name, launch_seconds, values: the same.
+    """
+
+    def __init__(self, name, launch_seconds, values=True):
+        self.name = name
+        self.launch_seconds = launch_seconds
+        self.values = values
+        self._hosts = threading.local()
+        self._num_hosts = 0
+        self._ready = []  # heap of (ready, issued, device, stream, number, op)
+        self._number = 0
+
+    # -- for the threads of the host
+
+    def host(self):
+        """Return the `Host` of the calling thread; it begins when the thread was started."""
+        host = getattr(self._hosts, "host", None)
+        if host is None:
+            thread = threading.current_thread()
+            simulation, started = _started.get(thread, (None, 0.0))
+            host = Host(self, started if simulation is self else 0.0)
+            _host_of[thread] = host
+            self._num_hosts += 1
+            self._hosts.host = host
+        return host
+
+    def now(self):
+        """Return the seconds of the calling thread's clock."""
+        return self.host().now()
+
+    def advance(self, seconds):
+        """Let the calling thread's clock advance: the host works for `seconds`."""
+        host = self.host()
+        host.set(host.now() + seconds)
+
+    def launch(self, op, stream):
+        """Let the calling thread's clock advance by the cost of a launch.
+
+        No op is issued before one that it depends on, which another thread may have issued.
+
+        Args:
+            op: the op.
+            stream: the `Stream` that it is issued to.
+
+        Returns:
+            The seconds at which `op` is issued.
+        """
+        host, device = self.host(), stream.device
+        if op.seconds is None:
+            op.seconds = device.model.seconds(op)
+        issued = host.now(device)
+        if self._num_hosts > 1 or in_backward():
+            earlier = [
+                cell.root().writer for cell in cells_in([op.args, *(op.kwargs or {}).values()])
+            ]
+            for other in (*earlier, stream.last):
+                if other is not None and other.engine.simulation is self:
+                    issued = max(issued, other.issued)
+        issued += self.launch_seconds
+        host.set(issued, device)
+        return issued
+
+    def wait(self, op, device):
+        """Let the calling thread wait for an op; see `scheduler.wait`."""
+        self._ask(self._run_until_done, op)
+        host, where = self.host(), op.stream.device
+        started = host.now(where)
+        if op.end > started:
+            host.set(op.end, where)
+        scheduler.record_wait(device, started, max(started, op.end))
+
+    def wait_for_room(self, engine):
+        """Let the calling thread wait until half of QUEUE_LIMIT is free on an engine."""
+        over = engine.issued - QUEUE_LIMIT // 2
+        self._ask(self._run_until_ended, engine, over)
+        end = engine.finished
+        while engine.finished < over:
+            engine.finished += 1
+            end = engine.ends.popleft()
+        host = self.host()
+        host.set(max(end, host.now(engine.device)), engine.device)
+
+    def catch_up(self):
+        """Simulate all that happens until the calling thread's now."""
+        self._ask(self._run_until, self.now())
+
+    def set_threads(self, threads):
+        """Compute values with `threads` CPU threads from now on."""
+        simulator.start()
+        self._ask(set_thread_count, threads)
+
+    def poll(self):
+        """Let the calling thread ask how far a device is, which costs it as much as a launch."""
+        self.advance(self.launch_seconds)
+        self.catch_up()
+
+    def _ask(self, function, *arguments):
+        """Call a function in the simulator's thread, after what was issued so far, and wait."""
+        scheduler.check_thread()
+        simulator.start()
+        gate, errors = scheduler.closed_gate(), []
+        simulator.arrivals.put((function, arguments, errors.append, gate.release))
+        gate.acquire()
+        if errors:
+            raise errors[0]
+
+    # -- for the simulator's thread
+
+    def admit(self, op):
+        """Take over an op that was issued."""
+        if scheduler.admit(op):
+            self._make_ready(op)
+
+    def _make_ready(self, op):
+        stream = op.stream
+        self._number += 1
+        key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
+        heappush(self._ready, (*key, op))
+
+    def _run_until_done(self, op):
+        while not op.done:
+            self._run_next()
+
+    def _run_until_ended(self, engine, number):
+        while engine.finished + len(engine.ends) < number:
+            self._run_next()
+
+    def _run_until(self, seconds):
+        while self._ready and self._ready[0][0] <= seconds:
+            self._run_next()
+
+    def _run_next(self):
+        """Run the op that became ready first."""
+        op = heappop(self._ready)[-1]
+        needs = op.engine.device.model.needs(op)
+        op.start = max(op.ready, *(resource.free_at for resource in needs))
+        op.end = op.start + op.seconds
+        for resource in needs:
+            resource.free_at = op.end
+        if self.values:
+            simulator.do(op)
+        else:
+            _leave_without_values(op)
+        op.engine.ends.append(op.end)
+        ready, _ = scheduler.complete(op)
+        for dependent in ready:
+            self._make_ready(dependent)
+
+
+def _leave_without_values(op):
+    """Let what `op` would have written say that it has no values."""
+    fail(op.out, NO_VALUES)
+    if op.kind == "copy" and op.target.type == "cpu":
+        target = op.args[0]
+        if target.is_floating_point() or target.is_complex():
+            target.fill_(float("nan"))
+        elif target.dtype.is_signed:
+            target.fill_(-(2 ** (8 * target.dtype.itemsize - 1)))
+        else:
+            target.zero_()
+
+
+class _Simulator(Worker):
+    """The thread that runs simulations.
+
+    Attributes:
+        arrivals: ops that were issued, and questions: (function, its arguments, what to call with
+            what it raises, what to call in the end).
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.arrivals = SimpleQueue()
+
+    def serve(self):
+        """Take ops and answer questions until `end`."""
+        while True:
+            item = self.arrivals.get()
+            if item is None:
+                break
+            if type(item) is Op:
+                item.engine.simulation.admit(item)
+            else:
+                function, arguments, note, wake = item
+                try:
+                    function(*arguments)
+                except BaseException as error:
+                    note(error)
+                wake()
+            item = function = arguments = None  # otherwise tensors would be kept while this waits
+
+    def end(self):
+        """Let the thread end after what it was given so far."""
+        self.arrivals.put(None)
+
+
+simulator = _Simulator()
