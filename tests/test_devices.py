@@ -519,8 +519,16 @@ def test_presets_carry_the_published_figures_and_their_source():
         "pcie3": 15.75e9,
         "4xpcie3": 63e9,
         "pcie4": 31.5e9,
+        "pcie5": 63e9,
         "10gbe": 1.25e9,
+        "25gbe": 3.125e9,
+        "50gbe": 6.25e9,
+        "100gbe": 12.5e9,
+        "infiniband-edr": 12.5e9,
+        "infiniband-hdr": 25e9,
+        "infiniband-ndr": 50e9,
         "nvlink2": 150e9,
+        "nvlink3": 300e9,
         "nvlink4": 450e9,
     }
     for name, link in PRESETS.items():

@@ -29,7 +29,8 @@ def span(device, engine, start, end, kind="kernel"):
 
 
 def timeline(spans, marks=(), seconds=1.0):
-    return SimpleNamespace(spans=spans, marks=marks, devices=[GPU0, GPU1], seconds=seconds)
+    devices = [GPU0, GPU1]
+    return SimpleNamespace(spans=spans, marks=marks, devices=devices, seconds=seconds, hardware="")
 
 
 def row_labels(figure):

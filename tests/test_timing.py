@@ -38,7 +38,8 @@ def clock(monkeypatch):
             self.now += 1.0  # what the devices still had to do
 
     clock = Clock()
-    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock.now)
+    for module in (timing, timeline_module):
+        monkeypatch.setattr(module, "clock", lambda: clock.now)
     monkeypatch.setattr(timing, "synchronize", clock.synchronize)
     monkeypatch.setattr(timeline_module, "synchronize", clock.synchronize)
     return clock

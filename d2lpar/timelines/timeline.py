@@ -223,8 +223,9 @@ class Timeline:
         if self._state != "done":
             return f"Timeline({self._state})"
         on = f"{len(self.spans)} spans on {len(self.devices)} devices"
-        modelled = f", modelled: {self.hardware}" if self.hardware else ""
-        return f"Timeline({on}, {self.seconds:.4g} s{modelled})"
+        if self.hardware:
+            return f"Timeline({on}, {self.seconds:.4g} s, modelled: {self.hardware})"
+        return f"Timeline({on}, {self.seconds:.2f} s)"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
         from d2lpar.plotting.figures import in_notebook

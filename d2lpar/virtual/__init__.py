@@ -162,8 +162,8 @@ def virtual_gpus(
 def clock():
     """Return seconds of the clock in force: `time.perf_counter`, or that of modelled GPUs.
 
-    A modelled clock is that of the calling thread. It begins at 0 when `virtual_gpus` is called, and
-    advances with the launch of each operator, by waiting, and by `host_takes`.
+    A modelled clock is that of the calling thread. It begins at 0 when `virtual_gpus` is called,
+    and advances with the launch of each operator, by waiting, and by `host_takes`.
     """
     scheduler = sys.modules.get(f"{__name__}.scheduler")  # asking does not switch devices on
     return time.perf_counter() if scheduler is None else scheduler.now()

@@ -1,6 +1,7 @@
 """A virtual GPU: its engines, streams, memory, links, random numbers and errors."""
 
 import contextlib
+import sys
 import threading
 import weakref
 from bisect import bisect_right
@@ -15,6 +16,8 @@ from .generators import new_generator
 from .memory import Memory
 from .private import sequence_number
 from .scheduler import Stream, in_fork, wait_all
+
+SWITCH_INTERVAL = 1e-4  # seconds
 
 
 class Device:
@@ -276,11 +279,18 @@ def wait_for_all():
 
 def keep_time_by_the_wall_clock():
     """Let threads run the later ops of all devices, and the wall clock tell the time."""
-    wait_for_all()
-    for device in devices:
-        if device.model is not None:
-            device.run_by(None)
-    scheduler.simulation = None
+    if scheduler.simulation is not None:
+        wait_for_all()
+        for device in devices:
+            if device.model is not None:
+                device.run_by(None)
+        scheduler.simulation = None
+        let_engines_have_their_turn()
+
+
+def let_engines_have_their_turn():
+    """Let an engine that waits for Python's lock beside a busy main thread get it soon."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
 
 
 def find(where):

@@ -328,7 +328,6 @@ class Call:
                 op.error = error.with_traceback(None)
 
         op = Op(operator.name, "kernel", device.compute, work, self.values, self.kwvalues)
-        op.operator = operator
         if operator.random:
             draw(op, operator, device)
         issue_op(op, device)

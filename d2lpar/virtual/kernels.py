@@ -68,8 +68,8 @@ def kernel_of(op):
     if packet in LOOKUPS:
         read += min(0, written - _size(op.args[0].layout))
     read *= READS.get(packet, 1)
-    if op.operator is not None and packet not in ONLY_WRITTEN:
-        for position, _ in op.operator.written:
+    if op.plan is not None and packet not in ONLY_WRITTEN:
+        for position, _ in op.plan.operator.written:
             written += sum(map(_size, _each(op.args[position : position + 1])))
     layouts = [*_each(arguments), *outputs]
     describe = _PRODUCTS.get(packet)

@@ -1,12 +1,14 @@
 """What a virtual GPU is while it is modelled: a GPU in a machine, and the links that it shares."""
 
+import sys
 from collections import Counter
 
 from . import private, scheduler
 from .hardware import THROUGH_HOST, tf32_is_allowed
 from .kernels import kernel_of
-from .memory import Cell
 from .simulation import ModelledEngine, Resource, Simulation, join_host, start_host
+
+SWITCH_INTERVAL = 5e-3  # seconds, Python's default: no thread works beside the host
 
 
 def keep_time_by_a_model(devices, machines, values):
@@ -26,6 +28,7 @@ def keep_time_by_a_model(devices, machines, values):
         device.run_by(Model(device, machine, simulation, shared, over_link), values)
     private.patch_threads(start_host, join_host)
     scheduler.simulation = simulation
+    sys.setswitchinterval(SWITCH_INTERVAL)
     simulation.set_threads(max(device.threads for device in devices))
 
 
@@ -54,7 +57,6 @@ class Model:
         self.host = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
         self._switch = device.index // machine.gpus_per_switch
-        self._seconds = {}  # of kernels seen
         up, down = Resource("link up"), Resource("link down")
         self._out = up if over_link else Resource("out")
         self._in = down if over_link else Resource("in")
@@ -77,12 +79,12 @@ class Model:
         """Return how long an op takes that does not say so itself: a kernel, by its `gpu`."""
         if op.kind != "kernel":
             return 0.0
-        key = (op.name, *_layouts_and_numbers([*op.args, *(op.kwargs or {}).values(), op.out]))
-        key += tf32_is_allowed()
-        seconds = self._seconds.get(key)
-        if seconds is None:
-            seconds = self._seconds[key] = self.gpu.kernel_seconds(kernel_of(op))
-        return seconds
+        if op.plan is None:
+            return self.gpu.kernel_seconds(kernel_of(op))
+        allowed = tf32_is_allowed()
+        if op.plan.modelled is None or op.plan.modelled[:2] != (self, allowed):
+            op.plan.modelled = self, allowed, self.gpu.kernel_seconds(kernel_of(op))
+        return op.plan.modelled[2]
 
     def needs(self, op):
         """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
@@ -95,14 +97,3 @@ class Model:
         if self._over_link and (other.host != self.host or other._switch != self._switch):
             needs += self._trunk_up, other._trunk_down
         return needs
-
-
-def _layouts_and_numbers(values):
-    """Yield what the time of a kernel depends on, all that is not a tensor's value."""
-    for value in values:
-        if type(value) is Cell:
-            yield value.layout
-        elif isinstance(value, (list, tuple)):
-            yield tuple(_layouts_and_numbers(value))
-        elif isinstance(value, (bool, int)):
-            yield value

@@ -143,6 +143,7 @@ class Plan:
         is_foreseen: whether the single result was seen to have the layout that was foreseen.
         work: function of an op that does the work.
         name: what a recording shows.
+        modelled: how long its kernel takes, see `Model.seconds`; or None.
     """
 
     __slots__ = (
@@ -156,6 +157,7 @@ class Plan:
         "changes",
         "work",
         "name",
+        "modelled",
     )
 
     def __init__(self, operator, device, outputs, spec, changes):
@@ -171,6 +173,7 @@ class Plan:
         self.is_foreseen = False
         self.work = self._run
         self.name = operator.name
+        self.modelled = None
 
     def issue(self, tensors, values, kwargs):
         """Queue the operator on the current stream and return its results, which are still empty.
@@ -225,7 +228,7 @@ class Plan:
             if self.only_views:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
-        op.operator = operator
+        op.plan = self
         if operator.random:
             draw(op, operator, device)
         issue_op(op, device)

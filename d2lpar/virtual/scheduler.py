@@ -44,7 +44,7 @@ class Op:
         engine: what runs it.
         stream: where it was issued; set by `Stream.issue`.
         work: function of the op that does the work.
-        operator: the `Operator` of a kernel; or None.
+        plan: the `Plan` of a kernel; or None.
         args, kwargs, out: what `work` reads and where it leaves its results.
         seconds: how long a copy keeps its engine at least; None for as long as the work takes.
             In a simulation exactly as long, and never None.
@@ -66,7 +66,7 @@ class Op:
 
     error = num_bytes = source = target = seconds = generator = None
     stream = previous = waits = drawn = waiters = None
-    operator = receiver = None
+    plan = receiver = None
     after = ()
     ready = start = end = 0.0
     missing = number = 0
@@ -298,7 +298,7 @@ def complete(op):
     """
     if _recordings:
         record(op.spans())
-    op.work = op.args = op.kwargs = op.out = None
+    op.work = op.args = op.kwargs = op.out = op.plan = None
     op.previous = op.waits = op.drawn = op.generator = None
     op.after = ()
     with _ordering:

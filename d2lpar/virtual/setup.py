@@ -2,7 +2,6 @@
 
 import atexit
 import os
-import sys
 
 import torch
 
@@ -15,8 +14,6 @@ from .issuing import issue_factory
 from .notebook import adapt_to_notebook
 from .simulation import simulator
 from .tensor import is_ours
-
-SWITCH_INTERVAL = 1e-4  # seconds
 
 
 def register():
@@ -53,8 +50,7 @@ def register():
         private.patch_accelerator(vgpu)
         private.patch_data_parallel(comm, is_ours, _side_stream)
         os.register_at_fork(after_in_child=scheduler.note_fork)
-        # a worker that waits for Python's lock beside a busy main thread gets it after this time
-        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL))
+        registry.let_engines_have_their_turn()
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True

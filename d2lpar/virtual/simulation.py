@@ -181,12 +181,10 @@ class Simulation:
             op.seconds = device.model.seconds(op)
         issued = host.now(device)
         if self._num_hosts > 1 or in_backward():
-            earlier = [
-                cell.root().writer for cell in cells_in([op.args, *(op.kwargs or {}).values()])
-            ]
-            for other in (*earlier, stream.last):
-                if other is not None and other.engine.simulation is self:
-                    issued = max(issued, other.issued)
+            for other in (stream.last, *_writers(op)):
+                if other is not None and other.issued > issued:
+                    if other.engine.simulation is self:
+                        issued = other.issued
         issued += self.launch_seconds
         host.set(issued, device)
         return issued
@@ -276,6 +274,11 @@ class Simulation:
         ready, _ = scheduler.complete(op)
         for dependent in ready:
             self._make_ready(dependent)
+
+
+def _writers(op):
+    """Return for each tensor that `op` reads or writes the op that wrote it last, or None."""
+    return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
 
 
 def _leave_without_values(op):
