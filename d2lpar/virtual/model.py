@@ -68,11 +68,12 @@ class Model:
             shared.setdefault((direction, "host", self.host), Resource(direction))
             for direction in ("out", "in")
         )
-        compute, h2d, d2h, _ = self.engines
+        compute, h2d, d2h, p2p = self.engines
         self._needs = {
             compute: (compute,),
             h2d: (h2d, down, self._trunk_down),
             d2h: (d2h, up, self._trunk_up),
+            p2p: (p2p, self._out, self._in),  # what sends and receives at the same time
         }
 
     def seconds(self, op):

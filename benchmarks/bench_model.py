@@ -1,0 +1,418 @@
+"""Modelled GPUs against published measurements, and what a modelled step costs this machine.
+
+(n) Each program is run on modelled GPUs. A row with one GPU shows how far the bare model is off;
+    nothing in it was fitted to that row, unless hardware.py says so. For the rows with several GPUs
+    all kernel times are multiplied by the one factor that makes the row with one GPU right, and
+    then they are predictions. At least 15 % in every such row, 8 % in the median.
+(o) A training step of ResNet-18 under nn.DataParallel on eight modelled GPUs without values takes
+    at most 0.3 s of two cores, and the time grows linearly with the number of ops.
+"""
+
+import gc
+import sys
+from functools import partial
+
+import torch
+from report import median, ratio_row, seconds
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import d2lpar
+from d2lpar._d2l import import_torchvision
+from d2lpar.models import resnet18
+from d2lpar.parallel.costs import allreduce_seconds, two_level_seconds
+from d2lpar.parallel.equal_ranks import Buckets, EqualRanks
+from d2lpar.parallel.pipelines import gpipe, pipeline_step
+from d2lpar.virtual import Link, clock
+from d2lpar.virtual.hardware import GPUS
+
+
+class Scaled:
+    """A GPU whose kernels take `factor` times as long."""
+
+    def __init__(self, gpu, factor):
+        self._gpu, self._factor = GPUS[gpu], factor
+
+    def __getattr__(self, name):
+        return getattr(self._gpu, name)
+
+    def kernel_seconds(self, kernel):
+        return self._factor * self._gpu.kernel_seconds(kernel)
+
+
+def seconds_of(step):
+    """Return the modelled seconds of a step that has run once before."""
+    step()
+    d2lpar.synchronize()
+    start = clock()
+    step()
+    d2lpar.synchronize()
+    return clock() - start
+
+
+def modelled(n, gpu, **options):
+    gc.collect()  # the network before this one
+    return d2lpar.virtual_gpus(n, model=gpu, values=False, **options)
+
+
+# -- the programs: functions of a GPU and of a number of GPUs that return seconds
+
+
+def products(gpu, k):
+    """50 products of 4000 x 4000 on each of k GPUs (d2l 12.3)."""
+    inputs = [torch.empty(4000, 4000, device=device) for device in modelled(k, gpu)]
+    return seconds_of(lambda: [X.mm(X) for X in inputs for _ in range(50)])
+
+
+def data_parallel_epoch(gpu, k):
+    """An epoch of Fashion-MNIST, 256 images a GPU, with nn.DataParallel (d2l 12.6)."""
+    devices = modelled(k, gpu)
+    net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    X, y = torch.empty(256 * k, 1, 28, 28), torch.zeros(256 * k, dtype=torch.long)
+
+    def step():
+        trainer.zero_grad()
+        loss = nn.functional.cross_entropy(net(X.to(devices[0])), y.to(devices[0]))
+        loss.backward()
+        trainer.step()
+
+    return seconds_of(step) * -(-60_000 // (256 * k))
+
+
+def ddp(make_net, make_batch, make_trainer, sums, **options):
+    """Return the program of a step with DDP: one rank that stands for k equal ones.
+
+    The options are those of `Buckets`.
+    """
+
+    def program(gpu, k):
+        (device,) = modelled(1, gpu)
+        with torch.device("meta"):
+            net = make_net()
+        net.to_empty(device=device)
+        trainer = make_trainer(net.parameters())
+        X, y = make_batch(device)
+        buckets = Buckets(net, EqualRanks(device, k, sums(k)), **options)
+
+        def step():
+            trainer.zero_grad()
+            nn.functional.cross_entropy(net(X).flatten(0, -2), y).backward()
+            buckets.finish()
+            trainer.step()
+
+        return seconds_of(step)
+
+    return program
+
+
+def images(batch_size):
+    return lambda device: (
+        torch.empty(batch_size, 3, 224, 224, device=device),
+        torch.zeros(batch_size, dtype=torch.long, device=device),
+    )
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
+
+
+class Layer(nn.Module):
+    """A layer of a transformer, or a k-th of one: heads and hidden units are split over k ranks."""
+
+    def __init__(self, width, heads, k=1, ranks=None):
+        super().__init__()
+        self.heads, self.ranks = heads // k, ranks
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width // k), nn.Linear(width // k, width)
+        self.up, self.down = nn.Linear(width, 4 * width // k), nn.Linear(4 * width // k, width)
+
+    def forward(self, x):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self._split(self.first(x))).chunk(3, 2)
+        )
+        weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).softmax(3)
+        weights = nn.functional.dropout(weights, 0.1)
+        attended = self.out((weights @ v).transpose(1, 2).flatten(2))
+        x = x + nn.functional.dropout(self._sum(attended), 0.1)
+        hidden = nn.functional.gelu(self.up(self._split(self.second(x))))
+        return x + nn.functional.dropout(self._sum(self.down(hidden)), 0.1)
+
+    def _sum(self, x):
+        return x if self.ranks is None else _Summed.apply(x, self.ranks, "forward")
+
+    def _split(self, x):
+        return x if self.ranks is None else _Summed.apply(x, self.ranks, "backward")
+
+
+class _Summed(torch.autograd.Function):
+    """A sum over ranks in one of the passes; in the other nothing happens (Megatron's f and g)."""
+
+    @staticmethod
+    def forward(ctx, x, ranks, when):
+        ctx.ranks, ctx.when = ranks, when
+        if when == "forward":
+            ranks.allreduce(x.nbytes).wait()
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.when == "backward":
+            ctx.ranks.allreduce(gradient.nbytes).wait()
+        return gradient, None, None
+
+
+class Transformer(nn.Module):
+    """A transformer that predicts tokens (N, T); `recompute` keeps the inputs of layers only."""
+
+    def __init__(self, width, heads, depth, vocabulary, k=1, ranks=None, recompute=False):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary // k, width)
+        self.layers = nn.ModuleList(Layer(width, heads, k, ranks) for _ in range(depth))
+        self.norm, self.recompute = nn.LayerNorm(width), recompute
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.recompute else layer(x)
+        return self.norm(x) @ self.embedding.weight.T
+
+
+def tokens(batch_size, length):
+    return lambda device: (
+        torch.zeros(batch_size, length, dtype=torch.long, device=device),
+        torch.zeros(batch_size * length, dtype=torch.long, device=device),
+    )
+
+
+MEGATRON = {1: (1920, 15, 24), 2: (2304, 18, 30), 4: (3072, 24, 36), 8: (4096, 32, 42)}
+
+
+def megatron(gpu, k):
+    """A step of Megatron-LM 1.0, weak scaling: width, heads and depth grow with k."""
+    (device,) = modelled(1, gpu)
+    width, heads, depth = MEGATRON[k]
+    ranks = EqualRanks(device, k, nvswitch(k))
+    with torch.device("meta"):
+        net = Transformer(width, heads, depth, 51_200, k, ranks, recompute=True).half()
+    net.to_empty(device=device)
+    masters = [torch.empty(p.shape, device=device) for p in net.parameters()]
+    for master in masters:
+        master.grad = torch.empty_like(master)
+    trainer = torch.optim.Adam(masters, foreach=True)
+    X, y = tokens(8, 1024)(device)
+
+    def step():
+        for parameter in net.parameters():
+            parameter.grad = None
+        scores = net(X).flatten(0, 1).float()
+        (nn.functional.cross_entropy(scores, y) * 1024).backward()
+        for master, parameter in zip(masters, net.parameters(), strict=True):
+            master.grad.copy_(parameter.grad)
+        trainer.step()
+        for master, parameter in zip(masters, net.parameters(), strict=True):
+            parameter.data.copy_(master)
+
+    return seconds_of(step)
+
+
+def pipeline(k, num_micro_batches):
+    """Return samples per second of GPipe's pipeline, 48 equal layers on k GPUs."""
+    devices = modelled(k, "v100-32gb")
+    width = 2048
+    stages = [
+        nn.Sequential(*(nn.Linear(width, width, device=device) for _ in range(48 // k)))
+        for device in devices
+    ]
+    size = 1024 * num_micro_batches
+    X, y = torch.empty(size, width, device=devices[0]), torch.empty(size, width, device=devices[-1])
+    schedule = gpipe(k, num_micro_batches)
+    return size / seconds_of(lambda: pipeline_step(stages, X, y, nn.functional.mse_loss, schedule))
+
+
+# -- sums over k ranks: functions of k that return a function of bytes. Of 25 GB/s a link, NVLink 2
+# reaches 0.96 (Dell HPC), NVLink 1 0.91 of its 20, NCCL 0.92 of a network's rate.
+
+
+def dgx1(network):
+    """Return the sums of a ring over k V100s, on hosts with 8 and a network of so many bytes/s."""
+    links = {1: 6, 2: 2, 4: 4, 8: 6}  # of each GPU to the others, nvidia-smi topo -m
+
+    def ring(k):
+        bandwidth = links[k] * 25e9 * 0.96 if k <= 8 else 0.92 * network
+        return partial(allreduce_seconds, "ring", k, link=Link(bandwidth, 5e-6))
+
+    return ring
+
+
+def nvswitch(k):
+    """Return the sums of a ring over k V100s of a DGX-2, with six links each."""
+    return partial(allreduce_seconds, "ring", k, link=Link(6 * 25e9 * 0.96, 5e-6))
+
+
+def big_basin(k):
+    """Return the sums of hosts with 8 P100 and 50 Gbit Ethernet: inside, between, inside."""
+    inside, between = Link(4 * 20e9 * 0.91, 5e-6), Link(0.92 * 6.25e9, 20e-6)
+    return lambda num_bytes: two_level_seconds(k // 8, 8, num_bytes, inside, between)
+
+
+def through_the_host(k):
+    """Return the sums of k RTX 4090: 2 N bytes at 4.5 GB/s between two, as the authors measured."""
+    return partial(allreduce_seconds, "ring", k, link=Link(4.5e9 / 2, 5e-6))
+
+
+def torchvision_net(name):
+    return lambda: getattr(import_torchvision().models, name)()
+
+
+def bert():
+    return Transformer(768, 12, 12, 30_528)
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, foreach=True)
+
+
+def images_of_64(device):
+    return (
+        torch.empty(256, 1, 64, 64, device=device),
+        torch.zeros(256, dtype=torch.long, device=device),
+    )
+
+
+# -- the rows
+
+SUITE = "PyTorch's DDP benchmark suite (pytorch/pytorch, benchmarks/distributed/ddp)"
+DLPERF = "Oneflow-Inc/DLPerf, NVIDIA's PyTorch 20.03"
+
+
+def rows():
+    """Yield (name, GPU, program, {number of GPUs: published seconds}, source)."""
+    yield "50 products of 4000 x 4000", "v100", products, {1: 0.4660, 2: 0.4659}, "d2l.ai 12.3"
+    yield (
+        "ResNet-18, nn.DataParallel",
+        "v100",
+        data_parallel_epoch,
+        {1: 12.2, 2: 7.5},
+        "d2l.ai 12.6",
+    )
+    for name, published in (
+        ("resnet50", (0.100, 0.103, 0.103, 0.104, 0.104)),
+        ("resnet101", (0.171, 0.176, 0.176, 0.179, 0.179)),
+        ("resnext50_32x4d", (0.147, 0.153, 0.153, 0.157, 0.157)),
+        ("resnext101_32x8d", (0.425, 0.438, 0.439, 0.447, 0.450)),
+    ):
+        program = ddp(torchvision_net(name), images(32), sgd, dgx1(4 * 12.5e9))
+        took = dict(zip((1, 2, 4, 8, 16), published, strict=True))
+        yield f"{name}, DDP", "v100-32gb", program, took, SUITE
+    program = ddp(torchvision_net("resnet50"), images(128), sgd, dgx1(12.5e9))
+    rates = {1: 367.29, 4: 1449.48, 8: 2887.65, 16: 5716.79, 32: 10917.09}
+    took = {k: 128 * k / rate for k, rate in rates.items()}
+    yield "resnet50, 128 images, DDP", "v100", program, took, DLPERF
+    whole = {"bucket_mib": 1000, "first_mib": 1000}  # message_size=250000000 in NVIDIA's script
+    program = ddp(bert, tokens(32, 128), adam, dgx1(12.5e9), **whole)
+    rates = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4, 32: 2885.81}
+    took = {k: 32 * k / rate for k, rate in rates.items()}
+    yield "BERT base, one bucket, DDP", "v100", program, took, DLPERF
+    took = {1: 1.288, 2: 1.242, 4: 1.357, 8: 1.508}
+    yield (
+        "Megatron-LM, tensor parallel",
+        "v100-32gb",
+        megatron,
+        seconds,
+        "nv-adlr.github.io/MegatronLMV1",
+    )
+
+
+def ratios():
+    """Yield (name, predicted, published, source) of figures that are ratios."""
+    program = ddp(lambda: resnet18(10), images_of_64, sgd, through_the_host)
+    alone = program("rtx4090", 1)
+    for k, published in ((2, 1.76), (4, 3.29)):
+        gain = k * alone / program("rtx4090", k)
+        yield f"ResNet-18, DDP, RTX 4090: {k} / 1", gain, published, "d2l-neu, multi-gpu-practice"
+    program = ddp(torchvision_net("resnet50"), images(32), sgd, big_basin)
+    eight = program("p100", 8)
+    for k, published in ((256, 0.232 / 0.256), (352, 0.232 / 0.264)):
+        efficiency = eight / program("p100", k)
+        yield f"ResNet-50, P100: 8 GPUs / {k}", efficiency, published, "Goyal et al. 2017"
+    base = pipeline(2, 1)
+    for k, published in ((2, 1.8), (4, 3.4), (8, 6.3)):
+        gain = pipeline(k, 32) / base
+        yield f"GPipe, Transformer: K = {k}, M = 32", gain, published, "Huang et al. 2019, table 2"
+
+
+def scaled_to(published, gpu, program):
+    """Return the GPU on which the program takes the published seconds on one, and its factor."""
+    factor = 1.0
+    for _ in range(3):  # launches and copies do not scale
+        factor *= published / program(Scaled(gpu, factor), 1)
+    return Scaled(gpu, factor), factor
+
+
+def table():
+    """Print the rows; return the errors of those with several GPUs."""
+    print(f"{'program':38} GPUs  published  predicted   error   source")
+    errors = []
+    for name, gpu, program, published, source in rows():
+        alone = program(gpu, 1)
+        off = f"{alone / published[1] - 1:+6.1%}"
+        print(f"{name:38} {1:4} {published[1]:10.4g} {alone:10.4g}  {off}   {source}", flush=True)
+        fitted, factor = scaled_to(published[1], gpu, program)
+        print(f"{'':43} kernels x {factor:.3f}:")
+        for k in [k for k in published if k > 1]:
+            predicted = program(fitted, k)
+            errors.append(predicted / published[k] - 1)
+            print(f"{'':38} {k:4} {published[k]:10.4g} {predicted:10.4g}  {errors[-1]:+6.1%}")
+    for name, predicted, published, source in ratios():
+        errors.append(predicted / published - 1)
+        print(f"{name:43} {published:10.4g} {predicted:10.4g}  {errors[-1]:+6.1%}   {source}")
+    return errors
+
+
+def cost_of_a_step():
+    """Return what this machine takes for a step of ResNet-18 on eight modelled GPUs, seconds."""
+    devices = modelled(8, "v100")
+    net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    X, y = torch.empty(2048, 1, 28, 28), torch.zeros(2048, dtype=torch.long)
+
+    def step():
+        trainer.zero_grad()
+        nn.functional.cross_entropy(net(X.to(devices[0])), y.to(devices[0])).backward()
+        trainer.step()
+
+    step()
+    return median(seconds(step) for _ in range(7))
+
+
+def cost_of_ops(count):
+    """Return what this machine takes for each of `count` ops on four modelled GPUs, seconds."""
+    inputs = [torch.empty(100, device=device) for device in modelled(4, "v100")]
+
+    def work():
+        for i in range(count):
+            inputs[i % 4].add_(1)
+
+    work()
+    return median(seconds(work) for _ in range(5)) / count
+
+
+def main():
+    errors = list(map(abs, table()))
+    print(f"{len(errors)} predictions for several GPUs")
+    cost = cost_of_a_step()
+    few, many = cost_of_ops(2_000), cost_of_ops(20_000)
+    print(f"a step of ResNet-18 on eight GPUs {cost:.3f} s, an op {many * 1e6:.1f} µs")
+    kept = [
+        ratio_row("(n) largest error", max(errors), 0.15, at_least=False),
+        ratio_row("(n) median error", median(errors), 0.08, at_least=False),
+        ratio_row("(o) step of ResNet-18 on eight GPUs / 0.3 s", cost / 0.3, 1, at_least=False),
+        ratio_row("(o) an op among 20,000 / among 2,000", many / few, 1.2, at_least=False),
+    ]
+    return int(not all(kept))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
