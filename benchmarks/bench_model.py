@@ -320,7 +320,7 @@ def rows():
         "Megatron-LM, tensor parallel",
         "v100-32gb",
         megatron,
-        seconds,
+        took,
         "nv-adlr.github.io/MegatronLMV1",
     )
 
