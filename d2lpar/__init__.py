@@ -40,6 +40,7 @@ _NAMES = {
     ),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "virtual": ("Span",),
+    "virtual.calibration": ("calibrate",),
 }
 _WINGS = ("data", "graphs", "parallel", "plotting", "processes", "servers", "timelines", "virtual")
 _MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")

@@ -343,7 +343,8 @@ def as_machine(model):
         if model.lower() not in GPUS:
             known = ", ".join((*GPUS, *MACHINES))
             raise ValueError(f"no GPU and no machine named {model!r}; there are {known}")
-    return Machine(as_gpu(model))
+    gpu = as_gpu(model)
+    return Machine(gpu, launch_seconds=getattr(gpu, "launch_seconds", LAUNCH_SECONDS))
 
 
 def machines_of(n, models):

@@ -61,24 +61,38 @@ def kernel_of(op):
     Args:
         op: an `Op` of kind "kernel" that has not run.
     """
-    arguments = [*op.args, *(op.kwargs or {}).values()]
-    packet = op.name.rpartition(".")[2]
-    outputs = _each([op.out])
-    read, written = sum(map(_size, _each(arguments))), sum(map(_size, outputs))
+    written = [] if op.plan is None else [position for position, _ in op.plan.operator.written]
+    return describe_kernel(op.name, op.args, op.kwargs or {}, op.out, written)
+
+
+def describe_kernel(name, args, kwargs, out, written):
+    """Return the `Kernel` of an operator.
+
+    Args:
+        name: of the operator, "aten.mm" for example.
+        args, kwargs: its arguments, with cells in place of tensors.
+        out: the cells of its new results, nested or not; or None.
+        written: the positions of the arguments that it writes.
+    """
+    arguments = [*args, *kwargs.values()]
+    packet = name.rpartition(".")[2]
+    inputs, outputs = _each(arguments), _each([out])
+    num_written = sum(map(_size, outputs))
+    num_read = sum(map(_size, inputs))
     if packet in LOOKUPS:
-        read += min(0, written - _size(op.args[0].layout))
-    read *= READS.get(packet, 1)
-    if op.plan is not None and packet not in ONLY_WRITTEN:
-        for position, _ in op.plan.operator.written:
-            written += sum(map(_size, _each(op.args[position : position + 1])))
-    layouts = [*_each(arguments), *outputs]
-    describe = _PRODUCTS.get(packet)
+        num_read += min(0, num_written - _size(args[0].layout))
+    num_read *= READS.get(packet, 1)
+    if packet not in ONLY_WRITTEN:
+        for position in written:
+            num_written += sum(map(_size, _each(args[position : position + 1])))
+    layouts = [*inputs, *outputs]
+    products = _PRODUCTS.get(packet)
     return Kernel(
-        op.name,
-        tuple(describe(op)) if describe else (),
-        read + written,
+        name,
+        tuple(products(args, out)) if products else (),
+        num_read + num_written,
         layouts[0].dtype if layouts else torch.float32,
-        (op.name, *map(_described, [*op.args, op.out])),
+        (name, *map(_described, arguments)),
     )
 
 
@@ -99,27 +113,29 @@ def _described(value):
         return str(layout.dtype), layout.size, layout.stride
     if isinstance(value, (list, tuple)):
         return tuple(map(_described, value))
+    if isinstance(value, torch.dtype):
+        return str(value)
     return value if isinstance(value, (bool, int)) else None
 
 
-def _mm(op):
-    a, b = _sizes(op.args[:2])
+def _mm(args, out):
+    a, b = _sizes(args[:2])
     return [Product(1, a[0], b[1], a[1])]
 
 
-def _bmm(op):
-    a, b = _sizes(op.args[:2])
+def _bmm(args, out):
+    a, b = _sizes(args[:2])
     return [Product(a[0], a[1], b[2], a[2])]
 
 
-def _convolution(op):
-    x, weight, transposed, groups = *_sizes(op.args[:2]), op.args[6], op.args[8]
-    return [_convolved(x, weight, op.out.layout.size, transposed, groups)]
+def _convolution(args, out):
+    x, weight, transposed, groups = *_sizes(args[:2]), args[6], args[8]
+    return [_convolved(x, weight, out.layout.size, transposed, groups)]
 
 
-def _convolution_backward(op):
-    gradient, x, weight = _sizes(op.args[:3])
-    transposed, groups, (to_input, to_weight, _) = op.args[7], op.args[9], op.args[10]
+def _convolution_backward(args, out):
+    gradient, x, weight = _sizes(args[:3])
+    transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
     batch, m, n, k = _convolved(x, weight, gradient, transposed, groups)
     of_input, of_weight = Product(batch, m, k, n), Product(batch, n, k, m)
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
@@ -138,21 +154,11 @@ def _sizes(cells):
     return [cell.layout.size for cell in cells]
 
 
-def _after_the_first(describe):
-    """Return `describe` for an operator that adds to its first argument: addmm, for example."""
-    return lambda op: describe(_Arguments(op.args[1:], op.out))
-
-
-class _Arguments(NamedTuple):
-    args: list
-    out: object
-
-
 _PRODUCTS = {
     "mm": _mm,
     "bmm": _bmm,
-    "addmm": _after_the_first(_mm),
-    "baddbmm": _after_the_first(_bmm),
+    "addmm": lambda args, out: _mm(args[1:], out),
+    "baddbmm": lambda args, out: _bmm(args[1:], out),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }

@@ -31,6 +31,7 @@ _issuing = threading.RLock()  # threads that issue take turns
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 simulation = None  # the `Simulation` that keeps the time while GPUs are modelled
 _recordings = ()  # the lists that finished ops are appended to
+_watch = None  # function that is called with each op that has run
 _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
 
@@ -298,6 +299,8 @@ def complete(op):
     """
     if _recordings:
         record(op.spans())
+    if _watch is not None:
+        _watch(op)
     op.work = op.args = op.kwargs = op.out = op.plan = None
     op.previous = op.waits = op.drawn = op.generator = None
     op.after = ()
@@ -450,6 +453,12 @@ def stop_recording(recording):
         if len(rest) == len(_recordings):
             raise ValueError("this list is not a recording under way")
         _recordings = rest
+
+
+def watch(function):
+    """Let a function be called with each op that has run, by the thread that ran it; or None."""
+    global _watch
+    _watch = function
 
 
 def check_process():

@@ -1,0 +1,227 @@
+"""Kernels measured once, alone, on one device, so that a simulation can use their times."""
+
+import time
+from statistics import median
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import device as registry
+from . import scheduler
+from .kernels import describe_kernel, kernel_of
+from .links import Link
+from .memory import Cell, Layout
+from .plans import operator_of
+from .private import tree_map_only
+
+
+def calibrate(program, device="vgpu:0", repeats=3):
+    """Time the kernels of a program, one at a time, on one device; simulations can then use them.
+
+        times = calibrate(step, "vgpu:0")                # alone, by the wall clock
+        devices = virtual_gpus(8, model=times)           # eight of this device, on a machine
+                                                         # with as many cores
+    After each operator the host waits, so that nothing else runs beside a kernel.
+
+    Args:
+        program: a function without arguments that works on `device`. It is called `repeats` + 2
+            times.
+        device: a virtual GPU by the wall clock, or a CUDA GPU.
+        repeats: how often each kernel is timed at least; the median counts.
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        ValueError: there are fewer than one repeat, the device is neither, it is modelled, or the
+            program gave it no kernels.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1: got {repeats}")
+    device = torch.device(device)
+    if device.type == "cuda":
+        timing = _TimingCuda(device)
+    elif device.type == "vgpu":
+        timing = _TimingVirtual(registry.find(device))
+    else:
+        raise ValueError(f"kernels are timed on a virtual or a CUDA GPU, not on {device}")
+    accel = torch.get_device_module(device)
+    program()
+    accel.synchronize(device)
+    with timing:
+        for _ in range(repeats):
+            program()
+    if not timing.seconds:
+        raise ValueError(f"the program ran no kernels on {device}")
+    num_ops = sum(map(len, timing.seconds.values())) / repeats
+    waits = scheduler.start_recording()
+    start = time.perf_counter()
+    program()
+    issued = time.perf_counter() - start
+    accel.synchronize(device)
+    scheduler.stop_recording(waits)
+    issued -= sum(
+        span.seconds for span in waits if span.engine == "host" and span.start < start + issued
+    )
+    return Calibration(
+        f"calibrated {accel.get_device_name(device)}",
+        {kernel: median(times) for kernel, times in timing.seconds.items()},
+        issued / num_ops,
+        accel.get_device_properties(device).total_memory,
+        *timing.links(),
+    )
+
+
+class Calibration:
+    """A GPU whose kernels take the times that were measured; see `calibrate`.
+
+    A kernel that was not measured takes as long, for its FLOPs or bytes, as the measured one of the
+    same operator that is nearest in these. Where its operator was not measured, it takes as long
+    for its bytes as all kernels that are no products of matrices. `estimated` names such kernels.
+
+    Attributes:
+        name: the device that was measured.
+        memory: its bytes.
+        link, peer_link: its links to the CPU and to other devices.
+        launch_seconds: what the host takes to issue an operator.
+        seconds: a dict from the signatures of kernels to seconds.
+        estimated: signatures of kernels that were asked for and had not been measured.
+    """
+
+    def __init__(self, name, seconds, launch_seconds, memory, link, peer_link):
+        self.name, self.memory, self.link, self.peer_link = name, memory, link, peer_link
+        self.launch_seconds = launch_seconds
+        self.seconds = {kernel.signature: taken for kernel, taken in seconds.items()}
+        self.estimated = set()
+        self._by_name = {}
+        for kernel, taken in seconds.items():
+            self._by_name.setdefault(kernel.name, []).append((kernel, taken))
+        others = {kernel: taken for kernel, taken in seconds.items() if not kernel.products}
+        num_bytes = sum(kernel.num_bytes for kernel in others)
+        self._seconds_per_byte = sum(others.values()) / max(num_bytes, 1)
+
+    def kernel_seconds(self, kernel):
+        """Return how long a `Kernel` takes."""
+        taken = self.seconds.get(kernel.signature)
+        if taken is not None:
+            return taken
+        self.estimated.add(kernel.signature)
+        known = self._by_name.get(kernel.name)
+        if not known:
+            return kernel.num_bytes * self._seconds_per_byte
+        work = _work(kernel)
+        nearest, taken = min(known, key=lambda pair: abs(_work(pair[0]) - work))
+        return taken * work / _work(nearest)
+
+    def rows(self):
+        """Return facts about it for a table: pairs of texts."""
+        return [
+            (
+                "calibrated",
+                f"{len(self.seconds)} kernels measured, {len(self.estimated)} estimated from "
+                f"these; {self.launch_seconds * 1e6:.3g} µs to issue an operator",
+            )
+        ]
+
+
+def _work(kernel):
+    flops = sum(product.flops for product in kernel.products)
+    return max(flops or kernel.num_bytes, 1)
+
+
+class _Timing(TorchDispatchMode):
+    """Let the host wait after each operator, and time it.
+
+    Attributes:
+        seconds: a dict from `Kernel`s to lists of seconds.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.seconds = {}
+
+    def note(self, kernel, seconds):
+        self.seconds.setdefault(kernel, []).append(seconds)
+
+
+class _TimingVirtual(_Timing):
+    def __init__(self, device):
+        super().__init__()
+        if device.model is not None:
+            raise ValueError(f"{device.torch_device} is modelled: its kernels cannot be measured")
+        self._device = device
+        self._copied = {}  # name of an engine -> bytes and seconds
+
+    def __enter__(self):
+        scheduler.watch(self._watch)
+        return super().__enter__()
+
+    def __exit__(self, *exception):
+        scheduler.watch(None)
+        return super().__exit__(*exception)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self._device.synchronize()
+        return result
+
+    def _watch(self, op):
+        """Take the time of an op that has run; an engine calls this."""
+        if op.kind == "kernel" and op.engine is self._device.compute:
+            self.note(kernel_of(op), op.end - op.start)
+        elif op.kind == "copy":
+            num_bytes, seconds = self._copied.get(op.engine.name, (0, 0.0))
+            self._copied[op.engine.name] = num_bytes + op.num_bytes, seconds + op.end - op.start
+
+    def links(self):
+        """Return the link to the CPU and that to other devices; measured ones where unlimited."""
+        device = self._device
+        return device.link or self._measured("h2d", "d2h"), device.peer_link or self._measured(
+            "p2p"
+        )
+
+    def _measured(self, *engines):
+        copied = [self._copied[name] for name in engines if name in self._copied]
+        num_bytes, seconds = map(sum, zip(*copied, strict=True)) if copied else (0, 0)
+        return Link(num_bytes / seconds, name="measured") if num_bytes else None
+
+
+class _TimingCuda(_Timing):
+    def __init__(self, device):
+        super().__init__()
+        self._device = device
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(100_000)  # so that the operator is issued before its start
+        start.record()
+        result = func(*args, **(kwargs or {}))
+        end.record()
+        torch.cuda.synchronize(self._device)
+        operator, given = operator_of(func), []
+        cells = tree_map_only(
+            torch.Tensor, lambda tensor: _cell(tensor, given), (args, kwargs or {})
+        )
+        out = tree_map_only(torch.Tensor, lambda tensor: _new_cell(tensor, given), result)
+        written = [position for position, _ in operator.written]
+        kernel = describe_kernel(operator.name, *cells, out, written)
+        self.note(kernel, start.elapsed_time(end) / 1e3)
+        return result
+
+    def links(self):
+        """Return None for both: virtual GPUs are told them."""
+        return None, None
+
+
+def _cell(tensor, given):
+    """Return what stands for a CUDA tensor in a description, and note the tensor."""
+    given.append(tensor)
+    return Cell(Layout.of(None, tensor))
+
+
+def _new_cell(tensor, given):
+    """Return what stands for a new tensor; None for one of `given`, or a view of one."""
+    storages = [other.untyped_storage().data_ptr() for other in given]
+    return (
+        None if tensor.untyped_storage().data_ptr() in storages else Cell(Layout.of(None, tensor))
+    )
