@@ -130,6 +130,31 @@ class GPU:
         ]
 
 
+class Scaled:
+    """A GPU whose kernels take `factor` times as long: one number, fitted to one measurement.
+
+    Args:
+        gpu: a `GPU`, or the name of one.
+        factor: a positive number.
+
+    Raises:
+        ValueError: `factor` is not positive, or no GPU has the name.
+    """
+
+    def __init__(self, gpu, factor):
+        if not factor > 0:
+            raise ValueError(f"the factor of a GPU's times must be positive: got {factor}")
+        self._gpu, self.factor = as_gpu(gpu), factor
+        self.name = f"{self._gpu.name}, kernels x {factor:.3g}"
+
+    def __getattr__(self, name):
+        return getattr(self._gpu, name)
+
+    def kernel_seconds(self, kernel):
+        """Return how long a `Kernel` takes."""
+        return self.factor * self._gpu.kernel_seconds(kernel)
+
+
 def tf32_is_allowed():
     """Return whether torch allows TF32 in products of matrices, and in convolutions."""
     return torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
