@@ -23,6 +23,7 @@ from d2lpar.models import resnet18
 from d2lpar.parallel.costs import allreduce_seconds, two_level_seconds
 from d2lpar.parallel.equal_ranks import Buckets, EqualRanks
 from d2lpar.parallel.pipelines import gpipe, pipeline_step
+from d2lpar.parallel.splits import split_by_data
 from d2lpar.virtual import Link, clock
 from d2lpar.virtual.hardware import Scaled
 
@@ -49,6 +50,27 @@ def products(gpu, k):
     """50 products of 4000 x 4000 on each of k GPUs (d2l 12.3)."""
     inputs = [torch.empty(4000, 4000, device=device) for device in modelled(k, gpu)]
     return seconds_of(lambda: [X.mm(X) for X in inputs for _ in range(50)])
+
+
+def products_and_copies(gpu, copies, overlapped):
+    """The same on one GPU with copies of the results to the CPU, after it or beside it."""
+    (device,) = modelled(1, gpu)
+    X = torch.empty(4000, 4000, device=device)
+    results = [X.mm(X) for _ in range(50)]
+
+    def step():
+        outputs = [X.mm(X) for _ in range(50)] if overlapped or not copies else results
+        for y in outputs if copies else ():
+            y.to("cpu", non_blocking=overlapped)
+
+    return seconds_of(step)
+
+
+def lenet_epoch(k, loading):
+    """An epoch of LeNet from scratch, 256 images in all, with `loading` seconds a batch."""
+    devices = modelled(k, "v100")
+    net, X, y = d2lpar.lenet(), torch.empty(256, 1, 28, 28), torch.zeros(256, dtype=torch.long)
+    return 235 * (seconds_of(split_by_data(net, X, y, devices, 0.2).step) + loading)
 
 
 def data_parallel_epoch(gpu, k):
@@ -321,22 +343,24 @@ def rows():
     )
 
 
-def ratios():
-    """Yield (name, predicted, published, source) of figures that are ratios."""
+def others():
+    """Yield (name, published, predicted, source) of rows of another kind: seconds and ratios."""
+    loading = (3.0 - lenet_epoch(1, 0)) / 235  # fitted to the row of one GPU
+    yield "LeNet from scratch, 2 GPUs, s", 2.8, lenet_epoch(2, loading), "d2l.ai 12.5"
     program = ddp(lambda: resnet18(10), images_of_64, sgd, through_the_host)
     alone = program("rtx4090", 1)
     for k, published in ((2, 1.76), (4, 3.29)):
         gain = k * alone / program("rtx4090", k)
-        yield f"ResNet-18, DDP, RTX 4090: {k} / 1", gain, published, "d2l-neu, multi-gpu-practice"
+        yield f"ResNet-18, DDP, RTX 4090: {k} / 1", published, gain, "d2l-neu, multi-gpu-practice"
     program = ddp(torchvision_net("resnet50"), images(32), sgd, big_basin)
     eight = program("p100", 8)
     for k, published in ((256, 0.232 / 0.256), (352, 0.232 / 0.264)):
         efficiency = eight / program("p100", k)
-        yield f"ResNet-50, P100: 8 GPUs / {k}", efficiency, published, "Goyal et al. 2017"
+        yield f"ResNet-50, P100: 8 GPUs / {k}", published, efficiency, "Goyal et al. 2017"
     base = pipeline(2, 1)
     for k, published in ((2, 1.8), (4, 3.4), (8, 6.3)):
         gain = pipeline(k, 32) / base
-        yield f"GPipe, Transformer: K = {k}, M = 32", gain, published, "Huang et al. 2019, table 2"
+        yield f"GPipe, Transformer: K = {k}, M = 32", published, gain, "Huang et al. 2019, table 2"
 
 
 def scaled_to(published, gpu, program):
@@ -351,6 +375,14 @@ def table():
     """Print the rows; return the errors of those with several GPUs."""
     print(f"{'program':38} GPUs  published  predicted   error   source")
     errors = []
+    for name, copies, overlapped, published in (
+        ("products alone", False, False, 0.4656),
+        ("results copied to the CPU", True, False, 2.3125),
+        ("both at a time", True, True, 1.6907),
+    ):
+        alone = products_and_copies("v100", copies, overlapped)
+        off = f"{alone / published - 1:+6.1%}"
+        print(f"{name:38} {1:4} {published:10.4g} {alone:10.4g}  {off}   d2l.ai 12.3")
     for name, gpu, program, published, source in rows():
         alone = program(gpu, 1)
         off = f"{alone / published[1] - 1:+6.1%}"
@@ -361,7 +393,7 @@ def table():
             predicted = program(fitted, k)
             errors.append(predicted / published[k] - 1)
             print(f"{'':38} {k:4} {published[k]:10.4g} {predicted:10.4g}  {errors[-1]:+6.1%}")
-    for name, predicted, published, source in ratios():
+    for name, published, predicted, source in others():
         errors.append(predicted / published - 1)
         print(f"{name:43} {published:10.4g} {predicted:10.4g}  {errors[-1]:+6.1%}   {source}")
     return errors

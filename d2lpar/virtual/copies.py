@@ -147,6 +147,9 @@ def _to_copy(func, args, kwargs):
         target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
         if non_blocking:
             pin(target)
+        model = layout.device.model
+        if model is not None:
+            model.host_allocates(target.nbytes)
     copy(target, source, non_blocking, new=True)
     return target
 

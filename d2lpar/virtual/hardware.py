@@ -18,6 +18,8 @@ TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # of a kernel on a V100, from the launch of one to that of the next
 LAUNCH_SECONDS = 8e-6  # of the host for an operator in eager mode: 7 to 8 µs on hosts of A100s
+NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned or not (d2l 12.3:
+NEW_MEMORY_FROM = 32 * 2**20  # 2.3125 s for 50 copies of 64 MB); less is taken from what it has
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 
 TILES = (128, 64, 32)  # sides of the tiles that a multiprocessor computes at a time

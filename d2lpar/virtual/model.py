@@ -4,7 +4,7 @@ import sys
 from collections import Counter
 
 from . import private, scheduler
-from .hardware import THROUGH_HOST, tf32_is_allowed
+from .hardware import NEW_MEMORY, NEW_MEMORY_FROM, THROUGH_HOST, tf32_is_allowed
 from .kernels import kernel_of
 from .simulation import ModelledEngine, Resource, Simulation, join_host, start_host
 
@@ -86,6 +86,11 @@ class Model:
         if op.plan.modelled is None or op.plan.modelled[:2] != (self, allowed):
             op.plan.modelled = self, allowed, self.gpu.kernel_seconds(kernel_of(op))
         return op.plan.modelled[2]
+
+    def host_allocates(self, num_bytes):
+        """Let the calling thread's clock advance by what new memory of the CPU takes."""
+        if num_bytes >= NEW_MEMORY_FROM:
+            scheduler.simulation.advance(num_bytes / NEW_MEMORY)
 
     def needs(self, op):
         """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
