@@ -9,6 +9,7 @@ from gates import recorded
 from modelling import BYTE_A_SECOND, fixed_gpus, room, schedule, sleep, times
 
 from d2lpar.virtual import Link, clock, host_takes, scheduler, simulation, virtual_gpus
+from d2lpar.virtual import device as registry
 
 
 @pytest.fixture(autouse=True)
@@ -368,6 +369,16 @@ def test_ops_that_have_ended_take_no_room():
     assert clock() == limit + limit // 4
 
 
+def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
+    (device,) = fixed_gpus(1)
+    for _ in range(scheduler.QUEUE_LIMIT + 1):
+        sleep(device, 1e-3)
+    arrived = clock()
+    for _ in range(2):
+        registry.find(device).compute.wait_for_room()
+    assert clock() == arrived
+
+
 def test_waits_of_the_host_and_of_streams_are_recorded_as_they_are_modelled():
     devices = fixed_gpus(2)
     with recorded() as spans:
@@ -427,6 +438,9 @@ class Naive:
     def ended(self, op):
         return op["end"] is not None and op["end"] <= self.now
 
+    def under_way(self, engine):
+        return sum(op["engine"] == engine and not self.ended(op) for op in self.ops)
+
     def is_past(self, moment):
         return lambda: self.now >= moment
 
@@ -459,9 +473,8 @@ class Naive:
 
     def issue(self, name, stream, seconds, target=None, blocking=False):
         device, engine = stream[0], (name, stream[0])
-        given = [op for op in self.ops if op["engine"] == engine]
-        if sum(not self.ended(op) for op in given) >= self.limit:
-            yield self.have_ended(given[: len(given) - self.limit // 2])
+        if self.under_way(engine) >= self.limit:
+            yield lambda: self.under_way(engine) <= self.limit // 2
         issued = self.now + self.launch
         after = self.tail(stream)
         if target:
