@@ -56,7 +56,8 @@ class Model:
         )
         self.host = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
-        self._switch = device.index // machine.gpus_per_switch
+        number = device.index - self.host * (machine.gpus or 0)  # of the GPU in its machine
+        self._switch = self.host, number // machine.gpus_per_switch
         up, down = Resource("link up"), Resource("link down")
         self._out = up if over_link else Resource("out")
         self._in = down if over_link else Resource("in")
@@ -100,6 +101,6 @@ class Model:
         needs = [op.engine, self._out, other._in]
         if other.host != self.host:
             needs += self._network_out, other._network_in
-        if self._over_link and (other.host != self.host or other._switch != self._switch):
+        if self._over_link and other._switch != self._switch:
             needs += self._trunk_up, other._trunk_down
         return needs

@@ -199,15 +199,24 @@ class Simulation:
         scheduler.record_wait(device, started, max(started, op.end))
 
     def wait_for_room(self, engine):
-        """Let the calling thread wait until half of QUEUE_LIMIT is free on an engine."""
+        """Let the calling thread wait until half of QUEUE_LIMIT is free, if an engine is full.
+
+        The engine does not know yet which of its ops have ended by now.
+        """
+        host, device = self.host(), engine.device
+        arrived = host.now(device)
+        self._ask(self._run_until, arrived)
+        while engine.ends and engine.ends[0] <= arrived:
+            engine.finished += 1
+            engine.ends.popleft()
+        if engine.issued - engine.finished < QUEUE_LIMIT:
+            return
         over = engine.issued - QUEUE_LIMIT // 2
         self._ask(self._run_until_ended, engine, over)
-        end = engine.finished
         while engine.finished < over:
             engine.finished += 1
-            end = engine.ends.popleft()
-        host = self.host()
-        host.set(max(end, host.now(engine.device)), engine.device)
+            arrived = max(arrived, engine.ends.popleft())
+        host.set(arrived, device)
 
     def catch_up(self):
         """Simulate all that happens until the calling thread's now."""

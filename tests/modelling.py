@@ -1,0 +1,70 @@
+"""Modelled GPUs whose kernels take as long as a test says, so that schedules are whole numbers."""
+
+import contextlib
+
+import torch
+
+import d2lpar
+from d2lpar.virtual import Link, virtual_gpus
+from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.scheduler import Stream
+
+BYTE_A_SECOND = Link(1.0)
+
+
+class Fixed:
+    """What stands for a GPU: all of its kernels take `seconds`."""
+
+    name = "fixed"
+    memory = 2**40
+
+    def __init__(self, seconds=0.0, link=None, peer_link=None):
+        self.seconds, self.link, self.peer_link = seconds, link, peer_link
+        self.kernels = []  # what it was asked for
+
+    def kernel_seconds(self, kernel):
+        self.kernels.append(kernel)
+        return self.seconds
+
+    def rows(self):
+        return [("kernels", f"{self.seconds} s each")]
+
+
+def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=True, **machine):
+    """Return `n` modelled GPUs of one Machine, see `Fixed`; all else takes no time."""
+    gpu = Fixed(seconds, link, peer_link)
+    return virtual_gpus(n, model=Machine(gpu, launch_seconds=launch, **machine), values=values)
+
+
+@contextlib.contextmanager
+def schedule():
+    """Give a list that holds, after the block, (device, engine, start, end) in order of issue."""
+    found, ops, issue = [], [], Stream.issue
+
+    def noting(stream, op, *args):
+        ops.append(op)
+        return issue(stream, op, *args)
+
+    Stream.issue = noting
+    try:
+        yield found
+        d2lpar.synchronize()
+    finally:
+        Stream.issue = issue
+    found += [(op.engine.device.index, op.engine.name, op.start, op.end) for op in ops]
+
+
+def times(found):
+    return [span[2:] for span in found]
+
+
+def sleep(device, seconds, stream=None):
+    """Issue a kernel of exactly `seconds`."""
+    with torch.vgpu.device(device), torch.vgpu.stream(stream):
+        torch.vgpu._sleep(seconds)
+
+
+def room(num_bytes, device="cpu"):
+    """Return an empty tensor of so many bytes, without an op; on the CPU it is pinned."""
+    tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    return tensor.pin_memory() if tensor.device.type == "cpu" else tensor

@@ -1,0 +1,265 @@
+"""What is modelled: names, machines, refused figures, and the time of a kernel."""
+
+import dataclasses
+
+import pytest
+import torch
+from modelling import Fixed
+
+from d2lpar.virtual import Link, hardware, hardware_name, host_takes, virtual_gpus
+from d2lpar.virtual.hardware import GPU, GPUS, MACHINES, Machine, as_machine, machines_of
+from d2lpar.virtual.kernels import Kernel, Product
+
+LINK = Link(1e9)
+
+
+@pytest.fixture(autouse=True)
+def by_the_wall_clock_again():
+    yield
+    virtual_gpus(2)
+
+
+def gpu(**figures):
+    known = {"name": "mine", "memory": 1000, "bandwidth": 1e9, "peaks": {"float32": 1e9}}
+    return GPU(**{**known, "multiprocessors": 4, "link": LINK, **figures})
+
+
+def kernel(*products, num_bytes=0, dtype=torch.float32, name="aten.mm"):
+    return Kernel(name, products, num_bytes, dtype, ())
+
+
+# -- arguments
+
+
+@pytest.mark.parametrize(
+    ("model", "error", "words"),
+    [
+        ("v1000", ValueError, ["v1000", *GPUS, *MACHINES]),
+        (["v100", "a1000"], ValueError, ["a1000", *GPUS]),
+        (3, TypeError, ["3"]),
+        ([None, "v100"], TypeError, ["None"]),
+        (["dgx1", "v100"], ValueError, ["several kinds of machines"]),
+        (["dgx1", "dgxa100"], ValueError, ["several kinds of machines"]),
+        (["v100"] * 3, ValueError, ["3", "2"]),
+        (Machine("v100", gpus=1), ValueError, ["2", "1", "no network"]),
+    ],
+)
+def test_a_model_that_is_none_is_refused_and_nothing_changes(model, error, words):
+    devices = virtual_gpus(2, memory=12345678)
+    x = torch.ones(3, device=devices[0])
+    with pytest.raises(error) as raised:
+        virtual_gpus(2, model=model)
+    for word in words:
+        assert word in str(raised.value)
+    assert hardware_name() == ""
+    assert torch.vgpu.get_device_properties(0).total_memory == 12345678
+    assert (x + 1).tolist() == [2] * 3
+
+
+def test_without_values_there_must_be_a_model():
+    with pytest.raises(ValueError, match="values=False needs model"):
+        virtual_gpus(2, values=False)
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"memory": 0},
+        {"memory": -1},
+        {"bandwidth": 0},
+        {"bandwidth": float("nan")},
+        {"peaks": {"float32": 0}},
+        {"peaks": {"float32": 1e9, "float16": -2.0}},
+        {"multiprocessors": 0},
+    ],
+)
+def test_a_gpu_has_positive_figures(figures):
+    ((name, value),) = figures.items()
+    if name == "peaks":
+        name, value = list(value.items())[-1]
+    with pytest.raises(ValueError, match=f"{name} of a GPU must be positive: got {value}"):
+        gpu(**figures)
+
+
+def test_a_gpu_computes_in_float32():
+    with pytest.raises(ValueError, match="float16"):
+        gpu(peaks={"float16": 1e9})
+
+
+@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
+def test_a_machine_has_whole_numbers_of_gpus(name, value):
+    with pytest.raises(ValueError, match=f"{name} .*{value!r}"):
+        Machine("v100", **{name: value})
+
+
+@pytest.mark.parametrize("value", [-1e-9, float("nan")])
+def test_seconds_are_not_negative(value):
+    with pytest.raises(ValueError, match=str(value)):
+        Machine("v100", launch_seconds=value)
+    with pytest.raises(ValueError, match=str(value)):
+        host_takes(value)
+    with pytest.raises(ValueError, match="latency"):
+        Machine("v100", network=Link(1.0, value))
+
+
+def test_a_network_is_a_link_or_the_name_of_one():
+    assert Machine("v100", network="10gbe").network.bandwidth == 1.25e9
+    with pytest.raises(ValueError, match="no link named '11gbe'"):
+        Machine("v100", network="11gbe")
+
+
+def test_machines_are_found_by_name_by_gpu_and_as_they_are():
+    machine = Machine(gpu(), 2)
+    assert as_machine(machine) is machine
+    assert as_machine("DGX1") is MACHINES["dgx1"]
+    assert as_machine("V100").gpu is GPUS["v100"]
+    assert as_machine(machine.gpu) == Machine(machine.gpu)
+    own = Fixed()
+    assert as_machine(own).gpu is own
+    assert machines_of(2, ["v100", "t4"])[1].gpu is GPUS["t4"]
+    assert len(machines_of(16, ["dgx1"] * 16)) == 16
+
+
+# -- what it is then
+
+
+def test_devices_have_the_memory_and_the_links_of_what_they_model():
+    virtual_gpus(3, model=["v100", "t4", "a100"])
+    from d2lpar.virtual import device as registry
+
+    found = registry.devices[:3]
+    models = [GPUS[name] for name in ("v100", "t4", "a100")]
+    assert [device.memory.limit for device in found] == [each.memory for each in models]
+    assert [device.link for device in found] == [each.link for each in models]
+    expected = [each.peer_link or each.link for each in models]
+    assert [device.peer_link for device in found] == expected
+    assert hardware_name() == ", ".join(each.name for each in models)
+    virtual_gpus(2, model="v100", memory=1000, link=None, peer_link=7)
+    assert found[0].memory.limit == 1000
+    assert found[0].link is None and found[0].peer_link == Link(7.0)
+    assert hardware_name() == f"2 x {GPUS['v100'].name}"
+
+
+def test_over_the_network_its_link_counts():
+    virtual_gpus(4, model=Machine("v100", gpus=2, network=Link(1.0, 3)))
+    from d2lpar.virtual import device as registry
+
+    first, *others = registry.devices[:4]
+    links = [first.link_to(other) for other in others]
+    assert links == [GPUS["v100"].peer_link, Link(1.0, 3), Link(1.0, 3)]
+
+
+# -- the time of a kernel
+
+
+def test_the_longest_of_three_counts():
+    mine = gpu(bandwidth=1e6, peaks={"float32": 1e6})
+    assert mine.kernel_seconds(kernel()) == hardware.LEAST_SECONDS
+    by_bytes = 1000 / (1e6 * hardware.MEMORY_EFFICIENCY)
+    assert mine.kernel_seconds(kernel(num_bytes=1000)) == pytest.approx(by_bytes, rel=1e-12)
+    product = Product(1, 128, 128, 64)
+    by_product = mine.product_seconds(product)
+    assert by_product > by_bytes
+    seconds = mine.kernel_seconds(kernel(product, product, num_bytes=1000))
+    assert seconds == pytest.approx(2 * by_product, rel=1e-12)
+
+
+@pytest.mark.parametrize("waves", [1, 2, 5])
+def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
+    mine, tile = gpu(), max(hardware.TILES)
+    product = Product(1, tile * waves, tile * 4, 1 << 20)
+    expected = product.flops / (hardware.PRODUCT_EFFICIENCY * 1e9)
+    assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
+    assert mine.product_seconds(Product(waves, tile, tile * 4, 1 << 20)) == pytest.approx(expected)
+
+
+def test_one_row_more_takes_longer_and_small_products_reach_little():
+    mine, tile = gpu(), max(hardware.TILES)
+    full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
+    assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
+    small = Product(1, 1, 1, 4096)
+    assert mine.product_seconds(small) > 10 * small.flops / 1e9
+
+
+def test_more_work_never_takes_less_time():
+    mine = gpu(multiprocessors=80)
+    sizes = [1, 31, 32, 33, 64, 100, 128, 129, 1000, 1024]
+    seconds = {
+        (m, n, k): mine.product_seconds(Product(1, m, n, k))
+        for m in sizes
+        for n in sizes
+        for k in sizes
+    }
+    for (m, n, k), each in seconds.items():
+        least = 2 * m * n * k / 1e9
+        assert each >= least
+        assert each == seconds[n, m, k]
+        for larger in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
+            assert seconds.get(larger, each) >= each
+
+
+@pytest.mark.parametrize(
+    ("dtype", "unit"),
+    [("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("int64", "float32")],
+)
+def test_a_dtype_that_is_missing_runs_as_float32(dtype, unit):
+    assert GPUS["v100"].unit(getattr(torch, dtype)) == unit
+
+
+def test_tf32_is_used_where_torch_allows_it(monkeypatch):
+    ours, name = GPUS["a100"], "aten.convolution"
+    assert ours.unit(torch.float32) == "float32"  # torch's defaults
+    assert ours.unit(torch.float32, name) == "tf32"
+    assert ours.unit(torch.float32, "aten.convolution_backward") == "tf32"
+    assert GPUS["v100"].unit(torch.float32, name) == "float32"
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
+        assert ours.unit(torch.float32) == "tf32"
+        assert ours.unit(torch.float32, name) == "float32"
+        assert ours.unit(torch.float64) == "float64"
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_what_torch_allows_counts_when_the_operator_is_issued():
+    from d2lpar.virtual import clock
+
+    (device,) = virtual_gpus(1, model="a100")
+    x = torch.ones(512, 512, device=device)
+    before = torch.backends.cuda.matmul.allow_tf32
+    seconds = []
+    try:
+        for allowed in (False, True, False):
+            torch.backends.cuda.matmul.allow_tf32 = allowed
+            torch.vgpu.synchronize()
+            started = clock()
+            x @ x
+            torch.vgpu.synchronize()
+            seconds.append(clock() - started)
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    assert seconds[0] == pytest.approx(seconds[2], rel=1e-9)
+    assert seconds[1] < seconds[0]
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_gpu_says_where_its_figures_come_from(name):
+    ours = GPUS[name]
+    assert ours.source and ours.source != "the caller"
+    assert ours.link.source
+    assert ours.peer_link is None or ours.peer_link.source
+    assert ours.bandwidth > ours.link.bandwidth
+    assert list(ours.peaks.values()) and max(ours.peaks.values()) < 1e16
+    rows = dict(ours.rows())
+    assert ours.source in rows["peak"]
+    for figure in (hardware.PRODUCT_EFFICIENCY, hardware.MEMORY_EFFICIENCY):
+        assert f"{figure:g}" in rows["fitted"]
+
+
+def test_gpus_and_machines_cannot_be_changed_by_mistake():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        GPUS["v100"].memory = 1
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        MACHINES["dgx1"].gpus = 1

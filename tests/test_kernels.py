@@ -1,0 +1,248 @@
+"""What kernels have to do: FLOPs as torch counts them, bytes counted by hand."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+import d2lpar
+from d2lpar.virtual import virtual_gpus
+from d2lpar.virtual.kernels import Product, kernel_of
+from d2lpar.virtual.scheduler import Stream
+
+
+@pytest.fixture
+def device():
+    return virtual_gpus(1)[0]
+
+
+@contextlib.contextmanager
+def kernels():
+    """Give a list that holds the `Kernel` of each op that was issued in the block."""
+    found, issue = [], Stream.issue
+
+    def noting(stream, op, *args):
+        if op.kind == "kernel":
+            found.append(kernel_of(op))
+        return issue(stream, op, *args)
+
+    Stream.issue = noting
+    try:
+        yield found
+    finally:
+        Stream.issue = issue
+
+
+def flops(found):
+    return sum(product.flops for kernel in found for product in kernel.products)
+
+
+def both(program, device, *shapes, **options):
+    """Return the FLOPs of a program by our count, and by torch's on the CPU."""
+    counts = []
+    with kernels() as found:
+        program(*[torch.ones(shape, device=device, **options) for shape in shapes])
+    counts.append(flops(found))
+    with FlopCounterMode(display=False) as counter:
+        program(*[torch.ones(shape, **options) for shape in shapes])
+    return *counts, counter.get_total_flops()
+
+
+PRODUCTS = {
+    "mm": (torch.mm, (3, 5), (5, 7)),
+    "addmm": (torch.addmm, (7,), (3, 5), (5, 7)),
+    "addmm, a matrix": (torch.addmm, (3, 7), (3, 5), (5, 7)),
+    "bmm": (torch.bmm, (2, 3, 5), (2, 5, 7)),
+    "baddbmm": (torch.baddbmm, (2, 3, 7), (2, 3, 5), (2, 5, 7)),
+    "matmul": (torch.matmul, (2, 4, 3, 5), (5, 7)),
+    "linear": (F.linear, (2, 4, 5), (7, 5), (7,)),
+    "einsum": (lambda a, b: torch.einsum("bij,bkj->bik", a, b), (2, 3, 5), (2, 7, 5)),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_flops_of_products_are_those_that_torch_counts(device, name):
+    ours, expected = both(*(PRODUCTS[name][:1]), device, *PRODUCTS[name][1:])
+    assert ours == expected > 0
+
+
+CONVOLUTIONS = {
+    "1d": (nn.Conv1d(6, 8, 3), (2, 6, 11)),
+    "strides": (nn.Conv2d(6, 8, 3, stride=2), (2, 6, 11, 12)),
+    "padding": (nn.Conv2d(6, 8, (3, 1), padding=2, bias=False), (2, 6, 11, 12)),
+    "dilation": (nn.Conv2d(6, 8, 3, dilation=2), (2, 6, 11, 12)),
+    "one image": (nn.Conv2d(6, 8, 3), (6, 11, 12)),
+    "3d": (nn.Conv3d(3, 4, 2), (2, 3, 5, 6, 7)),
+    "transposed": (nn.ConvTranspose2d(6, 8, 3, stride=2), (2, 6, 5, 4)),
+    "transposed 1d": (nn.ConvTranspose1d(6, 8, 3, output_padding=1, stride=2), (2, 6, 5)),
+    "groups": (nn.Conv2d(6, 8, 3, groups=2), (2, 6, 11, 12)),
+    "depthwise": (nn.Conv2d(6, 12, 3, groups=6), (2, 6, 11, 12)),
+    "transposed, groups": (nn.ConvTranspose2d(6, 8, 3, groups=2), (2, 6, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_flops_of_convolutions_are_those_that_torch_counts(device, name):
+    layer, shape = CONVOLUTIONS[name]
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.ones(shape))
+    on_device = CONVOLUTIONS[name][0].to(device)
+    x = torch.ones(shape, device=device)
+    with kernels() as found:
+        on_device(x)
+    layer.to("cpu")
+    assert flops(found) == counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("mask", [(i, j, k) for i in (0, 1) for j in (0, 1) for k in (0, 1)])
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_each_gradient_of_a_convolution_takes_what_the_convolution_does(device, name, mask):
+    """torch's count for the weights' gradient leaves groups out, so it is asked without them."""
+    layer, shape = CONVOLUTIONS[name]
+    if len(shape) < layer.weight.dim():
+        shape = (1, *shape)
+    rank = layer.weight.dim() - 2
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        gradient = torch.ones_like(layer(torch.ones(shape)))
+    forward = counter.get_total_flops()
+    layout = list(layer.stride), list(layer.padding), list(layer.dilation), layer.transposed
+    layout += list(layer.output_padding), layer.groups, list(map(bool, mask))
+    bias = [layer.weight.shape[layer.transposed] * (layer.groups if layer.transposed else 1)]
+
+    def backward(gradient, x, weight):
+        torch.ops.aten.convolution_backward(gradient, x, weight, bias, *layout)
+
+    assert rank == len(layer.stride)
+    ours, torchs = both(backward, device, gradient.shape, shape, layer.weight.shape)
+    assert ours == (mask[0] + mask[1]) * forward
+    if layer.groups == 1:
+        assert ours == torchs
+
+
+def test_flops_of_resnet_forward_and_backward_are_those_that_torch_counts(device):
+    net, shape = d2lpar.resnet18(10, 1), (2, 1, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        net.to("meta")(torch.empty(shape, device="meta")).sum().backward()
+    net = net.to_empty(device=device)
+    with kernels() as found:
+        net(torch.ones(shape, device=device)).sum().backward()
+    assert flops(found) == counter.get_total_flops() > 1e8
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_first):
+    layer = nn.TransformerEncoderLayer(
+        16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
+    )
+    shape = (2, 5, 16)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        layer(torch.ones(shape)).sum().backward()  # torch does not count the CPU's own attention
+    layer = layer.to(device)
+    with kernels() as found:
+        layer(torch.ones(shape, device=device)).sum().backward()
+    assert flops(found) == counter.get_total_flops() > 0
+
+
+def only(found):
+    (kernel,) = found
+    return kernel
+
+
+FLOATS = 4  # bytes of one
+
+
+@pytest.mark.parametrize(
+    ("program", "shapes", "floats"),
+    [
+        (torch.add, [(3, 5), (3, 5)], 3 * 15),
+        (lambda x, y: x + y, [(3, 5), (5,)], 15 + 5 + 15),
+        (lambda x: x + x, [(3, 5)], 2 * 15),  # one tensor is read once
+        (lambda x, y: x.add_(y), [(3, 5), (3, 5)], 3 * 15),
+        (lambda x, y: x.copy_(y), [(3, 5), (3, 5)], 2 * 15),
+        (lambda x: x.zero_(), [(3, 5)], 15),
+        (lambda x: x.fill_(2), [(3, 5)], 15),
+        (lambda x: x.normal_(), [(3, 5)], 15),
+        (torch.relu, [(7,)], 2 * 7),
+        (lambda x: x.relu_(), [(7,)], 2 * 7),
+        (torch.sum, [(3, 5)], 15 + 1),
+        (torch.mm, [(3, 5), (5, 7)], 15 + 35 + 21),
+        (torch.addmm, [(7,), (3, 5), (5, 7)], 7 + 15 + 35 + 21),
+        (lambda x: x[:, :2] * 2, [(3, 5)], 2 * 6),  # a view counts what is in it
+        (lambda x: x.expand(9, 5) * 2, [(1, 5)], 5 + 45),  # what is repeated is read once
+        (lambda x: x.t().contiguous(), [(3, 5)], 2 * 15),
+        (lambda x, y: torch.cat([x, y]), [(3, 5), (2, 5)], 2 * 25),
+        (lambda *xs: torch._foreach_add_(list(xs), 1.0), [(3,), (4,)], 2 * 7),
+        (lambda x: torch.empty(3, device=x.device), [(3,)], None),
+        (lambda x: torch.zeros(3, device=x.device), [(3,)], 3),
+        (lambda x: x.view(-1), [(3, 5)], None),
+    ],
+)
+def test_bytes_by_hand(device, program, shapes, floats):
+    tensors = [torch.ones(shape, device=device) for shape in shapes]
+    with kernels() as found:
+        program(*tensors)
+    if floats is None:
+        assert found == []
+    else:
+        assert only(found).num_bytes == floats * FLOATS
+
+
+def test_a_lookup_reads_the_rows_that_it_asks_for(device):
+    table = torch.ones(1000, 8, device=device)
+    places = torch.arange(3, device=device)
+    rows = 2 * 3 * 8 * FLOATS + 3 * 8  # read and written, and the places
+    for lookup in (
+        lambda: F.embedding(places, table),
+        lambda: table[places],
+        lambda: table.index_select(0, places),
+    ):
+        with kernels() as found:
+            lookup()
+        assert only(found).num_bytes == rows
+
+
+def test_statistics_of_a_batch_are_a_pass_of_their_own(device):
+    x = torch.ones(4, 3, 2, 2, device=device)
+    with kernels() as found:
+        F.batch_norm(x, None, None, training=True)
+    assert only(found).num_bytes == (2 * 48 + 48 + 3 + 3) * FLOATS
+
+
+def test_bytes_and_dtype_are_those_of_the_dtype(device):
+    x = torch.ones(8, 8, device=device, dtype=torch.bfloat16)
+    with kernels() as found:
+        x @ x.t()
+    kernel = only(found)
+    assert kernel.num_bytes == 3 * 64 * 2
+    assert kernel.dtype == torch.bfloat16
+    assert kernel.products == (Product(1, 8, 8, 8),)
+    assert kernel.name == "aten.mm"
+
+
+def test_a_signature_tells_shapes_layouts_and_numbers_but_not_devices():
+    devices = virtual_gpus(2)
+    signatures = []
+    for device in devices:
+        x = torch.ones(4, 6, device=device)
+        for program in (
+            lambda x=x: x.sum(0),
+            lambda x=x: x.sum(1),
+            lambda x=x: x.t() * 2,
+            lambda x=x: x * 2,
+            lambda x=x: x.double().sum(0),
+        ):
+            with kernels() as found:
+                program()
+            signatures.append(found[-1].signature)
+    assert signatures[:5] == signatures[5:]
+    assert len(set(signatures)) == 5
+    assert all(hash(signature) for signature in signatures)
+
+
+def test_a_product_counts_multiplications_and_additions():
+    assert Product(2, 3, 5, 7).flops == math.prod([2, 2, 3, 5, 7])

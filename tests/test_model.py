@@ -1,0 +1,507 @@
+"""Programs on modelled GPUs: closed forms, the same bytes and values as by the wall clock."""
+
+import random
+import sys
+import threading
+from collections import Counter
+
+import pytest
+import torch
+from gates import recorded
+from modelling import Fixed, fixed_gpus, room, sleep
+from torch import nn
+from torch.nn import functional as F
+
+import d2lpar
+from d2lpar.parallel.collectives import allgather, allreduce
+from d2lpar.parallel.costs import allreduce_seconds
+from d2lpar.parallel.pipelines import (
+    bubble_fraction,
+    gpipe,
+    one_forward_one_backward,
+    pipeline_step,
+    predict_schedule,
+    record_schedule,
+    split_layers,
+)
+from d2lpar.parallel.sharded_layers import tensor_parallel
+from d2lpar.virtual import Link, clock, virtual_gpus
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.hardware import Machine
+
+
+@pytest.fixture(autouse=True)
+def by_the_wall_clock_again():
+    yield
+    virtual_gpus(2)
+
+
+# -- closed forms
+
+
+@pytest.mark.parametrize("algorithm", ["star", "tree", "ring"])
+@pytest.mark.parametrize("k", [2, 3, 4, 5, 8])
+def test_allreduce_takes_what_its_formula_says(algorithm, k):
+    link = Link(1e9, 1e-3)
+    devices = fixed_gpus(k, peer_link=link)
+    data = [torch.full((840,), float(i + 1), device=device) for i, device in enumerate(devices)]
+    allreduce(data, algorithm)
+    d2lpar.synchronize()
+    expected = allreduce_seconds(algorithm, k, 840 * 4, link)
+    assert clock() == pytest.approx(expected, rel=1e-12)
+    assert all(each.tolist() == [k * (k + 1) / 2] * 840 for each in data)
+
+
+def test_a_ring_over_pcie_is_no_slower_than_over_links_of_its_own():
+    """In a ring each link carries one message in each direction at a time."""
+    link = Link(1e9, 1e-3)
+    devices = fixed_gpus(4, link=link)
+    allreduce([torch.ones(840, device=device) for device in devices], "ring")
+    d2lpar.synchronize()
+    assert clock() == pytest.approx(allreduce_seconds("ring", 4, 840 * 4, link), rel=1e-12)
+
+
+class Sleep(torch.autograd.Function):
+    """The identity, whose forward and backward take so many seconds."""
+
+    @staticmethod
+    def forward(ctx, x, weight, forward, backward):
+        ctx.seconds = backward
+        sleep(x.device, forward, torch.vgpu.current_stream(x.device))
+        return x + weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        sleep(grad.device, ctx.seconds, torch.vgpu.current_stream(grad.device))
+        return grad, grad.sum(), None, None
+
+
+class Stage(nn.Module):
+    def __init__(self, forward, backward):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+        self.seconds = forward, backward
+
+    def forward(self, x):
+        return Sleep.apply(x, self.weight, *self.seconds)
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_forward_one_backward])
+@pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 1), (2, 4), (4, 4), (4, 8), (8, 3)])
+def test_a_pipeline_loses_the_bubble_of_its_formula(schedule, p, m):
+    forward, backward = 2.0, 5.0
+    devices = fixed_gpus(p)
+    stages = [Stage(forward, backward).to(device) for device in devices]
+    X = torch.ones(m, 3, device=devices[0])
+    pipeline_step(stages, X, X.to(devices[-1]), F.mse_loss, schedule(p, m))
+    d2lpar.synchronize()
+    seconds = clock()
+    assert seconds == pytest.approx((m + p - 1) * (forward + backward), rel=1e-12)
+    bubble = 1 - m * (forward + backward) / seconds
+    assert bubble == pytest.approx((p - 1) / (m + p - 1), rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("schedule", [gpipe, one_forward_one_backward])
+def test_a_pipeline_of_unequal_stages_runs_as_predicted(schedule):
+    forward, backward = [2.0, 1.0, 4.0], [3.0, 5.0, 6.0]
+    devices = fixed_gpus(3)
+    seconds = zip(forward, backward, devices, strict=True)
+    stages = [Stage(f, b).to(device) for f, b, device in seconds]
+    X = torch.ones(6, 3, device=devices[0])
+    tasks = schedule(3, 6)
+    marks = record_schedule(stages, X, X.to(devices[-1]), F.mse_loss, tasks, repeats=1)
+    predicted = predict_schedule(tasks, forward, backward)
+    start = marks[0][0].start
+    for found, expected in zip(marks, predicted, strict=True):
+        assert [mark.name for mark in found] == [mark.name for mark in expected]
+        for one, other in zip(found, expected, strict=True):
+            assert one.end - start == pytest.approx(other.end, rel=1e-12)
+    assert bubble_fraction(marks) == pytest.approx(bubble_fraction(predicted), rel=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["in", "out"])
+@pytest.mark.parametrize(("copy", "compute"), [(3, 5), (5, 3), (4, 4)])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_overlapped_copies_hide_behind_kernels_but_for_one(n, copy, compute, direction):
+    (device,) = fixed_gpus(1, link=Link(1.0))
+    side, main = torch.vgpu.Stream(device), torch.vgpu.current_stream(device)
+    there, here = room(copy, device), room(copy)
+    for _ in range(n):
+        if direction == "in":
+            with torch.vgpu.stream(side):
+                there.copy_(here, non_blocking=True)
+            main.wait_stream(side)
+        sleep(device, compute)
+        if direction == "out":
+            side.wait_stream(main)
+            with torch.vgpu.stream(side):
+                here.copy_(there, non_blocking=True)
+    torch.vgpu.synchronize()
+    assert clock() == copy + compute + (n - 1) * max(copy, compute)
+
+
+@pytest.mark.parametrize(("copy", "compute"), [(3, 5), (5, 3)])
+def test_copies_on_the_stream_of_the_kernels_hide_nothing(copy, compute):
+    (device,) = fixed_gpus(1, link=Link(1.0))
+    there, here = room(copy, device), room(copy)
+    for _ in range(4):
+        there.copy_(here, non_blocking=True)
+        sleep(device, compute)
+    torch.vgpu.synchronize()
+    assert clock() == 4 * (copy + compute)
+
+
+# -- backward, and its clock for each device
+
+
+def test_a_backward_pass_issues_to_devices_at_the_same_time():
+    """As autograd's threads do: each takes 1 s for each op that it issues."""
+    devices = fixed_gpus(2, launch=1.0)
+    xs = [torch.ones(3, device=device, requires_grad=True) for device in devices]
+    ys = [x.exp().exp().exp() for x in xs]
+    grads = [torch.ones(3, device=device) for device in devices]
+    d2lpar.synchronize()
+    started = clock()
+    with recorded() as spans:
+        torch.autograd.backward(ys, grads)
+    ends = [max(op.end for op in spans if op.device == device) for device in devices]
+    counts = Counter(op.device for op in spans if op.kind == "kernel")
+    assert counts[devices[0]] == counts[devices[1]] >= 3
+    assert ends == [started + counts[devices[0]]] * 2
+    assert clock() == started + counts[devices[0]]
+
+
+def test_a_backward_pass_begins_when_the_one_before_it_has_been_issued():
+    devices = fixed_gpus(2, launch=1.0)
+    x, y = (torch.ones(3, device=device, requires_grad=True) for device in devices)
+    long, short = x.exp().exp().exp(), y.exp()
+    again = y.exp()
+    first, second = (torch.ones(3, device=device) for device in devices)
+    d2lpar.synchronize()
+    started = clock()
+    torch.autograd.backward([long, short], [first, second])
+    with recorded() as spans:
+        torch.autograd.backward([again], [second])
+    kernels = [op for op in spans if op.kind == "kernel" and op.device == devices[1]]
+    assert kernels[-1].issued - started >= 3 + 1
+
+
+# -- the same in every run
+
+
+def data_parallel_step(n, batch=16):
+    devices = virtual_gpus(n, model=Machine("v100", gpus=8, gpus_per_switch=2))
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to(devices[0])
+    parallel = nn.DataParallel(net, device_ids=devices)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    X, y = torch.rand(batch, 4), torch.arange(batch) % 2
+    seconds = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(parallel(X), y.to(devices[0]))
+        loss.backward()
+        optimizer.step()
+        seconds.append(clock())
+        loss.item()
+        seconds.append(clock())
+    torch.vgpu.synchronize()
+    return (*seconds, clock())
+
+
+def threads_on_devices_of_their_own():
+    devices = virtual_gpus(4, model="t4")
+    seconds = {}
+
+    def work(index):
+        x = torch.ones(64, 64, device=devices[index])
+        for _ in range(5 + index):
+            x = x @ x
+        x.sum().item()
+        seconds[index] = clock()
+        x.exp()
+
+    d2lpar.host_takes(1e-3)
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    last = clock()
+    d2lpar.synchronize()
+    return tuple(seconds[index] for index in range(4)) + (last, clock())
+
+
+@pytest.mark.parametrize("interval", [1e-6, 5e-3])
+@pytest.mark.parametrize(
+    "program",
+    [lambda: data_parallel_step(2), lambda: data_parallel_step(8), threads_on_devices_of_their_own],
+    ids=["2 devices", "8 devices", "threads"],
+)
+def test_the_clock_tells_the_same_to_the_last_digit_in_every_run(program, interval, monkeypatch):
+    monkeypatch.setattr("d2lpar.virtual.model.SWITCH_INTERVAL", interval)
+    before = sys.getswitchinterval()
+    try:
+        runs = {program() for _ in range(10)}
+    finally:
+        sys.setswitchinterval(before)
+    assert len(runs) == 1
+    (seconds,) = runs
+    assert all(each > 0 for each in seconds)
+
+
+def test_a_thread_begins_at_the_clock_of_its_starter_and_hands_its_own_back():
+    (device,) = fixed_gpus(1, launch=1.0)
+    seen = []
+
+    def work():
+        seen.append(clock())
+        d2lpar.host_takes(5)
+        seen.append(clock())
+
+    d2lpar.host_takes(3)
+    thread = threading.Thread(target=work)
+    thread.start()
+    d2lpar.host_takes(1)
+    seen.insert(0, clock())
+    thread.join(0.0)
+    thread.join()
+    assert sorted(seen) == [3, 4, 8]
+    assert clock() == 8
+    thread.join()
+    d2lpar.host_takes(1)
+    thread.join()
+    assert clock() == 9
+
+
+def test_a_thread_of_an_earlier_simulation_does_not_change_the_clock():
+    fixed_gpus(1)
+    go = threading.Event()
+
+    def work():
+        d2lpar.host_takes(100)
+        go.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    fixed_gpus(1)
+    go.set()
+    thread.join()
+    assert clock() == 0
+
+
+def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
+    (device,) = fixed_gpus(1, launch=1.0)
+    made = []
+
+    def work():
+        d2lpar.host_takes(10)
+        made.append(torch.ones(3, device=device))  # issued at 11
+
+    side = torch.vgpu.Stream(device)
+    thread = threading.Thread(target=work)
+    thread.start()
+    while not made:
+        pass
+    with recorded() as spans, torch.vgpu.stream(side):
+        side.wait_stream(torch.vgpu.default_stream(device))
+        made[0] + 1
+    assert [op.issued for op in spans if op.name == "aten.add"] == [12]
+    thread.join()
+
+
+# -- the same program by both clocks
+
+
+def step_of_data_parallel(devices):
+    net = nn.DataParallel(d2lpar.lenet().to(devices[0]), device_ids=devices)
+    X = torch.rand(8, 1, 28, 28)
+    loss = F.cross_entropy(net(X.to(devices[0])), torch.arange(8, device=devices[0]))
+    loss.backward()
+    return [loss, *(p.grad for p in net.parameters())]
+
+
+def sums(devices):
+    results = []
+    for algorithm in ("star", "tree", "ring"):
+        data = [torch.rand(10, device=device) for device in devices]
+        allreduce(data, algorithm)
+        results += data
+    return results + [each for gathered in allgather(results[:2]) for each in gathered]
+
+
+def pipeline(devices):
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    stages = split_layers(net, [2], devices)
+    X, y = torch.rand(8, 4), torch.arange(8) % 3
+    loss = pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 4))
+    return [loss, *(p.grad for stage in stages for p in stage.parameters())]
+
+
+def sharded(devices):
+    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 2))
+    net = tensor_parallel(net, devices)
+    outputs = net([torch.rand(5, 8, device=device) for device in devices])
+    torch.autograd.backward([output.sum() for output in outputs])
+    return [*outputs, *(p.grad for p in net.parameters())]
+
+
+def on_side_streams(devices):
+    x = torch.rand(64, 64, device=devices[0], requires_grad=True)
+    side = torch.vgpu.Stream(devices[0])
+    side.wait_stream(torch.vgpu.current_stream(devices[0]))
+    with torch.vgpu.stream(side):
+        y = F.dropout(x @ x)
+        there = torch.rand(64).pin_memory().to(devices[0], non_blocking=True)
+    torch.vgpu.current_stream(devices[0]).wait_stream(side)
+    (y * there).sum().backward()
+    return [y, x.grad, x.grad.to(devices[1])]
+
+
+PROGRAMS = [step_of_data_parallel, sums, pipeline, sharded, on_side_streams]
+
+
+def seen(program, devices):
+    """Run a program; return its results, and all that does not depend on the clock."""
+    torch.manual_seed(1)
+    program(devices)  # what a first run allocates
+    d2lpar.synchronize()
+    streams = {}
+    for device in devices:
+        torch.vgpu.reset_peak_memory_stats(device)
+    torch.manual_seed(1)
+    with recorded() as spans:
+        results = program(devices)
+        peaks = [torch.vgpu.max_memory_allocated(device) for device in devices]
+    ops = [op for op in spans if op.kind != "wait"]
+    for op in ops:
+        streams.setdefault((op.device, op.stream), []).append((op.name, op.engine, op.num_bytes))
+    order = sorted((key[0].index, names) for key, names in streams.items())
+    moved = Counter((str(op.source), str(op.target), op.num_bytes) for op in ops if op.num_bytes)
+    in_use = [torch.vgpu.memory_allocated(device) for device in devices]
+    return results, (order, moved, peaks, in_use)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_by_the_model_a_program_does_what_it_does_by_the_wall_clock(program):
+    results, facts = seen(program, virtual_gpus(2))
+    results = [each.detach().cpu() for each in results]
+    for values in (True, False):
+        modelled, found = seen(program, virtual_gpus(2, model="v100", values=values))
+        assert found == facts
+        found = [each.detach().cpu() for each in modelled]
+        assert [each.shape for each in found] == [each.shape for each in results]
+        if values:
+            assert all(map(torch.equal, found, results))
+        else:
+            assert all(each.isnan().all() for each in found)
+        del modelled
+
+
+def test_values_take_no_time_of_the_model():
+    """With and without values, and whatever the machine does: the same seconds."""
+    seconds = set()
+    for values in (True, False, True):
+        devices = virtual_gpus(2, model="v100", values=values)
+        torch.manual_seed(0)
+        for program in PROGRAMS:
+            program(devices)
+        d2lpar.synchronize()
+        seconds.add(clock())
+    assert len(seconds) == 1
+
+
+# -- changing the clock
+
+
+def test_what_there_was_before_goes_on_after_the_clock_has_changed():
+    rng = random.Random(0)
+    devices = virtual_gpus(2)
+    torch.manual_seed(3)
+    net = nn.Linear(4, 4).to(devices[0])
+    expected = nn.Linear(4, 4)
+    expected.load_state_dict({k: v.cpu() for k, v in net.state_dict().items()})
+    optimizers = [
+        torch.optim.Adam(each.parameters(), lr=0.1, foreach=False) for each in (net, expected)
+    ]
+    stream, event = torch.vgpu.Stream(devices[0]), torch.vgpu.Event(enable_timing=True)
+    generator = torch.Generator(device=devices[0]).manual_seed(5)
+    host = torch.Generator().manual_seed(5)
+    for _ in range(12):
+        n = rng.choice([1, 2, 3])
+        model = rng.choice([None, "v100", Fixed(0.5), "h100"])
+        devices = virtual_gpus(n, model=model)
+        assert len(devices) == n and torch.vgpu.device_count() == n
+        started = clock()
+        assert event.query()
+        event.synchronize()
+        torch.vgpu.current_stream(devices[0]).wait_event(event)
+        stream.wait_stream(torch.vgpu.current_stream(devices[0]))
+        with torch.vgpu.stream(stream):
+            X = torch.rand(2, 4, device=devices[0], generator=generator)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss = net(X).square().sum()
+            loss.backward()
+            optimizers[0].step()
+            event.record()
+        expected(torch.rand(2, 4, generator=host)).square().sum().backward()
+        optimizers[1].step()
+        stream.synchronize()
+        assert clock() - started < 100, "times of two clocks were mixed"
+        for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+            assert torch.equal(ours.cpu(), theirs)
+
+
+def test_random_numbers_of_one_clock_hold_up_no_draws_by_another():
+    fixed_gpus(1, seconds=50.0)
+    (device,) = registry.devices[:1]
+    generator = torch.Generator(device=device.torch_device)
+    x = torch.empty(3, device=device.torch_device)
+    x.normal_(generator=generator)
+    x.normal_()
+    torch.vgpu.synchronize()
+    assert clock() == 100
+    fixed_gpus(1, seconds=1.0)
+    x.normal_(generator=generator)
+    x.normal_()
+    torch.vgpu.synchronize()
+    assert clock() == 2
+
+
+def test_a_new_simulation_waits_for_the_old_one_and_begins_at_0():
+    devices = fixed_gpus(2)
+    sleep(devices[1], 7)
+    x = torch.full((3,), 2.0, device=devices[1])
+    (device,) = fixed_gpus(1)
+    assert clock() == 0
+    sleep(device, 1)
+    virtual_gpus(2)
+    assert x.tolist() == [2] * 3
+    assert d2lpar.hardware_name() == ""
+
+
+def test_a_recording_goes_on_over_a_change_of_the_clock():
+    (device,) = virtual_gpus(1)
+    x = torch.ones(3, device=device)
+    torch.vgpu.synchronize()
+    with recorded() as spans:
+        x + 1
+        fixed_gpus(1, seconds=2.0)
+        x * 2
+        virtual_gpus(1)
+        x - 1
+    assert [op.name for op in spans if op.kind == "kernel"] == ["aten.add", "aten.mul", "aten.sub"]
+    (modelled,) = [op for op in spans if op.name == "aten.mul"]
+    assert (modelled.start, modelled.end) == (0, 2)
+
+
+def test_an_error_of_a_kernel_shows_at_the_next_synchronize():
+    (device,) = fixed_gpus(1, seconds=2.0)
+    places = torch.full((1,), 7, device=device)
+    torch.ones(3, device=device)[places]
+    assert clock() == 0
+    with pytest.raises(torch.AcceleratorError, match=r"aten\.index"):
+        torch.vgpu.synchronize()
+    assert clock() == 6
+    assert (torch.ones(3, device=device) + 1).tolist() == [2] * 3

@@ -1,0 +1,628 @@
+"""The clock of modelled GPUs: schedules by hand, by formula, and against a naive simulation."""
+
+import random
+from collections import defaultdict
+
+import pytest
+import torch
+from gates import recorded
+from modelling import BYTE_A_SECOND, fixed_gpus, room, schedule, sleep, times
+
+from d2lpar.virtual import Link, clock, host_takes, scheduler, simulation, virtual_gpus
+from d2lpar.virtual import device as registry
+
+
+@pytest.fixture(autouse=True)
+def by_the_wall_clock_again():
+    yield
+    virtual_gpus(2)
+
+
+# -- kernels and streams
+
+
+def test_kernels_of_a_stream_follow_each_other_and_the_host_goes_on():
+    (device,) = fixed_gpus(1)
+    with schedule() as found:
+        for seconds in (2, 3, 1):
+            sleep(device, seconds)
+        assert clock() == 0
+    assert found == [(0, "compute", 0, 2), (0, "compute", 2, 5), (0, "compute", 5, 6)]
+    assert clock() == 6
+
+
+def test_a_device_runs_one_kernel_at_a_time_and_devices_run_at_the_same_time():
+    devices = fixed_gpus(3)
+    side = torch.vgpu.Stream(devices[0])
+    with schedule() as found:
+        sleep(devices[0], 2)
+        sleep(devices[0], 3, side)
+        sleep(devices[1], 4)
+        sleep(devices[2], 1)
+    assert times(found) == [(0, 2), (2, 5), (0, 4), (0, 1)]
+
+
+def test_of_two_streams_the_kernel_that_became_ready_first_is_next():
+    """Not the one that was issued first: it waits for another device until 5."""
+    devices = fixed_gpus(2, launch=1)
+    first, second = torch.vgpu.Stream(devices[0]), torch.vgpu.Stream(devices[0])
+    with schedule() as found:
+        sleep(devices[1], 4)  # issued at 1, until 5
+        first.wait_stream(torch.vgpu.current_stream(devices[1]))
+        sleep(devices[0], 10, first)  # issued at 2, ready at 5
+        sleep(devices[0], 2, second)  # issued at 3
+        sleep(devices[0], 2, second)  # issued at 4, ready and free at 5, as the one of `first`
+    # both are ready at 5; the one that was issued first is next
+    assert times(found) == [(1, 5), (5, 15), (3, 5), (15, 17)]
+
+
+def test_ties_are_broken_by_device_and_stream_where_launches_take_no_time():
+    devices = fixed_gpus(3, peer_link=BYTE_A_SECOND)
+    into = room(20, devices[0])
+    parts = [room(5, devices[1]), room(5, devices[2])]
+    with schedule() as found:
+        into[5:10].copy_(parts[1], non_blocking=True)
+        sleep(devices[1], 1)
+        into[:5].copy_(parts[0], non_blocking=True)
+    assert [(device, *when) for device, engine, *when in found if engine == "p2p"] == [
+        (2, 0, 5),
+        (1, 5, 10),
+    ]
+
+
+def test_events_and_wait_stream_hold_back_what_is_issued_later_only():
+    devices = fixed_gpus(2)
+    side = torch.vgpu.Stream(devices[1])
+    event = torch.vgpu.Event()
+    with schedule() as found:
+        sleep(devices[0], 5)
+        event.record(torch.vgpu.current_stream(devices[0]))
+        sleep(devices[0], 7)
+        sleep(devices[1], 1, side)
+        side.wait_event(event)
+        sleep(devices[1], 1, side)
+        torch.vgpu.current_stream(devices[1]).wait_stream(torch.vgpu.current_stream(devices[0]))
+        sleep(devices[1], 1)
+    assert times(found) == [(0, 5), (5, 12), (0, 1), (5, 6), (12, 13)]
+
+
+def test_an_event_counts_what_its_stream_was_told_to_wait_for():
+    devices = fixed_gpus(2)
+    side, event = torch.vgpu.Stream(devices[1]), torch.vgpu.Event()
+    with schedule() as found:
+        sleep(devices[0], 5)
+        side.wait_stream(torch.vgpu.current_stream(devices[0]))
+        event.record(side)
+        torch.vgpu.current_stream(devices[1]).wait_event(event)
+        sleep(devices[1], 1)
+    assert times(found) == [(0, 5), (5, 6)]
+
+
+# -- copies
+
+
+def test_a_kernel_and_copies_in_both_directions_run_at_the_same_time():
+    (device,) = fixed_gpus(1, link=BYTE_A_SECOND)
+    streams = [torch.vgpu.Stream(device) for _ in range(2)]
+    there, here = room(10, device), room(4)
+    with schedule() as found:
+        sleep(device, 7)
+        with torch.vgpu.stream(streams[0]):
+            there[:4].copy_(here, non_blocking=True)
+        with torch.vgpu.stream(streams[1]):
+            room(10).copy_(there, non_blocking=True)
+    assert found == [(0, "compute", 0, 7), (0, "h2d", 0, 4), (0, "d2h", 0, 10)]
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+def test_a_direction_carries_one_copy_at_a_time(to_device):
+    (device,) = fixed_gpus(1, link=Link(1.0, latency=2))
+    there, here = room(6, device), room(6)
+    with schedule() as found:
+        for _ in range(2):
+            with torch.vgpu.stream(torch.vgpu.Stream(device)):
+                target, source = (there, here) if to_device else (here, there)
+                target.copy_(source, non_blocking=True)
+    assert times(found) == [(0, 8), (8, 16)]
+
+
+def test_the_host_waits_for_pageable_memory_which_is_slower():
+    (device,) = fixed_gpus(1, link=Link(4.0, 1.0, pageable=2.0))
+    there = room(8, device)
+    there.copy_(torch.zeros(8, dtype=torch.uint8), non_blocking=True)
+    assert clock() == 5
+    there.copy_(room(8))
+    assert clock() == 8
+    there.copy_(room(8), non_blocking=True)
+    assert clock() == 8
+    assert len(there.cpu()) == 8  # waits for the copy into it, too
+    assert clock() == 8 + 3 + 5
+
+
+def star(devices):
+    into = room(3 * len(devices), devices[0])
+    for i, device in enumerate(devices[1:]):
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+            into[3 * i : 3 * i + 3].copy_(room(3, device), non_blocking=True)
+
+
+def ring(devices):
+    sources = [room(3, device) for device in devices]
+    for i, source in enumerate(sources):
+        target = room(3, devices[(i + 1) % len(devices)])
+        with torch.vgpu.stream(torch.vgpu.Stream(target.device)):
+            with torch.vgpu.stream(torch.vgpu.Stream(source.device)):
+                target.copy_(source, non_blocking=True)
+
+
+def scatter(devices):
+    source = room(3, devices[0])
+    for device in devices[1:]:
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+            room(3, device).copy_(source, non_blocking=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"),
+    [(star, [(0, 3), (3, 6), (6, 9)]), (ring, [(0, 3)] * 4), (scatter, [(0, 3), (3, 6), (6, 9)])],
+)
+def test_peer_copies_need_the_way_out_of_one_and_the_way_into_the_other(program, expected):
+    devices = fixed_gpus(4, peer_link=BYTE_A_SECOND)
+    with schedule() as found:
+        program(devices)
+    assert [when for when in times(found) if when[0] < when[1]] == expected
+
+
+def test_a_peer_copy_waits_for_the_streams_of_both_devices_and_holds_them():
+    devices = fixed_gpus(2, peer_link=BYTE_A_SECOND)
+    source, target = room(3, devices[0]), room(3, devices[1])
+    with schedule() as found:
+        sleep(devices[0], 2)
+        sleep(devices[1], 4)
+        target.copy_(source, non_blocking=True)
+        for device in devices:
+            sleep(device, 1)
+    assert times(found) == [(0, 2), (0, 4), (4, 7), (7, 8), (7, 8)]
+
+
+@pytest.mark.parametrize("over_link", [True, False])
+def test_peer_copies_take_the_link_to_the_cpu_where_there_is_no_other(over_link):
+    devices = fixed_gpus(2, link=BYTE_A_SECOND, peer_link=None if over_link else Link(1.0, 1e-9))
+    source, target = room(4, devices[0]), room(4, devices[1])
+    with schedule() as found:
+        target.copy_(source, non_blocking=True)
+        for device, engine in ((devices[1], "h2d"), (devices[0], "d2h")):
+            with torch.vgpu.stream(torch.vgpu.Stream(device)):
+                if engine == "h2d":
+                    target.copy_(room(4), non_blocking=True)
+                else:
+                    room(4).copy_(source, non_blocking=True)
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):  # the other way: it is free
+            source.copy_(room(4), non_blocking=True)
+    (_, peer), *others = [(engine, start) for _, engine, start, end in found if start < end]
+    assert peer == 0
+    assert dict(others[:2]) == dict.fromkeys(("h2d", "d2h"), 4 if over_link else 0)
+    assert others[2] == ("h2d", 0)
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+@pytest.mark.parametrize(
+    ("gpus", "per_switch", "starts"),
+    [(None, 1, [0, 0, 0, 0]), (None, 2, [0, 3, 0, 3]), (2, 2, [0, 3, 0, 3]), (3, 2, [0, 3, 0, 0])],
+)
+def test_gpus_of_one_switch_share_its_link(to_device, gpus, per_switch, starts):
+    """A switch is in one machine: with three GPUs in each, the third has one to itself."""
+    devices = fixed_gpus(
+        4, link=BYTE_A_SECOND, gpus=gpus, gpus_per_switch=per_switch, network=BYTE_A_SECOND
+    )
+    there = [room(3, device) for device in devices]
+    with schedule() as found:
+        for tensor in there:
+            if to_device:
+                tensor.copy_(room(3), non_blocking=True)
+            else:
+                room(3).copy_(tensor, non_blocking=True)
+    assert times(found) == [(start, start + 3) for start in starts]
+
+
+@pytest.mark.parametrize(("pair", "start"), [((1, 0), 0), ((1, 2), 3)])
+def test_peer_copies_over_links_take_the_switch_unless_both_are_on_it(pair, start):
+    devices = fixed_gpus(4, link=BYTE_A_SECOND, gpus_per_switch=2)
+    here = [room(3, device) for device in devices]
+    there = [room(3, device) for device in devices]
+    with schedule() as found:
+        room(3).copy_(here[0], non_blocking=True)  # up, through the switch of 0 and 1
+        source, target = pair
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[0])):
+            there[target].copy_(here[source], non_blocking=True)
+    assert times(found) == [(0, 3), (start, start + 3)]
+
+
+def test_gpus_of_a_machine_share_its_network():
+    devices = fixed_gpus(4, peer_link=BYTE_A_SECOND, gpus=2, network=Link(0.5, 1.0))
+    here = [room(3, device) for device in devices]
+    there = [room(3, device) for device in devices]
+    with schedule() as found:
+        there[2].copy_(here[0], non_blocking=True)  # out of the first machine, into the second
+        there[3].copy_(here[1], non_blocking=True)  # the same way, behind it
+        with torch.vgpu.stream(torch.vgpu.Stream(devices[1])):
+            with torch.vgpu.stream(torch.vgpu.Stream(devices[2])):
+                there[1].copy_(here[2], non_blocking=True)  # the other way
+    assert times(found) == [(0, 7), (7, 14), (0, 7)]
+
+
+def test_inside_a_machine_the_network_is_not_in_the_way():
+    devices = fixed_gpus(4, peer_link=BYTE_A_SECOND, gpus=2, network=Link(0.5, 1.0))
+    here = [room(3, device) for device in devices]
+    there = [room(3, device) for device in devices]
+    with schedule() as found:
+        there[2].copy_(here[0], non_blocking=True)
+        there[1].copy_(here[0], non_blocking=True)  # behind it: one way out of device 0
+        there[0].copy_(here[1], non_blocking=True)
+    assert times(found) == [(0, 7), (7, 10), (10, 13)]
+    with torch.vgpu.device(devices[0]):
+        assert torch.vgpu.current_stream().query()
+
+
+# -- the host
+
+
+def test_each_op_costs_the_host_a_launch():
+    (device,) = fixed_gpus(1, seconds=1, launch=2)
+    x = torch.ones(3, device=device)  # issued at 2
+    assert clock() == 2
+    y = x + 1  # at 4
+    y.view(-1)  # no op
+    y += 1  # at 6
+    sleep(device, 10)  # at 8
+    assert clock() == 8
+    assert torch.vgpu.synchronize() is None and clock() == 18
+
+
+def test_item_waits_for_its_stream_only():
+    devices = fixed_gpus(2, seconds=1, launch=0.5, link=Link(1.0, 3.0))
+    side = torch.vgpu.Stream(devices[0])
+    x = torch.ones((), device=devices[0])  # issued at 0.5, until 1.5
+    sleep(devices[1], 100)
+    sleep(devices[0], 50, side)
+    assert x.item() == 1  # copies 4 bytes: 3 s and 4 s
+    assert clock() == 2 + 7
+    torch.vgpu.synchronize(devices[0])
+    assert clock() == 1.5 + 50
+    torch.vgpu.synchronize(devices[1])
+    assert clock() == 1 + 100
+
+
+def test_host_takes_lets_the_host_arrive_later():
+    (device,) = fixed_gpus(1)
+    with schedule() as found:
+        sleep(device, 2)
+        host_takes(5)
+        assert clock() == 5
+        sleep(device, 2)
+        host_takes(0)
+        assert clock() == 5
+    assert times(found) == [(0, 2), (5, 7)]
+    for seconds in (-1, float("nan")):
+        with pytest.raises(ValueError, match=str(seconds)):
+            host_takes(seconds)
+
+
+def test_a_stream_that_is_asked_again_and_again_is_done_in_the_end():
+    (device,) = fixed_gpus(1, launch=0.5)
+    stream, event = torch.vgpu.current_stream(device), torch.vgpu.Event()
+    sleep(device, 3)  # from 0.5 to 3.5
+    event.record(stream)
+    polls = 0
+    while not stream.query():
+        polls += 1
+    assert (polls, clock()) == (5, 3.5)
+    assert event.query() and clock() == 4
+    assert torch.vgpu.Event().query()
+
+
+def test_elapsed_time_is_between_the_ends_of_what_came_before():
+    devices = fixed_gpus(2)
+    first, second, unrecorded = (torch.vgpu.Event(enable_timing=True) for _ in range(3))
+    sleep(devices[0], 2)
+    first.record(torch.vgpu.current_stream(devices[0]))
+    sleep(devices[1], 5)
+    second.record(torch.vgpu.current_stream(devices[1]))
+    with pytest.raises(RuntimeError, match="not happened yet"):
+        first.elapsed_time(second)
+    first.synchronize()
+    assert clock() == 2
+    with pytest.raises(RuntimeError, match="not happened yet"):
+        first.elapsed_time(second)
+    second.synchronize()
+    assert clock() == 5
+    assert first.elapsed_time(second) == 3000
+    host_takes(4)
+    first.record(torch.vgpu.current_stream(devices[0]))
+    assert second.elapsed_time(first) == 4000
+    with pytest.raises(ValueError, match="recorded"):
+        first.elapsed_time(unrecorded)
+
+
+def test_the_host_is_at_most_a_thousand_ops_ahead_of_an_engine():
+    (device,) = fixed_gpus(1)
+    limit = scheduler.QUEUE_LIMIT
+    for _ in range(limit):
+        sleep(device, 1)
+    assert clock() == 0
+    sleep(device, 1)
+    assert clock() == limit // 2
+    for _ in range(limit // 2 - 1):
+        sleep(device, 1)
+    assert clock() == limit // 2
+    sleep(device, 1)
+    assert clock() == limit
+    torch.vgpu.synchronize()
+    assert clock() == limit + limit // 2 + 1
+
+
+def test_ops_that_have_ended_take_no_room():
+    (device,) = fixed_gpus(1, launch=1)
+    limit = scheduler.QUEUE_LIMIT
+    for _ in range(limit + limit // 4):  # when it issues the last, a third of them have ended
+        sleep(device, 3)
+    assert clock() == limit + limit // 4
+
+
+def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
+    (device,) = fixed_gpus(1)
+    for _ in range(scheduler.QUEUE_LIMIT + 1):
+        sleep(device, 1e-3)
+    arrived = clock()
+    for _ in range(2):
+        registry.find(device).compute.wait_for_room()
+    assert clock() == arrived
+
+
+def test_waits_of_the_host_and_of_streams_are_recorded_as_they_are_modelled():
+    devices = fixed_gpus(2)
+    with recorded() as spans:
+        sleep(devices[0], 3)
+        torch.vgpu.current_stream(devices[1]).wait_stream(torch.vgpu.current_stream(devices[0]))
+        sleep(devices[1], 1)
+        torch.vgpu.synchronize(devices[1])
+    waits = [(op.device.index, op.engine, op.start, op.end) for op in spans if op.kind == "wait"]
+    assert waits[:2] == [(1, "stream", 0, 3), (1, "host", 0, 4)]
+
+
+# -- a second, naive simulation
+
+
+class Naive:
+    """Modelled GPUs, one second after the other: in each, ops end, the host goes on, ops start.
+
+    It shares no code with `simulation.py`. An op starts when all that it needs is free and no op
+    that became ready before it waits for one of these.
+    """
+
+    def __init__(self, launch, limit, per_machine, per_switch, over_link):
+        self.launch, self.limit, self.over_link = launch, limit, over_link
+        self.per_machine, self.per_switch = per_machine, per_switch
+        self.now = 0
+        self.ops = []
+        self.last, self.told = {}, defaultdict(list)  # by stream
+        self.events = []
+        self.answers = []
+
+    def run(self, program):
+        host = self.host(program)
+        until = next(host)
+        while until or any(op["end"] is None for op in self.ops):
+            if until and until():
+                until = next(host, None)  # the host goes on in the same second
+                continue
+            self.start_what_can()
+            self.now += 1
+
+    def start_what_can(self):
+        waiting = []
+        for op in self.ops:
+            if op["start"] is None and op["issued"] <= self.now:
+                if all(self.ended(other) for other in op["after"]):
+                    ready = max([op["issued"], *(other["end"] for other in op["after"])])
+                    waiting.append((ready, op["issued"], op))
+        taken = set()
+        for op in self.ops:
+            if op["start"] is not None and not self.ended(op):
+                taken |= op["needs"]
+        for *_, op in sorted(waiting, key=lambda each: each[:2]):
+            if not taken & op["needs"]:
+                op["start"], op["end"] = self.now, self.now + op["seconds"]
+            taken |= op["needs"]
+
+    def ended(self, op):
+        return op["end"] is not None and op["end"] <= self.now
+
+    def under_way(self, engine):
+        return sum(op["engine"] == engine and not self.ended(op) for op in self.ops)
+
+    def is_past(self, moment):
+        return lambda: self.now >= moment
+
+    def have_ended(self, ops):
+        return lambda: all(map(self.ended, ops))
+
+    def host(self, program):
+        """Yield functions that tell whether the host can go on."""
+        for name, *what in program:
+            if name in ("kernel", "h2d", "d2h", "p2p"):
+                yield from self.issue(name, *what)
+            elif name == "wait_stream":
+                waiting, other = what
+                self.told[waiting] += self.tail(other)
+            elif name == "record":
+                self.events.append(self.tail(*what))
+            elif name == "wait_event":
+                stream, number = what
+                self.told[stream] += self.events[number % len(self.events)] if self.events else []
+            elif name == "synchronize":
+                yield self.have_ended(self.tail(*what))
+            elif name == "query":
+                yield self.is_past(self.now + self.launch)
+                self.answers.append(all(map(self.ended, self.tail(*what))))
+            elif name == "host_takes":
+                yield self.is_past(self.now + what[0])
+
+    def tail(self, stream):
+        return [op for op in (self.last.get(stream), *self.told[stream]) if op]
+
+    def issue(self, name, stream, seconds, target=None, blocking=False):
+        device, engine = stream[0], (name, stream[0])
+        if self.under_way(engine) >= self.limit:
+            yield lambda: self.under_way(engine) <= self.limit // 2
+        issued = self.now + self.launch
+        after = self.tail(stream)
+        if target:
+            after = after + self.tail(target)
+        op = {"engine": engine, "needs": self.needs(name, device, target), "seconds": seconds}
+        op |= {"issued": issued, "after": after, "start": None, "end": None}
+        yield self.is_past(issued)
+        self.ops.append(op)
+        self.last[stream], self.told[stream] = op, []
+        if target:
+            self.told[target].append(op)
+        if blocking:
+            yield self.have_ended([op])
+
+    def needs(self, name, device, target):
+        machine, switch = self.place(device)
+        needs = {(name, device)}
+        if name == "h2d":
+            needs |= {("down", device), ("down", machine, switch)}
+        elif name == "d2h":
+            needs |= {("up", device), ("up", machine, switch)}
+        elif name == "p2p":
+            other_machine, other_switch = self.place(target[0])
+            up, down = ("up", "down") if self.over_link else ("out", "in")
+            needs |= {(up, device), (down, target[0])}
+            if machine != other_machine:
+                needs |= {("network out", machine), ("network in", other_machine)}
+            if self.over_link and (machine, switch) != (other_machine, other_switch):
+                needs |= {("up", machine, switch), ("down", other_machine, other_switch)}
+        return needs
+
+    def place(self, device):
+        machine, number = divmod(device, self.per_machine)
+        return machine, number // self.per_switch
+
+
+def random_program(rng, num_devices):
+    """Return instructions; a stream is a pair of numbers, of its device and of itself."""
+    streams = [(device, number) for device in range(num_devices) for number in range(3)]
+    names = ["kernel"] * 6 + ["h2d", "d2h"] * 2 + ["wait_stream"] * 3 + ["record", "wait_event"]
+    names += ["synchronize", "query", "host_takes"] + ["p2p"] * 4 * (num_devices > 1)
+    program = []
+    for _ in range(rng.randint(5, 40)):
+        name, stream, seconds = rng.choice(names), rng.choice(streams), rng.randint(1, 9)
+        if name == "kernel":
+            program.append((name, stream, seconds))
+        elif name in ("h2d", "d2h"):
+            program.append((name, stream, seconds, None, rng.random() < 0.2))
+        elif name == "p2p":
+            others = [other for other in streams if other[0] != stream[0]]
+            program.append((name, stream, seconds, rng.choice(others)))
+        elif name == "wait_stream":
+            program.append((name, stream, rng.choice(streams)))
+        elif name == "wait_event":
+            program.append((name, stream, rng.randint(0, 9)))
+        elif name == "host_takes":
+            program.append((name, seconds))
+        else:
+            program.append((name, stream))
+    return program
+
+
+class Player:
+    """Plays a program on virtual GPUs."""
+
+    def __init__(self, devices):
+        self.memory = [room(16, device) for device in devices]
+        self.streams = {}
+        for device in devices:
+            streams = [torch.vgpu.Stream(device) for _ in range(2)]
+            for number, stream in enumerate([torch.vgpu.default_stream(device), *streams]):
+                self.streams[device.index, number] = stream
+        self.events, self.answers = [], []
+
+    def run(self, program):
+        for name, *what in program:
+            getattr(self, name)(*what)
+
+    def kernel(self, stream, seconds):
+        sleep(stream[0], seconds, self.streams[stream])
+
+    def h2d(self, stream, seconds, target, blocking):
+        with torch.vgpu.stream(self.streams[stream]):
+            self.memory[stream[0]][:seconds].copy_(room(seconds), non_blocking=not blocking)
+
+    def d2h(self, stream, seconds, target, blocking):
+        with torch.vgpu.stream(self.streams[stream]):
+            room(seconds).copy_(self.memory[stream[0]][:seconds], non_blocking=not blocking)
+
+    def p2p(self, stream, seconds, target):
+        with torch.vgpu.stream(self.streams[stream]), torch.vgpu.stream(self.streams[target]):
+            there, here = self.memory[target[0]], self.memory[stream[0]]
+            there[:seconds].copy_(here[:seconds], non_blocking=True)
+
+    def wait_stream(self, stream, other):
+        self.streams[stream].wait_stream(self.streams[other])
+
+    def record(self, stream):
+        self.events.append(self.streams[stream].record_event())
+
+    def wait_event(self, stream, number):
+        if self.events:
+            self.streams[stream].wait_event(self.events[number % len(self.events)])
+
+    def synchronize(self, stream):
+        self.streams[stream].synchronize()
+
+    def query(self, stream):
+        self.answers.append(self.streams[stream].query())
+
+    def host_takes(self, seconds):
+        host_takes(seconds)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_programs_run_as_in_a_naive_simulation(seed, monkeypatch):
+    rng = random.Random(seed)
+    limit = rng.choice([4, 1024])
+    for module in (scheduler, simulation):
+        monkeypatch.setattr(module, "QUEUE_LIMIT", limit)
+    for _ in range(25):
+        num_devices, launch = rng.randint(1, 3), rng.randint(1, 3)
+        over_link, per_switch = rng.random() < 0.5, rng.randint(1, 2)
+        per_machine = rng.choice([None, 2])
+        program = random_program(rng, num_devices)
+        naive = Naive(launch, limit, per_machine or num_devices, per_switch, over_link)
+        naive.run(program)
+        devices = fixed_gpus(
+            num_devices,
+            link=BYTE_A_SECOND,
+            peer_link=None if over_link else Link(1.0, name="another"),
+            launch=launch,
+            gpus=per_machine,
+            gpus_per_switch=per_switch,
+            network=Link(1.0, name="network"),
+        )
+        player = Player(devices)
+        with recorded() as spans:
+            player.run(program)
+        found = [
+            (op.engine, op.device.index, op.issued, op.start, op.end)
+            for op in sorted(spans, key=lambda op: op.issued)
+            if op.kind != "wait"
+        ]
+        expected = [
+            (op["engine"][0].replace("kernel", "compute"), op["engine"][1])
+            + (op["issued"], op["start"], op["end"])
+            for op in naive.ops
+        ]
+        assert found == expected, program
+        assert player.answers == naive.answers, program
