@@ -4,6 +4,7 @@
     nothing in it was fitted to that row, unless hardware.py says so. For the rows with several GPUs
     all kernel times are multiplied by the one factor that makes the row with one GPU right, and
     then they are predictions. At least 15 % in every such row, 8 % in the median.
+(q) Where this machine has a GPU, kernels and training steps on it, modelled and measured.
 (o) A training step of ResNet-18 under nn.DataParallel on eight modelled GPUs without values takes
     at most 0.3 s of two cores, and the time grows linearly with the number of ops.
 """
@@ -25,7 +26,7 @@ from d2lpar.parallel.equal_ranks import Buckets, EqualRanks
 from d2lpar.parallel.pipelines import gpipe, pipeline_step
 from d2lpar.parallel.splits import split_by_data
 from d2lpar.virtual import Link, clock
-from d2lpar.virtual.hardware import Scaled
+from d2lpar.virtual.hardware import GPUS, Scaled
 
 
 def seconds_of(step):
@@ -399,6 +400,51 @@ def table():
     return errors
 
 
+# -- what a GPU at hand takes, if there is one
+
+
+def kernels_and_steps(device):
+    """Yield (name, function): kernels alone, and training steps of the chapters' networks."""
+    for size, dtype in ((512, torch.float32), (4096, torch.float32), (4096, torch.bfloat16)):
+        X = torch.ones(size, size, device=device, dtype=dtype)
+        yield f"product of {size} x {size}, {dtype}", lambda X=X: X @ X
+    X = torch.ones(2**26, device=device)
+    yield "sum of two vectors of 256 MB", lambda: X + X
+    images = torch.ones(64, 64, 56, 56, device=device)
+    convolution = nn.Conv2d(64, 64, 3, padding=1, device=device)
+    yield "convolution of 64 images of 56 x 56", lambda: convolution(images)
+    for name, net, shape in (
+        ("LeNet, 256 images", d2lpar.lenet(), (256, 1, 28, 28)),
+        ("ResNet-18, 256 images", resnet18(10), (256, 1, 28, 28)),
+        ("resnet50, 64 images", torchvision_net("resnet50")(), (64, 3, 224, 224)),
+    ):
+        net.to(device)
+        X, y = torch.ones(shape, device=device), torch.zeros(shape[0], dtype=torch.long).to(device)
+        trainer = sgd(net.parameters())
+
+        def step(net=net, X=X, y=y, trainer=trainer):
+            trainer.zero_grad()
+            nn.functional.cross_entropy(net(X), y).backward()
+            trainer.step()
+
+        yield f"step of {name}", step
+
+
+def gpu_at_hand():
+    """Print modelled and measured times of kernels and steps on the GPU of this machine."""
+    called = torch.cuda.get_device_name(0)
+    model = next((name for name in GPUS if name.removeprefix("rtx") in called.lower()), None)
+    if model is None:
+        print(f"(q) {called}: no figures in hardware.py")
+        return
+    measured = [d2lpar.best_seconds(work, 5) for _, work in kernels_and_steps("cuda:0")]
+    (device,) = modelled(1, model)
+    for (name, work), took in zip(kernels_and_steps(device), measured, strict=True):
+        predicted = d2lpar.best_seconds(work, 1)
+        print(f"(q) {called}: {name:42} measured {took * 1e3:9.3f} ms, ", end="")
+        print(f"modelled {predicted * 1e3:9.3f} ms, {predicted / took - 1:+6.1%}")
+
+
 def cost_of_a_step():
     """Return what this machine takes for a step of ResNet-18 on eight modelled GPUs, seconds."""
     devices = modelled(8, "v100")
@@ -432,6 +478,8 @@ def cost_of_ops(count):
 
 
 def main():
+    if torch.cuda.is_available():
+        gpu_at_hand()
     errors = list(map(abs, table()))
     print(f"{len(errors)} predictions for several GPUs")
     cost = cost_of_a_step()

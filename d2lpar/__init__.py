@@ -39,7 +39,7 @@ _NAMES = {
         "seconds_per_call",
     ),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
-    "virtual": ("Span",),
+    "virtual": ("Span", "clock", "host_takes"),
     "virtual.calibration": ("calibrate",),
 }
 _WINGS = ("data", "graphs", "parallel", "plotting", "processes", "servers", "timelines", "virtual")
