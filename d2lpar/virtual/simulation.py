@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from . import scheduler
 from .engines import Worker, set_thread_count
 from .memory import NO_VALUES, cells_in, fail
-from .private import in_backward
+from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
 
 
@@ -84,10 +84,11 @@ class Host:
         self.simulation = simulation
         self._now = now
         self._lanes = {}  # index of a device -> seconds, in a backward pass
+        self._pass = None  # the number of that pass
 
     def now(self, device=None):
         """Return the seconds at which the thread, or its part for a `Device`, has arrived."""
-        if self._lanes and not in_backward():
+        if self._lanes and backward_number() != self._pass:  # that pass has been issued
             self._now, self._lanes = max(self._now, *self._lanes.values()), {}
         if device is None:
             return max(self._now, *self._lanes.values()) if self._lanes else self._now
@@ -96,6 +97,7 @@ class Host:
     def set(self, seconds, device=None):
         """Let it be later: `seconds`."""
         if device is not None and in_backward():
+            self._pass = backward_number()
             self._lanes[device.index] = seconds
         else:
             self._now = max(seconds, self.now())
