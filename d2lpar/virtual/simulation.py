@@ -292,9 +292,20 @@ def _writers(op):
     return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
 
 
+def _written(op):
+    """Return the cells among the arguments of `op` that it writes."""
+    if op.plan is None:  # a copy, on one device or between two, writes its first argument
+        return cells_in(op.args[:1])
+    arguments = dict(enumerate(op.args)) | (op.kwargs or {})
+    places = (place for each in op.plan.operator.written for place in each)
+    return cells_in([arguments[place] for place in places if place in arguments])
+
+
 def _leave_without_values(op):
     """Let what `op` would have written say that it has no values."""
     fail(op.out, NO_VALUES)
+    for cell in _written(op):
+        fail((cell, cell.root()), NO_VALUES)
     if op.kind == "copy" and op.target.type == "cpu":
         target = op.args[0]
         if target.is_floating_point() or target.is_complex():
