@@ -127,7 +127,6 @@ def test_what_needs_a_value_to_go_on_is_refused_and_says_why(device, name):
         lambda where: torch.cat([torch.ones(3, 2, device=where), torch.ones(2, 3, device=where)]),
         lambda where: torch.ones(3, device=where).half() @ torch.ones(3, 3, device=where),
         lambda where: torch.ones(3, device=where)[7],
-        lambda where: torch.ones(3, device=where).copy_(torch.ones(4, device=where)),
     ],
 )
 def test_wrong_shapes_raise_at_the_call_what_torch_raises(device, program):
@@ -135,8 +134,7 @@ def test_wrong_shapes_raise_at_the_call_what_torch_raises(device, program):
         program("cpu")
     with pytest.raises(expected.type) as raised:
         program(device)
-    first = str(expected.value).splitlines()[0]
-    assert str(raised.value).splitlines()[0] == first or "must" in first or "mat1" in first
+    assert str(raised.value) == str(expected.value)
     torch.vgpu.synchronize()
 
 
