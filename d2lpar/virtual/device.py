@@ -12,7 +12,7 @@ import torch
 
 from . import scheduler
 from .engines import Engine
-from .generators import new_generator
+from .generators import forget_draws, new_generator
 from .memory import Memory
 from .private import sequence_number
 from .scheduler import Stream, in_fork, wait_all
@@ -85,7 +85,7 @@ class Device:
         self.model, self.has_values = model, has_values
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
-        self.generator.last = None
+        forget_draws(self)
         for stream in self.streams:
             stream.last = stream.waits = None
 

@@ -109,6 +109,14 @@ def checked(generator, device):
     return ours
 
 
+def forget_draws(owner):
+    """Let no later kernel wait for one that has drawn from a generator of the device `owner`."""
+    for known in tuple(_known.values()):
+        generator = known()
+        if generator is not None and generator.owner is owner:
+            generator.last = None
+
+
 def new_generator(owner):
     """Return a generator of the device `owner` that has the seed of torch's own generator."""
     return Generator(owner, torch.initial_seed())

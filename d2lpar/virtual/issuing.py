@@ -32,6 +32,7 @@ from .scheduler import Op, wait
 from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
 
 META = torch.device("meta")
+MOST_ZEROS = 2**26  # bytes of arguments that an operator is tried with where there are no values
 default_dtype = torch.get_default_dtype
 
 
@@ -312,8 +313,7 @@ class Call:
             RuntimeError: virtual GPUs compute no values.
         """
         if not self.device.has_values:
-            if self.refused is not None:
-                raise self.refused
+            self._try_with_zeros()
             refuse(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
@@ -344,6 +344,19 @@ class Call:
                 become(tensor, wrap(Cell(layout, data), block))
         return private.tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
 
+    def _try_with_zeros(self):
+        """Let the operator itself say what is wrong with its arguments, if something may be.
+
+        Of arguments that are too large to try, the shape inference says it.
+        """
+        if self.refused is None and self.operator.packet not in tables.same_dtype:
+            return
+        if sum(tensor._cell.layout.num_bytes for tensor in self.tensors) <= MOST_ZEROS:
+            args = [_zeros(value) for value in self.values]
+            self.operator.run(*args, **{k: _zeros(value) for k, value in self.kwvalues.items()})
+        elif self.refused is not None:
+            raise self.refused
+
     def _wrap(self, value, inputs):
         """Return a tensor with the values of `value`, a result of the operator on the CPU."""
         for tensor, data in zip(self.tensors, inputs, strict=True):
@@ -354,6 +367,13 @@ class Call:
             if private.storage_id(value) == private.storage_id(data):
                 return wrap(Cell(layout, value), tensor._block)
         return wrap(Cell(layout, value))
+
+
+def _zeros(value):
+    """Return `value` with zeros on the CPU in place of each cell in it, also in lists of lists."""
+    if type(value) is list:
+        return [_zeros(item) for item in value]
+    return value.layout.empty(CPU).zero_() if type(value) is Cell else value
 
 
 def _place(error):

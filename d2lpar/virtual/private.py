@@ -32,6 +32,9 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
+backward_number = torch._C._current_graph_task_id  # of the backward pass; -1 outside of one
+
+
 autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread
 
 

@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 from . import scheduler
 from .engines import Worker, set_thread_count
 from .memory import NO_VALUES, cells_in, fail
-from .private import in_backward
+from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
 
 
@@ -84,10 +84,11 @@ class Host:
         self.simulation = simulation
         self._now = now
         self._lanes = {}  # index of a device -> seconds, in a backward pass
+        self._pass = None  # the number of that pass
 
     def now(self, device=None):
         """Return the seconds at which the thread, or its part for a `Device`, has arrived."""
-        if self._lanes and not in_backward():
+        if self._lanes and backward_number() != self._pass:  # that pass has been issued
             self._now, self._lanes = max(self._now, *self._lanes.values()), {}
         if device is None:
             return max(self._now, *self._lanes.values()) if self._lanes else self._now
@@ -96,6 +97,7 @@ class Host:
     def set(self, seconds, device=None):
         """Let it be later: `seconds`."""
         if device is not None and in_backward():
+            self._pass = backward_number()
             self._lanes[device.index] = seconds
         else:
             self._now = max(seconds, self.now())
@@ -290,9 +292,20 @@ def _writers(op):
     return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
 
 
+def _written(op):
+    """Return the cells among the arguments of `op` that it writes."""
+    if op.plan is None:  # a copy, on one device or between two, writes its first argument
+        return cells_in(op.args[:1])
+    arguments = dict(enumerate(op.args)) | (op.kwargs or {})
+    places = (place for each in op.plan.operator.written for place in each)
+    return cells_in([arguments[place] for place in places if place in arguments])
+
+
 def _leave_without_values(op):
     """Let what `op` would have written say that it has no values."""
     fail(op.out, NO_VALUES)
+    for cell in _written(op):
+        fail((cell, cell.root()), NO_VALUES)
     if op.kind == "copy" and op.target.type == "cpu":
         target = op.args[0]
         if target.is_floating_point() or target.is_complex():

@@ -1,0 +1,255 @@
+"""Modelled GPUs that compute no values: what runs, what is refused, and what it costs."""
+
+import tracemalloc
+
+import pytest
+import torch
+from modelling import fixed_gpus
+from torch import nn
+from torch.nn import functional as F
+
+import d2lpar
+from d2lpar.virtual import Link, clock, virtual_gpus
+
+
+@pytest.fixture(autouse=True)
+def by_the_wall_clock_again():
+    yield
+    virtual_gpus(2)
+
+
+@pytest.fixture
+def device():
+    return virtual_gpus(2, model="v100", values=False)[0]
+
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_a_model_of_70_billion_parameters_takes_no_memory():
+    devices = virtual_gpus(64, model="h100", values=False)
+    before = resident()
+    tracemalloc.start()
+    try:
+        width, weights = 8192, []
+        for layer in range(80):
+            for rows in (width, 2 * width, width, 4 * width, 5 * width):
+                where = devices[layer % 64]
+                weights.append(torch.empty(rows, width, device=where, dtype=torch.bfloat16))
+                weights[-1].normal_()
+                weights[-1].mul_(0.02)
+        assert sum(weight.numel() for weight in weights) >= 69e9
+        x = torch.ones(4096, width, device=devices[0], dtype=torch.bfloat16)
+        for weight in weights[:3]:
+            x = (x @ weight.t())[:, :width]
+        d2lpar.synchronize()
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+    assert resident() - before < 200e6
+    assert clock() > 1e-3
+    del weights, weight, x
+
+
+def test_a_device_is_full_at_the_right_byte():
+    (device,) = virtual_gpus(1, model="v100", values=False, memory=4096)
+    torch.vgpu.reset_peak_memory_stats(device)
+    x = torch.empty(4000, dtype=torch.uint8, device=device)
+    y = torch.zeros(96, dtype=torch.uint8, device=device)
+    with pytest.raises(torch.OutOfMemoryError, match="of which 0.00 MiB is free"):
+        torch.zeros(1, dtype=torch.uint8, device=device)
+    del y
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.zeros(97, dtype=torch.uint8, device=device)
+    torch.zeros(96, dtype=torch.uint8, device=device)
+    assert torch.vgpu.memory_allocated(device) == 4000
+    assert torch.vgpu.max_memory_allocated(device) == 4096
+    del x
+    assert torch.vgpu.memory_allocated(device) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+def test_item_waits_and_is_not_a_number(dtype):
+    (device,) = fixed_gpus(1, seconds=2.0, link=Link(1.0), values=False)
+    x = torch.ones((), dtype=dtype, device=device)
+    item = x.item()
+    assert item != item
+    assert clock() == 2 + x.element_size()
+
+
+def test_copies_to_the_cpu_hold_what_nobody_takes_for_values(device):
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.complex64):
+        assert torch.ones(3, dtype=dtype, device=device).cpu().isnan().all()
+    assert torch.ones(2, dtype=torch.int8, device=device).tolist() == [-128] * 2
+    assert torch.ones(2, dtype=torch.int64, device=device).tolist() == [-(2**63)] * 2
+    assert torch.ones(2, dtype=torch.uint8, device=device).tolist() == [0] * 2
+    assert torch.ones(2, dtype=torch.bool, device=device).tolist() == [False] * 2
+    host = torch.ones(3).pin_memory()
+    host.copy_(torch.zeros(3, device=device), non_blocking=True)
+    torch.vgpu.synchronize()
+    assert host.isnan().all()
+
+
+NEEDS_VALUES = {
+    "bool": lambda x: bool(x[0] > 0),
+    "if": lambda x: 1 if x[0] else 0,
+    "int": lambda x: int(x[0]),
+    "index": lambda x: [1, 2][x[0].long()],
+    "nonzero": lambda x: x.nonzero(),
+    "masks": lambda x: x[x > 0],
+    "equal": lambda x: torch.equal(x, x),
+    "unique": lambda x: x.unique(),
+    "masked_select": lambda x: x.masked_select(x > 0),
+    "repeat_interleave": lambda x: x.repeat_interleave(x.long()),
+}
+
+
+@pytest.mark.parametrize("name", NEEDS_VALUES)
+def test_what_needs_a_value_to_go_on_is_refused_and_says_why(device, name):
+    x = torch.ones(3, device=device)
+    with pytest.raises(RuntimeError, match="values"):
+        NEEDS_VALUES[name](x)
+    assert (x + 1).shape == (3,)
+    torch.vgpu.synchronize()
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda where: torch.ones(2, 3, device=where) @ torch.ones(4, 5, device=where),
+        lambda where: torch.ones(3, device=where) + torch.ones(4, device=where),
+        lambda where: F.conv2d(
+            torch.ones(1, 2, 5, 5, device=where), torch.ones(4, 3, 3, 3, device=where)
+        ),
+        lambda where: torch.ones(3, device=where).view(2, 2),
+        lambda where: torch.cat([torch.ones(3, 2, device=where), torch.ones(2, 3, device=where)]),
+        lambda where: torch.ones(3, device=where).half() @ torch.ones(3, 3, device=where),
+        lambda where: torch.ones(3, device=where)[7],
+    ],
+)
+def test_wrong_shapes_raise_at_the_call_what_torch_raises(device, program):
+    with pytest.raises((RuntimeError, IndexError)) as expected:
+        program("cpu")
+    with pytest.raises(expected.type) as raised:
+        program(device)
+    assert str(raised.value) == str(expected.value)
+    torch.vgpu.synchronize()
+
+
+def test_wrong_devices_raise_at_the_call(device):
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.ones(3, device=device) + torch.ones(3, device="vgpu:1")
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.lstm = nn.Embedding(10, 8), nn.LSTM(8, 8, 2, dropout=0.5)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.out(F.dropout(self.lstm(self.embedding(x))[0].mean(0)))
+
+
+def images(size):
+    return torch.rand(8, 1, size, size)
+
+
+NETS = {
+    "lenet": (d2lpar.lenet, lambda: images(28)),
+    "resnet18": (lambda: d2lpar.resnet18(10, 1), lambda: images(32)),
+    "words": (Words, lambda: torch.randint(10, (5, 8))),
+    "transformer": (
+        lambda: nn.TransformerEncoderLayer(8, 2, 16),
+        lambda: torch.rand(8, 4, 8),
+    ),
+}
+OPTIMIZERS = {
+    "SGD": lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4),
+    "Adam": lambda parameters: torch.optim.Adam(parameters, 0.1),
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["plain", "autocast", "DataParallel"])
+@pytest.mark.parametrize("name", NETS)
+def test_training_runs_through(device, name, kind, optimizer):
+    make, batch = NETS[name]
+    net, X = make().to(device), batch()
+    optimizer = OPTIMIZERS[optimizer](net.parameters())
+    called = net
+    if kind == "DataParallel":
+        called = nn.DataParallel(net, ["vgpu:0", "vgpu:1"], dim=1 if name == "words" else 0)
+    seconds = []
+    for _ in range(2):
+        optimizer.zero_grad()
+        with torch.autocast("vgpu", enabled=kind == "autocast"):
+            out = called(X.to(device))
+            y = torch.zeros(len(out), dtype=torch.long, device=device)
+            loss = F.cross_entropy(out.flatten(1), y)
+        loss.backward()
+        optimizer.step()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        assert loss.item() != loss.item()
+        seconds.append(clock())
+    assert 0 < seconds[0] < seconds[1]
+    assert all(p.grad is not None and p.grad.shape == p.shape for p in net.parameters())
+    torch.vgpu.synchronize()
+
+
+# -- values from before, and from without
+
+
+def test_tensors_made_without_values_say_so_when_they_are_read_later(device):
+    x, y = torch.ones(3, device=device), torch.empty(3, device=device)
+    made = x + 1
+    view = made[1:]
+    (device,) = virtual_gpus(1)
+    for tensor in (x, y, made, view):
+        with pytest.raises(RuntimeError, match=r"virtual_gpus\(values=False\)"):
+            tensor.cpu()
+        with pytest.raises(RuntimeError, match=r"virtual_gpus\(values=False\)"):
+            (tensor * 2).tolist()
+    assert (torch.ones(3, device=device) + 1).tolist() == [2] * 3
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda x: x.add_(1),
+        lambda x: x[1:].mul_(2),
+        lambda x: x.copy_(torch.ones(3)),
+        lambda x: x.copy_(torch.ones(3, device=x.device)),
+        lambda x: x.copy_(torch.ones(3, device="vgpu:1")),
+        lambda x: torch.add(x, 1, out=x),
+        lambda x: torch._foreach_add_([x], 1.0),
+        lambda x: x.zero_(),
+        lambda x: x.normal_(),
+    ],
+)
+def test_a_tensor_that_was_written_without_values_has_none(write):
+    """The values from before the write would be wrong ones."""
+    (device, _) = virtual_gpus(2)
+    x, other = torch.full((3,), 5.0, device=device), torch.full((3,), 6.0, device=device)
+    virtual_gpus(2, model="v100", values=False)
+    write(x)
+    torch.vgpu.synchronize()
+    virtual_gpus(2)
+    for tensor in (x, x[:2]):
+        with pytest.raises(RuntimeError, match=r"virtual_gpus\(values=False\)"):
+            tensor.tolist()
+    assert other.tolist() == [6] * 3
+
+
+def test_tensors_from_before_keep_their_values():
+    (device,) = virtual_gpus(1)
+    x = torch.full((3,), 5.0, device=device)
+    virtual_gpus(1, model="v100", values=False)
+    y = x + 1
+    assert x.cpu().isnan().all()
+    virtual_gpus(1, model="v100")
+    assert x.tolist() == [5] * 3
+    with pytest.raises(RuntimeError, match="values=False"):
+        y.tolist()
