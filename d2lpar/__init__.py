@@ -39,8 +39,7 @@ _NAMES = {
         "seconds_per_call",
     ),
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
-    "virtual": ("Span", "clock", "host_takes"),
-    "virtual.calibration": ("calibrate",),
+    "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
 _WINGS = ("data", "graphs", "parallel", "plotting", "processes", "servers", "timelines", "virtual")
 _MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")

@@ -45,6 +45,7 @@ __all__ = [
     "PRESETS",
     "Link",
     "Span",
+    "calibrate",
     "clock",
     "hardware_name",
     "host_takes",
@@ -157,6 +158,31 @@ def virtual_gpus(
 
             keep_time_by_a_model(registry.devices[:n], machines, values)
         return [device.torch_device for device in registry.devices[:n]]
+
+
+def calibrate(program, device="vgpu:0", repeats=3):
+    """Time the kernels of a program, one at a time, on one device; simulations can then use them.
+
+        times = calibrate(step, "vgpu:0")       # alone, by the wall clock
+        devices = virtual_gpus(8, model=times)  # eight of it, on a machine with enough cores
+    After each operator the host waits, so that nothing else runs beside a kernel.
+
+    Args:
+        program: a function without arguments that works on `device`. It is called `repeats` + 2
+            times.
+        device: a virtual GPU by the wall clock, or a CUDA GPU.
+        repeats: how often each kernel is timed at least; the median counts.
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        ValueError: there are fewer than one repeat, the device is neither, it is modelled, or the
+            program gave it no kernels.
+    """
+    from .calibration import calibrate
+
+    return calibrate(program, device, repeats)
 
 
 def clock():

@@ -15,27 +15,8 @@ from .plans import operator_of
 from .private import tree_map_only
 
 
-def calibrate(program, device="vgpu:0", repeats=3):
-    """Time the kernels of a program, one at a time, on one device; simulations can then use them.
-
-        times = calibrate(step, "vgpu:0")                # alone, by the wall clock
-        devices = virtual_gpus(8, model=times)           # eight of this device, on a machine
-                                                         # with as many cores
-    After each operator the host waits, so that nothing else runs beside a kernel.
-
-    Args:
-        program: a function without arguments that works on `device`. It is called `repeats` + 2
-            times.
-        device: a virtual GPU by the wall clock, or a CUDA GPU.
-        repeats: how often each kernel is timed at least; the median counts.
-
-    Returns:
-        A `Calibration`.
-
-    Raises:
-        ValueError: there are fewer than one repeat, the device is neither, it is modelled, or the
-            program gave it no kernels.
-    """
+def calibrate(program, device, repeats):
+    """Return a `Calibration`; see `d2lpar.calibrate`."""
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
     device = torch.device(device)
