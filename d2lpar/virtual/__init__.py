@@ -165,6 +165,7 @@ def calibrate(program, device="vgpu:0", repeats=3):
 
         times = calibrate(step, "vgpu:0")       # alone, by the wall clock
         devices = virtual_gpus(8, model=times)  # eight of it, on a machine with enough cores
+
     After each operator the host waits, so that nothing else runs beside a kernel.
 
     Args:
