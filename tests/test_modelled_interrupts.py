@@ -31,6 +31,9 @@ def in_the_end_by_the_wall_clock():
     virtual_gpus(2)
 
 
+EVERY = 3  # of how many places one is tried, to save time
+
+
 def settle(devices):
     registry.leave_all()
     torch.vgpu.set_device(0)
@@ -100,7 +103,7 @@ def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
         prepare()
         settle(devices)
         came = False
-        with Interrupter(len(places)) as interrupter:
+        with Interrupter(EVERY * len(places)) as interrupter:
             try:
                 call()
             except KeyboardInterrupt:
@@ -117,12 +120,11 @@ def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
             break
         places.append(where)
     assert len(places) > 4, "hardly anything was interrupted"
-    assert clock() < 20 * len(places), "an interrupt has set the clock wrong"
+    assert clock() < 60 * len(places), "an interrupt has set the clock wrong"
 
 
 @pytest.mark.parametrize(("values", "first"), [(True, 0), (False, 7)])
 def test_a_change_of_the_clock_that_is_interrupted_can_be_done_again(values, first):
-    """At every 13th place; at every place it takes a minute."""
     number, x = first, torch.full((3,), 2.0, device=virtual_gpus(2)[0])
     while True:
         signal.alarm(30)
@@ -152,4 +154,4 @@ def test_a_change_of_the_clock_that_is_interrupted_can_be_done_again(values, fir
         assert 0.5 <= clock() < 0.501, interrupter.where
         virtual_gpus(2)
         number += 13
-    assert number > 10
+    assert number > 100
