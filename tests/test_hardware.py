@@ -241,7 +241,7 @@ def test_what_torch_allows_counts_when_the_operator_is_issued():
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
     assert seconds[0] == pytest.approx(seconds[2], rel=1e-9)
-    assert seconds[1] < seconds[0]
+    assert seconds[1] < 0.9 * seconds[0]
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -286,6 +286,18 @@ def test_a_thread_of_an_earlier_simulation_does_not_change_the_clock():
     assert clock() == 0
 
 
+def test_a_thread_that_was_started_by_another_clock_begins_at_0():
+    fixed_gpus(1)
+    go, seen = threading.Event(), []
+    host_takes(100)
+    thread = threading.Thread(target=lambda: (go.wait(30), seen.append(clock())))
+    thread.start()
+    fixed_gpus(1)
+    go.set()
+    thread.join()
+    assert seen == [0] and clock() == 0
+
+
 def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
     (device,) = fixed_gpus(1, launch=1.0)
     made = []

@@ -321,6 +321,13 @@ def test_a_stream_that_is_asked_again_and_again_is_done_in_the_end():
     assert torch.vgpu.Event().query()
 
 
+def test_what_takes_no_time_is_done_when_the_host_asks_for_it():
+    (device,) = fixed_gpus(1)
+    torch.ones(3, device=device)
+    assert torch.vgpu.current_stream(device).query()
+    assert clock() == 0
+
+
 def test_elapsed_time_is_between_the_ends_of_what_came_before():
     devices = fixed_gpus(2)
     first, second, unrecorded = (torch.vgpu.Event(enable_timing=True) for _ in range(3))

@@ -82,12 +82,13 @@ class Device:
 
         What was done before is forgotten: it has times of another clock.
         """
-        self.model, self.has_values = model, has_values
-        self.engines = self.own_engines if model is None else model.engines
-        self.compute, self.h2d, self.d2h, self.p2p = self.engines
         forget_draws(self)
         for stream in self.streams:
             stream.last = stream.waits = None
+        # One step, see scheduler.py: stores only.
+        self.model, self.has_values = model, has_values
+        self.engines = self.own_engines if model is None else model.engines
+        self.compute, self.h2d, self.d2h, self.p2p = self.engines
 
     def link_to(self, other):
         """Return the link to another `Device`, a `Link`, or None for no limit."""
@@ -278,12 +279,15 @@ def wait_for_all():
 
 
 def keep_time_by_the_wall_clock():
-    """Let threads run the later ops of all devices, and the wall clock tell the time."""
-    if scheduler.simulation is not None:
+    """Let threads run the later ops of all devices, and the wall clock tell the time.
+
+    A change to a model that was interrupted leaves devices with a model and no simulation.
+    """
+    modelled = [device for device in devices if device.model is not None]
+    if modelled or scheduler.simulation is not None:
         wait_for_all()
-        for device in devices:
-            if device.model is not None:
-                device.run_by(None)
+        for device in modelled:
+            device.run_by(None)
         scheduler.simulation = None
         let_engines_have_their_turn()
 

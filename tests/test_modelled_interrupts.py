@@ -1,0 +1,157 @@
+"""Interrupts at each place where Python may raise one, while GPUs are modelled."""
+
+import gc
+import signal
+
+import pytest
+import test_interrupts
+import torch
+from modelling import Fixed
+from test_interrupts import Interrupter, check_answers, figures, give_up
+
+from d2lpar.virtual import clock, hardware_name, scheduler, virtual_gpus
+from d2lpar.virtual import device as registry
+
+
+@pytest.fixture(scope="module", autouse=True)
+def frozen():
+    """What there is before an interrupt, so that the collections after it take a moment only."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def in_the_end_by_the_wall_clock():
+    interrupt = signal.signal(signal.SIGINT, signal.default_int_handler)
+    alarm = signal.signal(signal.SIGALRM, give_up)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGINT, interrupt)
+    signal.signal(signal.SIGALRM, alarm)
+    virtual_gpus(2)
+
+
+EVERY = 3  # of how many places one is tried, to save time
+
+
+def settle(devices):
+    registry.leave_all()
+    torch.vgpu.set_device(0)
+    for device in devices:
+        torch.vgpu.synchronize(device)
+
+
+def quick_figures(devices):
+    """Return what `figures` does, without a collection, which takes most of the time."""
+    found = []
+    for device in devices:
+        memory = registry.find(device).memory
+        memory.collect()
+        found.append((memory.allocated, memory.held, memory.recorded, memory.num_blocks))
+        found.append(torch.vgpu.current_stream(device) == torch.vgpu.default_stream(device))
+    return found, len(registry.thread.entered), torch.is_grad_enabled()
+
+
+def polls(a, b):
+    event = torch.vgpu.Event(enable_timing=True)
+
+    def call():
+        torch.ones(3, device=a)
+        event.record()
+        event.query()
+        torch.vgpu.current_stream(a).query()
+        torch.vgpu.synchronize(a)
+        return event.elapsed_time(event)
+
+    return call
+
+
+def full_queue(a, b):
+    def call():
+        for _ in range(7):
+            torch.vgpu._sleep(1.0)
+
+    call.limit = 4
+    return call
+
+
+CASES = [
+    getattr(test_interrupts, name)
+    for name in "operator waiting_operators random_numbers copy_between_devices backward".split()
+] + [polls, full_queue]
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
+    devices = virtual_gpus(2, model="v100")
+    call = case(*devices)
+    for module in (scheduler, "d2lpar.virtual.simulation"):
+        if hasattr(call, "limit"):
+            path = module if isinstance(module, str) else module.__name__
+            monkeypatch.setattr(f"{path}.QUEUE_LIMIT", call.limit)
+    prepare = getattr(call, "prepare", lambda: None)
+    for _ in range(2):
+        prepare()
+        call()
+        settle(devices)
+        prepare()
+        before = figures(devices)
+        check_answers(devices)
+    places, started = [], clock()
+    while True:
+        signal.alarm(30)
+        prepare()
+        settle(devices)
+        came = False
+        with Interrupter(EVERY * len(places)) as interrupter:
+            try:
+                call()
+            except KeyboardInterrupt:
+                came = True
+        where = interrupter.where
+        assert came == (where is not None), f"the interrupt at {where} was lost"
+        settle(devices)
+        prepare()
+        assert quick_figures(devices) == before or figures(devices) == before, where
+        check_answers(devices)
+        assert clock() >= started, where
+        started = clock()
+        if not came:
+            break
+        places.append(where)
+    assert len(places) > 4, "hardly anything was interrupted"
+    assert clock() < 60 * len(places), "an interrupt has set the clock wrong"
+
+
+@pytest.mark.parametrize(("values", "first"), [(True, 0), (False, 7)])
+def test_a_change_of_the_clock_that_is_interrupted_can_be_done_again(values, first):
+    number, x = first, torch.full((3,), 2.0, device=virtual_gpus(2)[0])
+    while True:
+        signal.alarm(30)
+        came = False
+        with Interrupter(number) as interrupter:
+            try:
+                virtual_gpus(2, model=Fixed(0.5), values=values)
+            except KeyboardInterrupt:
+                came = True
+        where = interrupter.where
+        assert came == (where is not None), f"the interrupt at {where} was lost"
+        devices = virtual_gpus(2)
+        assert hardware_name() == "", where
+        assert all(registry.find(device).model is None for device in devices), where
+        assert (x + 1).to(devices[1]).tolist() == [3] * 3, where
+        if not came:
+            break
+        virtual_gpus(2, model="t4")  # from one model to another, too
+        with Interrupter(number) as interrupter:
+            try:
+                virtual_gpus(2, model=Fixed(0.5), values=values)
+            except KeyboardInterrupt:
+                pass
+        virtual_gpus(2, model=Fixed(0.5))
+        assert clock() == 0, interrupter.where
+        assert (x + 1).to(devices[1]).tolist() == [3] * 3, interrupter.where
+        assert 0.5 <= clock() < 0.501, interrupter.where
+        virtual_gpus(2)
+        number += 13
+    assert number > 100
