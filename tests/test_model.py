@@ -512,3 +512,17 @@ def test_an_error_of_a_kernel_shows_at_the_next_synchronize():
         torch.vgpu.synchronize()
     assert clock() == 6
     assert (torch.ones(3, device=device) + 1).tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan")])
+def test_a_gpu_whose_kernels_take_no_possible_time_is_refused(seconds):
+    (device,) = fixed_gpus(1, seconds=seconds)
+    with pytest.raises(ValueError, match=f"takes {seconds} seconds for aten.fill_"):
+        torch.ones(2, device=device)
+
+
+def test_a_copy_between_two_clocks_is_refused():
+    by_the_wall_clock = torch.ones(2, device=virtual_gpus(2)[1])
+    (device,) = virtual_gpus(1, model="v100")
+    with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 keep two clocks"):
+        by_the_wall_clock.to(device)

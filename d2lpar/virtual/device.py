@@ -91,7 +91,16 @@ class Device:
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 
     def link_to(self, other):
-        """Return the link to another `Device`, a `Link`, or None for no limit."""
+        """Return the link to another `Device`, a `Link`, or None for no limit.
+
+        Raises:
+            RuntimeError: one of the two is modelled, and the other is not.
+        """
+        if (self.model is None) != (other.model is None):
+            raise RuntimeError(
+                f"{self.torch_device} and {other.torch_device} keep two clocks: virtual_gpus was "
+                "interrupted, or one of them is not in use any more; call it again"
+            )
         if self.model is not None and self.model.host != other.model.host:
             return self.model.machine.network
         return self.peer_link

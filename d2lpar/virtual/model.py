@@ -82,11 +82,17 @@ class Model:
         if op.kind != "kernel":
             return 0.0
         if op.plan is None:
-            return self.gpu.kernel_seconds(kernel_of(op))
+            return self._kernel_seconds(op)
         allowed = tf32_is_allowed()
         if op.plan.modelled is None or op.plan.modelled[:2] != (self, allowed):
-            op.plan.modelled = self, allowed, self.gpu.kernel_seconds(kernel_of(op))
+            op.plan.modelled = self, allowed, self._kernel_seconds(op)
         return op.plan.modelled[2]
+
+    def _kernel_seconds(self, op):
+        seconds = self.gpu.kernel_seconds(kernel_of(op))
+        if not seconds >= 0:
+            raise ValueError(f"{self.gpu.name} takes {seconds} seconds for {op.name}")
+        return seconds
 
     def host_allocates(self, num_bytes):
         """Let the calling thread's clock advance by what new memory of the CPU takes."""
