@@ -164,7 +164,8 @@ FAULTS = {
     ),
     "too few cells": ("length", "14 code cells", lambda nb: nb.update(cells=nb.cells[:-4])),
     "too many cells": (
-        "length", "31 code cells", lambda nb: nb.update(cells=good_chapter(31).cells)
+        "length", f"{hygiene.MAX_CELLS + 1} code cells",
+        lambda nb: nb.update(cells=good_chapter(hygiene.MAX_CELLS + 1).cells),
     ),
     "an image without text": (
         "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")

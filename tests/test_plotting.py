@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import inspect
 import json
 import os
@@ -18,7 +19,7 @@ from d2lpar.plotting.charts import plot_agreement, plot_bars, plot_curves, plot_
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_schedule, plot_timeline
 from d2lpar.timelines.timeline import Mark
-from d2lpar.virtual import Span
+from d2lpar.virtual import Span, virtual_gpus
 
 ROOT = Path(__file__).parents[1]
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -253,6 +254,16 @@ def test_figures_do_not_belong_to_pyplot():
     assert pyplot.get_fignums() == []
 
 
+@contextlib.contextmanager
+def modelled():
+    """Model GPUs in the block, and put them back on the wall clock."""
+    virtual_gpus(1, model="v100", values=False)
+    try:
+        yield
+    finally:
+        virtual_gpus(1)
+
+
 def test_bars():
     figure = plot_bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
     [axes] = figure.axes
@@ -260,6 +271,8 @@ def test_bars():
     assert [text.get_text() for text in axes.texts] == ["2", "2.5", "1.25"]
     assert legend_labels(figure) == ["predicted", "measured"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1 GPU", "2 GPUs"]
+    with modelled():
+        assert legend_labels(plot_bars(["a"], [1], [2], "s")) == ["predicted", "modelled"]
     with pytest.raises(ValueError, match="1 measured values for 2 labels"):
         plot_bars(["a", "b"], [1, 2], [1], "s")
 
@@ -279,6 +292,9 @@ def test_curves():
     lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
     assert [line.get_color() for line in lines] == [figures.PREDICTED, figures.MEASURED] * 2
     assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
+    as_modelled = [name.replace("measured", "modelled") for name in names]
+    others = plot_curves([1], {name: [1] for name in as_modelled}, "x", "y").axes[0].lines
+    assert [line.get_color() for line in others] == [line.get_color() for line in lines]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 

@@ -16,7 +16,7 @@ import nbformat
 from nbformat.v4.rwbase import rejoin_lines
 
 MAX_LINES, MEDIAN_LINES = 30, 6
-MIN_CELLS, MAX_CELLS = 15, 30
+MIN_CELLS, MAX_CELLS = 15, 33
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 

@@ -11,10 +11,11 @@ from d2lpar.plotting.figures import (
     new_figure,
     style,
 )
+from d2lpar.virtual import hardware_name
 
 
 def plot_bars(labels, predicted, measured, ylabel, title=None):
-    """Draw predictions beside what was measured.
+    """Draw predictions beside what was measured, or modelled while GPUs are modelled.
 
     Args:
         labels: a name for each pair of bars.
@@ -31,11 +32,12 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
     for name, values in (("predicted", predicted), ("measured", measured)):
         if len(values) != len(labels):
             raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
+    kind = "modelled" if hardware_name() else "measured"
     figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
     with style():
         for shift, name, values, look in (
             (-0.2, "predicted", predicted, {"color": "w", "hatch": "////", "edgecolor": PREDICTED}),
-            (0.2, "measured", measured, {"color": MEASURED, "edgecolor": MEASURED}),
+            (0.2, kind, measured, {"color": MEASURED, "edgecolor": MEASURED}),
         ):
             there = [(i + shift, float(v)) for i, v in enumerate(values) if v is not None]
             places, heights = zip(*there, strict=True) if there else ((), ())
@@ -114,7 +116,9 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
             axes.set_xticks(x, [f"{value:g}" for value in x])
             axes.set_xticks([], minor=True)
         axes.grid(True)
-        figure.legend(loc="outside lower center", ncols=3)
+        figure.legend(
+            loc="outside lower center", ncols=3 if max(map(len, ys), default=0) < 16 else 2
+        )
     return figure
 
 
@@ -122,13 +126,14 @@ _LOOKS = {  # of the first group of curves, and of the second
     "measured": (LINES[0], (MEASURED, "-.", "D")),
     "predicted": (LINES[1], (PREDICTED, ":", "^")),
 }
+_LOOKS["modelled"] = _LOOKS["measured"]  # a figure has one or the other
 
 
 def _looks(names):
     """Return colour, dashes and marker for each name.
 
-    What is "measured" or "predicted", or "ring, measured" of the group "ring", always has the same
-    colour; groups differ in dashes and markers.
+    What is "measured", "modelled" or "predicted", or "ring, measured" of the group "ring", always
+    has the same colour; groups differ in dashes and markers.
     """
     pairs = [name.rpartition(", ")[::2] for name in names]  # group and role
     groups = list(dict.fromkeys(group for group, role in pairs if role in _LOOKS))
