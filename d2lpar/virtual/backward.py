@@ -19,6 +19,7 @@ class BackwardStreams:
         self._caller = caller
         self.used = set()
         self._chosen = {}  # index of a device -> (node of autograd, stream), see `set`
+        self._own = None, set()  # the node under way, and the ops that it has issued
 
     def stream(self, device):
         """Return the stream that the forward of autograd's current operator was issued to."""
@@ -38,20 +39,33 @@ class BackwardStreams:
 
     def leave(self):
         """Make the caller's streams current; when next used, they wait for those of the pass."""
-        self._chosen = {}
+        self._chosen, self._own = {}, (None, set())
         self._caller.unjoined = self
         thread.current = self._caller
 
     def after(self, stream, op):
-        """Return the ops under way on other streams than `stream` that write what `op` reads."""
+        """Return the ops under way on other streams than `stream` that write what `op` reads.
+
+        Those that the same node of autograd has issued are left out: as on CUDA, a function that
+        uses several streams in its backward lets them wait for each other itself.
+        """
+        node = private.autograd_node()
+        if self._own[0] is not node:
+            self._own = node, set()
+        own = self._own[1]
         writers = (
             cell.root().writer for cell in cells_in([op.args, list((op.kwargs or {}).values())])
         )
-        return tuple(
+        after = tuple(
             writer
             for writer in writers
-            if writer is not None and writer.stream is not stream and under_way(writer)
+            if writer is not None
+            and writer.stream is not stream
+            and writer not in own
+            and under_way(writer)
         )
+        own.add(op)
+        return after
 
     def set(self, stream):
         """Issue the work of the current operator to `stream`, as a user's own backward asks."""
