@@ -168,7 +168,7 @@ def describe(*devices):
             if found.peer_link is not found.link:
                 text += f", to other devices: {found.peer_link or 'unlimited'}"
             if found.model is not None:
-                facts |= dict(found.model.gpu.rows())
+                facts |= dict(found.model.machine.rows())
         rows.append((str(device), text))
     rows += facts.items()
     cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30

@@ -9,7 +9,7 @@ import math
 import torch
 
 from d2lpar.devices import synchronize
-from d2lpar.virtual import clock, hardware_name
+from d2lpar.virtual import clock, clock_in_force, hardware_name
 
 
 class Timer:
@@ -21,10 +21,18 @@ class Timer:
 
     def start(self):
         """Start, or start again."""
-        self._started = clock()
+        self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
-        """Keep and return the seconds since the last start."""
+        """Keep and return the seconds since the last start.
+
+        Raises:
+            RuntimeError: `virtual_gpus` has changed the clock since then.
+        """
+        if clock_in_force() is not self._clock:
+            raise RuntimeError(
+                "virtual_gpus has changed the clock since this timer was started: start it again"
+            )
         self.times.append(clock() - self._started)
         return self.times[-1]
 

@@ -154,3 +154,23 @@ def test_a_program_that_raises_leaves_nothing_behind(gpu):
         d2lpar.calibrate(program, gpu)
     with Gate(gpu):  # a mode that was left on would wait for this
         (X + 1)._cell.writer  # noqa: B018
+
+
+def test_waits_of_the_host_are_not_taken_for_launches(gpu):
+    X = torch.ones(8, device=gpu)
+
+    def program():
+        for _ in range(10):
+            X + 1
+        torch.vgpu._sleep(0.5)
+        torch.vgpu.synchronize(gpu)
+        X + 1
+
+    assert d2lpar.calibrate(program, gpu, repeats=1).launch_seconds < 0.1
+
+
+def test_calibrate_says_what_is_missing():
+    with pytest.raises(TypeError, match="takes a function without arguments: got 3"):
+        d2lpar.calibrate(3, "vgpu:0")
+    with pytest.raises(ValueError, match="there is no device cuda"):
+        d2lpar.calibrate(lambda: None, "cuda")

@@ -100,3 +100,28 @@ def test_a_module_that_is_dropped_is_freed(device):
     del net, buckets
     gc.collect()
     assert torch.vgpu.memory_allocated(device) == 0
+
+
+def test_buckets_hold_one_dtype_and_its_bytes(device):
+    net = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8).half()).to(device)
+    sums = []
+    ranks = EqualRanks(device, 2, lambda num_bytes: sums.append(num_bytes) or 1.0)
+    buckets = Buckets(net, ranks)
+    for layer, dtype in zip(net, (torch.float32, torch.float16), strict=True):
+        layer(torch.ones(1, 8, device=device, dtype=dtype)).sum().backward()
+    buckets.finish()
+    assert sorted(sums) == [2 * 72, 4 * 72]
+
+
+def test_a_parameter_without_a_gradient_is_named(device):
+    net = nn.Linear(3, 2).to(device)
+    buckets = Buckets(net, EqualRanks(device, 2, lambda num_bytes: 1.0))
+    net.weight.sum().backward()
+    with pytest.raises(RuntimeError, match="1 gradients came for 2 parameters"):
+        buckets.finish()
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5])
+def test_the_number_of_ranks_is_checked(device, k):
+    with pytest.raises(ValueError, match=f"got {k}"):
+        EqualRanks(device, k, lambda num_bytes: 1.0)

@@ -77,7 +77,7 @@ def test_a_gpu_has_positive_figures(figures):
     ((name, value),) = figures.items()
     if name == "peaks":
         name, value = list(value.items())[-1]
-    with pytest.raises(ValueError, match=f"{name} of a GPU must be positive: got {value}"):
+    with pytest.raises(ValueError, match=f"{name} of a GPU must be a positive number: got {value}"):
         gpu(**figures)
 
 
@@ -253,7 +253,7 @@ def test_every_gpu_says_where_its_figures_come_from(name):
     assert ours.bandwidth > ours.link.bandwidth
     assert list(ours.peaks.values()) and max(ours.peaks.values()) < 1e16
     rows = dict(ours.rows())
-    assert ours.source in rows["peak"]
+    assert ours.source in rows[ours.name]
     for figure in (hardware.PRODUCT_EFFICIENCY, hardware.MEMORY_EFFICIENCY):
         assert f"{figure:g}" in rows["fitted"]
 

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar.virtual import virtual_gpus
+from d2lpar.virtual import clock, virtual_gpus
 from d2lpar.virtual.kernels import Product, kernel_of
 from d2lpar.virtual.scheduler import Stream
 
@@ -246,3 +246,31 @@ def test_a_signature_tells_shapes_layouts_and_numbers_but_not_devices():
 
 def test_a_product_counts_multiplications_and_additions():
     assert Product(2, 3, 5, 7).flops == math.prod([2, 2, 3, 5, 7])
+
+
+def seconds_of(work):
+    torch.vgpu.synchronize()
+    start = clock()
+    work()
+    torch.vgpu.synchronize()
+    return clock() - start
+
+
+def test_fused_attention_takes_as_long_as_its_products():
+    """Without gradients torch fuses a whole layer; it computes what the layer does with them."""
+    (device,) = virtual_gpus(1, model="a100", values=False)
+    layer = nn.TransformerEncoderLayer(512, 8, 2048, batch_first=True).to(device).eval()
+    x = torch.ones(4, 256, 512, device=device)
+    with torch.no_grad():
+        fused = seconds_of(lambda: layer(x))
+    apart = seconds_of(lambda: layer(x))
+    assert 0.5 < fused / apart < 1.2
+
+
+def test_a_small_write_into_a_large_tensor_costs_what_it_writes():
+    (device,) = virtual_gpus(1, model="a100", values=False)
+    cache, row = torch.ones(2**26, 2, device=device), torch.ones(1, 2, device=device)
+    index = torch.zeros(1, dtype=torch.long, device=device)
+    least = seconds_of(lambda: row + row)
+    assert seconds_of(lambda: cache.index_copy_(0, index, row)) == pytest.approx(least)
+    assert seconds_of(lambda: cache.add_(1)) > 50 * least

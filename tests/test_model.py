@@ -26,7 +26,8 @@ from d2lpar.parallel.pipelines import (
 from d2lpar.parallel.sharded_layers import tensor_parallel
 from d2lpar.virtual import Link, clock, hardware_name, host_takes, virtual_gpus
 from d2lpar.virtual import device as registry
-from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.hardware import GPUS, Machine
+from d2lpar.virtual.scheduler import Op
 
 
 @pytest.fixture(autouse=True)
@@ -526,3 +527,87 @@ def test_a_copy_between_two_clocks_is_refused():
     (device,) = virtual_gpus(1, model="v100")
     with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 keep two clocks"):
         by_the_wall_clock.to(device)
+
+
+def test_a_stream_does_not_wait_for_one_of_the_other_clock():
+    stream = torch.vgpu.Stream(virtual_gpus(3)[2])
+    virtual_gpus(1, model="v100")
+    with stream:
+        event = stream.record_event()
+    event.wait(torch.vgpu.current_stream(0))  # nothing is under way: nothing to wait for
+    gate = threading.Event()
+    found = registry.devices[2]
+    stream._stream.issue(Op("gate", "kernel", found.compute, lambda op: gate.wait(30)))
+    try:
+        with pytest.raises(RuntimeError, match="vgpu:0 and vgpu:2 keep two clocks"):
+            torch.vgpu.current_stream(0).wait_stream(stream)
+    finally:
+        gate.set()
+
+
+def test_more_devices_than_torch_can_count_are_refused():
+    before = torch.vgpu.device_count()
+    with pytest.raises(ValueError, match="up to 128: got 129"):
+        virtual_gpus(129, model="v100")
+    assert torch.vgpu.device_count() == before
+
+
+def test_the_newer_names_of_tf32_are_read():
+    matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
+    (device,) = virtual_gpus(1, model="a100", values=False)
+    x = torch.ones(4096, 4096, device=device)
+
+    def seconds():
+        torch.vgpu.synchronize()
+        start = clock()
+        x @ x
+        torch.vgpu.synchronize()
+        return clock() - start
+
+    try:
+        in_float32 = seconds()
+        matmul.fp32_precision = "tf32"
+        assert seconds() < in_float32 / 4
+    finally:
+        matmul.fp32_precision = "ieee"
+        torch.set_float32_matmul_precision(before)
+
+
+def test_timers_and_events_do_not_measure_across_clocks():
+    (device,) = virtual_gpus(1, model="v100")
+    timer, first = d2lpar.Timer(), torch.vgpu.Event(enable_timing=True)
+    first.record()
+    timeline = d2lpar.Timeline()
+    with pytest.raises(RuntimeError, match="within this timeline"):
+        with timeline:
+            virtual_gpus(1, model="v100")
+    with pytest.raises(RuntimeError, match="changed the clock since"):
+        timer.stop()
+    second = torch.vgpu.Event(enable_timing=True)
+    second.record()
+    with pytest.raises(RuntimeError, match="between these two events"):
+        first.elapsed_time(second)
+    timer.start()
+    assert timer.stop() == 0
+
+
+def test_a_loop_that_asks_again_and_again_ends_without_launch_costs():
+    (device,) = fixed_gpus(1)
+    torch.vgpu._sleep(1e-4)
+    event = torch.vgpu.Event()
+    event.record()
+    for _ in range(200):
+        if event.query():
+            break
+    assert event.query()
+
+
+@pytest.mark.parametrize("first, second", [("v100", "t4"), ("t4", "v100"), ("v100", "a100")])
+def test_the_slower_of_two_links_decides(first, second):
+    devices = virtual_gpus(2, model=[first, second])
+    links = [GPUS[name].peer_link or GPUS[name].link for name in (first, second)]
+    slower = min(links, key=lambda link: link.bandwidth)
+    with d2lpar.Timeline() as timeline:
+        torch.ones(2**20, device=devices[0]).to(devices[1])
+    (copy,) = timeline.select(kind="copy")
+    assert copy.seconds == pytest.approx(slower.seconds(2**22))

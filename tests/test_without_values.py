@@ -72,7 +72,7 @@ def test_a_device_is_full_at_the_right_byte():
     assert torch.vgpu.memory_allocated(device) == 0
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64])
 def test_item_waits_and_is_not_a_number(dtype):
     (device,) = fixed_gpus(1, seconds=2.0, link=Link(1.0), values=False)
     x = torch.ones((), dtype=dtype, device=device)
@@ -255,3 +255,54 @@ def test_tensors_from_before_keep_their_values():
     assert x.tolist() == [5] * 3
     with pytest.raises(RuntimeError, match="values=False"):
         y.tolist()
+
+
+@pytest.mark.parametrize(
+    "overwrite",
+    [
+        lambda x: x.copy_(torch.ones(2, 3)),
+        lambda x: x.copy_(torch.ones(2, 3, device=x.device)),
+        lambda x: x.fill_(1),
+        lambda x: x.zero_().add_(1),
+    ],
+)
+def test_a_tensor_without_values_gets_some_when_it_is_overwritten(device, overwrite):
+    x = torch.zeros(2, 3, device=device)
+    virtual_gpus(2, model="v100")
+    with pytest.raises(torch.AcceleratorError, match="reads a tensor without values"):
+        x.tolist()
+    overwrite(x)
+    assert x.tolist() == [[1.0] * 3] * 2
+
+
+def test_a_part_that_is_overwritten_leaves_the_rest_without_a_number(device):
+    x = torch.zeros(2, 2, device=device)
+    virtual_gpus(2)
+    x[0] = 1
+    assert x[0].tolist() == [1, 1]
+    assert x[1].isnan().all()
+
+
+def test_a_network_without_values_can_be_loaded_and_trained(device):
+    net, trained = nn.Linear(3, 2).to(device), nn.Linear(3, 2)
+    virtual_gpus(2)
+    net.load_state_dict(trained.state_dict())
+    net(torch.ones(1, 3, device=net.weight.device)).sum().backward()
+    torch.testing.assert_close(net.weight.cpu(), trained.weight)
+    assert net.bias.grad.tolist() == [1, 1]
+
+
+def test_grad_scaler_takes_its_steps(device):
+    net = nn.Linear(8, 8).to(device)
+    trainer, scaler = torch.optim.Adam(net.parameters()), torch.amp.GradScaler("vgpu")
+    with torch.autocast("vgpu", dtype=torch.float16):
+        loss = net(torch.ones(4, 8, device=device)).sum()
+    scaler.scale(loss).backward()
+    scaler.step(trainer)
+    scaler.update()
+    assert len(trainer.state) == 2
+
+
+def test_the_item_of_a_bool_is_refused(device):
+    with pytest.raises(RuntimeError, match="item of a bool needs the values"):
+        torch.ones(3, device=device).isnan().any().item()

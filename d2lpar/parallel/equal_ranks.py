@@ -19,9 +19,14 @@ class EqualRanks:
         device: a modelled GPU.
         k: number of ranks.
         seconds: function of the bytes of a tensor: what its sum over the ranks takes.
+
+    Raises:
+        ValueError: `k` is not a positive number of ranks.
     """
 
     def __init__(self, device, k, seconds):
+        if not isinstance(k, int) or k < 1:
+            raise ValueError(f"the number of ranks is a positive whole number: got {k!r}")
         self.device = torch.device(device)
         self.k = k
         self._seconds = seconds
@@ -59,13 +64,13 @@ class Buckets:
         self._ranks = ranks
         self._buckets, room = [], 0
         for parameter in reversed([p for p in net.parameters() if p.requires_grad]):
-            if parameter.nbytes > room:
+            if parameter.nbytes > room or parameter.dtype != self._buckets[-1][0].dtype:
                 room = (bucket_mib if self._buckets else first_mib) * MIB
                 self._buckets.append([])
             self._buckets[-1].append(parameter)
             room -= parameter.nbytes
         self._flats = [
-            torch.empty(sum(p.numel() for p in bucket), device=ranks.device)
+            torch.empty(sum(p.numel() for p in bucket), dtype=bucket[0].dtype, device=ranks.device)
             for bucket in self._buckets
         ]
         self._missing = [len(bucket) for bucket in self._buckets]
@@ -88,7 +93,17 @@ class Buckets:
             self._arrivals[i] = self._ranks.allreduce(self._flats[i].nbytes)
 
     def finish(self):
-        """Let the current stream wait for the sums, and copy them to the gradients."""
+        """Let the current stream wait for the sums, and copy them to the gradients.
+
+        Raises:
+            RuntimeError: a parameter has got no gradient since the last call, or more than one.
+        """
+        if any(self._missing):
+            expected = sum(map(len, self._buckets))
+            raise RuntimeError(
+                f"{expected - sum(self._missing)} gradients came for {expected} parameters: each "
+                "needs one in every step, from one backward pass"
+            )
         for i, arrival in self._arrivals.items():
             arrival.wait()
             for view, parameter in zip(self._views(i), self._buckets[i], strict=True):

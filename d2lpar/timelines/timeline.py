@@ -11,7 +11,7 @@ import torch
 from d2lpar.devices import synchronize, try_all_gpus
 from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
-from d2lpar.virtual import clock, hardware_name
+from d2lpar.virtual import clock, clock_in_force, hardware_name
 
 KINDS = ("kernel", "copy", "wait")
 
@@ -57,6 +57,7 @@ class Timeline:
         synchronize()
         self._recorders = _start_recorders()
         self.hardware = hardware_name()
+        self._clock = clock_in_force()
         self._state = "recording"
         self._origin = clock()
         return self
@@ -74,6 +75,8 @@ class Timeline:
                 stop(spans)
                 self._spans += [_moved(span, self._origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
+            if kind is None and clock_in_force() is not self._clock:
+                raise RuntimeError("virtual_gpus has changed the clock within this timeline")
             used = {*_accelerators(), *(span.device for span in self._spans)}
             on = [device for device in used if device.type != "cpu"]
             self._devices = sorted(on, key=lambda device: (device.type, device.index))

@@ -56,6 +56,7 @@ __all__ = [
 
 _setting_up = threading.Lock()
 _UNSAID = object()
+MAX_DEVICES = 128  # the index of a torch.device is a signed byte
 SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
 
 
@@ -85,16 +86,17 @@ def virtual_gpus(
             second, or None for copies that take only as long as the CPU takes to write them, or no
             time on modelled GPUs. By default None, or that of the modelled GPU.
         peer_link: the same between devices; by default as `link`, or that of the modelled GPU.
-        model: "v100", "p100", "t4", "rtx4090", "a100", "h100", "h200", the name of a `Machine`, a
-            `hardware.GPU`, a `hardware.Machine` or a `Calibration`; or a list of GPUs, one for each
-            device.
+        model: a GPU ("p100", "v100", "v100-32gb", "t4", "rtx4090", "a100", "a100-40gb", "h100",
+            "h200", a `hardware.GPU` or a `Calibration`), or a list of GPUs, one for each device; or
+            a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
         values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
             Then `.item()` waits and gives nan, and what needs a value to go on raises RuntimeError.
 
     Raises:
-        ValueError: a value is out of range, a list does not have `n` of them, no link and no
-            hardware has the name, a device holds more bytes than its new `memory`, `values` is
-            False without a `model`, or `n` GPUs need several machines without a network.
+        ValueError: a value is out of range, there are more than 128 devices, a list does not have
+            `n` values, no link and no hardware has the name, a device holds more bytes than its new
+            `memory`, `values` is False without a `model`, or `n` GPUs need several machines and
+            these have no network.
         TypeError: `threads` or `memory` is not a whole number, or a link or a model is none of the
             above.
         RuntimeError: virtual GPUs are not known to work on this version of torch, another package
@@ -103,6 +105,13 @@ def virtual_gpus(
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
+    if n > MAX_DEVICES:
+        raise ValueError(
+            f"torch counts devices up to {MAX_DEVICES}: got {n}; one modelled GPU can stand for "
+            "many equal ones, see d2lpar.parallel.equal_ranks"
+        )
+    if not isinstance(values, bool):
+        raise TypeError(f"values is True or False: got {values!r}")
     if threads is None:
         threads = _threads_of_the_environment()
     machines = None
@@ -190,7 +199,11 @@ def clock():
     """Return seconds of the clock in force: `time.perf_counter`, or that of modelled GPUs.
 
     A modelled clock is that of the calling thread. It begins at 0 when `virtual_gpus` is called,
-    and advances with the launch of each operator, by waiting, and by `host_takes`.
+    and advances with the launch of each operator, by waiting, by asking whether an event was
+    reached, and by `host_takes`. `time.sleep` and other work of the host take no time of it, and
+    `%timeit` and tqdm go on telling the wall clock's. A thread's clock begins when the thread is
+    started, and whoever joins it waits for it. A result that is handed over otherwise, by a queue
+    or a future, does not move the clock of who receives it.
     """
     scheduler = sys.modules.get(f"{__name__}.scheduler")  # asking does not switch devices on
     return time.perf_counter() if scheduler is None else scheduler.now()
@@ -199,19 +212,26 @@ def clock():
 def host_takes(seconds):
     """Let work of the host, such as loading a batch, take `seconds` of a modelled clock.
 
-    By the wall clock this does nothing: there the work itself counts.
+    By the wall clock this does nothing: there the work itself counts. It counts for the thread that
+    calls it; in a process of its own, as in a worker of a DataLoader, it is lost.
 
     Args:
         seconds: how long, not negative.
 
     Raises:
-        ValueError: `seconds` is negative.
+        ValueError: `seconds` is negative or infinite.
     """
-    if not seconds >= 0:
-        raise ValueError(f"the seconds of work must not be negative: got {seconds}")
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"the seconds of work must not be negative or infinite: got {seconds}")
     scheduler = sys.modules.get(f"{__name__}.scheduler")
     if scheduler is not None and scheduler.simulation is not None:
         scheduler.simulation.advance(seconds)
+
+
+def clock_in_force():
+    """Return what keeps the time: None for the wall clock, otherwise an object of this model."""
+    scheduler = sys.modules.get(f"{__name__}.scheduler")
+    return None if scheduler is None else scheduler.simulation
 
 
 def hardware_name():

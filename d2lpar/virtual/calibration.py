@@ -1,13 +1,15 @@
 """Kernels measured once, alone, on one device, so that a simulation can use their times."""
 
 import time
-from statistics import median
+from itertools import pairwise
+from statistics import fmean, median
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from . import device as registry
 from . import scheduler
+from .hardware import LAUNCH_SECONDS
 from .kernels import describe_kernel, kernel_of
 from .links import Link
 from .memory import Cell, Layout
@@ -19,6 +21,11 @@ def calibrate(program, device, repeats):
     """Return a `Calibration`; see `d2lpar.calibrate`."""
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
+    if not callable(program):
+        raise TypeError(f"calibrate takes a function without arguments: got {program!r}")
+    kind = str(device).partition(":")[0]
+    if kind == "vgpu" and not registry.count or kind == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"there is no device {device} to calibrate")
     device = torch.device(device)
     if device.type == "cuda":
         timing = _TimingCuda(device)
@@ -34,23 +41,22 @@ def calibrate(program, device, repeats):
             program()
     if not timing.seconds:
         raise ValueError(f"the program ran no kernels on {device}")
-    num_ops = sum(map(len, timing.seconds.values())) / repeats
-    waits = scheduler.start_recording()
-    start = time.perf_counter()
-    program()
-    issued = time.perf_counter() - start
-    accel.synchronize(device)
-    scheduler.stop_recording(waits)
-    issued -= sum(
-        span.seconds for span in waits if span.engine == "host" and span.start < start + issued
-    )
     return Calibration(
         f"calibrated {accel.get_device_name(device)}",
         {kernel: median(times) for kernel, times in timing.seconds.items()},
-        issued / num_ops,
+        timing.launch_seconds(program),
         accel.get_device_properties(device).total_memory,
         *timing.links(),
     )
+
+
+def _usual_gap(moments):
+    """Return the mean time between moments, without pauses: gaps of more than ten medians."""
+    gaps = [later - earlier for earlier, later in pairwise(sorted(moments))]
+    if not gaps:
+        return LAUNCH_SECONDS
+    limit = 10 * median(gaps)
+    return fmean(gap for gap in gaps if gap <= limit)
 
 
 class Calibration:
@@ -146,6 +152,17 @@ class _TimingVirtual(_Timing):
         self._device.synchronize()
         return result
 
+    def launch_seconds(self, program):
+        """Return what issuing an operator takes while the host does not wait."""
+        issued = []
+        scheduler.watch(lambda op: issued.append(op.issued))
+        try:
+            program()
+            self._device.synchronize()
+        finally:
+            scheduler.watch(None)
+        return _usual_gap(issued)
+
     def _watch(self, op):
         """Take the time of an op that has run; an engine calls this."""
         if op.kind == "kernel" and op.engine is self._device.compute:
@@ -188,6 +205,20 @@ class _TimingCuda(_Timing):
         kernel = describe_kernel(operator.name, *cells, out, written)
         self.note(kernel, start.elapsed_time(end) / 1e3)
         return result
+
+    def launch_seconds(self, program):
+        """Return what issuing an operator takes while the host does not wait."""
+        issued = []
+
+        class Noting(TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                issued.append(time.perf_counter())
+                return func(*args, **(kwargs or {}))
+
+        with Noting():
+            program()
+        torch.cuda.synchronize(self._device)
+        return _usual_gap(issued)
 
     def links(self):
         """Return None for both: virtual GPUs are told them."""

@@ -6,10 +6,10 @@ from torch.nn.parameter import UninitializedTensorMixin
 from . import device as registry
 from . import lazy
 from .issuing import META, Call, raise_now, two_devices
-from .memory import Cell, Layout, Unavailable, fetch
+from .memory import Cell, Layout, Unavailable, fetch, revive
 from .plans import aten, issue_op, operator_of, tables
 from .scheduler import Op, wait
-from .tensor import VirtualTensor, new_tensor
+from .tensor import VirtualTensor, new_tensor, refuse
 
 
 def is_pinned(tensor):
@@ -99,6 +99,7 @@ def _run(op):
     A new tensor (`op.out`) has failed where its source has failed.
     """
     try:
+        revive(op.args[0])
         target, source = (fetch(value) if type(value) is Cell else value for value in op.args)
     except Unavailable as unavailable:
         if op.out is None:
@@ -158,7 +159,12 @@ def _local_scalar_dense(func, args, kwargs):
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
     copy(target, source.reshape(()) if source.dim() else source)
-    return target.item() if source._cell.layout.device.has_values else float("nan")
+    if source._cell.layout.device.has_values:
+        return target.item()
+    if source.dtype == torch.bool:
+        refuse("item of a bool")
+    known = source._cell.root().data
+    return known.item() if isinstance(known, torch.Tensor) and known.dim() == 0 else float("nan")
 
 
 tables.special.update(

@@ -96,13 +96,12 @@ class Device:
         Raises:
             RuntimeError: one of the two is modelled, and the other is not.
         """
-        if (self.model is None) != (other.model is None):
-            raise RuntimeError(
-                f"{self.torch_device} and {other.torch_device} keep two clocks: virtual_gpus was "
-                "interrupted, or one of them is not in use any more; call it again"
-            )
+        scheduler.check_clocks(self, other)
         if self.model is not None and self.model.host != other.model.host:
             return self.model.machine.network
+        links = self.peer_link, other.peer_link
+        if self.model is not None and None not in links:
+            return min(links, key=lambda link: link.bandwidth)
         return self.peer_link
 
     def new_stream(self):

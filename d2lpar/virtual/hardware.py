@@ -22,8 +22,9 @@ NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned o
 NEW_MEMORY_FROM = 32 * 2**20  # 2.3125 s for 50 copies of 64 MB); less is taken from what it has
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 
+UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = (128, 64, 32)  # sides of the tiles that a multiprocessor computes at a time
-SPLITS = (1, 2, 4, 8, 16, 32)  # parts that the sums of a product may be cut into
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,11 @@ class GPU:
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
         figures["multiprocessors"] = self.multiprocessors
         for name, value in figures.items():
-            if not value > 0:
-                raise ValueError(f"{name} of a GPU must be positive: got {value}")
+            if isinstance(value, str) or not value > 0:
+                raise ValueError(f"{name} of a GPU must be a positive number: got {value!r}")
+        for unit in self.peaks:
+            if unit not in UNITS:
+                raise ValueError(f"peaks of a GPU are those of {', '.join(UNITS)}: got {unit!r}")
         if "float32" not in self.peaks:
             raise ValueError(f"a GPU needs its peak for float32: got {list(self.peaks)}")
 
@@ -91,8 +95,7 @@ class GPU:
             name: of the operator; convolutions of float32 may use TF32 where products may not.
         """
         unit = self.unit(dtype, name)
-        reached = PRODUCT_EFFICIENCY if unit in ("float64", "float32") else TENSOR_CORE_EFFICIENCY
-        rate = reached * self.peaks[unit] / self.multiprocessors  # of one of them
+        rate = self._rate(unit) / self.multiprocessors  # of one of them
         best = float("inf")
         for tile in TILES:
             relative = tile / (tile + TILE_LOSS) * (TILES[0] + TILE_LOSS) / TILES[0]
@@ -105,6 +108,12 @@ class GPU:
                 best = min(best, waves * flops / (relative * rate))
         return best
 
+    def _rate(self, unit):
+        """Return the FLOP/s that large products reach."""
+        on_tensor_cores = unit not in ("float64", "float32")
+        reached = TENSOR_CORE_EFFICIENCY if on_tensor_cores else PRODUCT_EFFICIENCY
+        return reached * self.peaks.get(unit, 0.0)
+
     def unit(self, dtype, name="aten.mm"):
         """Return what products of `dtype` are computed in, a key of `peaks`.
 
@@ -112,7 +121,7 @@ class GPU:
         convolutions only, see `torch.backends.cudnn.allow_tf32`.
         """
         unit = str(dtype).removeprefix("torch.")
-        if unit == "float32" and "tf32" in self.peaks:
+        if unit == "float32" and self._rate("tf32") > self._rate("float32"):
             in_products, in_convolutions = tf32_is_allowed()
             if in_convolutions if "convolution" in name else in_products:
                 return "tf32"
@@ -122,7 +131,10 @@ class GPU:
         """Return facts about it for a table: pairs of texts."""
         peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
         return [
-            ("peak", f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})"),
+            (
+                f"{self.name}",
+                f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})",
+            ),
             (
                 "fitted",
                 f"products reach {PRODUCT_EFFICIENCY:g} of the peak, on tensor cores "
@@ -146,11 +158,14 @@ class Scaled:
     def __init__(self, gpu, factor):
         if not factor > 0:
             raise ValueError(f"the factor of a GPU's times must be positive: got {factor}")
-        self._gpu, self.factor = as_gpu(gpu), factor
-        self.name = f"{self._gpu.name}, kernels x {factor:.3g}"
+        self._gpu = gpu = as_gpu(gpu)
+        self.factor = factor
+        self.name = f"{gpu.name}, kernels x {factor:.3g}"
+        self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
 
-    def __getattr__(self, name):
-        return getattr(self._gpu, name)
+    def rows(self):
+        """Return facts about it for a table: pairs of texts."""
+        return [*self._gpu.rows(), ("scaled", f"kernels take {self.factor:.4g} times as long")]
 
     def kernel_seconds(self, kernel):
         """Return how long a `Kernel` takes."""
@@ -159,7 +174,12 @@ class Scaled:
 
 def tf32_is_allowed():
     """Return whether torch allows TF32 in products of matrices, and in convolutions."""
-    return torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
+    try:
+        return torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
+    except RuntimeError:  # the program uses torch's newer names, and torch refuses both at a time
+        backends = torch.backends
+        precisions = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
+        return tuple(precision == "tf32" for precision in precisions)
 
 
 PCIE3 = Link(
@@ -187,7 +207,7 @@ GPUS = {
         "P100-SXM2-16GB",
         16280 * MIB,
         732e9,
-        {"float32": 10.6e12, "float64": 5.3e12},
+        {"float32": 10.6e12, "float64": 5.3e12},  # torch sums float16 in float32, at that rate
         56,
         PCIE3,
         NVLINK1,
@@ -217,7 +237,7 @@ GPUS = {
         "T4",
         15109 * MIB,
         320e9,
-        {"float32": 8.1e12, "float16": 65e12},
+        {"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
         40,
         PCIE3,
         None,
@@ -227,7 +247,13 @@ GPUS = {
         "GeForce RTX 4090",
         24563 * MIB,
         1008e9,
-        {"float32": 82.6e12, "tf32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12},
+        {
+            "float32": 82.6e12,
+            "tf32": 82.6e12,
+            "bfloat16": 165.2e12,
+            "float16": 165.2e12,
+            "float64": 82.6e12 / 64,
+        },
         128,
         PCIE4,
         THROUGH_HOST,
@@ -322,6 +348,15 @@ class Machine:
     name: str = ""
     source: str = "the caller"
 
+    def rows(self):
+        """Return facts about it for a table: pairs of texts."""
+        facts = [f"{self.launch_seconds * 1e6:g} µs to launch an operator"]
+        if self.gpus is not None:
+            facts.append(f"{self.gpus} GPUs in each, {self.gpus_per_switch} on a link to the CPU")
+        if self.network is not None:
+            facts.append(f"network {self.network}")
+        return [*self.gpu.rows(), (self.name or "machine", "; ".join(facts))]
+
     def __post_init__(self):
         object.__setattr__(self, "gpu", as_gpu(self.gpu))
         object.__setattr__(self, "network", as_link(self.network))
@@ -329,8 +364,11 @@ class Machine:
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} of a Machine is a positive whole number: got {value!r}")
-        if not self.launch_seconds >= 0:
+        if not 0 <= self.launch_seconds < float("inf"):
             raise ValueError(f"launch_seconds must not be negative: got {self.launch_seconds}")
+
+
+_OF_A_GPU = ("kernel_seconds", "link", "memory", "name", "peer_link", "rows")
 
 
 def as_gpu(gpu):
@@ -345,10 +383,15 @@ def as_gpu(gpu):
     """
     if isinstance(gpu, str):
         if gpu.lower() not in GPUS:
-            raise ValueError(f"no GPU named {gpu!r}; there are {', '.join(GPUS)}")
+            what = "a machine, not a GPU" if gpu.lower() in MACHINES else "no GPU of ours"
+            raise ValueError(f"{gpu!r} is {what}; GPUs are {', '.join(GPUS)}")
         return GPUS[gpu.lower()]
-    if not hasattr(gpu, "kernel_seconds"):
-        raise TypeError(f"a GPU is a GPU or the name of one: got {gpu!r}")
+    missing = [name for name in _OF_A_GPU if not hasattr(gpu, name)]
+    if missing:
+        raise TypeError(
+            f"a GPU is the name of one, or an object with {', '.join(_OF_A_GPU)}: got {gpu!r}, "
+            f"without {', '.join(missing)}"
+        )
     return gpu
 
 

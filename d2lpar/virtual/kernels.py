@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from .memory import Cell, cells_in
+from .memory import ONLY_WRITTEN, Cell, cells_in
 
 
 class Product(NamedTuple):
@@ -43,10 +43,18 @@ class Kernel(NamedTuple):
     signature: tuple
 
 
-# Operators that write their first argument without reading it.
-ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
 # Operators that read as many elements of their first argument as they write, not all of it.
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
+# Operators that write as many elements of their first argument as they read of the others.
+PARTLY_WRITTEN = {
+    "index_add_",
+    "index_copy_",
+    "index_fill_",
+    "index_put_",
+    "_index_put_impl_",
+    "scatter_",
+    "scatter_add_",
+}
 # How often a kernel passes over what it reads: statistics first, then their use.
 READS = {
     "native_batch_norm": 2,
@@ -82,7 +90,10 @@ def describe_kernel(name, args, kwargs, out, written):
     if packet in LOOKUPS:
         num_read += min(0, num_written - _size(args[0].layout))
     num_read *= READS.get(packet, 1)
-    if packet not in ONLY_WRITTEN:
+    if packet in PARTLY_WRITTEN:
+        num_read -= _size(args[0].layout)
+        num_written = num_read
+    elif packet not in ONLY_WRITTEN:
         for position in written:
             num_written += sum(map(_size, _each(args[position : position + 1])))
     layouts = [*inputs, *outputs]
@@ -150,6 +161,30 @@ def _convolved(x, weight, result, transposed, groups):
     return Product(groups, where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:]))
 
 
+def _attention(args, out):
+    """Return the products of fused multi-head attention, which torch uses without gradients."""
+    (batch, length, width), heads = args[0].layout.size, args[4]
+    return _self_attention(batch, length, width, heads)
+
+
+def _encoder_layer(args, out):
+    """Return the products of a layer of `nn.TransformerEncoder`, fused in the same way."""
+    (batch, length, width), heads, hidden = args[0].layout.size, args[2], args[14].layout.size[0]
+    tokens = batch * length
+    feed_forward = [Product(1, tokens, hidden, width), Product(1, tokens, width, hidden)]
+    return _self_attention(batch, length, width, heads) + feed_forward
+
+
+def _self_attention(batch, length, width, heads):
+    each = width // heads
+    return [
+        Product(1, batch * length, 3 * width, width),
+        Product(batch * heads, length, length, each),
+        Product(batch * heads, length, each, length),
+        Product(1, batch * length, width, width),
+    ]
+
+
 def _sizes(cells):
     return [cell.layout.size for cell in cells]
 
@@ -159,6 +194,11 @@ _PRODUCTS = {
     "bmm": _bmm,
     "addmm": lambda args, out: _mm(args[1:], out),
     "baddbmm": lambda args, out: _bmm(args[1:], out),
+    "addbmm": lambda args, out: _bmm(args[1:], out),
+    "_addmm_activation": lambda args, out: _mm(args[1:], out),
+    "_int_mm": _mm,
+    "_native_multi_head_attention": _attention,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
 }

@@ -147,7 +147,10 @@ class Unavailable(Exception):
     def __init__(self, failure):
         self.failure = failure
         error = failure.error
-        super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
+        if failure is NO_VALUES:
+            super().__init__(f"reads a tensor without values: {error}")
+        else:
+            super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
 
 
 def fail(out, failure):
@@ -166,9 +169,26 @@ def cells_in(values):
             yield from cells_in(value)
 
 
+# Operators that write their first argument without reading it.
+ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
 NO_VALUES = Failure(
     RuntimeError("it was made while virtual GPUs computed no values: virtual_gpus(values=False)")
 )
+
+
+def revive(cell):
+    """Give a tensor that was made without values some, not-a-number, since it is overwritten now.
+
+    Args:
+        cell: a `Cell`, or something else, with which nothing is done.
+    """
+    if type(cell) is Cell and cell.root().data is NO_VALUES:
+        root = cell.root()
+        root.data = root.layout.empty(CPU)
+        if root.layout.dtype.is_floating_point:
+            root.data.fill_(float("nan"))
+        if cell.data is NO_VALUES:
+            cell.data = None
 
 
 def fetch(cell):

@@ -21,6 +21,8 @@ def keep_time_by_a_model(devices, machines, values):
     """
     gpus = Counter(machine.gpu.name for machine in machines)
     name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
+    if machines[0].name:
+        name += f" in {machines[0].name}"
     simulation = Simulation(name, machines[0].launch_seconds, values)
     shared = {}
     for device, machine in zip(devices, machines, strict=True):

@@ -10,7 +10,18 @@ import torch
 from . import private
 from .device import thread
 from .generators import checked
-from .memory import CPU, Cell, Failure, Unavailable, fail, fetch, fetch_nested, strided
+from .memory import (
+    CPU,
+    ONLY_WRITTEN,
+    Cell,
+    Failure,
+    Unavailable,
+    fail,
+    fetch,
+    fetch_nested,
+    revive,
+    strided,
+)
 from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
 
@@ -249,6 +260,8 @@ class Plan:
         out = op.out
         operator = self.operator
         try:
+            if operator.packet in ONLY_WRITTEN:
+                revive(op.args[0])
             if operator.nested:
                 args = [fetch_nested(value) for value in op.args]
             else:

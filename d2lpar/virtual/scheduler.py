@@ -186,11 +186,17 @@ class Stream:
         return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
-        """Let all later ops of this stream wait for `ops`."""
+        """Let all later ops of this stream wait for `ops`.
+
+        Raises:
+            RuntimeError: an op under way keeps another clock.
+        """
         check_process()
         told = now()
         waits = {op: told for op in ops if under_way(op) and op.stream is not self}
         if waits:
+            for op in waits:
+                check_clocks(self.device, op.stream.device)
             with _issuing:
                 self.waits = self._waits_under_way()
                 self.waits.update(waits)
@@ -394,6 +400,15 @@ def wait(op, device):
         gate.acquire()
     finally:
         record_wait(device, started, perf_counter())
+
+
+def check_clocks(device, other):
+    """Raise RuntimeError unless both devices, `Device`s, are modelled or neither is."""
+    if (device.model is None) != (other.model is None):
+        raise RuntimeError(
+            f"{device.torch_device} and {other.torch_device} keep two clocks: virtual_gpus was "
+            "interrupted, or one of them is not in use any more; call it again"
+        )
 
 
 def record(spans):

@@ -19,11 +19,15 @@ from heapq import heappop, heappush
 from queue import SimpleQueue
 from weakref import WeakKeyDictionary
 
+import torch
+
 from . import scheduler
 from .engines import Worker, set_thread_count
 from .memory import NO_VALUES, cells_in, fail
 from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
+
+LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
 class Resource:
@@ -231,7 +235,7 @@ class Simulation:
 
     def poll(self):
         """Let the calling thread ask how far a device is, which costs it as much as a launch."""
-        self.advance(self.launch_seconds)
+        self.advance(max(self.launch_seconds, LEAST_POLL))
         self.catch_up()
 
     def _ask(self, function, *arguments):
@@ -306,6 +310,8 @@ def _leave_without_values(op):
     fail(op.out, NO_VALUES)
     for cell in _written(op):
         fail((cell, cell.root()), NO_VALUES)
+    if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
+        op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler takes its step
     if op.kind == "copy" and op.target.type == "cpu":
         target = op.args[0]
         if target.is_floating_point() or target.is_complex():

@@ -125,6 +125,7 @@ class Event(BaseEvent):
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
         self._timing = enable_timing
+        self._clock = None  # the simulation, or None, in force when it was recorded
         self._point = None  # where it was recorded: the device, the ops before it, the time
         return self
 
@@ -134,6 +135,7 @@ class Event(BaseEvent):
     def record(self, stream=None):
         """Record this event behind the work of `stream`, the current one by default."""
         stream = (current_stream() if stream is None else stream)._stream
+        self._clock = scheduler.simulation
         self._point = stream.device, stream.tail(), scheduler.now()
 
     def wait(self, stream=None):
@@ -166,9 +168,13 @@ class Event(BaseEvent):
 
         Raises:
             ValueError: one of the two was made without `enable_timing`, or was not recorded.
-            RuntimeError: one of the two has not happened yet.
+            RuntimeError: one of the two has not happened yet, or `virtual_gpus` has changed the
+                clock between them.
         """
-        return (end._time() - self._time()) * 1e3
+        seconds = end._time() - self._time()
+        if self._clock is not end._clock:
+            raise RuntimeError("virtual_gpus has changed the clock between these two events")
+        return seconds * 1e3
 
     def _time(self):
         if not self._timing:
@@ -415,12 +421,14 @@ def get_device_properties(device=None):
     """Return the properties of `device`.
 
     Returns:
-        A named tuple: name, total_memory (bytes), multi_processor_count (CPU threads), and major
+        A named tuple: name, total_memory (bytes), multi_processor_count (CPU threads, or those
+        of the modelled GPU), and major
         and minor (the compute capability, 0).
     """
     found = registry.find(device)
-    limit = found.memory.limit
-    return _DeviceProperties(get_device_name(device), limit, found.threads, 0, 0)
+    gpu = None if found.model is None else found.model.gpu
+    processors = getattr(gpu, "multiprocessors", found.threads)
+    return _DeviceProperties(get_device_name(device), found.memory.limit, processors, 0, 0)
 
 
 def get_device_capability(device=None):
