@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import d2lpar
 from d2lpar.virtual import virtual_gpus
 
 CPU = torch.device("cpu")
@@ -1105,3 +1106,14 @@ def test_lazy_modules_and_initialisation(device):
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))
+
+
+def test_optimizers_and_clipping_take_one_kernel_for_many_tensors():
+    """As on CUDA, where `foreach` is the default."""
+    net = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20))).to("vgpu:0")
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.ones(1, 4, device="vgpu:0")).sum().backward()
+    with d2lpar.Timeline() as timeline:
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        trainer.step()
+    assert len(timeline.select(kind="kernel")) < 20

@@ -219,6 +219,7 @@ def test_backward_within_a_backward_runs_on_streams(devices):
 
 def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, monkeypatch):
     monkeypatch.setattr(registry.CurrentStreams, "MAX_CHANGES", 20)
+    monkeypatch.setattr(registry.thread, "current", registry.CurrentStreams())
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
     x = torch.ones(3, device=devices[0], requires_grad=True)
     total = x

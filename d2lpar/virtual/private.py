@@ -14,6 +14,8 @@ import threading
 import warnings
 
 import torch
+from torch.optim.optimizer import _foreach_supported_types as of_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as of_utilities
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten  # noqa: F401
 
 FIRST, LAST = (2, 11), (2, 15)
@@ -326,6 +328,12 @@ def patch_backward(streams_of_forward):
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward
+
+
+def allow_foreach(tensor_class):
+    """Let optimizers and `clip_grad_norm_` choose one kernel for many tensors, as on CUDA."""
+    of_optimizers.append(tensor_class)
+    of_utilities.append(tensor_class)
 
 
 def patch_threads(started, joined):

@@ -13,7 +13,7 @@ from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
 from .simulation import simulator
-from .tensor import is_ours
+from .tensor import VirtualTensor, is_ours
 
 
 def register():
@@ -48,6 +48,7 @@ def register():
         )
         private.patch_default_dtype(registry.wait_for_all)
         private.patch_accelerator(vgpu)
+        private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream)
         os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
