@@ -81,7 +81,8 @@ class Host:
     """The clock of a thread that issues ops, in seconds.
 
     In a backward pass there is a clock for each device, because autograd has a thread for each GPU
-    then; virtual GPUs only issue all of it from one.
+    then; virtual GPUs only issue all of it from one. Threads do not wait for each other: Python's
+    lock, which real threads share, is not in the model.
     """
 
     def __init__(self, simulation, now):
