@@ -424,6 +424,24 @@ def check_answers(devices):
         y = (x * 2).to(b) + 1
     torch.vgpu.current_stream(b).wait_stream(side)
     assert (y + 1).tolist() == [2, 4, 6]
+    check_locks(devices)
+
+
+def check_locks(devices):
+    """No lock of ours is left locked: the thread that left it would not notice, others would."""
+    locks = [scheduler._issuing, scheduler._ordering]
+    locks += [registry.find(device).memory._lock for device in devices]
+    taken = []
+
+    def take():
+        for lock in locks:
+            taken.append(lock.acquire(timeout=10))
+            lock.release()
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    thread.join()
+    assert taken == [True] * len(locks)
 
 
 def test_an_error_in_backward_is_that_error_in_every_mode():

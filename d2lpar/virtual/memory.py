@@ -366,7 +366,9 @@ class Memory:
         freed = self._freed
         popleft = freed.popleft
         with self._lock:
-            while freed:
+            while True:  # `while freed` ends at a place where an interrupt would leave the lock
+                if not freed:
+                    break
                 reference = freed[0]
                 if reference.streams:
                     if reference.pending is None:
