@@ -207,20 +207,21 @@ def test_a_dtype_that_is_missing_runs_as_float32(dtype, unit):
     assert GPUS["v100"].unit(getattr(torch, dtype)) == unit
 
 
-def test_tf32_is_used_where_torch_allows_it(monkeypatch):
+def test_tf32_is_used_where_torch_allows_it():
     ours, name = GPUS["a100"], "aten.convolution"
     assert ours.unit(torch.float32) == "float32"  # torch's defaults
     assert ours.unit(torch.float32, name) == "tf32"
     assert ours.unit(torch.float32, "aten.convolution_backward") == "tf32"
     assert GPUS["v100"].unit(torch.float32, name) == "float32"
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    before = torch.backends.cuda.matmul.allow_tf32
     try:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = True, False
-        assert ours.unit(torch.float32) == "tf32"
-        assert ours.unit(torch.float32, name) == "float32"
-        assert ours.unit(torch.float64) == "float64"
+        with torch.backends.cudnn.flags(allow_tf32=False):
+            torch.backends.cuda.matmul.allow_tf32 = True
+            assert ours.unit(torch.float32) == "tf32"
+            assert ours.unit(torch.float32, name) == "float32"
+            assert ours.unit(torch.float64) == "float64"
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def test_what_torch_allows_counts_when_the_operator_is_issued():
