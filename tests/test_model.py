@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
+from d2lpar.parallel import splits
 from d2lpar.parallel.collectives import allgather, allreduce
 from d2lpar.parallel.costs import allreduce_seconds
 from d2lpar.parallel.pipelines import (
@@ -366,7 +367,50 @@ def on_side_streams(devices):
     return [y, x.grad, x.grad.to(devices[1])]
 
 
-PROGRAMS = [step_of_data_parallel, sums, pipeline, sharded, on_side_streams]
+def loop_that_reads(devices):
+    """Chapters 02 and 03: a loop that waits for each result, on two devices in turn."""
+    xs = [torch.rand(16, 16, device=device) for device in devices]
+    for i in range(6):
+        xs[i % 2] = xs[i % 2] @ xs[i % 2] / 16
+        xs[i % 2].sum().item()
+    return xs
+
+
+def copies_of_results(devices):
+    """Chapter 04: an event for each result, a side stream, and pinned buffers."""
+    x, side = torch.rand(32, 32, device=devices[0]), torch.vgpu.Stream(devices[0])
+    buffers = [torch.zeros(32, 32).pin_memory() for _ in range(4)]
+    for buffer in buffers:
+        y = x @ x
+        event = torch.vgpu.current_stream(devices[0]).record_event()
+        with torch.vgpu.stream(side):
+            side.wait_event(event)
+            buffer.copy_(y, non_blocking=True)
+        y.record_stream(side)
+    side.synchronize()
+    return buffers
+
+
+def from_scratch(devices):
+    """Chapters 05 to 07 and 11: replicas, gradients summed by a ring or by hand, then SGD."""
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    X, y = torch.rand(8, 6), torch.arange(8) % 3
+    split = splits.split_by_data(net, X, y, devices, 0.1)
+    for _ in range(2):
+        split.step()
+    return [*splits.data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
+
+
+PROGRAMS = [
+    step_of_data_parallel,
+    sums,
+    pipeline,
+    sharded,
+    on_side_streams,
+    loop_that_reads,
+    copies_of_results,
+    from_scratch,
+]
 
 
 def seen(program, devices):
