@@ -74,20 +74,24 @@ def lenet_epoch(k, loading):
     return 235 * (seconds_of(split_by_data(net, X, y, devices, 0.2).step) + loading)
 
 
-def data_parallel_epoch(gpu, k):
-    """An epoch of Fashion-MNIST, 256 images a GPU, with nn.DataParallel (d2l 12.6)."""
-    devices = modelled(k, gpu)
+def data_parallel_step(devices):
+    """Return a step of ResNet-18 under nn.DataParallel, 256 images a GPU."""
     net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
     trainer = torch.optim.SGD(net.parameters(), lr=0.1)
-    X, y = torch.empty(256 * k, 1, 28, 28), torch.zeros(256 * k, dtype=torch.long)
+    size = 256 * len(devices)
+    X, y = torch.empty(size, 1, 28, 28), torch.zeros(size, dtype=torch.long)
 
     def step():
         trainer.zero_grad()
-        loss = nn.functional.cross_entropy(net(X.to(devices[0])), y.to(devices[0]))
-        loss.backward()
+        nn.functional.cross_entropy(net(X.to(devices[0])), y.to(devices[0])).backward()
         trainer.step()
 
-    return seconds_of(step) * -(-60_000 // (256 * k))
+    return step
+
+
+def data_parallel_epoch(gpu, k):
+    """An epoch of Fashion-MNIST with `data_parallel_step` (d2l 12.6)."""
+    return seconds_of(data_parallel_step(modelled(k, gpu))) * -(-60_000 // (256 * k))
 
 
 def ddp(make_net, make_batch, make_trainer, sums, **options):
@@ -447,16 +451,7 @@ def gpu_at_hand():
 
 def cost_of_a_step():
     """Return what this machine takes for a step of ResNet-18 on eight modelled GPUs, seconds."""
-    devices = modelled(8, "v100")
-    net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
-    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
-    X, y = torch.empty(2048, 1, 28, 28), torch.zeros(2048, dtype=torch.long)
-
-    def step():
-        trainer.zero_grad()
-        nn.functional.cross_entropy(net(X.to(devices[0])), y.to(devices[0])).backward()
-        trainer.step()
-
+    step = data_parallel_step(modelled(8, "v100"))
     step()
     return median(seconds(step) for _ in range(7))
 

@@ -374,23 +374,29 @@ def test_an_interrupt_anywhere_does_no_harm(devices, case):
         signal.alarm(30)  # see `give_up`
         prepare()
         settle(devices)
-        came = False
-        with Interrupter(len(places)) as interrupter:
-            try:
-                call()
-            except KeyboardInterrupt:
-                came = True
-        where = interrupter.where
-        assert came == (where is not None), f"the interrupt at {where} was lost"
+        where = interrupted(call, len(places))
         settle(devices)
         check()
         prepare()
         assert figures(devices) == before, where
         check_answers(devices)
-        if not came:
+        if where is None:
             break
         places.append(where)
     assert len(places) > 4, "hardly anything was interrupted"
+
+
+def interrupted(call, number):
+    """Call a function and interrupt it at place `number`; return where that is, or None."""
+    came = False
+    with Interrupter(number) as interrupter:
+        try:
+            call()
+        except KeyboardInterrupt:
+            came = True
+    where = interrupter.where
+    assert came == (where is not None), f"the interrupt at {where} was lost"
+    return where
 
 
 def settle(devices):
@@ -406,8 +412,13 @@ def settle(devices):
 
 def figures(devices):
     """Return what an interrupted call must leave as it was."""
-    found = []
     gc.collect()
+    return quick_figures(devices)
+
+
+def quick_figures(devices):
+    """Return what `figures` does, without a collection, which takes most of the time."""
+    found = []
     for device in devices:
         memory = registry.find(device).memory
         memory.collect()

@@ -7,7 +7,7 @@ import pytest
 import test_interrupts
 import torch
 from modelling import Fixed
-from test_interrupts import Interrupter, check_answers, figures, give_up
+from test_interrupts import check_answers, figures, give_up, interrupted, quick_figures
 
 from d2lpar.virtual import clock, hardware_name, scheduler, virtual_gpus
 from d2lpar.virtual import device as registry
@@ -39,17 +39,6 @@ def settle(devices):
     torch.vgpu.set_device(0)
     for device in devices:
         torch.vgpu.synchronize(device)
-
-
-def quick_figures(devices):
-    """Return what `figures` does, without a collection, which takes most of the time."""
-    found = []
-    for device in devices:
-        memory = registry.find(device).memory
-        memory.collect()
-        found.append((memory.allocated, memory.held, memory.recorded, memory.num_blocks))
-        found.append(torch.vgpu.current_stream(device) == torch.vgpu.default_stream(device))
-    return found, len(registry.thread.entered), torch.is_grad_enabled()
 
 
 def polls(a, b):
@@ -102,21 +91,14 @@ def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
         signal.alarm(30)
         prepare()
         settle(devices)
-        came = False
-        with Interrupter(EVERY * len(places)) as interrupter:
-            try:
-                call()
-            except KeyboardInterrupt:
-                came = True
-        where = interrupter.where
-        assert came == (where is not None), f"the interrupt at {where} was lost"
+        where = interrupted(call, EVERY * len(places))
         settle(devices)
         prepare()
         assert quick_figures(devices) == before or figures(devices) == before, where
         check_answers(devices)
         assert clock() >= started, where
         started = clock()
-        if not came:
+        if where is None:
             break
         places.append(where)
     assert len(places) > 4, "hardly anything was interrupted"
@@ -126,32 +108,25 @@ def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
 @pytest.mark.parametrize(("values", "first"), [(True, 0), (False, 7)])
 def test_a_change_of_the_clock_that_is_interrupted_can_be_done_again(values, first):
     number, x = first, torch.full((3,), 2.0, device=virtual_gpus(2)[0])
+
+    def change():
+        virtual_gpus(2, model=Fixed(0.5), values=values)
+
     while True:
         signal.alarm(30)
-        came = False
-        with Interrupter(number) as interrupter:
-            try:
-                virtual_gpus(2, model=Fixed(0.5), values=values)
-            except KeyboardInterrupt:
-                came = True
-        where = interrupter.where
-        assert came == (where is not None), f"the interrupt at {where} was lost"
+        where = interrupted(change, number)
         devices = virtual_gpus(2)
         assert hardware_name() == "", where
         assert all(registry.find(device).model is None for device in devices), where
         assert (x + 1).to(devices[1]).tolist() == [3] * 3, where
-        if not came:
+        if where is None:
             break
         virtual_gpus(2, model="t4")  # from one model to another, too
-        with Interrupter(number) as interrupter:
-            try:
-                virtual_gpus(2, model=Fixed(0.5), values=values)
-            except KeyboardInterrupt:
-                pass
+        where = interrupted(change, number)
         virtual_gpus(2, model=Fixed(0.5))
-        assert clock() == 0, interrupter.where
-        assert (x + 1).to(devices[1]).tolist() == [3] * 3, interrupter.where
-        assert 0.5 <= clock() < 0.501, interrupter.where
+        assert clock() == 0, where
+        assert (x + 1).to(devices[1]).tolist() == [3] * 3, where
+        assert 0.5 <= clock() < 0.501, where
         virtual_gpus(2)
         number += 13
     assert number > 100

@@ -8,7 +8,7 @@ thread recorded on a stream of its own run on the caller's stream, with the same
 
 from . import private
 from .device import CurrentStreams, thread
-from .memory import cells_in
+from .memory import writers_of
 from .scheduler import under_way
 
 
@@ -53,12 +53,9 @@ class BackwardStreams:
         if self._own[0] is not node:
             self._own = node, set()
         own = self._own[1]
-        writers = (
-            cell.root().writer for cell in cells_in([op.args, list((op.kwargs or {}).values())])
-        )
         after = tuple(
             writer
-            for writer in writers
+            for writer in writers_of(op)
             if writer is not None
             and writer.stream is not stream
             and writer not in own

@@ -173,10 +173,8 @@ class _TimingVirtual(_Timing):
 
     def links(self):
         """Return the link to the CPU and that to other devices; measured ones where unlimited."""
-        device = self._device
-        return device.link or self._measured("h2d", "d2h"), device.peer_link or self._measured(
-            "p2p"
-        )
+        link = self._device.link or self._measured("h2d", "d2h")
+        return link, self._device.peer_link or self._measured("p2p")
 
     def _measured(self, *engines):
         copied = [self._copied[name] for name in engines if name in self._copied]

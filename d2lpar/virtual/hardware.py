@@ -223,16 +223,6 @@ GPUS = {
         NVLINK2,
         "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
     ),
-    "v100-32gb": GPU(
-        "V100-SXM2-32GB",
-        32494 * MIB,
-        900e9,
-        {"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12},
-        80,
-        PCIE3,
-        NVLINK2,
-        "NVIDIA V100 datasheet",
-    ),
     "t4": GPU(
         "T4",
         15109 * MIB,
@@ -275,22 +265,6 @@ GPUS = {
         NVLINK3,
         "NVIDIA A100 datasheet",
     ),
-    "a100-40gb": GPU(
-        "A100-SXM4-40GB",
-        40441 * MIB,
-        1555e9,
-        {
-            "float32": 19.5e12,
-            "tf32": 156e12,
-            "bfloat16": 312e12,
-            "float16": 312e12,
-            "float64": 9.7e12,
-        },
-        108,
-        PCIE4,
-        NVLINK3,
-        "NVIDIA A100 architecture whitepaper",
-    ),
     "h100": GPU(
         "H100-SXM5-80GB",
         81089 * MIB,
@@ -307,23 +281,24 @@ GPUS = {
         NVLINK4,
         "NVIDIA H100 architecture whitepaper",
     ),
-    "h200": GPU(
-        "H200-SXM-141GB",
-        143156 * MIB,
-        4800e9,
-        {
-            "float32": 66.9e12,
-            "tf32": 494.7e12,
-            "bfloat16": 989.4e12,
-            "float16": 989.4e12,
-            "float64": 33.5e12,
-        },
-        132,
-        PCIE5,
-        NVLINK4,
-        "NVIDIA H200 product page, its sparse figures halved",
-    ),
 }
+GPUS["v100-32gb"] = replace(
+    GPUS["v100"], name="V100-SXM2-32GB", memory=32494 * MIB, source="NVIDIA V100 datasheet"
+)
+GPUS["a100-40gb"] = replace(
+    GPUS["a100"],
+    name="A100-SXM4-40GB",
+    memory=40441 * MIB,
+    bandwidth=1555e9,
+    source="NVIDIA A100 architecture whitepaper",
+)
+GPUS["h200"] = replace(
+    GPUS["h100"],
+    name="H200-SXM-141GB",
+    memory=143156 * MIB,
+    bandwidth=4800e9,
+    source="NVIDIA H200 product page, its sparse figures halved",
+)
 
 
 @dataclass(frozen=True)

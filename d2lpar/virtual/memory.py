@@ -169,6 +169,11 @@ def cells_in(values):
             yield from cells_in(value)
 
 
+def writers_of(op):
+    """Return for each tensor that an op reads or writes the op that wrote it last, or None."""
+    return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
+
+
 # Operators that write their first argument without reading it.
 ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
 NO_VALUES = Failure(

@@ -23,7 +23,7 @@ import torch
 
 from . import scheduler
 from .engines import Worker, set_thread_count
-from .memory import NO_VALUES, cells_in, fail
+from .memory import NO_VALUES, cells_in, fail, writers_of
 from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
 
@@ -73,7 +73,6 @@ class ModelledEngine(Resource):
 
     def wait_for_room(self):
         """Let the host wait until half of QUEUE_LIMIT is free."""
-        scheduler.check_thread()
         self.simulation.wait_for_room(self)
 
 
@@ -123,8 +122,7 @@ def join_host(thread):
     """Let the calling thread's clock be no earlier than that of a thread that has ended."""
     host, simulation = _host_of.get(thread), scheduler.simulation
     if host is not None and host.simulation is simulation:
-        mine = simulation.host()
-        mine.set(max(mine.now(), host.now()))
+        simulation.host().set(host.now())
 
 
 class Simulation:
@@ -188,7 +186,7 @@ class Simulation:
             op.seconds = device.model.seconds(op)
         issued = host.now(device)
         if self._num_hosts > 1 or in_backward():
-            for other in (stream.last, *_writers(op)):
+            for other in (stream.last, *writers_of(op)):
                 if other is not None and other.issued > issued:
                     if other.engine.simulation is self:
                         issued = other.issued
@@ -231,7 +229,6 @@ class Simulation:
 
     def set_threads(self, threads):
         """Compute values with `threads` CPU threads from now on."""
-        simulator.start()
         self._ask(set_thread_count, threads)
 
     def poll(self):
@@ -290,11 +287,6 @@ class Simulation:
         ready, _ = scheduler.complete(op)
         for dependent in ready:
             self._make_ready(dependent)
-
-
-def _writers(op):
-    """Return for each tensor that `op` reads or writes the op that wrote it last, or None."""
-    return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
 
 
 def _written(op):

@@ -422,8 +422,7 @@ def get_device_properties(device=None):
 
     Returns:
         A named tuple: name, total_memory (bytes), multi_processor_count (CPU threads, or those
-        of the modelled GPU), and major
-        and minor (the compute capability, 0).
+        of the modelled GPU), and major and minor (the compute capability, 0).
     """
     found = registry.find(device)
     gpu = None if found.model is None else found.model.gpu
