@@ -166,7 +166,8 @@ def virtual_gpus(
             from .model import keep_time_by_a_model
 
             keep_time_by_a_model(registry.devices[:n], machines, values)
-        return [device.torch_device for device in registry.devices[:n]]
+    # Not within `with`: an interrupt after the call that makes the list would leave the lock locked.
+    return [device.torch_device for device in registry.devices[:n]]
 
 
 def calibrate(program, device="vgpu:0", repeats=3):
