@@ -166,7 +166,7 @@ def virtual_gpus(
             from .model import keep_time_by_a_model
 
             keep_time_by_a_model(registry.devices[:n], machines, values)
-    # Not within `with`: an interrupt after the call that makes the list would leave the lock locked.
+    # Not within `with`: an interrupt after the call that makes the list would leave it locked.
     return [device.torch_device for device in registry.devices[:n]]
 
 
