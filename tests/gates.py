@@ -132,9 +132,9 @@ class HeldLink:
     def __init__(self, monkeypatch):
         self.open = threading.Event()
         self.reached = threading.Event()  # is a copy under way?
-        monkeypatch.setattr(engines, "_sleep_until", self._sleep_until)
+        monkeypatch.setattr(engines, "sleep_until", self.sleep_until)
 
-    def _sleep_until(self, moment):
+    def sleep_until(self, moment):
         self.reached.set()
         if not self.open.wait(30):
             raise TimeoutError("nobody opened the link")

@@ -381,7 +381,7 @@ class Clock:
         self.now = time.perf_counter() + 1
         monkeypatch.setattr(engines, "perf_counter", self.read)
         monkeypatch.setattr(scheduler, "perf_counter", self.read)
-        monkeypatch.setattr(engines, "_sleep_until", self.sleep_until)
+        monkeypatch.setattr(engines, "sleep_until", self.sleep_until)
 
     def read(self):
         return self.now
@@ -889,7 +889,7 @@ def test_copies_of_two_devices_to_each_other_overlap(devices, monkeypatch):
         if len(calls) <= 2:
             barrier.wait(30)
 
-    monkeypatch.setattr(engines, "_sleep_until", meet)
+    monkeypatch.setattr(engines, "sleep_until", meet)
     with recorded() as spans:
         for side, tensor, other in zip(sides, tensors, devices[::-1], strict=True):
             with use(side):

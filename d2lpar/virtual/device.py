@@ -20,6 +20,16 @@ from .scheduler import Stream, in_fork, wait_all
 SWITCH_INTERVAL = 1e-4  # seconds
 
 
+class Direction:
+    """A direction of a device's link to other processes.
+
+    Attributes:
+        free_at: when what it carries will have arrived, seconds of the wall clock.
+    """
+
+    free_at = 0.0
+
+
 class Device:
     """One virtual GPU: a slice of the CPU behind a queue.
 
@@ -34,6 +44,8 @@ class Device:
             and to another device.
         engines: a tuple of these.
         own_engines: the threads that these are by the wall clock.
+        collective_engines: further engines, which process groups have added.
+        sending, receiving: the `Direction`s of its link to other processes.
         model: its `Model` while it is modelled; None by the wall clock.
         has_values: whether its kernels compute anything.
         default_stream: the stream that is current unless another was chosen.
@@ -52,6 +64,8 @@ class Device:
             Engine("d2h", self),
             Engine("p2p", self),
         )
+        self.collective_engines = ()
+        self.sending, self.receiving = Direction(), Direction()
         self.default_stream = Stream(self, 0)
         self.generator = new_generator(self)
         self._streams = (weakref.ref(self.default_stream),)
@@ -89,6 +103,18 @@ class Device:
         self.model, self.has_values = model, has_values
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
+
+    def add_engine(self, engine):
+        """Add an engine of a process group, and return it."""
+        with self._making:
+            self.collective_engines = (*self.collective_engines, engine)
+        return engine
+
+    def remove_engine(self, engine):
+        """End an engine that `add_engine` has added, whose ops have ended."""
+        engine.end()
+        with self._making:
+            self.collective_engines = tuple(e for e in self.collective_engines if e is not engine)
 
     def link_to(self, other):
         """Return the link to another `Device`, a `Link`, or None for no limit.

@@ -72,9 +72,13 @@ class Worker:
 
     def do(self, op):
         """Do the work of `op`; an error is kept for the next synchronize."""
+        with self.running:
+            self.do_beside_forks(op)
+
+    def do_beside_forks(self, op):
+        """Do the work of `op`, which holds no locks that a fork would inherit."""
         try:
-            with self.running:
-                op.work(op)
+            op.work(op)
         except BaseException as error:
             op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
             op.engine.device.failed(op)
@@ -136,7 +140,7 @@ class Engine(Worker, ReadyQueue):
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
         self._free_at = arrival = started + op.seconds
         writing = (op.num_bytes or 0) * self._seconds_per_byte
-        _sleep_until(arrival - writing)
+        sleep_until(arrival - writing)
         return arrival
 
     def _land(self, op, arrival, begun):
@@ -144,7 +148,7 @@ class Engine(Worker, ReadyQueue):
         if op.num_bytes:
             seconds_per_byte = (perf_counter() - begun) / op.num_bytes
             self._seconds_per_byte = (self._seconds_per_byte + seconds_per_byte) / 2
-        _sleep_until(arrival)
+        sleep_until(arrival)
 
     def set_threads(self, threads):
         """Run later ops with `threads` CPU threads."""
@@ -160,7 +164,8 @@ class Engine(Worker, ReadyQueue):
         self.arrivals.put(None)
 
 
-def _sleep_until(moment):
+def sleep_until(moment):
+    """Let the calling thread sleep until the wall clock says `moment`, in seconds."""
     remaining = moment - perf_counter()
     if remaining > 0:
         time.sleep(remaining)

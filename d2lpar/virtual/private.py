@@ -207,24 +207,27 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
 # exception unwinds. A guard written in Python cannot answer there: an interrupt may be raised in
 # it, and it cannot run at all while an exception is pending. But all answers are constants: device
 # 0 of type PrivateUse1, its stream 0, and yes. So a few bytes of machine code that return a
-# constant take the place of the methods that would ask Python.
+# constant take the place of the methods that would ask Python. Which device is current is answered
+# by one without an index: torch hands it on, in `x.to("vgpu")`, and our operators know the index.
 
-_YES = 1
+_YES, _CURRENT = 1, 0xFF14  # in a torch.device's two bytes the index follows the type
 _CODE = {  # machine -> code that returns a constant, and 0 in the second register of a result
     "x86_64": {  # mov eax, constant; xor edx, edx; ret
         PRIVATE_USE_1: "b814000000 31d2 c3",
         _YES: "b801000000 31d2 c3",
+        _CURRENT: "b814ff0000 31d2 c3",
     },
     "aarch64": {  # mov w0, constant; mov x1, 0; ret
         PRIVATE_USE_1: "80028052 010080d2 c0035fd6",
         _YES: "20008052 010080d2 c0035fd6",
+        _CURRENT: "80e29f52 010080d2 c0035fd6",
     },
 }
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
 # isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
 # places of the destructor.
-_GUARD_METHODS = (0, 1, 2, 5, 8, 9)
+_GUARD_METHODS, _GET_DEVICE = (0, 1, 5, 8, 9), (2,)
 _HOOKS_METHODS = (2, 3, 4)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 _WORD = ctypes.sizeof(ctypes.c_void_p)
@@ -264,6 +267,7 @@ def _answer_without_python():
     get_hooks = _library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
     get_hooks.restype = ctypes.c_void_p
     _answer(guards[PRIVATE_USE_1], _GUARD_METHODS, code[PRIVATE_USE_1])
+    _answer(guards[PRIVATE_USE_1], _GET_DEVICE, code[_CURRENT])
     _answer(get_hooks(), _HOOKS_METHODS, code[_YES])
 
 
@@ -463,3 +467,42 @@ def _choose(theirs, ours, test):
         return (ours if test(tensors) else theirs)(tensors, *args, **kwargs)
 
     return function
+
+
+# -- torch.distributed
+
+if torch.distributed.is_available():
+    from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceOptions,
+        AllToAllOptions,
+        BroadcastOptions,
+        GatherOptions,
+        ReduceOptions,
+        ScatterOptions,
+    )
+
+    SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
+
+
+def register_process_groups(name, create):
+    """Let torch.distributed make process groups of the backend `name` by `create`, for vgpu.
+
+    Args:
+        name: of the backend.
+        create: function of torch's options for any backend, and those for this one.
+    """
+    if torch.distributed.is_available():
+        register = torch.distributed.Backend.register_backend
+        register(name, create, extended_api=True, devices=["vgpu"])
+        # DDP would like to time its steps with events of CUDA, and says so at each tenth step.
+        warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
+
+
+def kind_of_reduction(op):
+    """Return the `ReduceOp.RedOpType` of a `ReduceOp`, or of such a type itself."""
+    return op.op if hasattr(op, "op") else op
+
+
+def factor_of_reduction(op):
+    """Return the factor of a `ReduceOp.PREMUL_SUM`, a number or a tensor."""
+    return op.factor

@@ -8,6 +8,7 @@ import torch
 from . import autocast, comm, copies, operators, private, saving, scheduler, vgpu
 from . import device as registry
 from .backward import StreamsOfForward
+from .distributed import BACKEND
 from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
@@ -50,6 +51,7 @@ def register():
         private.patch_accelerator(vgpu)
         private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream)
+        private.register_process_groups(BACKEND, _new_process_group)
         os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
         atexit.register(_end)
@@ -69,10 +71,20 @@ def _side_stream(device):
     return _side_streams[device.index]
 
 
+def _new_process_group(options, backend_options):
+    from .distributed.process_group import create  # few programs need it
+
+    return create(options, backend_options)
+
+
 def _end():
     if scheduler.in_fork():
         return
-    workers = [engine for device in registry.devices for engine in device.own_engines]
+    workers = [
+        engine
+        for device in registry.devices
+        for engine in (*device.own_engines, *device.collective_engines)
+    ]
     workers.append(simulator)
     with held_back():  # a thread that is still in torch would end the process badly
         for worker in workers:

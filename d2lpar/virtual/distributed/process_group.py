@@ -1,0 +1,525 @@
+"""VirtualProcessGroup: what torch.distributed calls for tensors on virtual GPUs.
+
+A collective is issued and returns. It is an op on a stream of the group's own, behind all that the
+current stream was given so far, and runs in an engine of its own: the thread that waits for other
+ranks. Messages from one rank to another have an engine for each direction and peer, so that none
+waits for another one. Tensors on the CPU go to gloo directly.
+"""
+
+import functools
+import threading
+
+import torch
+import torch.distributed as dist
+
+from .. import device as registry
+from .. import private
+from ..engines import Engine, sleep_until
+from ..memory import Failure, Unavailable, fail, fetch, revive
+from ..scheduler import Op, wait
+from ..tensor import VirtualTensor
+from . import BACKEND, costs, exchange
+from .agreement import NO_LINK, Table
+from .exchange import Reduction
+from .work import VirtualWork
+
+
+class CollectiveEngine(Engine):
+    """An engine whose thread waits for other ranks; meanwhile this process may fork."""
+
+    do = Engine.do_beside_forks
+
+
+class Lane:
+    """Where collectives of one group, or messages with one peer, follow each other.
+
+    Args:
+        name: of its engine.
+        device: the `Device`.
+    """
+
+    def __init__(self, name, device):
+        self.stream = device.new_stream()
+        self.engine = device.add_engine(CollectiveEngine(name, device))
+
+
+class Call:
+    """One collective as a rank was asked for it.
+
+    Args:
+        name: as of torch.distributed.
+        inputs, outputs: lists of tensors.
+        run: function(gloo, inputs, outputs) of flat CPU tensors; see `exchange`.
+        cost: function of k, bytes, bandwidth and latency; see `costs`.
+        num_bytes: for `cost`.
+        detail: what ranks must agree on, besides the shapes.
+        shapes_of: the tensors whose shapes must agree; by default the inputs.
+        peer, sends, tag: of a message: the other rank, the direction and the tag.
+    """
+
+    peer = sends = tag = None
+
+    def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
+        self.name, self.inputs, self.outputs = name, inputs, outputs
+        self.run, self.cost, self.num_bytes = run, cost, num_bytes
+        shapes = (inputs or outputs) if shapes_of is None else shapes_of
+        described = ", ".join(map(_described, shapes[:8]))
+        if len(shapes) > 8:
+            described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
+        self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
+
+
+def _described(tensor):
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _on_either(method):
+    """Let a method of the group be gloo's where the tensors are on the CPU."""
+
+    @functools.wraps(method)
+    def choose(self, *args, **kwargs):
+        if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
+            return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
+        return method(self, *args, **kwargs)
+
+    return choose
+
+
+def _tensors(value):
+    return [leaf for leaf in private.tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class VirtualProcessGroup(dist.ProcessGroup):
+    """The ranks of a job, each with a virtual GPU of its own.
+
+    Args:
+        store: where they find each other.
+        rank, size: of this process.
+        timeout: a timedelta, how long a collective waits for all of them.
+        global_ranks: the rank of each in the default group.
+    """
+
+    supports_coalescing = True
+    supports_splitting = supports_time_estimate = False
+
+    def __init__(self, store, rank, size, timeout, global_ranks=()):
+        super().__init__(rank, size)
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._store = store
+        self._table = Table(dist.PrefixStore("vgpu", store), rank, size, global_ranks, timeout)
+        self._for_cpu = None
+        self._lanes = {}  # (index of a device, peer, direction) -> Lane
+        self._coalesced = threading.local()
+        self._number = 0
+        self._error = None
+
+    # -- what torch asks a group
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def name(self):
+        return BACKEND
+
+    def getBackendName(self):
+        return BACKEND
+
+    def _get_backend_name(self):
+        return BACKEND
+
+    @property
+    def _device_types(self):
+        return [torch.device("vgpu")]
+
+    def _get_backend(self, device):
+        return self
+
+    @property
+    def options(self):
+        return self
+
+    def _set_sequence_number_for_group(self):
+        pass
+
+    def _get_sequence_number_for_group(self):
+        return self._number
+
+    def set_timeout(self, timeout):
+        self._timeout = self._table.timeout = timeout
+        self._table.gloo.options._timeout = timeout
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self):
+        """Wait until what was issued has ended, and let the threads end."""
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            for op in lane.stream.tail():
+                wait(op, lane.stream.device.torch_device)
+            lane.stream.device.remove_engine(lane.engine)
+
+    def abort(self):
+        """Do as `shutdown`: a collective under way ends with its time-out at the latest."""
+        self.shutdown()
+
+    def for_cpu(self):
+        """Return the gloo group for tensors on the CPU."""
+        if self._for_cpu is None:
+            store = dist.PrefixStore("cpu", self._store)
+            self._for_cpu = dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
+        return self._for_cpu
+
+    # -- collectives
+
+    @_on_either
+    def allreduce(self, tensors, opts=None):
+        """Sum each tensor over the ranks, in place."""
+        return self._all_reduce("all_reduce", tensors, opts)
+
+    @_on_either
+    def allreduce_coalesced(self, tensors, opts=None):
+        """Sum each tensor over the ranks, in place."""
+        return self._all_reduce("all_reduce_coalesced", tensors, opts)
+
+    def _all_reduce(self, name, tensors, opts):
+        reduction = self._reduction(opts)
+        run = functools.partial(exchange.all_reduce, reduction=reduction)
+        num_bytes = _num_bytes(tensors)
+        return self._issue(
+            Call(name, tensors, tensors, run, costs.all_reduce, num_bytes, reduction.name)
+        )
+
+    @_on_either
+    def reduce(self, tensors, opts=None):
+        """Sum each tensor over the ranks; the root has the sum."""
+        opts = opts or private.ReduceOptions()
+        reduction = self._reduction(opts)
+        run = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
+        detail = f"{reduction.name}, {self._root(opts.rootRank)}"
+        num_bytes = _num_bytes(tensors)
+        return self._issue(Call("reduce", tensors, tensors, run, costs.around, num_bytes, detail))
+
+    @_on_either
+    def broadcast(self, tensors, opts=None):
+        """Copy each tensor of the root to all ranks."""
+        root = (opts or private.BroadcastOptions()).rootRank
+        run = functools.partial(exchange.broadcast, root=root)
+        num_bytes, detail = _num_bytes(tensors), self._root(root)
+        return self._issue(
+            Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
+        )
+
+    @_on_either
+    def allgather(self, output_lists, inputs, opts=None):
+        """Copy the tensor of each rank to all ranks."""
+        outputs = [out for outs in output_lists for out in outs]
+        return self._all_gather("all_gather", outputs, inputs, output_lists)
+
+    @_on_either
+    def _allgather_base(self, output, value, opts=None):
+        """Copy the tensor of each rank to all ranks, into one tensor."""
+        outputs = self._parts(output, "all_gather_into_tensor", value)
+        return self._all_gather("all_gather_into_tensor", outputs, [value], [output])
+
+    all_gather_single = _allgather_base
+
+    @_on_either
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        """Do `_allgather_base` for each pair of tensors."""
+        name = "all_gather_into_tensor_coalesced"
+        parts = [
+            part
+            for output, value in zip(outputs, inputs, strict=True)
+            for part in self._parts(output, name, value)
+        ]
+        return self._all_gather(name, parts, inputs, outputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def _all_gather(self, name, outputs, inputs, result):
+        num_bytes = self._size * _num_bytes(inputs)
+        call = Call(name, inputs, outputs, exchange.all_gather, costs.in_parts, num_bytes)
+        return self._issue(call, result)
+
+    @_on_either
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        """Copy the tensors of each rank to all ranks; list i is of rank i."""
+        outputs = [outs[place] for place in range(len(inputs)) for outs in output_lists]
+        return self._all_gather("all_gather_coalesced", outputs, inputs, output_lists)
+
+    @_on_either
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        """Sum over the ranks; rank i gets the sum of the inputs i."""
+        inputs = [value for values in input_lists for value in values]
+        return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
+
+    @_on_either
+    def _reduce_scatter_base(self, output, value, opts=None):
+        """Sum over the ranks; rank i gets part i of the sum."""
+        name = "reduce_scatter_tensor"
+        return self._reduce_scatter(name, [output], self._parts(value, name, output), opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    @_on_either
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        """Do `_reduce_scatter_base` for each pair of tensors."""
+        name = "reduce_scatter_tensor_coalesced"
+        parts = [
+            part
+            for output, value in zip(outputs, inputs, strict=True)
+            for part in self._parts(value, name, output)
+        ]
+        return self._reduce_scatter(name, outputs, parts, opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _reduce_scatter(self, name, outputs, inputs, opts):
+        reduction = self._reduction(opts)
+        run = functools.partial(exchange.reduce_scatter, reduction=reduction)
+        num_bytes = _num_bytes(inputs)
+        return self._issue(
+            Call(name, inputs, outputs, run, costs.in_parts, num_bytes, reduction.name)
+        )
+
+    @_on_either
+    def alltoall(self, outputs, inputs, opts=None):
+        """Send input j to rank j; output i is of rank i."""
+        return self._all_to_all("all_to_all", outputs, inputs, outputs)
+
+    @_on_either
+    def alltoall_base(self, output, value, output_sizes=(), input_sizes=(), opts=None):
+        """Send part j of a tensor to rank j; sizes are in rows, by default even."""
+        name = "all_to_all_single"
+        outputs = _split(output, output_sizes) or self._parts(output, name)
+        inputs = _split(value, input_sizes) or self._parts(value, name)
+        return self._all_to_all(name, outputs, inputs, [output])
+
+    all_to_all_single = alltoall_base
+
+    def _all_to_all(self, name, outputs, inputs, result):
+        num_bytes = max(_num_bytes(inputs), _num_bytes(outputs))
+        detail = str({tensor.dtype for tensor in (*inputs, *outputs)})
+        call = Call(
+            name, inputs, outputs, exchange.all_to_all, costs.in_parts, num_bytes, detail, []
+        )
+        return self._issue(call, result)
+
+    @_on_either
+    def gather(self, output_lists, inputs, opts=None):
+        """Copy the tensor of each rank to the root."""
+        root = (opts or private.GatherOptions()).rootRank
+        outputs = [out for outs in output_lists for out in outs]
+        run = functools.partial(exchange.gather, root=root)
+        num_bytes, detail = _num_bytes(inputs), self._root(root)
+        call = Call("gather", inputs, outputs, run, costs.at_root, num_bytes, detail)
+        return self._issue(call, outputs)
+
+    @_on_either
+    def scatter(self, outputs, input_lists, opts=None):
+        """Copy tensor i of the root to rank i."""
+        root = (opts or private.ScatterOptions()).rootRank
+        inputs = [value for values in input_lists for value in values]
+        run = functools.partial(exchange.scatter, root=root)
+        num_bytes, detail = _num_bytes(outputs), self._root(root)
+        call = Call("scatter", inputs, outputs, run, costs.at_root, num_bytes, detail, outputs)
+        return self._issue(call)
+
+    def barrier(self, opts=None):
+        """Let the host wait until all ranks have come."""
+        device = registry.current()
+        call = Call("barrier", [], [], exchange.nothing, costs.all_reduce, 4)
+        return self._issue(call, device=device, blocks=True)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """Do what gloo does, for the hosts."""
+        return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
+
+    @_on_either
+    def send(self, tensors, other, tag):
+        """Send a tensor to another rank."""
+        return self._message(tensors, other, tag, sends=True)
+
+    @_on_either
+    def recv(self, tensors, other, tag):
+        """Receive a tensor from another rank."""
+        return self._message(tensors, other, tag, sends=False)
+
+    @_on_either
+    def recv_anysource(self, tensors, tag):
+        """Raise: NCCL has no such thing."""
+        raise RuntimeError("vccl, like NCCL, receives from a rank that is named")
+
+    def _message(self, tensors, other, tag, sends):
+        (tensor,) = tensors
+        if other == self._rank:
+            raise ValueError(f"rank {other} sends a message to itself")
+        run = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
+        inputs, outputs = (tensors, []) if sends else ([], tensors)
+        call = Call("message", inputs, outputs, run, costs.one_message, tensor.nbytes, f"tag {tag}")
+        call.peer, call.sends, call.tag = other, sends, tag
+        return self._issue(call)
+
+    # -- several calls as one
+
+    def _start_coalescing(self, device):
+        """Collect the calls until `_end_coalescing`; they are issued at once, all the same."""
+        self._coalesced.ops = []
+
+    start_coalescing = _start_coalescing
+
+    def _end_coalescing(self, device):
+        """Return one `Work` for the calls since `_start_coalescing`."""
+        ops, self._coalesced.ops = self._coalesced.ops, None
+        return VirtualWork(ops, [])
+
+    end_coalescing = _end_coalescing
+
+    # -- issuing
+
+    def _reduction(self, opts):
+        return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
+
+    def _root(self, rank):
+        return f"root {self._table.global_ranks[rank]}"
+
+    def _parts(self, whole, name, part=None):
+        """Return `whole` in as many equal parts as there are ranks."""
+        k = self._size
+        if whole.numel() % k or part is not None and whole.numel() != k * part.numel():
+            size = "" if part is None else f", each of {part.numel()}"
+            raise ValueError(f"{name}: {whole.numel()} elements are not {k} parts{size}")
+        _check_dense(whole, name)
+        return list(whole.view(-1).split(whole.numel() // k)) if whole.numel() else [whole] * k
+
+    def _issue(self, call, result=None, device=None, blocks=False):
+        """Issue a call to the stream of its lane; return its `Work`."""
+        tensors = [*call.inputs, *call.outputs]
+        if device is None:
+            device = _device_of(tensors, call.name)
+        if self._error is not None:
+            raise dist.DistBackendError(f"this process group has failed before: {self._error}")
+        for tensor in tensors:
+            _check_dense(tensor, call.name)
+        lane = self._lane(device, call)
+        op = Op(call.name, "collective", lane.engine, self._run)
+        inputs, outputs = ([t._cell for t in each] for each in (call.inputs, call.outputs))
+        op.args = outputs, inputs
+        op.kwargs = {"call": call}  # which keeps the tensors, and so their memory
+        op.source = op.target = device.torch_device
+        if registry.thread.current is None:  # so that backward minds the streams of collectives
+            registry.thread.current = registry.CurrentStreams()
+        current = registry.thread.current
+        self._number += 1
+        lane.stream.issue(op, (*device.current_stream().tail(), *current.after(lane.stream, op)))
+        for cell in outputs:
+            cell.root().writer = op
+        coalesced = getattr(self._coalesced, "ops", None)
+        if coalesced is not None:
+            coalesced.append(op)
+        return VirtualWork([op], call.outputs if result is None else result, blocks)
+
+    def _lane(self, device, call):
+        if call.peer is None:
+            key, name = (device.index,), "collectives"
+        else:
+            key = device.index, call.peer, call.sends
+            name = f"{'send' if call.sends else 'recv'} {self._table.global_ranks[call.peer]}"
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = Lane(name, device)
+        return lane
+
+    # -- in the thread of the engine
+
+    def _run(self, op):
+        """Do the work of a collective; its outputs fail where it fails."""
+        call, device = op.kwargs["call"], op.engine.device
+        try:
+            if self._error is not None:
+                raise dist.DistBackendError(f"this process group has failed: {self._error}")
+            values, failure = None, None
+            try:
+                values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
+            except Unavailable as unavailable:
+                failure = unavailable
+            out, into = device.sending, device.receiving
+            uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
+            ready = max(op.ready, *(each.free_at for each in uses))
+            link = device.peer_link
+            agreed = self._agree(call, ready, link, failure)
+            bandwidth, latency = agreed.bandwidth, agreed.latency
+            cost = call.cost(self._size, call.num_bytes, bandwidth, latency)
+            op.num_bytes = cost.num_bytes
+            end = agreed.start
+            if bandwidth < NO_LINK or latency:
+                end += cost.seconds(bandwidth, latency)
+                for each in uses:
+                    each.free_at = max(each.free_at, end)
+            if self._size > 1 or call.name != "barrier":
+                call.run(self._table.gloo, *values)
+            sleep_until(end)
+        except BaseException as error:
+            fail(op.args[0], Failure(error))
+            if isinstance(error, dist.DistBackendError) and self._error is None:
+                self._error = error
+            raise
+
+    def _agree(self, call, ready, link, failure):
+        if call.peer is None:
+            return self._table.agree(call.text, ready, link, failure)
+        return self._table.agree_with(
+            call.peer, call.sends, call.text, ready, link, failure, call.tag
+        )
+
+
+def _num_bytes(tensors):
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def _split(tensor, sizes):
+    """Return the parts of a tensor with so many rows each; None where no sizes are given."""
+    return [part.reshape(-1) for part in tensor.split(list(sizes))] if len(sizes) else None
+
+
+def _check_dense(tensor, name):
+    if not (tensor.is_contiguous() or tensor.numel() == 0):
+        for memory_format in (torch.channels_last, torch.channels_last_3d):
+            dims = 4 if memory_format == torch.channels_last else 5
+            if tensor.dim() == dims and tensor.is_contiguous(memory_format=memory_format):
+                return
+        raise ValueError(
+            f"{name}: tensors must be contiguous; one has shape {tuple(tensor.shape)} and strides "
+            f"{tensor.stride()}"
+        )
+
+
+def _device_of(tensors, name):
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1 or not all(type(tensor) is VirtualTensor for tensor in tensors):
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"{name}: the tensors must be on one virtual GPU; they are on {names}")
+    return registry.find(devices.pop())
+
+
+def _flat(cell):
+    """Return the values of a dense tensor as a flat CPU tensor that shares its memory."""
+    revive(cell)
+    data = fetch(cell)
+    return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
+
+
+def create(options, backend_options=None):
+    """Return a group; torch calls this for "vccl"."""
+    return VirtualProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.global_ranks_in_group,
+    )
