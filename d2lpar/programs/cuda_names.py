@@ -8,12 +8,13 @@
 """
 
 import contextlib
+import functools
 import re
 from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, private, vgpu
+from d2lpar.virtual import as_cuda, copies, private, vgpu
 
 from . import only_cuda, process_groups
 from .only_cuda import refusing
@@ -88,6 +89,12 @@ def _replace_names():
                 setattr(home, name, refusing(f"torch.cuda.{name}"))
     for name, dtype in _TENSOR_TYPES.items():
         setattr(torch.cuda, name, _tensor_type(name, dtype))
+    torch.set_default_tensor_type = _set_default_tensor_type
+    private.note_factories()
+    for name in _WITH_PINNED_MEMORY:
+        setattr(torch, name, _pinning(getattr(torch, name)))
+    vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
+    vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
     for name, function in _NVTX.items():
         setattr(torch.cuda.nvtx, name, function)
     torch.cuda.profiler.start = torch.cuda.profiler.stop = lambda: None
@@ -95,6 +102,9 @@ def _replace_names():
     torch.cuda.nccl.version = lambda: NCCL_VERSION
     if hasattr(torch.accelerator, "get_memory_info"):
         torch.accelerator.get_memory_info = vgpu.mem_get_info
+    torch.autograd.profiler.profile.__init__ = _without_cuda(
+        torch.autograd.profiler.profile.__init__
+    )
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_acceptable = lambda tensor: False
     private.let_cuda_be_initialized()
@@ -205,10 +215,6 @@ class Names:
         function()
 
     @staticmethod
-    def _is_compiled():
-        return True
-
-    @staticmethod
     def _is_in_bad_fork():
         return vgpu._is_in_bad_fork()
 
@@ -248,6 +254,38 @@ _NVTX = {
     "mark": lambda msg: None,
     "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
 }
+
+
+_WITH_PINNED_MEMORY = "empty zeros ones full rand randn empty_like zeros_like empty_strided".split()
+
+
+def _pinning(function):
+    """Let a function make a tensor in pinned memory, for which torch asks a real GPU."""
+
+    @functools.wraps(function)
+    def call(*args, pin_memory=False, **kwargs):
+        tensor = function(*args, **kwargs)
+        return copies.pin(tensor) if pin_memory else tensor
+
+    return call
+
+
+def _without_cuda(init):
+    """Let torch's profiler see the host alone: `d2lpar run --trace` shows what the GPUs do."""
+
+    @functools.wraps(init)
+    def __init__(self, *args, use_cuda=False, use_device=None, **kwargs):
+        init(self, *args, use_device=None if use_device == "cuda" else use_device, **kwargs)
+
+    return __init__
+
+
+def _set_default_tensor_type(t):
+    """Let new tensors be of a type, "torch.cuda.FloatTensor" for example."""
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    on_gpu = name.startswith("torch.cuda.")
+    torch.set_default_device("cuda" if on_gpu else "cpu")
+    torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
 
 
 class _TensorType(type):

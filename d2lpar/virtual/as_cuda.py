@@ -32,17 +32,26 @@ def stand_for_cuda(n, **options):
     """
     registry.rename("cuda")
     devices = virtual_gpus(n, **options)
-    private.register_cuda(lambda func, *args, **kwargs: issue_factory(func, args, kwargs))
+    private.register_cuda(_make)
     VirtualTensor.device = property(lambda self: self._cell.layout.device.torch_device)
     VirtualTensor.is_cuda = True
     VirtualTensor.to = _to
-    VirtualTensor.type = _type
     DeviceStorage.device = property(_device_of_storage)
     DeviceStorage.is_cuda = True
     torch.Tensor.cuda = _cuda
+    torch.Tensor.type = _type
     torch.UntypedStorage.cuda = _storage_to_cuda
     _let_autocast_know()
     return devices
+
+
+def _make(func, *args, **kwargs):
+    """Issue an operator that makes a tensor on "cuda".
+
+    The first one prepares shape inference. A process that makes none shall start as fast as ever.
+    """
+    private.prepare_shape_inference()
+    return issue_factory(func, args, kwargs)
 
 
 def _own(device):
@@ -73,10 +82,19 @@ def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_fo
 
 
 def _type(self, dtype=None, non_blocking=False):
-    """`Tensor.type` of a tensor on a virtual GPU, whose type is "torch.cuda.FloatTensor"."""
+    """`Tensor.type`, which knows types such as "torch.cuda.FloatTensor" by their names."""
     if dtype is None:
-        return torch.Tensor.type(self).replace("torch.vgpu.", "torch.cuda.")
-    return torch.Tensor.type(self, dtype, non_blocking)
+        return _plain_type(self).replace("torch.vgpu.", "torch.cuda.")
+    name = f"{dtype.__module__}.{dtype.__name__}" if isinstance(dtype, type) else dtype
+    if isinstance(name, str) and name.startswith("torch.cuda."):
+        device = self.device if self.is_cuda else "cuda"
+        name = name.replace("torch.cuda.", "torch.")
+        dtype = _plain_type(torch.empty(0), name).dtype
+        return self.to(device, dtype, non_blocking=non_blocking)
+    return _plain_type(self, dtype, non_blocking)
+
+
+_plain_type = torch.Tensor.type
 
 
 def _device_of_storage(storage):

@@ -157,6 +157,12 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 # -- registration
 
 
+@functools.cache
+def prepare_shape_inference():
+    """Let torch import now what its first shape inference imports, which takes a second or two."""
+    torch.ones(1, device="meta") + 1
+
+
 def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     """Make the device type `vgpu` known to torch.
 
@@ -174,7 +180,6 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
-    torch.ones(1, device="meta") + 1  # the first shape inference imports modules for a second
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(
@@ -427,6 +432,13 @@ def register_cuda(factory):
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(name, functools.partial(factory, func), "CUDA")
     _libraries.append(library)
+
+
+def note_factories():
+    """Let torch note the functions that `torch.set_default_device` is for, before they change."""
+    from torch.utils import _device
+
+    _device._device_constructors()
 
 
 def let_cuda_be_initialized():

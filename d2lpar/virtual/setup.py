@@ -29,6 +29,8 @@ def register():
     if _registered:
         return
     with held_back():  # torch would be broken with only half of this done
+        if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
+            private.prepare_shape_inference()
         private.register(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
