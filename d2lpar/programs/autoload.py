@@ -6,6 +6,7 @@ It does nothing unless the environment asks for it, and it imports nothing befor
 import os
 
 GPUS = "D2LPAR_CUDA"  # what GPUs there are, "vgpu:4" or "v100:4"; `d2lpar run` sets it
+TRACE = "D2LPAR_TRACE"  # "1" where a process shall leave each op, too; `d2lpar run` sets it
 REPORTS = "D2LPAR_REPORTS"  # the folder in which a process leaves what it did; `d2lpar run` sets it
 
 
@@ -25,4 +26,4 @@ def autoload():
         if folder:
             from .report import report_to
 
-            report_to(folder)
+            report_to(folder, os.environ.get(TRACE) == "1")

@@ -4,12 +4,14 @@ The names of `torch.cuda` are no matter of this module: `d2lpar.programs.cuda_na
 """
 
 import functools
+import os
 
 import torch
 
 from . import device as registry
-from . import private, saving, virtual_gpus
+from . import private, saving, scheduler, virtual_gpus
 from .issuing import issue_factory
+from .simulation import simulator
 from .tensor import DeviceStorage, VirtualTensor
 
 
@@ -42,7 +44,18 @@ def stand_for_cuda(n, **options):
     torch.Tensor.type = _type
     torch.UntypedStorage.cuda = _storage_to_cuda
     _let_autocast_know()
+    os.register_at_fork(after_in_child=_forgive_fork)
     return devices
+
+
+def _forgive_fork():
+    """Let a child of a process that has not used its GPUs use them, as CUDA does.
+
+    It runs behind `scheduler.note_fork`: an interrupt leaves the child without GPUs.
+    """
+    workers = [engine for device in registry.devices for engine in device.own_engines]
+    if not any(worker.started for worker in (*workers, simulator)):
+        scheduler.forgive_fork()
 
 
 def _make(func, *args, **kwargs):
