@@ -41,7 +41,17 @@ _NAMES = {
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
-_WINGS = ("data", "graphs", "parallel", "plotting", "processes", "servers", "timelines", "virtual")
+_WINGS = (
+    "data",
+    "graphs",
+    "parallel",
+    "plotting",
+    "processes",
+    "programs",
+    "servers",
+    "timelines",
+    "virtual",
+)
 _MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

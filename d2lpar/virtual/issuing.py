@@ -105,7 +105,6 @@ def issue_factory(func, args, kwargs):
         args, kwargs: its arguments; the device is `kwargs["device"]`, the current one by default.
     """
     where = kwargs.get("device")
-    where = torch.device("vgpu") if where is None else torch.device(where)
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
 
 
@@ -444,7 +443,9 @@ def raise_now(op, device):
         device.forget(op)
     if isinstance(error, Unavailable):
         device.raise_error()
-        raise torch.AcceleratorError(f"vgpu error: {op.name} {error}") from error.failure.error
+        raise torch.AcceleratorError(
+            f"{registry.error_name()} error: {op.name} {error}"
+        ) from error.failure.error
     if error is not None:
         raise error
     device.raise_error()

@@ -444,13 +444,17 @@ def wait_all(ops, device):
         wait(op, device)
 
 
-def start_recording():
+def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
     The seconds of the spans are those of `now`.
+
+    Args:
+        recording: what shall be extended by the spans in place of a new list. The threads that do
+            the work of devices call its `extend`.
     """
     global _recordings
-    recording = []
+    recording = [] if recording is None else recording
     with _ordering:
         _recordings = (*_recordings, recording)
     return recording
@@ -488,6 +492,11 @@ def check_process():
 def in_fork():
     """Return whether this process is a fork of one with virtual GPUs."""
     return bool(_forks)
+
+
+def forgive_fork():
+    """Let a fork use virtual GPUs after all: those of the process before it had done nothing."""
+    _forks.clear()
 
 
 note_fork = partial(_forks.append, True)  # a function in C: no interrupt can come in it

@@ -104,7 +104,7 @@ class Stream(BaseStream):
         return hash(self._stream)
 
     def __repr__(self):
-        return f"<torch.vgpu.Stream device={self.device} stream={self._stream.index}>"
+        return f"<torch.{self.device.type}.Stream device={self.device} stream={self._stream.index}>"
 
 
 def _make_current(index, stream):
@@ -188,7 +188,7 @@ class Event(BaseEvent):
         return max([recorded, *(op.end for op in ops)])
 
     def __repr__(self):
-        return f"<torch.vgpu.Event recorded={self._point is not None}>"
+        return f"<torch.{registry.device_type}.Event recorded={self._point is not None}>"
 
 
 class device:  # noqa: N801
