@@ -1,11 +1,10 @@
 """What only CUDA has, and how a program is told that it is missing: by its name, and what to do."""
 
-import importlib.abc
-import importlib.machinery
-import sys
 import warnings
 
 import torch
+
+from .imports import when_imported
 
 _INSTEAD = {  # part of a name -> what to do
     "raph": "run the code without capturing it",
@@ -38,10 +37,8 @@ def _needs_a_gpu(name, instead):
 def refuse():
     """Let extensions, Triton's kernels and torch.compile say by name that they need CUDA."""
     torch.compile = _compile
-    for name in _CHANGES:
-        if name in sys.modules:
-            _CHANGES[name](sys.modules[name])
-    sys.meta_path.insert(0, _Finder())
+    when_imported("torch.utils.cpp_extension", _change_extensions)
+    when_imported("triton.runtime.jit", _change_triton)
 
 
 def _compile(model=None, **options):
@@ -83,27 +80,3 @@ def _change_triton(module):
         raise _needs_a_gpu(f"the Triton kernel {name!r}", _KERNELS)
 
     module.JITFunction.run = run
-
-
-_CHANGES = {
-    "torch.utils.cpp_extension": _change_extensions,
-    "triton.runtime.jit": _change_triton,
-}
-
-
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the modules of `_CHANGES` where they are, to change them once they are loaded."""
-
-    def find_spec(self, name, path, target=None):
-        if name not in _CHANGES:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module):
-                execute(module)
-                _CHANGES[name](module)
-
-            spec.loader.exec_module = exec_module
-        return spec

@@ -1,10 +1,11 @@
 """The backend "nccl" of torch.distributed, by which programs mean GPUs: the one of virtual GPUs."""
 
-import torch
 import torch.distributed as dist
 
-from d2lpar.virtual import device as registry
 from d2lpar.virtual import private
+from d2lpar.virtual.as_cuda import called_cuda
+
+from .imports import when_imported
 
 BACKEND = "vccl"  # of virtual GPUs
 
@@ -13,7 +14,8 @@ def let_nccl_mean_ours():
     """Let "nccl" be the backend of virtual GPUs; `dist.get_backend` still says "nccl"."""
     if dist.is_available():
         dist.is_nccl_available = lambda: True
-        private.patch_process_groups(translate, _own)
+        when_imported("torch.distributed.tensor._api", _change_dtensor)
+        private.patch_process_groups(translate)
 
 
 def translate(backend):
@@ -30,7 +32,8 @@ def translate(backend):
     return ",".join(":".join(names.get(part, part) for part in pair) for pair in pairs)
 
 
-def _own(device):
-    """Return a device as torch's C++ code knows it."""
-    where = torch.device(device)
-    return registry.find(where).own_torch_device if registry.is_virtual(where) else where
+def _change_dtensor(module):
+    """Let a DTensor of virtual GPUs say that it is on "cuda"."""
+    device = module.DTensor.device
+    module.DTensor.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
+    module.DTensor.is_cuda = property(lambda tensor: tensor.device.type == "cuda")

@@ -39,7 +39,7 @@ def summary(reports, gpus, seconds, code):
             "that the command runs?"
         )
         return "\n".join(lines)
-    clock = "seconds of the model" if modelled else "seconds"
+    clock = "times of the model" if modelled else "times of the wall clock"
     rows = [("rank", "device", "ops", "kernels", "copies", "host waits", "peak MiB", "busy")]
     for report in reports:
         for device, figures in report["devices"].items():
@@ -50,34 +50,30 @@ def summary(reports, gpus, seconds, code):
                     _name(report),
                     device,
                     f"{figures['ops']}",
-                    f"{kernels:.3f} s",
-                    f"{sum(busy.get(engine, 0.0) for engine in COPY_ENGINES):.3f} s",
-                    f"{report['waiting']:.3f} s",
+                    _time(kernels),
+                    _time(sum(busy.get(engine, 0.0) for engine in COPY_ENGINES)),
+                    _time(report["waiting"]),
                     f"{figures['peak'] / MIB:.1f}",
                     f"{kernels / elapsed:.0%}" if elapsed else "",
                 )
             )
     lines += _table(rows)
-    rows = [("rank", "link", "copies", "MB", "seconds")]
+    rows = [("rank", "link", "copies", "MB", "time")]
     for report in reports:
         for source, target, num_bytes, taken, copies in report["links"]:
             link = f"{source} -> {target}" if source != target else f"{source}, collectives"
-            rows.append(
-                (_name(report), link, f"{copies}", f"{num_bytes / 1e6:.3f}", f"{taken:.3f}")
-            )
+            rows.append((_name(report), link, f"{copies}", f"{num_bytes / 1e6:.3f}", _time(taken)))
     if len(rows) > 1:
         lines += ["", *_table(rows)]
     rows = [("rank", "steps", "a step", "steps/s")]
     for report in reports:
         if report["step_seconds"]:
             step = report["step_seconds"]
-            rows.append(
-                (_name(report), f"{report['steps']}", f"{step * 1e3:.2f} ms", f"{1 / step:.2f}")
-            )
+            rows.append((_name(report), f"{report['steps']}", _time(step), f"{1 / step:.4g}"))
     if len(rows) > 1:
         lines += ["", *_table(rows)]
     lines.append(
-        f"(in {clock}; busy: share of the time from the first op to the last in which kernels ran)"
+        f"({clock}; busy: share of the time from the first op to the last in which kernels ran)"
     )
     for report in reports:
         if not report["ended"]:
@@ -90,6 +86,10 @@ def summary(reports, gpus, seconds, code):
 
 def _name(report):
     return "-" if report["rank"] is None else str(report["rank"])
+
+
+def _time(seconds):
+    return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
 def _count(number, noun, plural="s"):

@@ -110,8 +110,13 @@ def _type(self, dtype=None, non_blocking=False):
 _plain_type = torch.Tensor.type
 
 
+def called_cuda(device):
+    """Return a device under the name by which programs know it."""
+    return torch.device("cuda", device.index) if device.type == "vgpu" else device
+
+
 def _device_of_storage(storage):
-    return torch.device("cuda", torch.UntypedStorage.device.__get__(storage).index)
+    return called_cuda(torch.UntypedStorage.device.__get__(storage))
 
 
 def _storage_to_cuda(self, device=None, non_blocking=False):

@@ -199,6 +199,7 @@ class Call:
         key = tuple(self.key)
         plan = find_plan(key)
         if plan is None:
+            private.check_kernel(self.operator.func)
             if has_no_plan(key):
                 return self.run_now()
             plan = self._plan(key)
@@ -260,7 +261,9 @@ class Call:
                 return None
         try:
             result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
-        except NotImplementedError:
+        except RuntimeError as error:
+            if not private.lacks_shape_inference(error):
+                raise
             keep_plan(key, None)
             return None
         flat, spec = (result,), None

@@ -83,6 +83,27 @@ def is_composite(func):
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
+def check_kernel(func):
+    """Raise NotImplementedError where the operator `func` has a kernel for CUDA and none for CPUs.
+
+    Virtual GPUs run the kernels of the CPU.
+    """
+    name = func.name()
+    if not name.startswith("aten::"):
+        has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        if not has_kernel(name, "CPU") and has_kernel(name, "CUDA"):
+            raise NotImplementedError(
+                f"the operator {name} has a kernel for CUDA only, and virtual GPUs run those of "
+                f'the CPU: give it one, torch.library.impl("{name}", "CPU", function), or run it '
+                "on a machine with a real GPU"
+            )
+
+
+def lacks_shape_inference(error):
+    """Return whether `error` says that a custom operator has no function for meta tensors."""
+    return isinstance(error, NotImplementedError) or "no fake impl" in str(error)
+
+
 def schema_of(func):
     """Return the schema of an operator."""
     return func._schema
@@ -449,12 +470,11 @@ def let_cuda_be_initialized():
     torch.cuda._initialized = True
 
 
-def patch_process_groups(translate, own_device):
+def patch_process_groups(translate):
     """Let programs make process groups of virtual GPUs under the names of CUDA's.
 
     Args:
         translate: function of the name of a backend that a program gives that returns ours.
-        own_device: function of a device that returns it as torch's C++ code knows it.
     """
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
@@ -467,8 +487,8 @@ def patch_process_groups(translate, own_device):
         call = signature.bind(*args, **kwargs)
         given = call.arguments["backend"]
         call.arguments["backend"] = c10d.Backend(translate(str(given)))
-        if call.arguments.get("device_id") is not None:
-            call.arguments["device_id"] = own_device(call.arguments["device_id"])
+        call.arguments["device_id"] = None  # NCCL connects early where it is given
+        call.arguments["backend_options"] = None  # these are for NCCL, too
         group, store = helper(*call.args, **call.kwargs)
         if group in c10d._world.pg_map:  # a rank that is not in the group has none
             c10d._world.pg_map[group] = given, c10d._world.pg_map[group][1]
