@@ -1,15 +1,15 @@
 """What a process leaves in a folder about its use of virtual GPUs, for `d2lpar run` to read.
 
 A report is a file of JSON, `<pid>.json`; with a trace, `<pid>.spans` holds a line for each op. They
-are written once a second and at the end, because a process may end without being asked: by
-`os._exit`, as children of multiprocessing do, or by a signal. A process that gives its GPUs no work
-leaves nothing.
+are written once a second and at the end, because a process may be ended by a signal. A process that
+gives its GPUs no work leaves nothing.
 """
 
 import _thread
 import atexit
+import contextlib
+import functools
 import json
-import multiprocessing.util
 import os
 import sys
 import threading
@@ -36,6 +36,16 @@ def report_to(folder, with_spans=False):
     """
     report = Report(folder, with_spans)
     scheduler.start_recording(report)
+    atexit.register(report.wait_and_write_last)  # so it runs before what ends the devices
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status):
+        with contextlib.suppress(Exception):
+            report.write_last()
+        leave(status)
+
+    os._exit = _exit  # forked children of multiprocessing end by it
     register_optimizer_step_post_hook(report.note_step)
 
 
@@ -98,8 +108,6 @@ class Report:
         """Begin to write: this process uses its GPUs."""
         self._started = True
         self._pid = os.getpid()
-        atexit.register(self._write_last)
-        multiprocessing.util.Finalize(None, self._write_last, exitpriority=0)
         _thread.start_new_thread(self._write_again, ())
 
     def _write_again(self):
@@ -107,10 +115,14 @@ class Report:
             self._write(ended=False)
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
-    def _write_last(self):
+    def wait_and_write_last(self):
+        """Wait for the work under way and write what is true at the end of the process."""
+        registry.wait_for_all()  # in a fork it does not wait
+        self.write_last()
+
+    def write_last(self):
         """Write what is true at the end of the process."""
         if self._started and os.getpid() == self._pid:
-            registry.wait_for_all()
             self._write(ended=True)
             self._started = False
 

@@ -35,7 +35,7 @@ def summary(reports, gpus, seconds, code):
     ]
     if not reports:
         lines.append(
-            "no process gave them any work; if one should have, is d2lpar installed in the Python "
+            "no process said that it gave them work; if one did, is d2lpar installed in the Python "
             "that the command runs?"
         )
         return "\n".join(lines)

@@ -184,8 +184,8 @@ class Device:
             self._errors.clear()
             error = op.error
             raise torch.AcceleratorError(
-                f"{error_name()} error: {op.name} on {self.torch_device} failed after it was "
-                "issued, so this is reported at a later synchronize: "
+                f"{scheduler.error_name} error: {op.name} on {self.torch_device} failed after it "
+                "was issued, so this is reported at a later synchronize: "
                 f"{type(error).__name__}: {error}"
             ) from error
 
@@ -321,11 +321,7 @@ def rename(name):
     if devices:
         raise RuntimeError(f"{len(devices)} virtual GPUs are {device_type} devices already")
     device_type = name
-
-
-def error_name():
-    """Return what errors of the devices begin with, as torch's own text for CUDA does."""
-    return "CUDA" if device_type == "cuda" else device_type
+    scheduler.error_name = "CUDA" if name == "cuda" else name
 
 
 def is_virtual(where):
@@ -381,8 +377,8 @@ def find(where):
             return current()
     if not 0 <= index < count:
         raise RuntimeError(
-            f"{error_name()} error: invalid device ordinal: {device_type}:{index} of {count} "
-            "virtual GPUs"
+            f"{scheduler.error_name} error: invalid device ordinal: {device_type}:{index} of "
+            f"{count} virtual GPUs"
         )
     return devices[index]
 
@@ -396,7 +392,8 @@ def current():
     index = thread.device
     if not index < count:
         raise RuntimeError(
-            f"{error_name()} error: no device {device_type}:{index}; there are {count} virtual GPUs"
+            f"{scheduler.error_name} error: no device {device_type}:{index}; there are {count} "
+            "virtual GPUs"
         )
     return devices[index]
 

@@ -11,7 +11,7 @@ from traceback import walk_tb
 import torch
 
 from . import device as registry
-from . import private
+from . import private, scheduler
 from .memory import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
 from .plans import (
     CONSTANT,
@@ -447,7 +447,7 @@ def raise_now(op, device):
     if isinstance(error, Unavailable):
         device.raise_error()
         raise torch.AcceleratorError(
-            f"{registry.error_name()} error: {op.name} {error}"
+            f"{scheduler.error_name} error: {op.name} {error}"
         ) from error.failure.error
     if error is not None:
         raise error

@@ -24,6 +24,7 @@ from time import perf_counter
 
 from .spans import Span
 
+error_name = "vgpu"  # what errors call the devices, "CUDA" where programs call them "cuda"
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run about this far ahead
 
 # Reentrant, because the garbage collector may run a destructor that issues work while it is held.
@@ -484,8 +485,8 @@ def check_process():
     """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
     if _forks:
         raise RuntimeError(
-            "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
-            "you must use the 'spawn' start method"
+            f"Cannot re-initialize {error_name} in forked subprocess. To use {error_name} with "
+            "multiprocessing, you must use the 'spawn' start method"
         )
 
 
