@@ -473,13 +473,17 @@ def _choose(theirs, ours, test):
 
 if torch.distributed.is_available():
     from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceCoalescedOptions,
         AllreduceOptions,
         AllToAllOptions,
         BroadcastOptions,
         GatherOptions,
         ReduceOptions,
+        ReduceScatterOptions,
         ScatterOptions,
     )
+
+    process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
 
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
