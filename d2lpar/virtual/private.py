@@ -502,6 +502,13 @@ def register_process_groups(name, create):
         warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
 
 
+def waits_when_used(tensor):
+    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
 def kind_of_reduction(op):
     """Return the `ReduceOp.RedOpType` of a `ReduceOp`, or of such a type itself."""
     return op.op if hasattr(op, "op") else op

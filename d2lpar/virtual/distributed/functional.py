@@ -12,15 +12,12 @@ from .. import private
 from ..plans import tables
 from .work import wait_for_writer
 
-functional = torch.ops._c10d_functional
 
-
-def _issues(*operators):
-    """Let a function of an operator's arguments issue these operators."""
+def _issues(name):
+    """Let a function of an operator's arguments issue the operator of this name."""
 
     def register(function):
-        for operator in operators:
-            tables.special[operator] = lambda func, args, kwargs: function(*args, **kwargs)
+        tables.special_names[name] = lambda func, args, kwargs: function(*args, **kwargs)
         return function
 
     return register
@@ -58,20 +55,20 @@ def _part(tensor, k):
     return tensor.new_empty((tensor.shape[0] // k, *tensor.shape[1:]))
 
 
-@_issues(functional.all_reduce_.default)
+@_issues("_c10d_functional::all_reduce_")
 def all_reduce_(tensor, reduce_op, group_name):
     """Sum a tensor over the ranks, in place."""
     _group(group_name).allreduce([tensor], _reduction(private.AllreduceOptions(), reduce_op))
     return tensor
 
 
-@_issues(functional.all_reduce.default)
+@_issues("_c10d_functional::all_reduce")
 def all_reduce(tensor, reduce_op, group_name):
     """Return the sum of a tensor over the ranks."""
     return all_reduce_(_copy(tensor), reduce_op, group_name)
 
 
-@_issues(functional.all_reduce_coalesced_.default)
+@_issues("_c10d_functional::all_reduce_coalesced_")
 def all_reduce_coalesced_(tensors, reduce_op, group_name):
     """Sum each tensor over the ranks, in place."""
     options = _reduction(private.AllreduceCoalescedOptions(), reduce_op)
@@ -79,13 +76,13 @@ def all_reduce_coalesced_(tensors, reduce_op, group_name):
     return tensors
 
 
-@_issues(functional.all_reduce_coalesced.default)
+@_issues("_c10d_functional::all_reduce_coalesced")
 def all_reduce_coalesced(tensors, reduce_op, group_name):
     """Return the sum of each tensor over the ranks."""
     return all_reduce_coalesced_([*map(_copy, tensors)], reduce_op, group_name)
 
 
-@_issues(functional.broadcast_.default)
+@_issues("_c10d_functional::broadcast_")
 def broadcast_(tensor, src, group_name):
     """Copy a tensor of the rank `src` of the group to all others."""
     options = private.BroadcastOptions()
@@ -94,27 +91,27 @@ def broadcast_(tensor, src, group_name):
     return tensor
 
 
-@_issues(functional.broadcast.default)
+@_issues("_c10d_functional::broadcast")
 def broadcast(tensor, src, group_name):
     """Return what the tensor is on the rank `src` of the group."""
     return broadcast_(_copy(tensor), src, group_name)
 
 
-@_issues(functional.all_gather_into_tensor_out.default)
+@_issues("_c10d_functional::all_gather_into_tensor_out")
 def all_gather_into_tensor_out(tensor, group_size, group_name, out):
     """Write the tensors of all ranks, one behind the other, to `out`."""
     _group(group_name)._allgather_base(out, tensor.contiguous())
     return out
 
 
-@_issues(functional.all_gather_into_tensor.default)
+@_issues("_c10d_functional::all_gather_into_tensor")
 def all_gather_into_tensor(tensor, group_size, group_name):
     """Return the tensors of all ranks, one behind the other."""
     out = _times(tensor, group_size)
     return all_gather_into_tensor_out(tensor, group_size, group_name, out)
 
 
-@_issues(functional.all_gather_into_tensor_coalesced.default)
+@_issues("_c10d_functional::all_gather_into_tensor_coalesced")
 def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
     """Do `all_gather_into_tensor` with each tensor."""
     outputs = [_times(tensor, group_size) for tensor in tensors]
@@ -123,7 +120,7 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
     return outputs
 
 
-@_issues(functional.reduce_scatter_tensor_out.default)
+@_issues("_c10d_functional::reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
     """Write the part of the sum over the ranks that is this rank's to `out`."""
     options = _reduction(private.ReduceScatterOptions(), reduce_op)
@@ -131,14 +128,14 @@ def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
     return out
 
 
-@_issues(functional.reduce_scatter_tensor.default)
+@_issues("_c10d_functional::reduce_scatter_tensor")
 def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
     """Return the part of the sum over the ranks that is this rank's."""
     out = _part(tensor, group_size)
     return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
 
 
-@_issues(functional.reduce_scatter_tensor_coalesced.default)
+@_issues("_c10d_functional::reduce_scatter_tensor_coalesced")
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
     """Do `reduce_scatter_tensor` with each tensor."""
     outputs = [_part(tensor, group_size) for tensor in tensors]
@@ -148,7 +145,7 @@ def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
     return outputs
 
 
-@_issues(functional.all_to_all_single.default)
+@_issues("_c10d_functional::all_to_all_single")
 def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
     """Send so many rows to each rank, and return those received; by default even parts."""
     rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
@@ -159,6 +156,7 @@ def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name)
     return out
 
 
+@_issues("_dtensor::shard_dim_alltoall")
 def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
     """Return this rank's part along `shard_dim` of a tensor that is in parts along `gather_dim`."""
     group = _group(group_name)
@@ -171,20 +169,20 @@ def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
     return torch.cat(outputs, gather_dim)
 
 
-@_issues(functional.wait_tensor.default)
+@_issues("_c10d_functional::wait_tensor")
 def wait_tensor(tensor):
     """Let the current stream wait for the collective that writes a tensor."""
     wait_for_writer(tensor)
     return tensor
 
 
-if hasattr(functional, "wait_tensors"):  # since torch 2.15
-
-    @_issues(functional.wait_tensors.default)
-    def wait_tensors(tensors):
-        """Do `wait_tensor` with each tensor."""
-        return [wait_tensor(tensor) for tensor in tensors]
+@_issues("_c10d_functional::wait_tensors")
+def wait_tensors(tensors):
+    """Do `wait_tensor` with each tensor; since torch 2.15."""
+    return [wait_tensor(tensor) for tensor in tensors]
 
 
-if hasattr(torch.ops._dtensor, "shard_dim_alltoall"):
-    _issues(torch.ops._dtensor.shard_dim_alltoall.default)(shard_dim_alltoall)
+@_issues("_c10d_functional::_wrap_tensor_autograd")
+def wrap_tensor(tensor):
+    """Return a tensor that does `wait_tensor` when it is first used."""
+    return private.waits_when_used(tensor)
