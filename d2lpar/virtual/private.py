@@ -600,13 +600,17 @@ def _choose(theirs, ours, test):
 
 if torch.distributed.is_available():
     from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceCoalescedOptions,
         AllreduceOptions,
         AllToAllOptions,
         BroadcastOptions,
         GatherOptions,
         ReduceOptions,
+        ReduceScatterOptions,
         ScatterOptions,
     )
+
+    process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
 
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
@@ -623,6 +627,13 @@ def register_process_groups(name, create):
         register(name, create, extended_api=True, devices=["vgpu"])
         # DDP would like to time its steps with events of CUDA, and says so at each tenth step.
         warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
+
+
+def waits_when_used(tensor):
+    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
 
 
 def kind_of_reduction(op):

@@ -25,6 +25,10 @@ def register():
             package has added a device type to torch.
     """
     assert operators.tables  # what importing them filled in
+    if torch.distributed.is_available():
+        from .distributed import functional
+
+        assert functional.tables
     global _registered
     private.check_version(torch.__version__)
     if _registered:
