@@ -42,6 +42,8 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     if operator.special is not None:
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
+        if len(types) > 1:
+            return NotImplemented  # a tensor of another class knows better, a DTensor for example
         return Call(operator, args, kwargs or {}).issue()
     # The key holds what the results depend on. In it, True, 1 and 1.0 differ. A number that only
     # scales values counts by its type, and by its sign, because integer powers ask for that.
@@ -68,6 +70,8 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             key.append(None)
         elif kind is float:
             key.append((float, arg) if by_value else float if arg >= 0 else "negative float")
+        elif len(types) > 1:
+            return NotImplemented
         else:
             return Call(operator, args, {}).issue()
     if operator.written:
