@@ -398,6 +398,11 @@ def current():
     return devices[index]
 
 
+chosen = False  # whether a thread has made a device its current one
+
+
 def set_current(index):
     """Make the device with this index the calling thread's current one."""
+    global chosen
     thread.device = find(index).index
+    chosen = True
