@@ -3,7 +3,7 @@
 import torch.distributed as dist
 
 from d2lpar.virtual import private
-from d2lpar.virtual.as_cuda import called_cuda
+from d2lpar.virtual.as_cuda import say_cuda
 
 from .imports import when_imported
 
@@ -14,7 +14,7 @@ def let_nccl_mean_ours():
     """Let "nccl" be the backend of virtual GPUs; `dist.get_backend` still says "nccl"."""
     if dist.is_available():
         dist.is_nccl_available = lambda: True
-        when_imported("torch.distributed.tensor._api", _change_dtensor)
+        when_imported("torch.distributed.tensor._api", lambda module: say_cuda(module.DTensor))
         private.patch_process_groups(translate)
 
 
@@ -30,10 +30,3 @@ def translate(backend):
     pairs = [pair.split(":") for pair in backend.split(",")]
     names = {"nccl": BACKEND, "cuda": "vgpu"}
     return ",".join(":".join(names.get(part, part) for part in pair) for pair in pairs)
-
-
-def _change_dtensor(module):
-    """Let a DTensor of virtual GPUs say that it is on "cuda"."""
-    device = module.DTensor.device
-    module.DTensor.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
-    module.DTensor.is_cuda = property(lambda tensor: tensor.device.type == "cuda")

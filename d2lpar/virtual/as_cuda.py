@@ -9,9 +9,8 @@ import os
 import torch
 
 from . import device as registry
-from . import private, saving, scheduler, virtual_gpus
+from . import private, saving, scheduler, vgpu, virtual_gpus
 from .issuing import issue_factory
-from .simulation import simulator
 from .tensor import DeviceStorage, VirtualTensor
 
 
@@ -43,6 +42,7 @@ def stand_for_cuda(n, **options):
     torch.Tensor.cuda = _cuda
     torch.Tensor.type = _type
     torch.UntypedStorage.cuda = _storage_to_cuda
+    private.patch_make_wrapper(_own, say_cuda)
     _let_autocast_know()
     os.register_at_fork(after_in_child=_forgive_fork)
     return devices
@@ -53,8 +53,7 @@ def _forgive_fork():
 
     It runs behind `scheduler.note_fork`: an interrupt leaves the child without GPUs.
     """
-    workers = [engine for device in registry.devices for engine in device.own_engines]
-    if not any(worker.started for worker in (*workers, simulator)):
+    if not vgpu.has_worked():
         scheduler.forgive_fork()
 
 
@@ -113,6 +112,13 @@ _plain_type = torch.Tensor.type
 def called_cuda(device):
     """Return a device under the name by which programs know it."""
     return torch.device("cuda", device.index) if device.type == "vgpu" else device
+
+
+def say_cuda(cls):
+    """Let tensors of a class that wraps tensors of ours say that they are on "cuda"."""
+    device = cls.device
+    cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
+    cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
 
 
 def _device_of_storage(storage):

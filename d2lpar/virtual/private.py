@@ -457,6 +457,28 @@ def register_cuda(factory):
     _libraries.append(library)
 
 
+def patch_make_wrapper(own_device, say_cuda):
+    """Let classes that wrap tensors of virtual GPUs have these devices in torch's C++ code, too.
+
+    Args:
+        own_device: function of a device that returns it as torch's C++ code knows it.
+        say_cuda: function that lets the tensors of a class say "cuda" for such a device.
+    """
+    say_it = set()
+
+    @functools.wraps(make_wrapper)
+    def _make_wrapper_subclass(cls, *args, device=None, **kwargs):
+        if device is not None:
+            own = own_device(device)
+            if own is not device and cls not in say_it:
+                say_it.add(cls)
+                say_cuda(cls)
+            device = own
+        return make_wrapper(cls, *args, device=device, **kwargs)
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
+
+
 def note_factories():
     """Let torch note the functions that `torch.set_default_device` is for, before they change."""
     from torch.utils import _device
