@@ -107,6 +107,8 @@ def _replace_names():
     )
     torch.backends.cuda.is_built = lambda: True
     torch.backends.cudnn.is_acceptable = lambda tensor: False
+    torch.backends.cudnn.is_available = lambda: False
+    torch.backends.cudnn.version = lambda: None
     private.let_cuda_be_initialized()
 
 

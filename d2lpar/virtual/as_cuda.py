@@ -133,7 +133,6 @@ def _storage_to_cuda(self, device=None, non_blocking=False):
 
 def _let_autocast_know():
     """Let autocast("cuda") be that of the type by which torch's C++ code knows our tensors."""
-    torch.set_autocast_dtype("vgpu", torch.float16)  # CUDA's; that of other devices is bfloat16
 
     def translated(function):
         @functools.wraps(function)
