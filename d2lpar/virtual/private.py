@@ -223,12 +223,14 @@ _CODE = {  # machine -> code that returns a constant, and 0 in the second regist
         _CURRENT: "80e29f52 010080d2 c0035fd6",
     },
 }
+_CODE_OF_ADDRESS = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}  # returns that
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
-# isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
-# places of the destructor.
+# isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
+# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, after two places of the
+# destructor.
 _GUARD_METHODS, _GET_DEVICE = (0, 1, 5, 8, 9), (2,)
-_HOOKS_METHODS = (2, 3, 4)
+_HOOKS_METHODS, _GET_ALLOCATOR = (2, 3, 4), (12,)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _kept_alive = []  # torch has their addresses
@@ -269,6 +271,7 @@ def _answer_without_python():
     _answer(guards[PRIVATE_USE_1], _GUARD_METHODS, code[PRIVATE_USE_1])
     _answer(guards[PRIVATE_USE_1], _GET_DEVICE, code[_CURRENT])
     _answer(get_hooks(), _HOOKS_METHODS, code[_YES])
+    _mark_pinned(get_hooks())
 
 
 def _library(name):
@@ -290,6 +293,37 @@ def _answer(address, places, code):
         table[_BEFORE + place] = ctypes.addressof(ctypes.c_char.from_buffer(page))
     _kept_alive.extend((page, table))
     methods.value = ctypes.addressof(table) + _BEFORE * _WORD
+
+
+def _mark_pinned(hooks):
+    """Let C++ code, `torch.empty(..., pin_memory=True)` too, get pinned memory.
+
+    It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
+    address of the copy tells it from other memory.
+    """
+    global _place_of_allocator
+    get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
+    get_allocator.restype = ctypes.c_void_p
+    _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
+    address = ctypes.addressof(_allocator)
+    code = address.to_bytes(_WORD, sys.byteorder).hex()
+    _answer(hooks, _GET_ALLOCATOR, _CODE_OF_ADDRESS[platform.machine()].format(code))
+    storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
+    words = (ctypes.c_void_p * _NUM_WORDS).from_address(storage._cdata)
+    _place_of_allocator = words[:].index(address)
+
+
+_allocator = ctypes.create_string_buffer(_WORD)
+_place_of_allocator = None
+_NUM_WORDS = 12  # of a storage in C++; its allocator is the last
+
+
+def is_from_pinned_allocator(tensor):
+    """Return whether C++ code has allocated the memory of a CPU tensor as pinned memory."""
+    if _place_of_allocator is None:
+        return False
+    address = tensor.untyped_storage()._cdata + _place_of_allocator * _WORD
+    return ctypes.c_void_p.from_address(address).value == ctypes.addressof(_allocator)
 
 
 def patch_backward(streams_of_forward):
