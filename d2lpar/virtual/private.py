@@ -240,12 +240,14 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
 
 _NO_INDEX = 0xFF00  # in the two bytes of a c10::Device the index, -1 for none, follows the type
 _YES, _CURRENT = 1, PRIVATE_USE_1 | _NO_INDEX
+_CODE_OF_ADDRESS = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}  # returns that
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
-# isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
-# places of the destructor.
+# isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
+# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, after two places of the
+# destructor.
 _GUARD_METHODS, _GET_DEVICE = (0, 1, 5, 8, 9), (2,)
-_HOOKS_METHODS = (2, 3, 4)
+_HOOKS_METHODS, _GET_ALLOCATOR = (2, 3, 4), (12,)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _kept_alive = []  # torch has their addresses
@@ -292,9 +294,10 @@ def _answer_without_python():
         return
     get_hooks = _library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
     get_hooks.restype = ctypes.c_void_p
-    _answer(_guards()[PRIVATE_USE_1], _GUARD_METHODS, PRIVATE_USE_1)
-    _answer(_guards()[PRIVATE_USE_1], _GET_DEVICE, _CURRENT)
-    _answer(get_hooks(), _HOOKS_METHODS, _YES)
+    _answer(_guards()[PRIVATE_USE_1], _GUARD_METHODS, _code(PRIVATE_USE_1))
+    _answer(_guards()[PRIVATE_USE_1], _GET_DEVICE, _code(_CURRENT))
+    _answer(get_hooks(), _HOOKS_METHODS, _code(_YES))
+    _mark_pinned(get_hooks())
 
 
 def _guards():
@@ -307,13 +310,13 @@ def _library(name):
     return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", f"lib{name}.so"))
 
 
-def _answer(address, places, constant):
-    """Let the virtual methods at `places` of the C++ object at `address` return `constant`.
+def _answer(address, places, code):
+    """Let the virtual methods at `places` of the C++ object at `address` be `code`.
 
     The object gets a copy of its table of methods with the other addresses in it.
     """
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(_code(constant))
+    page.write(code)
     methods = ctypes.c_void_p.from_address(address)
     num_bytes = (_BEFORE + _NUM_METHODS) * _WORD
     copied = ctypes.string_at(methods.value - _BEFORE * _WORD, num_bytes)
@@ -322,6 +325,37 @@ def _answer(address, places, constant):
         table[_BEFORE + place] = ctypes.addressof(ctypes.c_char.from_buffer(page))
     _kept_alive.extend((page, table))
     methods.value = ctypes.addressof(table) + _BEFORE * _WORD
+
+
+def _mark_pinned(hooks):
+    """Let C++ code, `torch.empty(..., pin_memory=True)` too, get pinned memory.
+
+    It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
+    address of the copy tells it from other memory.
+    """
+    global _place_of_allocator
+    get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
+    get_allocator.restype = ctypes.c_void_p
+    _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
+    address = ctypes.addressof(_allocator)
+    code = _CODE_OF_ADDRESS[platform.machine()].format(address.to_bytes(_WORD, "little").hex())
+    _answer(hooks, _GET_ALLOCATOR, bytes.fromhex(code))
+    storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
+    words = (ctypes.c_void_p * _NUM_WORDS).from_address(storage._cdata)
+    _place_of_allocator = words[:].index(address)
+
+
+_allocator = ctypes.create_string_buffer(_WORD)
+_place_of_allocator = None
+_NUM_WORDS = 12  # of a storage in C++; its allocator is the last
+
+
+def is_from_pinned_allocator(tensor):
+    """Return whether C++ code has allocated the memory of a CPU tensor as pinned memory."""
+    if _place_of_allocator is None:
+        return False
+    address = tensor.untyped_storage()._cdata + _place_of_allocator * _WORD
+    return ctypes.c_void_p.from_address(address).value == ctypes.addressof(_allocator)
 
 
 def patch_backward(streams_of_forward):
@@ -441,8 +475,9 @@ def register_cuda(factory):
     guard = (ctypes.c_void_p * 8)(ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value)
     _kept_alive.append(guard)
     address = ctypes.addressof(guard)
-    _answer(address, _GUARD_METHODS, _CUDA)
-    _answer(address, (1, *_GET_DEVICE), _CUDA | _NO_INDEX)  # "cuda" stays as it is, without index
+    _answer(address, _GUARD_METHODS, _code(_CUDA))
+    # "cuda" stays as it is, without an index
+    _answer(address, (1, *_GET_DEVICE), _code(_CUDA | _NO_INDEX))
     guards[_CUDA] = address
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "CUDA")
