@@ -534,6 +534,25 @@ def register_process_groups(name, create):
         register(name, create, extended_api=True, devices=["vgpu"])
         # DDP would like to time its steps with events of CUDA, and says so at each tenth step.
         warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
+        patch_builtin_hooks()
+
+
+def patch_builtin_hooks():
+    """Let DDP use the hooks in Python that its hooks in C++ stand for, which need other futures."""
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register = ddp._register_builtin_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        if self.device_type != "vgpu":
+            return register(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        is_fp16 = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
+        return self.register_comm_hook(self.process_group, hook)
+
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
 
 
 def waits_when_used(tensor):
