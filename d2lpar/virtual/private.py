@@ -684,6 +684,34 @@ def register_process_groups(name, create):
         register(name, create, extended_api=True, devices=["vgpu"])
         # DDP would like to time its steps with events of CUDA, and says so at each tenth step.
         warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
+        patch_hooks()
+
+
+def patch_hooks():
+    """Let DDP take hooks for bfloat16, and hooks in Python for those in C++.
+
+    The latter need futures that cannot be made in Python.
+    """
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        if self.device_type != "vgpu":
+            return register(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        is_fp16 = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
+        return self.register_comm_hook(self.process_group, hook)
+
+    @functools.wraps(check)
+    def _check_comm_hook(self, hook):
+        if not (self.device_type == "vgpu" and hook.__name__.startswith("bf16_")):
+            check(self, hook)
+
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+    ddp._check_comm_hook = _check_comm_hook
 
 
 def waits_when_used(tensor):
