@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from .imports import when_imported
+from d2lpar.virtual.imports import when_imported
 
 _INSTEAD = {  # part of a name -> what to do
     "raph": "run the code without capturing it",

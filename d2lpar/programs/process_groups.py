@@ -4,8 +4,7 @@ import torch.distributed as dist
 
 from d2lpar.virtual import private
 from d2lpar.virtual.as_cuda import say_cuda
-
-from .imports import when_imported
+from d2lpar.virtual.imports import when_imported
 
 BACKEND = "vccl"  # of virtual GPUs
 

@@ -721,6 +721,20 @@ def waits_when_used(tensor):
     return AsyncCollectiveTensor(tensor)
 
 
+def part_of_dtensor(tracker, spec):
+    """Return the number of this rank's part of a DTensor, whose copies have the same number.
+
+    Args:
+        tracker: the `OffsetBasedRNGTracker`.
+        spec: the `DTensorSpec`.
+    """
+    from torch.distributed.tensor import _random
+
+    mesh = spec.mesh
+    coordinate = [mesh._sym_get_coordinate(dim) for dim in range(mesh.ndim)]
+    return tracker._calc_shard_linear_idx(*_random._calc_shard_info(coordinate, spec))
+
+
 def kind_of_reduction(op):
     """Return the `ReduceOp.RedOpType` of a `ReduceOp`, or of such a type itself."""
     return op.op if hasattr(op, "op") else op

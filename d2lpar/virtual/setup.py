@@ -9,6 +9,7 @@ from . import autocast, comm, copies, operators, private, saving, scheduler, sto
 from . import device as registry
 from .backward import StreamsOfForward
 from .distributed import BACKEND
+from .distributed.dtensor import adapt_dtensor
 from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
@@ -59,6 +60,7 @@ def register():
         private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         private.register_process_groups(BACKEND, _new_process_group)
+        adapt_dtensor()
         os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
         atexit.register(_end)

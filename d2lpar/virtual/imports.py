@@ -4,7 +4,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 
-_changes = {}  # name of a module -> function of the module
+_changes = {}  # name of a module -> functions of the module
 
 
 def when_imported(name, change):
@@ -19,13 +19,13 @@ def when_imported(name, change):
         return
     if not _changes:
         sys.meta_path.insert(0, _Finder())
-    _changes[name] = change
+    _changes.setdefault(name, []).append(change)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        change = _changes.get(name)
-        if change is None:
+        changes = _changes.get(name)
+        if changes is None:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
@@ -33,7 +33,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 
             def exec_module(module):
                 execute(module)
-                change(module)
+                for change in changes:
+                    change(module)
 
             spec.loader.exec_module = exec_module
         return spec
