@@ -37,7 +37,13 @@ default_dtype = torch.get_default_dtype
 
 
 def dispatch(cls, func, types, args=(), kwargs=None):
-    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
+    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`.
+
+    It leaves operators on tensors of a further class, as DTensor, which may hold some of ours, to
+    that class.
+    """
+    if len(types) > 1:
+        return NotImplemented
     operator = find_operator(func._op) or operator_of(func)
     if operator.special is not None:
         return operator.special(func, args, kwargs or {})
