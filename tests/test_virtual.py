@@ -1177,6 +1177,25 @@ def test_a_copy_of_a_wrong_shape_raises_at_the_call(devices, where):
         torch.vgpu.synchronize(device)
 
 
+# -- dtypes
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("norm", "sizes"), [(torch.nn.LayerNorm, [8]), (torch.nn.GroupNorm, [2, 4])]
+)
+def test_norms_of_bfloat16(devices, norm, sizes, weights):
+    results = []
+    for device in ("cpu", devices[0]):
+        net = norm(*sizes).to(device, weights)
+        torch.manual_seed(0)
+        x = torch.randn(2, 4, 8).to(device, torch.bfloat16).requires_grad_()
+        y = net(x)
+        y.square().sum().backward()
+        results.append([each.cpu() for each in (y, x.grad, net.weight.grad, net.bias.grad)])
+    torch.testing.assert_close(results[1], results[0], rtol=0.01, atol=0.01)
+
+
 # -- beside other classes of tensors
 
 

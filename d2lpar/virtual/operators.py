@@ -110,6 +110,29 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
     return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
 
 
+def _with_saved_like_weight(func, place):
+    """Return `func` for `meta` tensors with what it saves for backward in the weight's dtype.
+
+    Args:
+        func: the operator; its first result is not changed.
+        place: that of the weight among its arguments.
+    """
+
+    def shape(*args):
+        out, *saved = func(*args)
+        like = args[0] if args[place] is None else args[place]
+        return out, *(each.to(like.dtype) for each in saved)
+
+    return shape
+
+
+def _native_group_norm_backward(grad, tensor, *args):
+    grads = aten.native_group_norm_backward.default(grad, tensor, *args)
+    return tuple(
+        each if each is None or place else each.to(tensor.dtype) for place, each in enumerate(grads)
+    )
+
+
 def _refuse(func, *allowed):
     """Return `func` for `meta` tensors with a check that otherwise only its kernel makes.
 
@@ -130,6 +153,9 @@ tables.shape.update(
         aten.native_batch_norm_backward.default: _native_batch_norm_backward,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
+        aten.native_layer_norm.default: _with_saved_like_weight(aten.native_layer_norm.default, 2),
+        aten.native_group_norm_backward.default: _native_group_norm_backward,
+        aten.native_group_norm.default: _with_saved_like_weight(aten.native_group_norm.default, 1),
     }
 )
 for _func, *_allowed in (
