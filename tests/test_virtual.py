@@ -1193,7 +1193,7 @@ def test_norms_of_bfloat16(devices, norm, sizes, weights):
         y = net(x)
         y.square().sum().backward()
         results.append([each.cpu() for each in (y, x.grad, net.weight.grad, net.bias.grad)])
-    torch.testing.assert_close(results[1], results[0], rtol=0.01, atol=0.01)
+    torch.testing.assert_close(results[1], results[0], rtol=0.03, atol=0.03)
 
 
 # -- beside other classes of tensors

@@ -1,0 +1,305 @@
+"""Programs as people write them for GPUs, on virtual ones: each computes what it does on the CPU.
+
+The benchmark `bench_programs.py` runs those of others.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from programs import d2lpar, environment, written
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+
+
+def on_gpus(folder, gpus, *command):
+    """Run a program with virtual GPUs; return the result that it prints last, as JSON."""
+    return result_of(d2lpar(folder, "run", "--gpus", str(gpus), *command))
+
+
+def on_cpu(folder, *command):
+    """Run a program without any GPU; return the result that it prints last, as JSON."""
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=environment(folder, OMP_NUM_THREADS="1"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    return result_of(done)
+
+
+def result_of(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.split("\n")[-2])
+
+
+TRAINER = """
+    import json, os, sys
+    import torch
+    import torch.nn.functional as F
+    from torch import distributed as dist, nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, TensorDataset
+    from torch.utils.data.distributed import DistributedSampler
+
+    class Trainer:
+        def __init__(self, model, loader, optimizer, device, path):
+            self.model, self.loader, self.optimizer = model.to(device), loader, optimizer
+            self.device, self.path, self.epochs_run = device, path, 0
+            if os.path.exists(path):
+                snapshot = torch.load(path, map_location=device)
+                self.model.load_state_dict(snapshot["model"])
+                self.optimizer.load_state_dict(snapshot["optimizer"])
+                self.epochs_run = snapshot["epochs_run"]
+            ids = [device.index] if device.type == "cuda" else None
+            self.model = DDP(self.model, device_ids=ids)
+
+        def run_epoch(self, epoch):
+            self.loader.sampler.set_epoch(epoch)
+            for source, targets in self.loader:
+                source = source.to(self.device, non_blocking=True)
+                targets = targets.to(self.device, non_blocking=True)
+                self.optimizer.zero_grad()
+                loss = F.cross_entropy(self.model(source), targets)
+                loss.backward()
+                nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+            total = loss.detach().clone()
+            dist.all_reduce(total, op=dist.ReduceOp.SUM)
+            return total.item() / dist.get_world_size()
+
+        def train(self, max_epochs):
+            for epoch in range(self.epochs_run, max_epochs):
+                loss = self.run_epoch(epoch)
+                if dist.get_rank() == 0:
+                    state = {"model": self.model.module.state_dict(), "epochs_run": epoch + 1}
+                    state["optimizer"] = self.optimizer.state_dict()
+                    torch.save(state, self.path)
+            return loss
+
+    def main(max_epochs, path):
+        use_gpu = torch.cuda.is_available()
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else "cpu"
+        if use_gpu:
+            torch.cuda.set_device(device)
+        dist.init_process_group("nccl" if use_gpu else "gloo")
+        torch.manual_seed(0)
+        data = TensorDataset(torch.randn(128, 20), torch.randint(5, (128,)))
+        loader = DataLoader(data, 16, pin_memory=use_gpu, sampler=DistributedSampler(data))
+        model = nn.Sequential(nn.Linear(20, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        loss = Trainer(model, loader, optimizer, torch.device(device), path).train(max_epochs)
+        if dist.get_rank() == 0:
+            norms = [parameter.norm().item() for parameter in model.parameters()]
+            print(json.dumps({"loss": loss, "norms": norms}), flush=True)
+        dist.destroy_process_group()
+
+    main(int(sys.argv[1]), sys.argv[2])
+"""
+
+
+def test_a_trainer_under_torchrun_that_is_resumed(tmp_path):
+    command = [*TORCHRUN, "--nproc-per-node=2", written(tmp_path, TRAINER)]
+    on_gpus(tmp_path, 2, *command, "1", "snapshot.pt")
+    resumed = on_gpus(tmp_path, 2, *command, "3", "snapshot.pt")
+    expected = on_cpu(tmp_path, *command, "3", "of_cpu.pt")
+    assert resumed == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
+
+
+SHARDED = """
+    import json, os
+    import torch
+    import torch.nn.functional as F
+    from torch import distributed as dist, nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
+    )
+
+    WIDTH, HEADS = 32, 4
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = nn.LayerNorm(WIDTH)
+            self.query, self.key, self.value, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x):
+            return x + self.attention(self.norm(x))
+
+        def attention(self, x):
+            heads = (layer(x).unflatten(-1, (-1, WIDTH // HEADS)).transpose(1, 2)
+                     for layer in (self.query, self.key, self.value))
+            y = F.scaled_dot_product_attention(*heads, is_causal=True)
+            return self.out(y.transpose(1, 2).flatten(2))
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding, self.head = nn.Embedding(50, WIDTH), nn.Linear(WIDTH, 50)
+            self.blocks = nn.ModuleList(Block() for _ in range(2))
+
+        def forward(self, tokens):
+            x = self.embedding(tokens)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    net, tokens = Net(), torch.randint(50, (8, 17))
+    device, dp_rank, dp_size = "cpu", 0, 1
+    if "RANK" in os.environ:
+        device, dp_size = "cuda", 2
+        mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
+        assert torch.cuda.current_device() == int(os.environ["LOCAL_RANK"])
+        dp_rank = mesh["dp"].get_local_rank()
+        net.to(device)
+        plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+                "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}
+        parallelize_module(net, mesh["tp"], plan)
+        for block in net.blocks:
+            columns = ColwiseParallel(input_layouts=Shard(1), use_local_output=False)
+            parallelize_module(block, mesh["tp"], {
+                "norm": SequenceParallel(use_local_output=True),
+                "query": columns, "key": columns, "value": columns,
+                "out": RowwiseParallel(output_layouts=Shard(1)),
+            })
+            fully_shard(block, mesh=mesh["dp"])
+        fully_shard(net, mesh=mesh["dp"])
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=True)
+    part = tokens.chunk(dp_size)[dp_rank].to(device)
+    for _ in range(3):
+        loss = F.cross_entropy(net(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    loss = loss.detach()
+    if dp_size > 1:
+        dist.all_reduce(loss, dist.ReduceOp.AVG)
+    norms = [p.full_tensor() if isinstance(p, DTensor) else p for p in net.parameters()]
+    norms = [p.detach().norm().item() for p in norms]
+    if dp_rank == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0:
+        print(json.dumps({"loss": loss.item(), "norms": norms}), flush=True)
+    if dp_size > 1:
+        dist.destroy_process_group()
+"""
+
+
+def test_fully_sharded_data_parallel_with_tensor_parallel(tmp_path):
+    program = written(tmp_path, SHARDED)
+    sharded = on_gpus(tmp_path, 4, *TORCHRUN, "--nproc-per-node=4", program)
+    expected = on_cpu(tmp_path, sys.executable, program)
+    assert sharded == {name: pytest.approx(value, rel=1e-3) for name, value in expected.items()}
+
+
+SPAWNED = """
+    import json, os, sys
+    import torch
+    from torch import distributed as dist, multiprocessing as mp, nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+
+    def main(rank, world_size, use_gpu, path):
+        store = f"file://{path}"
+        backend = "nccl" if use_gpu else "gloo"
+        dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size)
+        device = rank if use_gpu else "cpu"
+        if use_gpu:
+            torch.cuda.set_device(rank)
+        torch.manual_seed(rank)
+        model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+        model = DDP(model.to(device), device_ids=[rank] if use_gpu else None)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        batches = torch.randn(4, 8, 1, 8, 8)
+        for number, batch in enumerate(batches):
+            if number % 2:
+                loss = model(batch.to(device)).square().mean()
+            else:
+                with model.no_sync():
+                    loss = model(batch.to(device)).square().mean()
+            loss.backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        losses = [torch.empty_like(loss) for _ in range(world_size)]
+        dist.all_gather(losses, loss.detach())
+        received = torch.zeros(2, device=device)
+        if rank == 0:
+            dist.send(torch.tensor([1.0, 2.0], device=device), 1)
+            dist.recv(received, world_size - 1)
+        else:
+            dist.recv(received, rank - 1)
+            dist.send(received + rank, (rank + 1) % world_size)
+        names = [None] * world_size
+        dist.all_gather_object(names, f"rank {rank}")
+        dist.barrier()
+        if rank == 0:
+            result = {"losses": [each.item() for each in losses], "around": received.tolist()}
+            norms = [parameter.norm().item() for parameter in model.parameters()]
+            print(json.dumps({**result, "names": names, "norms": norms}), flush=True)
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        use_gpu = torch.cuda.is_available()
+        world_size = torch.cuda.device_count() if use_gpu else 2
+        mp.spawn(main, (world_size, use_gpu, os.path.abspath(sys.argv[1])), nprocs=world_size)
+"""
+
+
+def test_processes_of_mp_spawn(tmp_path):
+    program = written(tmp_path, SPAWNED)
+    result = on_gpus(tmp_path, 2, sys.executable, program, "store_of_gpus")
+    expected = on_cpu(tmp_path, sys.executable, program, "store_of_cpu")
+    assert result.pop("names") == expected.pop("names") == ["rank 0", "rank 1"]
+    assert result == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
+
+
+MIXED = """
+    import json, sys
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+
+    torch.manual_seed(0)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+    net = net.to(device).to(memory_format=torch.channels_last)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=256.0)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=6)
+    losses = []
+    for _ in range(6):
+        X, y = torch.randn(16, 3, 8, 8), torch.randint(10, (16,))
+        if device == "cuda":
+            X, y = X.pin_memory(), y.pin_memory()
+        X, y = X.to(device, non_blocking=True), y.to(device, non_blocking=True)
+        with torch.autocast(device, dtype=torch.bfloat16):
+            loss = F.cross_entropy(net(X), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        schedule.step()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(loss.detach())
+    if device == "cuda":
+        torch.cuda.synchronize()
+        assert torch.cuda.max_memory_allocated() > torch.cuda.memory_allocated() > 0
+    print(json.dumps({"losses": torch.stack(losses).tolist(), "scale": scaler.get_scale()}))
+"""
+
+
+def test_mixed_precision_on_one_gpu(tmp_path):
+    program = written(tmp_path, MIXED)
+    result = on_gpus(tmp_path, 1, sys.executable, program)
+    expected = on_cpu(tmp_path, sys.executable, program)
+    assert result == {name: pytest.approx(value, rel=0.02) for name, value in expected.items()}
