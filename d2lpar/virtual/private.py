@@ -506,3 +506,8 @@ def kind_of_reduction(op):
 def factor_of_reduction(op):
     """Return the factor of a `ReduceOp.PREMUL_SUM`, a number or a tensor."""
     return op.factor
+
+
+def default_store():
+    """Return the store of the default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()

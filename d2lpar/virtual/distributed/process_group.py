@@ -8,19 +8,22 @@ waits for another one. Tensors on the CPU go to gloo directly.
 
 import functools
 import threading
+from collections import Counter
 
 import torch
 import torch.distributed as dist
 
 from .. import device as registry
-from .. import private
+from .. import private, scheduler
 from ..engines import Engine, sleep_until
 from ..memory import Failure, Unavailable, fail, fetch, revive
 from ..scheduler import Op, wait
+from ..simulation import ModelledEngine, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
 from .agreement import NO_LINK, Table
 from .exchange import Reduction
+from .meetings import Meetings
 from .work import VirtualWork
 
 
@@ -40,7 +43,10 @@ class Lane:
 
     def __init__(self, name, device):
         self.stream = device.new_stream()
-        self.engine = device.add_engine(CollectiveEngine(name, device))
+        if device.model is None:
+            self.engine = device.add_engine(CollectiveEngine(name, device))
+        else:
+            self.engine = ModelledEngine(name, device, device.compute.simulation)
 
 
 class Call:
@@ -55,9 +61,14 @@ class Call:
         detail: what ranks must agree on, besides the shapes.
         shapes_of: the tensors whose shapes must agree; by default the inputs.
         peer, sends, tag: of a message: the other rank, the direction and the tag.
+
+    Attributes:
+        key: what names it on all of its ranks; its last part counts.
+        members: these ranks, as in the default group.
+        failure: an error on a modelled clock because of which it is not run; or None.
     """
 
-    peer = sends = tag = None
+    peer = sends = tag = failure = None
 
     def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
         self.name, self.inputs, self.outputs = name, inputs, outputs
@@ -67,6 +78,12 @@ class Call:
         if len(shapes) > 8:
             described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
         self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
+
+    def meet(self, op, bandwidth, latency):
+        """Note in its op what it costs on the links of its ranks."""
+        cost = self.cost(self.k, self.num_bytes, bandwidth, latency)
+        op.num_bytes = cost.num_bytes
+        op.seconds = cost.seconds(bandwidth, latency)
 
 
 def _described(tensor):
@@ -102,8 +119,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
 
-    def __init__(self, store, rank, size, timeout, global_ranks=()):
+    def __init__(self, store, rank, size, timeout, global_ranks=(), name=""):
         super().__init__(rank, size)
+        self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
         self._table = Table(dist.PrefixStore("vgpu", store), rank, size, global_ranks, timeout)
@@ -111,6 +129,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
         self._number = 0
+        self._counts = Counter()  # of calls, by what names them
         self._error = None
 
     # -- what torch asks a group
@@ -140,6 +159,28 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self
 
     @property
+    def group_name(self):
+        return self._name
+
+    @property
+    def group_desc(self):
+        return self._description
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    def _set_group_desc(self, description):
+        self._description = description
+
+    def getGroupName(self):
+        return self._name
+
+    def getGroupDesc(self):
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+
+    @property
     def options(self):
         return self
 
@@ -161,7 +202,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         for lane in lanes.values():
             for op in lane.stream.tail():
                 wait(op, lane.stream.device.torch_device)
-            lane.stream.device.remove_engine(lane.engine)
+            if lane.engine.simulation is None:
+                lane.stream.device.remove_engine(lane.engine)
+        simulation = scheduler.simulation
+        is_whole_job = self._table.global_ranks == list(range(dist.get_world_size()))
+        if is_whole_job and simulation is not None and simulation.meetings is not None:
+            simulation.meetings.end()
+            simulation.meetings = None
 
     def abort(self):
         """Do as `shutdown`: a collective under way ends with its time-out at the latest."""
@@ -407,6 +454,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         for tensor in tensors:
             _check_dense(tensor, call.name)
         lane = self._lane(device, call)
+        self._name_call(call)
+        if device.model is not None and scheduler.simulation.meetings is None:
+            scheduler.simulation.meetings = Meetings(scheduler.simulation, self._timeout)
         op = Op(call.name, "collective", lane.engine, self._run)
         inputs, outputs = ([t._cell for t in each] for each in (call.inputs, call.outputs))
         op.args = outputs, inputs
@@ -424,11 +474,23 @@ class VirtualProcessGroup(dist.ProcessGroup):
             coalesced.append(op)
         return VirtualWork([op], call.outputs if result is None else result, blocks)
 
+    def _name_call(self, call):
+        """Give a call its key and its ranks."""
+        ranks = self._table.global_ranks
+        if call.peer is None:
+            call.k, call.members, kind = self._size, tuple(ranks), ()
+        else:
+            ends = ranks[self._rank], ranks[call.peer]
+            source, target = ends if call.sends else ends[::-1]
+            call.k, call.members, kind = 2, (source, target), (source, target, call.tag)
+        self._counts[kind] += 1
+        call.key = (self._name, *kind, self._counts[kind])
+
     def _lane(self, device, call):
         if call.peer is None:
-            key, name = (device.index,), "collectives"
+            key, name = (device.index, device.model), "collectives"
         else:
-            key = device.index, call.peer, call.sends
+            key = device.index, device.model, call.peer, call.sends
             name = f"{'send' if call.sends else 'recv'} {self._table.global_ranks[call.peer]}"
         lane = self._lanes.get(key)
         if lane is None:
@@ -440,7 +502,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _run(self, op):
         """Do the work of a collective; its outputs fail where it fails."""
         call, device = op.kwargs["call"], op.engine.device
+        modelled = op.engine.simulation
         try:
+            if call.failure is not None:
+                raise call.failure
+            if modelled is not None and not modelled.values:
+                leave_without_values(op)
+                return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group has failed: {self._error}")
             values, failure = None, None
@@ -448,17 +516,22 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
             except Unavailable as unavailable:
                 failure = unavailable
+            if modelled is not None:
+                if self._size > 1:
+                    modelled.meetings.waits_for_values(op)
+                self._agree(call, 0.0, None, failure)
+                call.run(self._table.gloo, *values)
+                return
             out, into = device.sending, device.receiving
             uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
             ready = max(op.ready, *(each.free_at for each in uses))
             link = device.peer_link
             agreed = self._agree(call, ready, link, failure)
             bandwidth, latency = agreed.bandwidth, agreed.latency
-            cost = call.cost(self._size, call.num_bytes, bandwidth, latency)
-            op.num_bytes = cost.num_bytes
+            call.meet(op, bandwidth, latency)
             end = agreed.start
             if bandwidth < NO_LINK or latency:
-                end += cost.seconds(bandwidth, latency)
+                end += op.seconds
                 for each in uses:
                     each.free_at = max(each.free_at, end)
             if self._size > 1 or call.name != "barrier":
@@ -466,9 +539,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             sleep_until(end)
         except BaseException as error:
             fail(op.args[0], Failure(error))
+            op.kwargs["call"].failure = error
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise
+        finally:
+            if modelled is not None:
+                modelled.meetings.done(op)
 
     def _agree(self, call, ready, link, failure):
         if call.peer is None:
@@ -522,4 +599,5 @@ def create(options, backend_options=None):
         options.group_size,
         options.timeout,
         options.global_ranks_in_group,
+        options.group_id,
     )
