@@ -23,10 +23,11 @@ import torch
 
 from . import scheduler
 from .engines import Worker, set_thread_count
-from .memory import NO_VALUES, cells_in, fail, writers_of
+from .memory import NO_VALUES, Cell, cells_in, fail, writers_of
 from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
 
+FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
 LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
@@ -277,7 +278,7 @@ class Simulation:
 
     def run_while(self, condition):
         """Simulate what was issued as long as `condition()` is true."""
-        while self._ready and condition():
+        while condition() and (self._ready or self.meetings.pending):
             self._run_next()
 
     def _run_until_ended(self, engine, number):
@@ -285,19 +286,22 @@ class Simulation:
             self._run_next()
 
     def _run_until(self, seconds):
-        while self._next_ready(seconds) <= seconds and self._ready:
+        while self._ready_first(seconds) <= seconds and self._ready:
             self._run_next()
 
-    def _next_ready(self, limit=float("inf")):
-        """Return when the next op is ready, or `limit`: the ranks of a job cannot meet before."""
+    def _ready_first(self, limit=float("inf")):
+        """Return when the next op is ready, infinity for none.
+
+        Before that, and before `limit`, the ranks of a job cannot meet any more.
+        """
         while True:
-            seconds = min(self._ready[0][0], limit) if self._ready else limit
-            if self.meetings is None or self.meetings.may_go_to(seconds):
-                return seconds
+            first = self._ready[0][0] if self._ready else float("inf")
+            if self.meetings is None or self.meetings.may_go_to(min(first, limit)):
+                return first
 
     def _run_next(self):
         """Run the op that became ready first."""
-        self._next_ready()
+        self._ready_first()
         op = heappop(self._ready)[-1]
         needs = op.engine.device.model.needs(op)
         op.start = max(op.ready, *(resource.free_at for resource in needs))
@@ -309,7 +313,7 @@ class Simulation:
         op.end = op.start + op.seconds
         for resource in needs:
             resource.free_at = op.end
-        if self.values or op.kind == "collective":
+        if self.values or op.kind == "collective" or _copies_known_numbers(op):
             simulator.do(op)
         else:
             leave_without_values(op)
@@ -326,6 +330,27 @@ def _written(op):
     arguments = dict(enumerate(op.args)) | (op.kwargs or {})
     places = (place for each in op.plan.operator.written for place in each)
     return cells_in([arguments[place] for place in places if place in arguments])
+
+
+def is_known(cell):
+    """Return whether a tensor has values although none are computed: it came from the CPU."""
+    return isinstance(cell.root().data, torch.Tensor)
+
+
+def _copies_known_numbers(op):
+    """Return whether `op` copies a few whole numbers, such as sizes, whose values are known.
+
+    DDP, among others, compares sizes over the ranks, and would not go on without their values.
+    """
+    if op.plan is not None or op.work is None or len(op.args) != 2:
+        return False
+    target, source = op.args
+    ends = [end.layout if isinstance(end, Cell) else end for end in (target, source)]
+    if any(end.dtype.is_floating_point or end.dtype.is_complex for end in ends):
+        return False
+    if isinstance(target, Cell) and target.root().layout.num_bytes > FEW_BYTES:
+        return False
+    return is_known(source) if isinstance(source, Cell) else True
 
 
 def leave_without_values(op):

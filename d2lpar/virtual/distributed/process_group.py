@@ -18,12 +18,12 @@ from .. import private, scheduler
 from ..engines import Engine, sleep_until
 from ..memory import Failure, Unavailable, fail, fetch, revive
 from ..scheduler import Op, wait
-from ..simulation import ModelledEngine, leave_without_values
+from ..simulation import ModelledEngine, is_known, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
-from .agreement import NO_LINK, Table
+from .agreement import NO_LINK, Agreement, Table, figures_of
 from .exchange import Reduction
-from .meetings import Meetings
+from .meetings import EqualRanks, Meetings
 from .work import VirtualWork
 
 
@@ -124,13 +124,31 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
-        self._table = Table(dist.PrefixStore("vgpu", store), rank, size, global_ranks, timeout)
+        self._ranks = list(global_ranks) or list(range(size))
+        self._table = None  # where one rank stands for all
+        if not private.is_fake_store(store):
+            store = dist.PrefixStore("vgpu", store)
+            self._table = Table(store, rank, size, self._ranks, timeout)
         self._for_cpu = None
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
+        self._join()
         self._number = 0
         self._counts = Counter()  # of calls, by what names them
         self._error = None
+
+    def _join(self):
+        """Let the ranks of the job have one clock, if it is a modelled one."""
+        simulation = scheduler.simulation
+        if simulation is None or simulation.meetings is not None:
+            return
+        if self._table is None:
+            simulation.meetings = EqualRanks(simulation)
+            return
+        job = self._store, self._rank, self._size
+        if dist.is_initialized():
+            job = private.default_store(), dist.get_rank(), dist.get_world_size()
+        simulation.meetings = Meetings(simulation, *job, self._timeout)
 
     # -- what torch asks a group
 
@@ -191,8 +209,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._number
 
     def set_timeout(self, timeout):
-        self._timeout = self._table.timeout = timeout
-        self._table.gloo.options._timeout = timeout
+        self._timeout = timeout
+        if self._table is not None:
+            self._table.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -205,7 +224,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if lane.engine.simulation is None:
                 lane.stream.device.remove_engine(lane.engine)
         simulation = scheduler.simulation
-        is_whole_job = self._table.global_ranks == list(range(dist.get_world_size()))
+        is_whole_job = self._ranks == list(range(dist.get_world_size()))
         if is_whole_job and simulation is not None and simulation.meetings is not None:
             simulation.meetings.end()
             simulation.meetings = None
@@ -433,7 +452,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
 
     def _root(self, rank):
-        return f"root {self._table.global_ranks[rank]}"
+        return f"root {self._ranks[rank]}"
 
     def _parts(self, whole, name, part=None):
         """Return `whole` in as many equal parts as there are ranks."""
@@ -455,8 +474,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             _check_dense(tensor, call.name)
         lane = self._lane(device, call)
         self._name_call(call)
-        if device.model is not None and scheduler.simulation.meetings is None:
-            scheduler.simulation.meetings = Meetings(scheduler.simulation, self._timeout)
+        self._join()
         op = Op(call.name, "collective", lane.engine, self._run)
         inputs, outputs = ([t._cell for t in each] for each in (call.inputs, call.outputs))
         op.args = outputs, inputs
@@ -476,7 +494,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _name_call(self, call):
         """Give a call its key and its ranks."""
-        ranks = self._table.global_ranks
+        ranks = self._ranks
         if call.peer is None:
             call.k, call.members, kind = self._size, tuple(ranks), ()
         else:
@@ -491,7 +509,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             key, name = (device.index, device.model), "collectives"
         else:
             key = device.index, device.model, call.peer, call.sends
-            name = f"{'send' if call.sends else 'recv'} {self._table.global_ranks[call.peer]}"
+            name = f"{'send' if call.sends else 'recv'} {self._ranks[call.peer]}"
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(name, device)
@@ -507,8 +525,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if call.failure is not None:
                 raise call.failure
             if modelled is not None and not modelled.values:
-                leave_without_values(op)
-                return
+                if not all(map(is_known, op.args[1])):
+                    leave_without_values(op)
+                    return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group has failed: {self._error}")
             values, failure = None, None
@@ -517,10 +536,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
             except Unavailable as unavailable:
                 failure = unavailable
             if modelled is not None:
-                if self._size > 1:
-                    modelled.meetings.waits_for_values(op)
+                modelled.meetings.waits_for_values(op)
                 self._agree(call, 0.0, None, failure)
-                call.run(self._table.gloo, *values)
+                self._exchange(call, *values)
                 return
             out, into = device.sending, device.receiving
             uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
@@ -534,8 +552,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 end += op.seconds
                 for each in uses:
                     each.free_at = max(each.free_at, end)
-            if self._size > 1 or call.name != "barrier":
-                call.run(self._table.gloo, *values)
+            self._exchange(call, *values)
             sleep_until(end)
         except BaseException as error:
             fail(op.args[0], Failure(error))
@@ -547,12 +564,26 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if modelled is not None:
                 modelled.meetings.done(op)
 
+    def _exchange(self, call, inputs, outputs):
+        if self._table is not None:
+            call.run(self._table.gloo, inputs, outputs)
+        elif call.run is exchange.all_gather:  # from equal ranks
+            for out, value in zip(outputs, _repeated(inputs, len(outputs)), strict=True):
+                out.copy_(value)
+
     def _agree(self, call, ready, link, failure):
+        if self._table is None:
+            return Agreement(ready, *figures_of(link))
         if call.peer is None:
             return self._table.agree(call.text, ready, link, failure)
         return self._table.agree_with(
             call.peer, call.sends, call.text, ready, link, failure, call.tag
         )
+
+
+def _repeated(values, number):
+    """Return a list of `number` values: each of `values` equally often, one after the other."""
+    return [value for value in values for _ in range(number // len(values))]
 
 
 def _num_bytes(tensors):

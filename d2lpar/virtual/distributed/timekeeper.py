@@ -119,9 +119,7 @@ class Keeper:
             posts = meeting.posts.values()
             one_host = len({post[2] for post in posts}) == 1
             links = [post[3] if one_host else post[4] for post in posts]
-            links = [link for link in links if link is not None]
-            bandwidth = min((link[0] for link in links), default=NEVER)
-            latency = max((link[1] for link in links), default=0.0)
+            bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
             start = max(post[1] for post in posts)
             self._tell(meeting, "meet", key, start, bandwidth, latency)
         else:
@@ -242,7 +240,7 @@ class Keeper:
             for number in late:
                 rank = self._ranks.get(number)
                 if rank is not None and rank.asks is None and not rank.ended:
-                    self._send(rank, ("run", key))
+                    self._send(rank, ("run", key, not meeting.missing()))
 
 
 def _names(ranks):
@@ -269,8 +267,9 @@ class Member:
         store: the store of the default group.
         rank, size: of this process in it.
         timeout: a timedelta, how long a rank waits for others.
-        run: function of a key that is called, in another thread, when others wait for what this
-            rank has issued and its host does not ask for.
+        run: function that is called, in another thread, when others wait for what this rank has
+            issued and its host does not ask for. Its arguments are the key of the collective, and
+            whether all of its ranks have posted it.
     """
 
     def __init__(self, store, rank, size, timeout, run):
@@ -294,7 +293,7 @@ class Member:
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
-                    self._run(message[1])
+                    self._run(*message[1:])
                 else:
                     self._answers.put(message)
         except (EOFError, OSError):
@@ -309,7 +308,7 @@ class Member:
             text: what is called.
             ready: seconds.
             host: of the rank.
-            link, network: (bandwidth, latency) or None, within a host and beyond it.
+            link, network: (bandwidth, latency) within a host and beyond it.
         """
         self._connection.send(("post", key, members, text, ready, host, link, network))
 
