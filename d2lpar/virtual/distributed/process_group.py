@@ -6,8 +6,12 @@ ranks. Messages from one rank to another have an engine for each direction and p
 waits for another one. Tensors on the CPU go to gloo directly.
 """
 
+import atexit
+import contextlib
 import functools
+import sys
 import threading
+import weakref
 from collections import Counter
 
 import torch
@@ -125,6 +129,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
         self._ranks = list(global_ranks) or list(range(size))
+        self._is_whole_job = not dist.is_initialized()
         self._table = None  # where one rank stands for all
         if not private.is_fake_store(store):
             store = dist.PrefixStore("vgpu", store)
@@ -224,8 +229,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if lane.engine.simulation is None:
                 lane.stream.device.remove_engine(lane.engine)
         simulation = scheduler.simulation
-        is_whole_job = self._ranks == list(range(dist.get_world_size()))
-        if is_whole_job and simulation is not None and simulation.meetings is not None:
+        if self._is_whole_job and simulation is not None and simulation.meetings is not None:
             simulation.meetings.end()
             simulation.meetings = None
 
@@ -622,9 +626,31 @@ def _flat(cell):
     return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
 
 
+_groups = weakref.WeakSet()
+_LAST = 30.0  # seconds that a process waits in the end for others to take part in what it issued
+
+
+def _finish():
+    """Wait, as the process ends, for the collectives that it has issued: others wait for them.
+
+    A process that ends by an error does not, since others may wait for what it has not issued.
+    """
+    if hasattr(sys, "last_value") or scheduler.in_fork():
+        return
+
+    def shut_down():
+        with contextlib.suppress(Exception):  # nobody is left to tell
+            for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
+                group.shutdown()
+
+    thread = threading.Thread(target=shut_down, daemon=True)
+    thread.start()
+    thread.join(_LAST)
+
+
 def create(options, backend_options=None):
     """Return a group; torch calls this for "vccl"."""
-    return VirtualProcessGroup(
+    group = VirtualProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
@@ -632,3 +658,8 @@ def create(options, backend_options=None):
         options.global_ranks_in_group,
         options.group_id,
     )
+    if not _groups:
+        atexit.unregister(_finish)
+        atexit.register(_finish)
+    _groups.add(group)
+    return group
