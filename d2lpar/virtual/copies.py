@@ -4,7 +4,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from . import device as registry
-from . import lazy
+from . import lazy, private
 from .issuing import META, Call, raise_now, two_devices
 from .memory import Cell, Layout, Unavailable, fetch, revive
 from .plans import aten, issue_op, operator_of, tables
@@ -14,7 +14,8 @@ from .tensor import VirtualTensor, new_tensor, refuse
 
 def is_pinned(tensor):
     """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
-    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+    marked = getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+    return marked or private.is_from_pinned_allocator(tensor)
 
 
 def pin(tensor):

@@ -223,12 +223,14 @@ _CODE = {  # machine -> code that returns a constant, and 0 in the second regist
         _CURRENT: "80e29f52 010080d2 c0035fd6",
     },
 }
+_CODE_OF_ADDRESS = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}  # returns that
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
-# isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
-# places of the destructor.
+# isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
+# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, after two places of the
+# destructor.
 _GUARD_METHODS, _GET_DEVICE = (0, 1, 5, 8, 9), (2,)
-_HOOKS_METHODS = (2, 3, 4)
+_HOOKS_METHODS, _GET_ALLOCATOR = (2, 3, 4), (12,)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _kept_alive = []  # torch has their addresses
@@ -269,6 +271,7 @@ def _answer_without_python():
     _answer(guards[PRIVATE_USE_1], _GUARD_METHODS, code[PRIVATE_USE_1])
     _answer(guards[PRIVATE_USE_1], _GET_DEVICE, code[_CURRENT])
     _answer(get_hooks(), _HOOKS_METHODS, code[_YES])
+    _mark_pinned(get_hooks())
 
 
 def _library(name):
@@ -290,6 +293,37 @@ def _answer(address, places, code):
         table[_BEFORE + place] = ctypes.addressof(ctypes.c_char.from_buffer(page))
     _kept_alive.extend((page, table))
     methods.value = ctypes.addressof(table) + _BEFORE * _WORD
+
+
+def _mark_pinned(hooks):
+    """Let C++ code, `torch.empty(..., pin_memory=True)` too, get pinned memory.
+
+    It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
+    address of the copy tells it from other memory.
+    """
+    global _place_of_allocator
+    get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
+    get_allocator.restype = ctypes.c_void_p
+    _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
+    address = ctypes.addressof(_allocator)
+    code = address.to_bytes(_WORD, sys.byteorder).hex()
+    _answer(hooks, _GET_ALLOCATOR, _CODE_OF_ADDRESS[platform.machine()].format(code))
+    storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
+    words = (ctypes.c_void_p * _NUM_WORDS).from_address(storage._cdata)
+    _place_of_allocator = words[:].index(address)
+
+
+_allocator = ctypes.create_string_buffer(_WORD)
+_place_of_allocator = None
+_NUM_WORDS = 12  # of a storage in C++; its allocator is the last
+
+
+def is_from_pinned_allocator(tensor):
+    """Return whether C++ code has allocated the memory of a CPU tensor as pinned memory."""
+    if _place_of_allocator is None:
+        return False
+    address = tensor.untyped_storage()._cdata + _place_of_allocator * _WORD
+    return ctypes.c_void_p.from_address(address).value == ctypes.addressof(_allocator)
 
 
 def patch_backward(streams_of_forward):
@@ -473,13 +507,17 @@ def _choose(theirs, ours, test):
 
 if torch.distributed.is_available():
     from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceCoalescedOptions,
         AllreduceOptions,
         AllToAllOptions,
         BroadcastOptions,
         GatherOptions,
         ReduceOptions,
+        ReduceScatterOptions,
         ScatterOptions,
     )
+
+    process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
 
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
@@ -497,6 +535,8 @@ def register_process_groups(name, create):
         logger = torch.distributed.Logger
         logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
 
+        patch_hooks()
+
 
 def _without_timers(log):
     """Return a method of DDP's logger that leaves statistics of time out, which it has for CUDA.
@@ -510,6 +550,40 @@ def _without_timers(log):
             log(self)
 
     return set_runtime_stats_and_log
+
+
+def patch_hooks():
+    """Let DDP take hooks for bfloat16, and hooks in Python for those in C++.
+
+    The latter need futures that cannot be made in Python.
+    """
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        if self.device_type != "vgpu":
+            return register(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        is_fp16 = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
+        return self.register_comm_hook(self.process_group, hook)
+
+    @functools.wraps(check)
+    def _check_comm_hook(self, hook):
+        if not (self.device_type == "vgpu" and hook.__name__.startswith("bf16_")):
+            check(self, hook)
+
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+    ddp._check_comm_hook = _check_comm_hook
+
+
+def waits_when_used(tensor):
+    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
 
 
 def kind_of_reduction(op):

@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from . import autocast, comm, copies, operators, private, saving, scheduler, vgpu
+from . import autocast, comm, copies, operators, private, saving, scheduler, storages, vgpu
 from . import device as registry
 from .backward import StreamsOfForward
 from .distributed import BACKEND
@@ -24,7 +24,11 @@ def register():
         RuntimeError: virtual GPUs are not known to work on this version of torch, or another
             package has added a device type to torch.
     """
-    assert operators.tables  # what importing them filled in
+    assert operators.tables and storages.resize_  # what importing them filled in
+    if torch.distributed.is_available():
+        from .distributed import functional
+
+        assert functional.tables
     global _registered
     private.check_version(torch.__version__)
     if _registered:
