@@ -249,7 +249,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
             store = dist.PrefixStore("cpu", self._store)
-            self._for_cpu = dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
+            gloo = dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
+            group = dist.ProcessGroup(store, self._rank, self._size)  # which has more functions
+            group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
+            self._for_cpu = group
         return self._for_cpu
 
     # -- collectives
