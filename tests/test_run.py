@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -171,6 +172,31 @@ def test_a_second_interrupt_ends_everything(tmp_path):
     assert not list(tmp_path.glob("d2lpar-run-*"))
 
 
+def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
+    """It reads its input and gets the interrupt; what comes behind it can read again."""
+    import pty
+
+    run = f"{sys.executable} -m d2lpar run {sys.executable} -c"
+    code = f"""{run} 'print("got", input("name? "))'; {run} 'input("stop me: ")'; """
+    code += 'read -p "end? " x; echo said $x'
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe("bash", ["bash", "-c", code], environment(tmp_path))
+    said = ""
+    answers = {"name? ": "bob\n", "stop me: ": "\x03", "end? ": "yes\n", "said yes": ""}
+    try:
+        for wanted, answer in answers.items():
+            while wanted not in said:
+                assert select.select([terminal], [], [], 60)[0], said
+                said += os.read(terminal, 1000).decode()
+            os.write(terminal, answer.encode())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(terminal)
+        os.waitpid(child, 0)
+    assert "got bob" in said and "KeyboardInterrupt" in said and "exit code 130" in said
+
+
 # -- reports
 
 
@@ -222,8 +248,10 @@ def test_a_killed_rank_leaves_its_report(tmp_path):
         """
         import os, signal, time, torch
         x = torch.ones(10, device="cuda").cpu()
-        while not [name for name in os.listdir(os.environ["D2LPAR_REPORTS"]) if "json" in name]:
+        for _ in range(400):
             time.sleep(0.05)
+            if [name for name in os.listdir(os.environ["D2LPAR_REPORTS"]) if "json" in name]:
+                break
         time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGKILL)
         """,
@@ -266,7 +294,8 @@ def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
 
 
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
-    code = "from d2lpar import try_gpu, ensure_gpus; import torch; print(try_gpu()); ensure_gpus(2)"
+    code = "from d2lpar.virtual import Link; import d2lpar; print(d2lpar.try_gpu())"
+    code += "; d2lpar.ensure_gpus(2)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(tmp_path, D2LPAR_CUDA="vgpu:2", D2LPAR_REPORTS=""),
