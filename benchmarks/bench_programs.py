@@ -8,6 +8,7 @@ get the programs.
 """
 
 import argparse
+import ast
 import contextlib
 import functools
 import importlib.util
@@ -20,6 +21,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ SOURCES = {
     "examples": "https://github.com/pytorch/examples",
     "nanoGPT": "https://github.com/karpathy/nanoGPT",
     "picotron": "https://github.com/huggingface/picotron",
+    "tutorials": "https://github.com/pytorch/tutorials",
 }
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 LIMIT = 300  # seconds for one command
@@ -186,6 +189,27 @@ def prepare_picotron(folder, **sizes):
         path.write_text(f"{name} = None\n")
 
 
+def prepare_page(folder, name):
+    """Write the Python on a page of the tutorials, all its blocks together, to program.py."""
+    blocks, block = [], None
+    for line in [*(folder / name).read_text().splitlines(), "the end"]:
+        if block is not None and (line.startswith(" ") or not line):
+            block.append(line)
+            continue
+        if block and _is_python(textwrap.dedent("\n".join(block))):
+            blocks.append(textwrap.dedent("\n".join(block)))
+        block = [] if re.fullmatch(r"\.\. code(-block)?:: *python|.*::", line) else None
+    (folder / "program.py").write_text("\n\n".join(blocks))
+
+
+def _is_python(code):
+    try:
+        ast.parse(code)
+    except SyntaxError:
+        return False
+    return True
+
+
 def _made(folder):
     folder.mkdir(parents=True, exist_ok=True)
     return folder
@@ -224,6 +248,13 @@ def _picotron(name, n, **sizes):
         prepare=functools.partial(prepare_picotron, **sizes),
         needs=("transformers", "tokenizers", "datasets", "safetensors", "wandb"),
     )
+
+
+def _tutorial(name, page, n, **options):
+    folder, _, file = page.rpartition("/")
+    prepare = functools.partial(prepare_page, name=file)
+    path = f"tutorials/{folder}"
+    return Program(name, path, python("program.py"), gpus=(n,), prepare=prepare, **options)
 
 
 PROGRAMS = [
@@ -277,6 +308,8 @@ PROGRAMS = [
     _picotron("dp=2 tp=2", 4, dp_size=2, tp_size=2),
     _picotron("tp=2 pp=2", 4, tp_size=2, pp_size=2),
     _picotron("dp=2 pp=2", 4, dp_size=2, pp_size=2),
+    _tutorial("tutorial: ddp, 8 processes", "intermediate_source/ddp_tutorial.rst", 8),
+    _tutorial("tutorial: ZeRO", "recipes_source/zero_redundancy_optimizer.rst", 2),
 ]
 
 

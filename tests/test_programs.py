@@ -238,6 +238,8 @@ SPAWNED = """
         names = [None] * world_size
         dist.all_gather_object(names, f"rank {rank}")
         dist.barrier()
+        group = dist.new_group(backend="gloo")  # which takes tensors of GPUs, too
+        dist.broadcast(received, world_size - 1, group=group)
         if rank == 0:
             result = {"losses": [each.item() for each in losses], "around": received.tolist()}
             norms = [parameter.norm().item() for parameter in model.parameters()]
@@ -253,8 +255,11 @@ SPAWNED = """
 
 def test_processes_of_mp_spawn(tmp_path):
     program = written(tmp_path, SPAWNED)
-    result = on_gpus(tmp_path, 2, sys.executable, program, "store_of_gpus")
+    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, program, "store_of_gpus")
+    result = result_of(done)
     expected = on_cpu(tmp_path, sys.executable, program, "store_of_cpu")
+    for device in "cuda:0", "cuda:1":
+        assert f"{device}, collectives" in done.stderr  # their bytes, among those of the copies
     assert result.pop("names") == expected.pop("names") == ["rank 0", "rank 1"]
     assert result == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
 

@@ -92,7 +92,7 @@ def _replace_names():
     torch.set_default_tensor_type = _set_default_tensor_type
     private.note_factories()
     for name in _WITH_PINNED_MEMORY:
-        setattr(torch, name, _pinning(getattr(torch, name)))
+        setattr(torch, name, private.stand_for(getattr(torch, name), _pinning))
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
     for name, function in _NVTX.items():

@@ -21,11 +21,16 @@ def translate(backend):
     """Return the name of a backend, as torch has it for virtual GPUs.
 
     Args:
-        backend: the name that a program gives: "nccl", "cpu:gloo,cuda:nccl", or "undefined" where
-            it gives none.
+        backend: the name that a program gives: "nccl", "gloo", which takes tensors of GPUs, too,
+            "cpu:gloo,cuda:nccl", or "undefined" where it gives none.
     """
-    if backend == dist.Backend.UNDEFINED:
+    if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
         return f"cpu:gloo,vgpu:{BACKEND}"
-    pairs = [pair.split(":") for pair in backend.split(",")]
-    names = {"nccl": BACKEND, "cuda": "vgpu"}
-    return ",".join(":".join(names.get(part, part) for part in pair) for pair in pairs)
+    if backend == dist.Backend.NCCL:
+        return BACKEND
+    names = dict(pair.split(":") for pair in backend.split(",") if ":" in pair)
+    if names.get("cuda") not in (dist.Backend.NCCL, dist.Backend.GLOO):
+        return backend
+    del names["cuda"]
+    names["vgpu"] = BACKEND
+    return ",".join(map(":".join, names.items()))

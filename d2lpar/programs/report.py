@@ -89,7 +89,7 @@ class Report:
             self._busy[span.device][span.engine] += seconds
             self._ops[span.device] += 1
             self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)
-            if span.kind == "copy":
+            if span.kind in ("copy", "collective"):
                 sums = self._links.setdefault((span.source, span.target), [0, 0.0, 0])
                 sums[0] += span.num_bytes
                 sums[1] += seconds

@@ -521,6 +521,15 @@ def note_factories():
     _device._device_constructors()
 
 
+def stand_for(function, change):
+    """Return what `change` makes of a function of torch; TorchScript takes both for the same."""
+    from torch.jit import _builtins
+
+    changed = change(function)
+    _builtins._register_builtin(changed, _builtins._find_builtin(function))
+    return changed
+
+
 def let_cuda_be_initialized():
     """Let nothing of torch initialise CUDA: a build without it cannot, one with it finds no GPU."""
     torch.cuda._lazy_init = lambda: None
