@@ -365,7 +365,7 @@ def test_what_names_no_gpus(gpus):
     ("given", "ours"),
     [
         ("nccl", "vccl"),
-        ("gloo", "gloo"),
+        ("gloo", "cpu:gloo,vgpu:vccl"),
         ("cpu:gloo,cuda:nccl", "cpu:gloo,vgpu:vccl"),
         ("undefined", "cpu:gloo,vgpu:vccl"),
     ],
@@ -403,4 +403,20 @@ def test_process_groups_of_nccl():
         if options == {"backend": "nccl"}:
             assert dist.get_backend(dist.new_group([0])) == "nccl" and len(made) == 2
         dist.destroy_process_group()
+    """)
+
+
+def test_torchscript_knows_the_functions_that_were_replaced():
+    run("import torch.distributed.optim")  # which compiles its optimizers
+
+
+def test_tensors_that_wrap_others_are_on_cuda():
+    run("""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    weight = torch.ones(2, 2, device="cuda", requires_grad=True)
+    x = AsyncCollectiveTensor(torch.ones(2, 2, device="cuda"))
+    assert str(x.device) == "cuda:0" and x.is_cuda
+    (weight * x).sum().backward()
+    assert weight.grad.device == x.device
     """)
