@@ -160,12 +160,14 @@ def _local_scalar_dense(func, args, kwargs):
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
     copy(target, source.reshape(()) if source.dim() else source)
-    if source._cell.layout.device.has_values:
+    known = source._cell.root().data
+    is_known = isinstance(known, torch.Tensor)
+    whole = not (source.is_floating_point() or source.is_complex())
+    if source._cell.layout.device.has_values or is_known and whole:
         return target.item()
     if source.dtype == torch.bool:
         refuse("item of a bool")
-    known = source._cell.root().data
-    return known.item() if isinstance(known, torch.Tensor) and known.dim() == 0 else float("nan")
+    return known.item() if is_known and known.dim() == 0 else float("nan")
 
 
 tables.special.update(

@@ -103,6 +103,8 @@ class Model:
 
     def needs(self, op):
         """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
+        if op.kind == "collective":
+            return op.engine, self._out, self._in
         if op.receiver is None:
             return self._needs[op.engine]
         other = op.receiver.device.model

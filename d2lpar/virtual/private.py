@@ -532,9 +532,24 @@ def register_process_groups(name, create):
     if torch.distributed.is_available():
         register = torch.distributed.Backend.register_backend
         register(name, create, extended_api=True, devices=["vgpu"])
-        # DDP would like to time its steps with events of CUDA, and says so at each tenth step.
-        warnings.filterwarnings("ignore", "Time stats are currently only collected for CPU and")
+        logger = torch.distributed.Logger
+        logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
+
         patch_hooks()
+
+
+def _without_timers(log):
+    """Return a method of DDP's logger that leaves statistics of time out, which it has for CUDA.
+
+    It would warn of that, on stderr.
+    """
+
+    @functools.wraps(log)
+    def set_runtime_stats_and_log(self):
+        if self._get_ddp_logging_data().strs_map["backend_name"] != "vccl":
+            log(self)
+
+    return set_runtime_stats_and_log
 
 
 def patch_hooks():
@@ -579,3 +594,15 @@ def kind_of_reduction(op):
 def factor_of_reduction(op):
     """Return the factor of a `ReduceOp.PREMUL_SUM`, a number or a tensor."""
     return op.factor
+
+
+def default_store():
+    """Return the store of the default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def is_fake_store(store):
+    """Return whether a store is that of torch's fake process group: there are no other ranks."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ == "FakeStore"

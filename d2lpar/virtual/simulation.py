@@ -23,10 +23,11 @@ import torch
 
 from . import scheduler
 from .engines import Worker, set_thread_count
-from .memory import NO_VALUES, cells_in, fail, writers_of
+from .memory import NO_VALUES, Cell, cells_in, fail, writers_of
 from .private import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT, Op
 
+FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
 LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
@@ -135,7 +136,10 @@ class Simulation:
 
     Attributes:
         name, launch_seconds, values: the same.
+        meetings: the `Meetings` of the ranks of a job, where there are several; or None.
     """
+
+    meetings = None
 
     def __init__(self, name, launch_seconds, values=True):
         self.name = name
@@ -182,7 +186,7 @@ class Simulation:
             The seconds at which `op` is issued.
         """
         host, device = self.host(), stream.device
-        if op.seconds is None:
+        if op.seconds is None and op.kind != "collective":
             op.seconds = device.model.seconds(op)
         issued = host.now(device)
         if self._num_hosts > 1 or in_backward():
@@ -231,6 +235,14 @@ class Simulation:
         """Compute values with `threads` CPU threads from now on."""
         self._ask(set_thread_count, threads)
 
+    def finish(self):
+        """Simulate all that was issued."""
+        self._ask(self._run_until, float("inf"))
+
+    def ask(self, function, *arguments):
+        """Call a function in the simulator's thread, without waiting for it."""
+        simulator.arrivals.put((function, arguments, lambda error: None, lambda: None))
+
     def poll(self):
         """Let the calling thread ask how far a device is, which costs it as much as a launch."""
         self.advance(max(self.launch_seconds, LEAST_POLL))
@@ -251,9 +263,10 @@ class Simulation:
     def admit(self, op):
         """Take over an op that was issued."""
         if scheduler.admit(op):
-            self._make_ready(op)
+            self.make_ready(op)
 
-    def _make_ready(self, op):
+    def make_ready(self, op):
+        """Let `op` take its turn once `op.ready` has come."""
         stream = op.stream
         self._number += 1
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
@@ -263,30 +276,51 @@ class Simulation:
         while not op.done:
             self._run_next()
 
+    def run_while(self, condition):
+        """Simulate what was issued as long as `condition()` is true."""
+        while condition() and (self._ready or self.meetings.pending):
+            self._run_next()
+
     def _run_until_ended(self, engine, number):
         while engine.finished + len(engine.ends) < number:
             self._run_next()
 
     def _run_until(self, seconds):
-        while self._ready and self._ready[0][0] <= seconds:
+        while self._ready_first(seconds) <= seconds and self._ready:
             self._run_next()
+
+    def _ready_first(self, limit=float("inf")):
+        """Return when the next op is ready, infinity for none.
+
+        Before that, and before `limit`, the ranks of a job cannot meet any more.
+        """
+        while True:
+            first = self._ready[0][0] if self._ready else float("inf")
+            if self.meetings is None or self.meetings.may_go_to(min(first, limit)):
+                return first
 
     def _run_next(self):
         """Run the op that became ready first."""
+        self._ready_first()
         op = heappop(self._ready)[-1]
         needs = op.engine.device.model.needs(op)
         op.start = max(op.ready, *(resource.free_at for resource in needs))
+        if op.kind == "collective":
+            if op.seconds is None:  # it will be ready, again, when the last of the ranks is
+                self.meetings.post(op)
+                return
+            op.start = op.ready
         op.end = op.start + op.seconds
         for resource in needs:
             resource.free_at = op.end
-        if self.values:
+        if self.values or op.kind == "collective" or _copies_known_numbers(op):
             simulator.do(op)
         else:
-            _leave_without_values(op)
+            leave_without_values(op)
         op.engine.ends.append(op.end)
         ready, _ = scheduler.complete(op)
         for dependent in ready:
-            self._make_ready(dependent)
+            self.make_ready(dependent)
 
 
 def _written(op):
@@ -298,7 +332,28 @@ def _written(op):
     return cells_in([arguments[place] for place in places if place in arguments])
 
 
-def _leave_without_values(op):
+def is_known(cell):
+    """Return whether a tensor has values although none are computed: it came from the CPU."""
+    return isinstance(cell.root().data, torch.Tensor)
+
+
+def _copies_known_numbers(op):
+    """Return whether `op` copies a few whole numbers, such as sizes, whose values are known.
+
+    DDP, among others, compares sizes over the ranks, and would not go on without their values.
+    """
+    if op.plan is not None or op.work is None or len(op.args) != 2:
+        return False
+    target, source = op.args
+    ends = [end.layout if isinstance(end, Cell) else end for end in (target, source)]
+    if any(end.dtype.is_floating_point or end.dtype.is_complex for end in ends):
+        return False
+    if isinstance(target, Cell) and target.root().layout.num_bytes > FEW_BYTES:
+        return False
+    return is_known(source) if isinstance(source, Cell) else True
+
+
+def leave_without_values(op):
     """Let what `op` would have written say that it has no values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):

@@ -26,6 +26,11 @@ def host_number():
     return zlib.crc32(name.encode())
 
 
+def figures_of(link):
+    """Return bandwidth and latency of a `Link`, or of None, which has no limit."""
+    return (NO_LINK, 0.0) if link is None else (link.bandwidth, link.latency)
+
+
 @dataclass
 class Agreement:
     """What the ranks of an exchange have agreed on.
@@ -57,6 +62,10 @@ class Table:
         self.timeout = timeout
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._host = host_number()
+
+    def set_timeout(self, timeout):
+        """Let a rank wait so long for the others, a timedelta."""
+        self.timeout = self.gloo.options._timeout = timeout
 
     def agree(self, call, ready, link, failure):
         """Compare calls with all other ranks.
@@ -111,8 +120,8 @@ class Table:
         return self._agreement(table, ready)
 
     def _row(self, call, ready, link, failure):
-        bandwidth, latency = (NO_LINK, 0.0) if link is None else (link.bandwidth, link.latency)
-        row = zlib.crc32(call.encode()), ready, bandwidth, latency, self._host, failure is not None
+        call = zlib.crc32(call.encode())
+        row = call, ready, *figures_of(link), self._host, failure is not None
         return torch.tensor(row, dtype=torch.float64)
 
     @staticmethod

@@ -6,21 +6,28 @@ ranks. Messages from one rank to another have an engine for each direction and p
 waits for another one. Tensors on the CPU go to gloo directly.
 """
 
+import atexit
+import contextlib
 import functools
+import sys
 import threading
+import weakref
+from collections import Counter
 
 import torch
 import torch.distributed as dist
 
 from .. import device as registry
-from .. import private
+from .. import private, scheduler
 from ..engines import Engine, sleep_until
 from ..memory import Failure, Unavailable, fail, fetch, revive
 from ..scheduler import Op, wait
+from ..simulation import ModelledEngine, is_known, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
-from .agreement import NO_LINK, Table
+from .agreement import NO_LINK, Agreement, Table, figures_of
 from .exchange import Reduction
+from .meetings import EqualRanks, Meetings
 from .work import VirtualWork
 
 
@@ -40,7 +47,10 @@ class Lane:
 
     def __init__(self, name, device):
         self.stream = device.new_stream()
-        self.engine = device.add_engine(CollectiveEngine(name, device))
+        if device.model is None:
+            self.engine = device.add_engine(CollectiveEngine(name, device))
+        else:
+            self.engine = ModelledEngine(name, device, device.compute.simulation)
 
 
 class Call:
@@ -55,9 +65,14 @@ class Call:
         detail: what ranks must agree on, besides the shapes.
         shapes_of: the tensors whose shapes must agree; by default the inputs.
         peer, sends, tag: of a message: the other rank, the direction and the tag.
+
+    Attributes:
+        key: what names it on all of its ranks; its last part counts.
+        members: these ranks, as in the default group.
+        failure: an error on a modelled clock because of which it is not run; or None.
     """
 
-    peer = sends = tag = None
+    peer = sends = tag = failure = None
 
     def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
         self.name, self.inputs, self.outputs = name, inputs, outputs
@@ -67,6 +82,12 @@ class Call:
         if len(shapes) > 8:
             described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
         self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
+
+    def meet(self, op, bandwidth, latency):
+        """Note in its op what it costs on the links of its ranks."""
+        cost = self.cost(self.k, self.num_bytes, bandwidth, latency)
+        op.num_bytes = cost.num_bytes
+        op.seconds = cost.seconds(bandwidth, latency)
 
 
 def _described(tensor):
@@ -102,16 +123,37 @@ class VirtualProcessGroup(dist.ProcessGroup):
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
 
-    def __init__(self, store, rank, size, timeout, global_ranks=()):
+    def __init__(self, store, rank, size, timeout, global_ranks=(), name=""):
         super().__init__(rank, size)
+        self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
-        self._table = Table(dist.PrefixStore("vgpu", store), rank, size, global_ranks, timeout)
+        self._ranks = list(global_ranks) or list(range(size))
+        self._is_whole_job = not dist.is_initialized()
+        self._table = None  # where one rank stands for all
+        if not private.is_fake_store(store):
+            store = dist.PrefixStore("vgpu", store)
+            self._table = Table(store, rank, size, self._ranks, timeout)
         self._for_cpu = None
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
+        self._join()
         self._number = 0
+        self._counts = Counter()  # of calls, by what names them
         self._error = None
+
+    def _join(self):
+        """Let the ranks of the job have one clock, if it is a modelled one."""
+        simulation = scheduler.simulation
+        if simulation is None or simulation.meetings is not None:
+            return
+        if self._table is None:
+            simulation.meetings = EqualRanks(simulation)
+            return
+        job = self._store, self._rank, self._size
+        if dist.is_initialized():
+            job = private.default_store(), dist.get_rank(), dist.get_world_size()
+        simulation.meetings = Meetings(simulation, *job, self._timeout)
 
     # -- what torch asks a group
 
@@ -148,6 +190,28 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self
 
     @property
+    def group_name(self):
+        return self._name
+
+    @property
+    def group_desc(self):
+        return self._description
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    def _set_group_desc(self, description):
+        self._description = description
+
+    def getGroupName(self):
+        return self._name
+
+    def getGroupDesc(self):
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+
+    @property
     def options(self):
         return self
 
@@ -158,8 +222,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._number
 
     def set_timeout(self, timeout):
-        self._timeout = self._table.timeout = timeout
-        self._table.gloo.options._timeout = timeout
+        self._timeout = timeout
+        if self._table is not None:
+            self._table.set_timeout(timeout)
 
     _set_default_timeout = set_timeout
 
@@ -169,7 +234,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         for lane in lanes.values():
             for op in lane.stream.tail():
                 wait(op, lane.stream.device.torch_device)
-            lane.stream.device.remove_engine(lane.engine)
+            if lane.engine.simulation is None:
+                lane.stream.device.remove_engine(lane.engine)
+        simulation = scheduler.simulation
+        if self._is_whole_job and simulation is not None and simulation.meetings is not None:
+            simulation.meetings.end()
+            simulation.meetings = None
 
     def abort(self):
         """Do as `shutdown`: a collective under way ends with its time-out at the latest."""
@@ -397,7 +467,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
 
     def _root(self, rank):
-        return f"root {self._table.global_ranks[rank]}"
+        return f"root {self._ranks[rank]}"
 
     def _parts(self, whole, name, part=None):
         """Return `whole` in as many equal parts as there are ranks."""
@@ -418,6 +488,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
         for tensor in tensors:
             _check_dense(tensor, call.name)
         lane = self._lane(device, call)
+        self._name_call(call)
+        self._join()
         op = Op(call.name, "collective", lane.engine, self._run)
         inputs, outputs = ([t._cell for t in each] for each in (call.inputs, call.outputs))
         op.args = outputs, inputs
@@ -435,12 +507,24 @@ class VirtualProcessGroup(dist.ProcessGroup):
             coalesced.append(op)
         return VirtualWork([op], call.outputs if result is None else result, blocks)
 
+    def _name_call(self, call):
+        """Give a call its key and its ranks."""
+        ranks = self._ranks
+        if call.peer is None:
+            call.k, call.members, kind = self._size, tuple(ranks), ()
+        else:
+            ends = ranks[self._rank], ranks[call.peer]
+            source, target = ends if call.sends else ends[::-1]
+            call.k, call.members, kind = 2, (source, target), (source, target, call.tag)
+        self._counts[kind] += 1
+        call.key = (self._name, *kind, self._counts[kind])
+
     def _lane(self, device, call):
         if call.peer is None:
-            key, name = (device.index,), "collectives"
+            key, name = (device.index, device.model), "collectives"
         else:
-            key = device.index, call.peer, call.sends
-            name = f"{'send' if call.sends else 'recv'} {self._table.global_ranks[call.peer]}"
+            key = device.index, device.model, call.peer, call.sends
+            name = f"{'send' if call.sends else 'recv'} {self._ranks[call.peer]}"
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = Lane(name, device)
@@ -451,7 +535,14 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _run(self, op):
         """Do the work of a collective; its outputs fail where it fails."""
         call, device = op.kwargs["call"], op.engine.device
+        modelled = op.engine.simulation
         try:
+            if call.failure is not None:
+                raise call.failure
+            if modelled is not None and not modelled.values:
+                if not all(map(is_known, op.args[1])):
+                    leave_without_values(op)
+                    return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group has failed: {self._error}")
             values, failure = None, None
@@ -459,34 +550,55 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
             except Unavailable as unavailable:
                 failure = unavailable
+            if modelled is not None:
+                modelled.meetings.waits_for_values(op)
+                self._agree(call, 0.0, None, failure)
+                self._exchange(call, *values)
+                return
             out, into = device.sending, device.receiving
             uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
             ready = max(op.ready, *(each.free_at for each in uses))
             link = device.peer_link
             agreed = self._agree(call, ready, link, failure)
             bandwidth, latency = agreed.bandwidth, agreed.latency
-            cost = call.cost(self._size, call.num_bytes, bandwidth, latency)
-            op.num_bytes = cost.num_bytes
+            call.meet(op, bandwidth, latency)
             end = agreed.start
             if bandwidth < NO_LINK or latency:
-                end += cost.seconds(bandwidth, latency)
+                end += op.seconds
                 for each in uses:
                     each.free_at = max(each.free_at, end)
-            if self._size > 1 or call.name != "barrier":
-                call.run(self._table.gloo, *values)
+            self._exchange(call, *values)
             sleep_until(end)
         except BaseException as error:
             fail(op.args[0], Failure(error))
+            op.kwargs["call"].failure = error
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise
+        finally:
+            if modelled is not None:
+                modelled.meetings.done(op)
+
+    def _exchange(self, call, inputs, outputs):
+        if self._table is not None:
+            call.run(self._table.gloo, inputs, outputs)
+        elif call.run is exchange.all_gather:  # from equal ranks
+            for out, value in zip(outputs, _repeated(inputs, len(outputs)), strict=True):
+                out.copy_(value)
 
     def _agree(self, call, ready, link, failure):
+        if self._table is None:
+            return Agreement(ready, *figures_of(link))
         if call.peer is None:
             return self._table.agree(call.text, ready, link, failure)
         return self._table.agree_with(
             call.peer, call.sends, call.text, ready, link, failure, call.tag
         )
+
+
+def _repeated(values, number):
+    """Return a list of `number` values: each of `values` equally often, one after the other."""
+    return [value for value in values for _ in range(number // len(values))]
 
 
 def _num_bytes(tensors):
@@ -525,12 +637,40 @@ def _flat(cell):
     return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
 
 
+_groups = weakref.WeakSet()
+_LAST = 30.0  # seconds that a process waits in the end for others to take part in what it issued
+
+
+def _finish():
+    """Wait, as the process ends, for the collectives that it has issued: others wait for them.
+
+    A process that ends by an error does not, since others may wait for what it has not issued.
+    """
+    if hasattr(sys, "last_value") or scheduler.in_fork():
+        return
+
+    def shut_down():
+        with contextlib.suppress(Exception):  # nobody is left to tell
+            for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
+                group.shutdown()
+
+    thread = threading.Thread(target=shut_down, daemon=True)
+    thread.start()
+    thread.join(_LAST)
+
+
 def create(options, backend_options=None):
     """Return a group; torch calls this for "vccl"."""
-    return VirtualProcessGroup(
+    group = VirtualProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
         options.timeout,
         options.global_ranks_in_group,
+        options.group_id,
     )
+    if not _groups:
+        atexit.unregister(_finish)
+        atexit.register(_finish)
+    _groups.add(group)
+    return group

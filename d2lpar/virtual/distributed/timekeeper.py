@@ -1,0 +1,339 @@
+"""One modelled time for the ranks of a job, each of which simulates its own devices.
+
+A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
+its own ops, so it *posts* the collective at the time at which its inputs are ready, and the keeper,
+a thread in the process of rank 0, tells all of its ranks when they *meet*.
+
+While a rank has posted what others have not, it may not simply go on: the meeting may turn out to
+lie before its next event. So it asks for leave to go on to that event's time, and gets it once no
+rank that it waits for, or that one of those waits for, can do anything earlier. This is what makes
+the result exact, and the same in every run. (It is a conservative parallel simulation with a
+global minimum in place of null messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
+"""
+
+import contextlib
+import os
+import threading
+import time
+from multiprocessing.connection import Client, Listener
+from queue import Empty, SimpleQueue
+
+_PATIENCE = 0.5  # seconds of the wall clock until a host that asks nothing is passed over
+_KEY = "d2lpar/timekeeper"
+NEVER = float("inf")
+
+
+class Meeting:
+    """A collective that some of its ranks have posted.
+
+    Attributes:
+        members: the ranks that take part, as in the default group.
+        posts: rank -> what it posted: text, ready, and the figures of its link.
+        here: the ranks that wait for the values of the others, or need none.
+        since: when the last of these came, by the wall clock.
+    """
+
+    def __init__(self, members):
+        self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
+
+    def missing(self):
+        """Return the ranks that have not posted it."""
+        return [rank for rank in self.members if rank not in self.posts]
+
+
+class Rank:
+    """What the keeper knows of a rank.
+
+    Attributes:
+        connection: to its process.
+        bound: it does nothing before this time, in seconds, unless a meeting makes it.
+        asks: the time to which it asks leave to go, or None while it runs.
+        since: when it asked, by the wall clock.
+        told: how many messages of meetings it was sent.
+        ended: whether it has left.
+    """
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.bound, self.asks, self.since = 0.0, None, 0.0
+        self.told, self.ended = 0, False
+
+
+class Keeper:
+    """The keeper of the time; see the top of this file.
+
+    Args:
+        size: number of ranks.
+        timeout: seconds that a rank waits for others at most.
+    """
+
+    def __init__(self, size, timeout):
+        self._size, self._timeout = size, timeout
+        self._ranks, self._meetings = {}, {}
+        self._lock = threading.Condition()
+        self._listener = Listener(("", 0), authkey=_authkey())
+        self.port = self._listener.address[1]
+        for target in (self._welcome, self._look_after):
+            threading.Thread(target=target, daemon=True).start()
+
+    def _welcome(self):
+        for _ in range(self._size):
+            connection = self._listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        self._listener.close()
+
+    def _serve(self, connection):
+        number = connection.recv()
+        with self._lock:
+            rank = self._ranks[number] = Rank(connection)
+        try:
+            while True:
+                kind, *message = connection.recv()
+                with self._lock:
+                    getattr(self, f"_on_{kind}")(number, rank, *message)
+                    self._give_leave()
+        except (EOFError, OSError):
+            with self._lock:
+                self._leave(number, rank)
+
+    def wait_for_the_end(self):
+        """Wait until all ranks have left, for as long as a rank waits at most."""
+
+        def all_left():
+            ranks = self._ranks.values()
+            return len(ranks) == self._size and all(rank.ended for rank in ranks)
+
+        with self._lock:
+            self._lock.wait_for(all_left, self._timeout)
+
+    # -- what a rank says
+
+    def _on_post(self, number, rank, key, members, text, ready, *figures):
+        meeting = self._meetings.setdefault(key, Meeting(members))
+        meeting.posts[number] = text, ready, *figures
+        rank.bound = max(rank.bound, ready)
+        texts = {post[0] for post in meeting.posts.values()}
+        if len(texts) > 1:
+            self._tell(meeting, "failed", key, _disagreement(meeting))
+        elif not meeting.missing():
+            posts = meeting.posts.values()
+            one_host = len({post[2] for post in posts}) == 1
+            links = [post[3] if one_host else post[4] for post in posts]
+            bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
+            start = max(post[1] for post in posts)
+            self._tell(meeting, "meet", key, start, bandwidth, latency)
+        else:
+            gone = [other for other in meeting.missing() if self._has_ended(other)]
+            if gone:
+                self._tell(meeting, "failed", key, f"{_names(gone)} ended before {text}")
+
+    def _on_ask(self, number, rank, seconds, heard):
+        if heard == rank.told:  # otherwise it will ask anew, once it has heard of a meeting
+            rank.asks, rank.since = seconds, time.monotonic()
+
+    def _on_at(self, number, rank, seconds, key):
+        """It is at this time, and waits there for the values of the others."""
+        rank.bound = max(rank.bound, seconds)
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            return
+        meeting.here.add(number)
+        meeting.since = time.monotonic()
+        if len(meeting.here) == len(meeting.members):
+            del self._meetings[key]
+
+    def _on_done(self, number, rank, key):
+        """It needs no values."""
+        self._on_at(number, rank, 0.0, key)
+
+    def _on_end(self, number, rank):
+        self._leave(number, rank)
+
+    # -- what the keeper says
+
+    def _leave(self, number, rank):
+        rank.ended, rank.asks, rank.bound = True, None, NEVER
+        for key, meeting in self._meetings.items():
+            if number in meeting.missing() and meeting.posts:
+                text = next(iter(meeting.posts.values()))[0]
+                self._tell(meeting, "failed", key, f"rank {number} ended before {text}")
+        self._give_leave()
+        self._lock.notify_all()
+
+    def _has_ended(self, number):
+        return number in self._ranks and self._ranks[number].ended
+
+    def _tell(self, meeting, *message):
+        """Send a message to all ranks that have posted."""
+        for number in meeting.posts:
+            rank = self._ranks[number]
+            rank.asks = None  # it asks anew once it knows of this
+            rank.told += 1
+            self._send(rank, message)
+
+    @staticmethod
+    def _send(rank, message):
+        with contextlib.suppress(OSError):
+            rank.connection.send(message)
+
+    def _give_leave(self):
+        for number, rank in self._ranks.items():
+            if rank.asks is not None and rank.asks < NEVER and self._may_go(number, rank.asks):
+                rank.bound, rank.asks = rank.asks, None
+                self._send(rank, ("go", rank.bound))
+
+    def _may_go(self, number, seconds):
+        """Return whether no meeting of a rank can begin before `seconds`."""
+        seen, waits = {number}, [number]
+        while waits:
+            for other in self._awaited(waits.pop()):
+                if other in seen:
+                    continue
+                seen.add(other)
+                rank = self._ranks.get(other)
+                if rank is None:  # it has not come yet
+                    return False
+                if rank.asks is None:
+                    if rank.bound < seconds:
+                        return False
+                elif rank.asks < seconds:
+                    return False
+                else:
+                    waits.append(other)
+        return True
+
+    def _awaited(self, number):
+        """Return the ranks that have not posted what rank `number` has posted."""
+        return {
+            other
+            for meeting in self._meetings.values()
+            if number in meeting.posts
+            for other in meeting.missing()
+        }
+
+    def _look_after(self):
+        """Let ranks go on whose hosts ask nothing while others wait for them; end long waits."""
+        while True:
+            time.sleep(_PATIENCE / 2)
+            with self._lock:
+                now = time.monotonic()
+                if self._ranks and all(rank.ended for rank in self._ranks.values()):
+                    return
+                for key, meeting in list(self._meetings.items()):
+                    self._look_after_one(key, meeting, now)
+
+    def _look_after_one(self, key, meeting, now):
+        if meeting.missing():
+            waiting = [self._ranks[number] for number in meeting.posts]
+            since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
+            late = meeting.missing()
+        elif meeting.here:
+            since = meeting.since
+            late = [number for number in meeting.members if number not in meeting.here]
+        else:
+            return
+        if now - since > self._timeout:
+            text = next(iter(meeting.posts.values()))[0]
+            waited = f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"
+            self._tell(meeting, "failed", key, f"{waited}\n  {_names(late)} did not come")
+        elif now - since > _PATIENCE:
+            for number in late:
+                rank = self._ranks.get(number)
+                if rank is not None and rank.asks is None and not rank.ended:
+                    self._send(rank, ("run", key, not meeting.missing()))
+
+
+def _names(ranks):
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _disagreement(meeting):
+    lines = ["the ranks disagree:"]
+    groups = {}
+    for number, post in sorted(meeting.posts.items()):
+        groups.setdefault(post[0], []).append(number)
+    lines += [f"  {_names(ranks)}: {text}" for text, ranks in groups.items()]
+    return "\n".join(lines)
+
+
+def _authkey():
+    return os.environ.get("TORCHELASTIC_RUN_ID", "d2lpar").encode()
+
+
+class Member:
+    """The connection of this process to the keeper; the simulator's thread uses it.
+
+    Args:
+        store: the store of the default group.
+        rank, size: of this process in it.
+        timeout: a timedelta, how long a rank waits for others.
+        run: function that is called, in another thread, when others wait for what this rank has
+            issued and its host does not ask for. Its arguments are the key of the collective, and
+            whether all of its ranks have posted it.
+    """
+
+    def __init__(self, store, rank, size, timeout, run):
+        self.rank = rank
+        self._keeper = None
+        if rank == 0:
+            self._keeper = Keeper(size, timeout.total_seconds())
+            store.set(_KEY, f"{os.environ.get('MASTER_ADDR', '127.0.0.1')} {self._keeper.port}")
+        address, port = store.get(_KEY).decode().split()
+        if rank == 0:
+            address = "127.0.0.1"
+        self._connection = Client((address, int(port)), authkey=_authkey())
+        self._connection.send(rank)
+        self._answers = SimpleQueue()
+        self._heard = 0
+        self._run = run
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        try:
+            while True:
+                message = self._connection.recv()
+                if message[0] == "run":
+                    self._run(*message[1:])
+                else:
+                    self._answers.put(message)
+        except (EOFError, OSError):
+            self._answers.put(("lost",))
+
+    def post(self, key, members, text, ready, host, link, network):
+        """Say that a collective's inputs are ready.
+
+        Args:
+            key: of the collective, the same on all of its ranks.
+            members: these ranks.
+            text: what is called.
+            ready: seconds.
+            host: of the rank.
+            link, network: (bandwidth, latency) within a host and beyond it.
+        """
+        self._connection.send(("post", key, members, text, ready, host, link, network))
+
+    def ask(self, seconds):
+        """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
+        if self._answers.empty():
+            self._connection.send(("ask", seconds, self._heard))
+        messages = [self._answers.get()]
+        with contextlib.suppress(Empty):
+            while True:
+                messages.append(self._answers.get_nowait())
+        self._heard += sum(message[0] in ("meet", "failed") for message in messages)
+        return messages
+
+    def waits_for_values(self, key, seconds):
+        """Say that this rank is at `seconds` and waits for the values of a collective."""
+        self._connection.send(("at", seconds, key))
+
+    def done(self, key):
+        """Say that this rank needs nothing more of a collective."""
+        self._connection.send(("done", key))
+
+    def end(self):
+        """Leave; rank 0 waits until all others have left."""
+        with contextlib.suppress(OSError):
+            self._connection.send(("end",))
+        if self._keeper is not None:
+            self._keeper.wait_for_the_end()
