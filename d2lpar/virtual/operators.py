@@ -2,7 +2,7 @@
 
 import torch
 
-from . import recurrent, saving
+from . import recurrent, saving, sync_batch_norm
 from .copies import copy
 from .issuing import META, Call
 from .memory import CPU, Cell, Layout
@@ -110,6 +110,13 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
     return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
 
 
+def _native_layer_norm(tensor, shape, weight, bias, eps):
+    like, n = tensor if weight is None else weight, len(shape)
+    saved = like.new_empty((*tensor.shape[:-n], *(1,) * n))
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return out, saved, torch.empty_like(saved)
+
+
 def _refuse(func, *allowed):
     """Return `func` for `meta` tensors with a check that otherwise only its kernel makes.
 
@@ -124,12 +131,14 @@ def _refuse(func, *allowed):
     return shape
 
 
+assert sync_batch_norm.tables  # what importing it filled in
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,
         aten.native_batch_norm_backward.default: _native_batch_norm_backward,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
+        aten.native_layer_norm.default: _native_layer_norm,
     }
 )
 for _func, *_allowed in (
@@ -167,16 +176,15 @@ for _packet in (
         if "out" not in _overload:
             tables.special[getattr(_packet, _overload)] = _create_like
 
-tables.run.update(
-    {
-        aten.native_dropout.default: _native_dropout,
-        aten.rand_like.default: _rand_like,
-        aten.randn_like.default: _randn_like,
-        aten.randint_like.default: _randint_like,
-        aten.randint_like.low_dtype: _randint_like_low,
-    }
-)
-tables.random.update(tables.run)
+_random = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rand_like.default: _rand_like,
+    aten.randn_like.default: _randn_like,
+    aten.randint_like.default: _randint_like,
+    aten.randint_like.low_dtype: _randint_like_low,
+}
+tables.run.update(_random)
+tables.random.update(_random)
 tables.run.update(
     {
         aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,

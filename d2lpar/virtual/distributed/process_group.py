@@ -174,14 +174,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _get_backend_name(self):
         return BACKEND
 
-    group_name = group_desc = ""  # torch's own are those of backends in C++
-
-    def _set_group_name(self, name):
-        self.group_name = name
-
-    def _set_group_desc(self, description):
-        self.group_desc = description
-
     @property
     def _device_types(self):
         return [torch.device("vgpu")]
