@@ -80,6 +80,10 @@ def ensure_gpus(n, **options):
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
+    devices = _virtual()
+    if len(devices) >= n and devices[0].type == "cuda":
+        print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (d2lpar run)")
+        return devices[:n]
     choice = os.environ.get("D2LPAR_DEVICES", "")
     known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
     if not known or (known[2] and known[1] in ("", "cuda")):

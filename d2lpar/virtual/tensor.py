@@ -215,7 +215,7 @@ def wrap(cell, block=None):
         None,
         layout.dtype,
         torch.strided,
-        layout.device.torch_device,
+        layout.device.own_torch_device,
     )
     tensor._cell = cell
     tensor._block = block
