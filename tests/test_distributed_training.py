@@ -492,7 +492,8 @@ def tensor_parallel():
         # torch takes no DTensors together with other tensors in one kernel.
         max_norm = None if plan is plain else 0.1
         expected = train_blocks(blocks(), *SEQUENCES, max_norm=max_norm)
-        torch.testing.assert_close(train_blocks(net, inputs, targets, max_norm=max_norm), expected)
+        results = train_blocks(net, inputs, targets, max_norm=max_norm)
+        torch.testing.assert_close(results, expected, rtol=1e-5, atol=1e-6)  # norms in torch 2.11
     assert net[0].up.weight.to_local().shape == (16 // k, 8)
 
 
@@ -680,6 +681,18 @@ def the_rest():
     objects = [rank, "text"]
     dist.broadcast_object_list(objects, src=1)
     assert objects == [1, "text"]
+
+    # messages between shapes of as many elements, futures
+    sums = torch.arange(4.0, device=device)
+    if rank == 0:
+        dist.send(sums, 1)
+    else:
+        received = torch.empty(2, 2, device=device)
+        dist.recv(received, 0)
+        assert_equal(received.cpu(), sums.view(2, 2).cpu())
+    future = dist.all_reduce(sums, async_op=True).get_future()
+    doubled = future.then(lambda future: future.value()[0] * 2)
+    assert_equal(doubled.wait().cpu(), torch.arange(4.0) * 4)
 
     # collectives with autograd
     value = whole_numbers(2, 3, seed=rank)
