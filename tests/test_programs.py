@@ -117,7 +117,7 @@ SHARDED = """
     from torch import distributed as dist, nn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import DTensor, Replicate, Shard, rand
     from torch.distributed.tensor.parallel import (
         ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
     )
@@ -159,6 +159,11 @@ SHARDED = """
         mesh = init_device_mesh(device, (2, 2), mesh_dim_names=("dp", "tp"))
         assert torch.cuda.current_device() == int(os.environ["LOCAL_RANK"])
         dp_rank = mesh["dp"].get_local_rank()
+        drawn = rand(8, device_mesh=mesh, placements=[Shard(0), Replicate()]).full_tensor()
+        drawn = torch.cat([drawn, torch.rand(2, device=device)])
+        others = [torch.empty_like(drawn) for _ in range(4)]
+        dist.all_gather(others, drawn)
+        assert len({*drawn.tolist()}) == 10 and all(other.equal(drawn) for other in others)
         net.to(device)
         plan = {"embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
                 "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())}

@@ -26,7 +26,7 @@ Beside them:
     vgpu        torch.vgpu
     backward    backward on the streams of forward
     comm        what nn.DataParallel needs
-    autocast, lazy, recurrent, saving: the parts of torch that have these names
+    autocast, lazy, recurrent, saving, sync_batch_norm: the parts of torch that have these names
     as_cuda     virtual GPUs that torch calls "cuda"
     storages    memory that is given back while tensors still use it
     interrupts  holding Ctrl-C back; notebook: what a Jupyter kernel needs

@@ -2,7 +2,7 @@
 
 import torch
 
-from . import recurrent, saving
+from . import recurrent, saving, sync_batch_norm
 from .copies import copy
 from .issuing import META, Call
 from .memory import CPU, Cell, Layout
@@ -110,20 +110,17 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
     return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
 
 
-def _with_saved_like_weight(func, place):
-    """Return `func` for `meta` tensors with what it saves for backward in the weight's dtype.
+def _native_layer_norm(tensor, shape, weight, bias, eps):
+    like, n = tensor if weight is None else weight, len(shape)
+    saved = like.new_empty((*tensor.shape[:-n], *(1,) * n))
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return out, saved, torch.empty_like(saved)
 
-    Args:
-        func: the operator; its first result is not changed.
-        place: that of the weight among its arguments.
-    """
 
-    def shape(*args):
-        out, *saved = func(*args)
-        like = args[0] if args[place] is None else args[place]
-        return out, *(each.to(like.dtype) for each in saved)
-
-    return shape
+def _native_group_norm(tensor, weight, *args):
+    out, *saved = aten.native_group_norm.default(tensor, weight, *args)
+    like = tensor if weight is None else weight
+    return out, *(each.to(like.dtype) for each in saved)
 
 
 def _native_group_norm_backward(grad, tensor, *args):
@@ -147,15 +144,16 @@ def _refuse(func, *allowed):
     return shape
 
 
+assert sync_batch_norm.tables  # what importing it filled in
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,
         aten.native_batch_norm_backward.default: _native_batch_norm_backward,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
-        aten.native_layer_norm.default: _with_saved_like_weight(aten.native_layer_norm.default, 2),
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.native_group_norm.default: _native_group_norm,
         aten.native_group_norm_backward.default: _native_group_norm_backward,
-        aten.native_group_norm.default: _with_saved_like_weight(aten.native_group_norm.default, 1),
     }
 )
 for _func, *_allowed in (
@@ -193,16 +191,15 @@ for _packet in (
         if "out" not in _overload:
             tables.special[getattr(_packet, _overload)] = _create_like
 
-tables.run.update(
-    {
-        aten.native_dropout.default: _native_dropout,
-        aten.rand_like.default: _rand_like,
-        aten.randn_like.default: _randn_like,
-        aten.randint_like.default: _randint_like,
-        aten.randint_like.low_dtype: _randint_like_low,
-    }
-)
-tables.random.update(tables.run)
+_random = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rand_like.default: _rand_like,
+    aten.randn_like.default: _randn_like,
+    aten.randint_like.default: _randint_like,
+    aten.randint_like.low_dtype: _randint_like_low,
+}
+tables.run.update(_random)
+tables.random.update(_random)
 tables.run.update(
     {
         aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,

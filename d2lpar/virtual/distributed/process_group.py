@@ -434,7 +434,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
             raise ValueError(f"rank {other} sends a message to itself")
         run = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
-        call = Call("message", inputs, outputs, run, costs.one_message, tensor.nbytes, f"tag {tag}")
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # the shapes may differ, as for NCCL
+        cost = costs.one_message
+        call = Call("message", inputs, outputs, run, cost, tensor.nbytes, detail, shapes_of=[])
         call.peer, call.sends, call.tag = other, sends, tag
         return self._issue(call)
 

@@ -31,6 +31,7 @@ class VirtualWork(dist.Work):
                 raise_now(op, op.stream.device)
         for device in {op.stream.device for op in self._ops}:
             device.current_stream().wait_for(self._ops)
+        _let_go(self._ops)
         return True
 
     synchronize = block_current_stream = wait
@@ -113,3 +114,12 @@ def wait_for_writer(tensor):
     cell = tensor._cell.root()
     if cell.writer is not None:
         cell.layout.device.current_stream().wait_for((cell.writer,))
+        _let_go((cell.writer,))
+
+
+def _let_go(ops):
+    """Let the memory of tensors of collectives go: as of now a stream waits that would use it."""
+    for op in ops:
+        kwargs = op.kwargs  # None once it has ended
+        if kwargs and "call" in kwargs:
+            kwargs["call"].inputs = kwargs["call"].outputs = ()
