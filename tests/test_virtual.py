@@ -1196,6 +1196,24 @@ def test_norms_of_bfloat16(devices, norm, sizes, weights):
     torch.testing.assert_close(results[1], results[0], rtol=0.03, atol=0.03)
 
 
+def test_products_of_float16(devices):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(3, 4, 40), torch.randn(8, 40), torch.randn(8)
+    filters = torch.randn(8, 4, 3)
+
+    def gradients(device):
+        leaves = [each.to(device, torch.float16).requires_grad_() for each in (x, weight, filters)]
+        y = torch.nn.functional.linear(leaves[0], leaves[1], bias.to(device, torch.float16))
+        y = torch.cat([y, torch.conv1d(leaves[0], leaves[2])[:, :4, :8]])
+        (y @ y.mT).sum().backward()
+        return [each.cpu() for each in (y.detach(), *(leaf.grad for leaf in leaves))]
+
+    for value, expected in zip(gradients(devices[0]), gradients("cpu"), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0.02, atol=0.5)
+    with pytest.raises(RuntimeError, match="dtype"):
+        x[0].to(devices[0]).mm(weight.T.to(devices[0], torch.float16))
+
+
 # -- beside other classes of tensors
 
 

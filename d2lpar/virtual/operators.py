@@ -2,7 +2,7 @@
 
 import torch
 
-from . import recurrent, saving, sync_batch_norm
+from . import private, recurrent, saving, sync_batch_norm
 from .copies import copy
 from .issuing import META, Call
 from .memory import CPU, Cell, Layout
@@ -89,6 +89,26 @@ def _randint_like(tensor, high, generator, **options):
 
 def _randint_like_low(tensor, low, high, generator, **options):
     return torch.empty_like(tensor, **options).random_(low, high, generator=generator)
+
+
+# -- products of float16: most CPUs take ten times as long for them as for those of float32
+
+
+def _by_float32(func):
+    """Return `func` with products of float16 summed up in float32, as on a GPU, then rounded."""
+    plain = private.function_of(func)
+
+    def run(*args, **kwargs):
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(tensor.dtype != torch.float16 for tensor in tensors):
+            return plain(*args, **kwargs)
+        args = (arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        result = plain(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return result.half()
+        return tuple(None if each is None else each.half() for each in result)
+
+    return run
 
 
 # -- layouts: operators whose results on the CPU differ from those foreseen for `meta`
@@ -200,6 +220,10 @@ _random = {
 }
 tables.run.update(_random)
 tables.random.update(_random)
+if not private.has_products_of_float16():
+    for _name in "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward":
+        _func = getattr(aten, _name).default
+        tables.run[_func] = _by_float32(_func)
 tables.run.update(
     {
         aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,

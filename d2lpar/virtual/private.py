@@ -83,6 +83,11 @@ def is_composite(func):
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
+def has_products_of_float16():
+    """Return whether this CPU has instructions for products of float16."""
+    return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
 def check_kernel(func):
     """Raise NotImplementedError where the operator `func` has a kernel for CUDA and none for CPUs.
 
