@@ -702,6 +702,28 @@ def _without_timers(log):
     return set_runtime_stats_and_log
 
 
+def patch_fully_shard(module):
+    """Let `fully_shard` move what lies on the CPU to a virtual GPU, as it does to others.
+
+    Args:
+        module: torch.distributed.fsdp._fully_shard._fsdp_init.
+    """
+    move = module._move_states_to_device
+
+    @functools.wraps(move)
+    def _move_states_to_device(params, buffers, device):
+        for tensor in (*params, *buffers):
+            if device.type == "vgpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                if tensor.device.type == "cpu":
+                    moved = tensor.detach().to(device)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        moved = torch.nn.Parameter(moved, tensor.requires_grad)
+                    torch.utils.swap_tensors(tensor, moved)
+        move(params, buffers, device)
+
+    module._move_states_to_device = _move_states_to_device
+
+
 def patch_hooks():
     """Let DDP take hooks for bfloat16, and hooks in Python for those in C++.
 
