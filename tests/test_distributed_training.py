@@ -569,6 +569,15 @@ def fully_sharded():
     assert set(seen) == {torch.bfloat16} and {p.dtype for p in parameters} == {torch.float64}
     torch.testing.assert_close(parameters, expected[1], rtol=0, atol=0.03)
 
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    _, expected = train_blocks(blocks(), *SEQUENCES, max_norm=None)
+    wrapped = [FullyShardedDataParallel(block.to(device), device_id=device) for block in blocks()]
+    net = FullyShardedDataParallel(nn.Sequential(*wrapped), device_id=device)
+    train_blocks(net, inputs, targets, max_norm=None)
+    with FullyShardedDataParallel.summon_full_params(net):
+        torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], expected)
+
 
 def functional_mean(expected):
     """Return a function that replaces losses of ranks by their mean, as one device has it."""

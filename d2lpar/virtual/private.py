@@ -686,6 +686,7 @@ def register_process_groups(name, create):
         logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
 
         patch_hooks()
+        _leave_out_flight_recorder()
 
 
 def _without_timers(log):
@@ -700,6 +701,20 @@ def _without_timers(log):
             log(self)
 
     return set_runtime_stats_and_log
+
+
+def _leave_out_flight_recorder():
+    """Let torch 2.15 record no calls of groups written in Python, which its recorder cannot do."""
+    c10d = torch.distributed.distributed_c10d
+    attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is not None:
+
+        @functools.wraps(attach)
+        def _maybe_attach_flight_recorder(pg, *args, **kwargs):
+            if type(pg) is torch.distributed.ProcessGroup:
+                attach(pg, *args, **kwargs)
+
+        c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
 
 
 def patch_fully_shard(module):
