@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import d2lpar
+from d2lpar.virtual import device as registry
 
 MIB = 2**20
 
@@ -82,6 +83,19 @@ def test_streams_that_use_the_memory_hold_it(device):
     assert torch.vgpu.memory_reserved() == reserved - tensor.nbytes
     assert result.sum().item() == 2000
     tensor.record_stream(side)  # nothing is left to hold
+    del tensor
+    gc.collect()
+    assert registry.find(device).memory.recorded == 0
+
+
+def test_another_stream_takes_the_memory_after_it_was_given_back(device):
+    tensor, side = torch.ones(1000, device=device), torch.vgpu.Stream()
+    torch.vgpu._sleep(0.1)
+    tensor.untyped_storage().resize_(0)
+    with side:
+        tensor.untyped_storage().resize_(4000)
+        tensor.fill_(5)
+        assert tensor.sum().item() == 5000
 
 
 def test_no_memory_is_left_for_it_again():

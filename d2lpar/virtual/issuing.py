@@ -37,19 +37,15 @@ default_dtype = torch.get_default_dtype
 
 
 def dispatch(cls, func, types, args=(), kwargs=None):
-    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`.
-
-    It leaves operators on tensors of a further class, as DTensor, which may hold some of ours, to
-    that class.
-    """
-    if len(types) > 1:
-        return NotImplemented
+    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
     operator = find_operator(func._op) or operator_of(func)
     if operator.special is not None:
+        if len(types) > 1:
+            return NotImplemented  # a tensor of another class knows better, a DTensor for example
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
         if len(types) > 1:
-            return NotImplemented  # a tensor of another class knows better, a DTensor for example
+            return NotImplemented
         return Call(operator, args, kwargs or {}).issue()
     # The key holds what the results depend on. In it, True, 1 and 1.0 differ. A number that only
     # scales values counts by its type, and by its sign, because integer powers ask for that.

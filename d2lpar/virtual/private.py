@@ -700,6 +700,7 @@ def register_process_groups(name, create):
         logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
 
         patch_hooks()
+        _leave_out_flight_recorder()
 
 
 def _without_timers(log):
@@ -714,6 +715,42 @@ def _without_timers(log):
             log(self)
 
     return set_runtime_stats_and_log
+
+
+def _leave_out_flight_recorder():
+    """Let torch 2.15 record no calls of groups written in Python, which its recorder cannot do."""
+    c10d = torch.distributed.distributed_c10d
+    attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is not None:
+
+        @functools.wraps(attach)
+        def _maybe_attach_flight_recorder(pg, *args, **kwargs):
+            if type(pg) is torch.distributed.ProcessGroup:
+                attach(pg, *args, **kwargs)
+
+        c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
+
+
+def patch_fully_shard(module):
+    """Let `fully_shard` move what lies on the CPU to a virtual GPU, as it does to others.
+
+    Args:
+        module: torch.distributed.fsdp._fully_shard._fsdp_init.
+    """
+    move = module._move_states_to_device
+
+    @functools.wraps(move)
+    def _move_states_to_device(params, buffers, device):
+        for tensor in (*params, *buffers):
+            if device.type == "vgpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
+                if tensor.device.type == "cpu":
+                    moved = tensor.detach().to(device)
+                    if isinstance(tensor, torch.nn.Parameter):
+                        moved = torch.nn.Parameter(moved, tensor.requires_grad)
+                    torch.utils.swap_tensors(tensor, moved)
+        move(params, buffers, device)
+
+    module._move_states_to_device = _move_states_to_device
 
 
 def patch_hooks():

@@ -11,6 +11,7 @@ from .backward import StreamsOfForward
 from .distributed import BACKEND
 from .distributed.dtensor import adapt_dtensor
 from .generators import Generator
+from .imports import when_imported
 from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
@@ -60,6 +61,7 @@ def register():
         private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         private.register_process_groups(BACKEND, _new_process_group)
+        when_imported("torch.distributed.fsdp._fully_shard._fsdp_init", private.patch_fully_shard)
         adapt_dtensor()
         os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
