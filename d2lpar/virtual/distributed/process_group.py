@@ -139,6 +139,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._coalesced = threading.local()
         self._join()
         self._number = 0
+        self._last_stream = None  # of the last collective
         self._counts = Counter()  # of calls, by what names them
         self._error = None
 
@@ -494,7 +495,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
             registry.thread.current = registry.CurrentStreams()
         current = registry.thread.current
         self._number += 1
-        lane.stream.issue(op, (*device.current_stream().tail(), *current.after(lane.stream, op)))
+        before = (*device.current_stream().tail(), *current.after(lane.stream, op))
+        if call.peer is None:  # all ranks take part in the same order, whichever devices they use
+            last, self._last_stream = self._last_stream, lane.stream
+            if last is not None and last is not lane.stream:
+                before += tuple(last.tail())
+        lane.stream.issue(op, before)
         for cell in outputs:
             cell.root().writer = op
         coalesced = getattr(self._coalesced, "ops", None)
