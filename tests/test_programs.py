@@ -214,13 +214,17 @@ SPAWNED = """
         backend = "nccl" if use_gpu else "gloo"
         dist.init_process_group(backend, init_method=store, rank=rank, world_size=world_size)
         device = rank if use_gpu else "cpu"
-        if use_gpu:
-            torch.cuda.set_device(rank)
         torch.manual_seed(rank)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
         model = DDP(model.to(device), device_ids=[rank] if use_gpu else None)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batches = torch.randn(4, 8, 1, 8, 8)
+        dist.barrier()  # on the current device, whichever the ones of the model are
+        if rank == 0:
+            torch.save(model.state_dict(), f"{path}.pt")
+        dist.barrier()
+        location = {"cuda:0": f"cuda:{rank}"} if use_gpu else None
+        model.load_state_dict(torch.load(f"{path}.pt", map_location=location))
         for number, batch in enumerate(batches):
             if number % 2:
                 loss = model(batch.to(device)).square().mean()

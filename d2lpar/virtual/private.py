@@ -228,9 +228,31 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     _libraries.append(library)
-    torch.__future__.set_swap_module_params_on_conversion(True)
+    _swap_when_modules_move()
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
+
+
+def _swap_when_modules_move():
+    """Let `module.to` swap parameters, since a tensor cannot become another one's by its `data`.
+
+    `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
+    as on CUDA, unless the program has asked for swapping before.
+    """
+    load = torch.nn.Module._load_from_state_dict
+    if torch.__future__.get_swap_module_params_on_conversion():
+        return
+    torch.__future__.set_swap_module_params_on_conversion(True)
+
+    @functools.wraps(load)
+    def _load_from_state_dict(self, *args, **kwargs):
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            load(self, *args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(True)
+
+    torch.nn.Module._load_from_state_dict = _load_from_state_dict
 
 
 # -- what torch's C++ code asks a device type
