@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from .. import private
+from ..memory import fetch
+from ..tensor import VirtualTensor
 
 Op = dist.ReduceOp.RedOpType
 SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
@@ -40,6 +42,8 @@ class Reduction:
             return value.to(torch.uint8)
         if self.kind == Op.PREMUL_SUM:
             factor = self.factor
+            if type(factor) is VirtualTensor:
+                factor = fetch(factor._cell)
             return value * (factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor)
         if self.kind == Op.AVG and value.is_floating_point():
             return value / self.k
