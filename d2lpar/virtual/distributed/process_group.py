@@ -549,9 +549,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
             call.meet(op, bandwidth, latency)
             end = agreed.start
             if bandwidth < NO_LINK or latency:
-                end += op.seconds
-                for each in uses:
-                    each.free_at = max(each.free_at, end)
+                with _sharing:  # other groups may have agreed on the same time
+                    end = max(end, *(each.free_at for each in uses)) + op.seconds
+                    for each in uses:
+                        each.free_at = end
             self._exchange(call, *values)
             sleep_until(end)
         except BaseException as error:
@@ -579,6 +580,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._table.agree_with(
             call.peer, call.sends, call.text, ready, link, failure, call.tag
         )
+
+
+_sharing = threading.Lock()  # of the directions of links
 
 
 def _repeated(values, number):
