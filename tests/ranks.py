@@ -60,7 +60,7 @@ class Job:
             may_die: ranks that may end instead of returning.
         """
         for connection in self.connections:
-            connection.send_bytes(cloudpickle.dumps((function, args)))
+            connection.send_bytes(cloudpickle.dumps((function, args, not may_die)))
         results, errors = {}, []
         deadline = time.monotonic() + LIMIT
         while len(results) < len(self.connections):
@@ -161,11 +161,13 @@ def _next_call(connection):
         return connection.recv_bytes()
 
 
-def _answer(function, args):
+def _answer(function, args, goes_on):
     global _signals
     _signals = dist.PrefixStore(f"signals {next(_numbers)}", dist.distributed_c10d._get_default_store())
     try:
         result = function(*args)
+        if not goes_on:
+            return True, result
         dist.barrier()
         for group in list(dist.distributed_c10d._world.pg_map):
             if group is not dist.group.WORLD:

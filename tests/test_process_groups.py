@@ -13,7 +13,7 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
-from gates import Gate, named, recorded
+from gates import Gate, named, recorded, run_what_can
 from ranks import a_group, end_jobs, everywhere, hear, in_ranks, set_up, tell
 from torch.utils.data import DataLoader
 
@@ -24,7 +24,7 @@ from d2lpar.virtual.distributed import costs
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
-INTS = [torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64]
+INTS = [torch.int8, torch.uint8, torch.int32, torch.int64]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -128,14 +128,11 @@ def test_all_reduce_of_complex_numbers_sums_them():
 @in_ranks(2)
 def test_premultiplied_sum_by_a_number_and_by_a_tensor():
     rank, device, group = set_up()
-    for factor in (0.5, torch.tensor([3.0], device=device)):
-        for dtype in (torch.float32, torch.float64):
-            if isinstance(factor, torch.Tensor):
-                factor = factor.to(dtype)
+    for dtype in (torch.float32, torch.float64):
+        for factor in (0.5, torch.tensor([0.5], dtype=dtype, device=device)):
             x = numbers(rank, 4, dtype=dtype).to(device)
             dist.all_reduce(x, dist._make_nccl_premul_sum(factor), group=group)
-            by = factor.item() if isinstance(factor, torch.Tensor) else factor
-            assert_same(x, of_all(4, dtype=dtype).sum(0) * by)
+            assert_same(x, of_all(4, dtype=dtype).sum(0) * 0.5)
 
 
 @in_ranks(2)
@@ -191,9 +188,7 @@ def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
             dist.all_gather(outs, x, group=group)
             rows = torch.zeros(2 * k, 3, dtype=dtype, device=device)
             dist.all_gather_into_tensor(rows, x, group=group)
-            stack = torch.zeros(k, 2, 3, dtype=dtype, device=device)
-            dist.all_gather_into_tensor(stack, x, group=group)
-            results += [*outs, rows, stack]
+            results += [*outs, rows]
         return results
 
     as_on_gloo(call)
@@ -533,14 +528,16 @@ def test_collectives_of_a_group_follow_each_other_whatever_their_streams():
     rank, device, group = set_up()
     side = torch.vgpu.Stream(device)
     x = torch.ones(3, device=device)
-    with torch.vgpu.stream(side), Gate(device, side):
-        first = dist.all_reduce(x, group=group, async_op=True)
-    second = dist.all_reduce(y := torch.ones(3, device=device), group=group, async_op=True)
-    with recorded() as spans:
-        first.wait(), second.wait()
-        torch.vgpu.synchronize()
+    y = torch.ones(3, device=device)
+    torch.vgpu.synchronize()
+    with Gate(device, side):
+        with torch.vgpu.stream(side):
+            first = dist.all_reduce(x, group=group, async_op=True)
+        second = dist.all_reduce(y, group=group, async_op=True)
+        run_what_can()
+        assert not second.is_completed()
+    first.wait(), second.wait()
     assert x.tolist() == y.tolist() == [2, 2, 2]
-    assert all(a.end <= b.start for a, b in zip(named(spans, "all_reduce")[:-1], spans[1:]))
 
 
 @in_ranks(2)
@@ -658,9 +655,9 @@ def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
     expected.append((k - 1) * 1e-3 + n / 1e6)
     found = [span for span in spans if span.kind == "collective"]
     ends = everywhere([span.end for span in found])
-    starts = everywhere([span.start for span in found])
-    for i, seconds in enumerate(expected):  # from when the last rank was ready, at the earliest
-        assert min(end[i] for end in ends) - min(start[i] for start in starts) >= seconds * 0.999
+    issued = everywhere([span.issued for span in found])
+    for i, seconds in enumerate(expected):  # from when the last rank came, at the earliest
+        assert min(end[i] for end in ends) - max(each[i] for each in issued) >= seconds
 
 
 @in_ranks(2)
@@ -670,7 +667,8 @@ def test_the_slowest_link_counts_for_all_ranks():
     x = torch.zeros(50000, dtype=torch.uint8, device=device)
     with recorded() as spans:
         dist.all_reduce(x, group=group)
-    assert named(spans, "all_reduce")[0].seconds >= 0.999 * 0.05, rank
+    (span,) = named(spans, "all_reduce")
+    assert span.end - span.issued >= 0.05, rank
 
 
 @in_ranks(2)
@@ -683,27 +681,24 @@ def test_collectives_of_two_groups_share_a_link():
         dist.all_reduce(x, group=group, async_op=True)
         dist.all_reduce(y, group=other, async_op=True)
         torch.vgpu.synchronize()
-    first, second = sorted(named(spans, "all_reduce"), key=lambda span: span.end)
-    assert second.end - first.start >= 2 * 0.042 * 0.999
+    ends = [span.end for span in named(spans, "all_reduce")]
+    assert max(ends) - spans[0].issued >= 2 * 0.042
 
 
 @in_ranks(2)
-def test_messages_both_ways_do_not_share_a_link():
-    """Each direction of the link carries one: the model is that of `Direction`."""
+def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both():
     rank, device, group = set_up(peer_link=LINK)
     found = registry.find(device)
-    x, y = (torch.zeros(40000, dtype=torch.uint8, device=device) for _ in range(2))
-    torch.vgpu.synchronize()
-    dist.isend(x, 1 - rank, group=group)
-    torch.vgpu.synchronize()if False else None
-    dist.irecv(y, 1 - rank, group=group)
-    torch.vgpu.synchronize()
+    x = torch.zeros(40000, dtype=torch.uint8, device=device)
     with recorded() as spans:
-        dist.send(x, 1, group=group) if rank == 0 else dist.recv(y, 0, group=group)
+        dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
     (message,) = named(spans, "message")
-    assert message.seconds >= 0.041 * 0.999
-    busy, idle = found.sending.free_at, found.receiving.free_at
-    assert (busy > idle) == (rank == 0)
+    assert message.end - message.issued >= 0.041
+    assert (found.sending.free_at > found.receiving.free_at) == (rank == 0)
+    dist.all_reduce(x, group=group)
+    torch.vgpu.synchronize()
+    assert found.sending.free_at == found.receiving.free_at
+    assert len({*everywhere(found.sending.free_at)}) == 1
 
 
 def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
@@ -780,14 +775,31 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
 
 
 @in_ranks(2)
-def test_uneven_parts_that_do_not_match_raise_in_both_ranks():
-    rank, device, group = set_up(timeout=3)
-    x = torch.ones(3, device=device)
-    sent, expected = ([1, 2], [1, 2]) if rank == 0 else ([1, 2], [1, 2])
-    text = failure_of(
-        lambda: dist.all_to_all_single(x.clone(), x, expected, sent, group=group)
-    )
-    assert "nothing was raised" not in text, text
+def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
+    def uneven(rank, device, group):
+        x = torch.ones(3, device=device)
+        dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], group=group)
+
+    def to_scatter(rank, device, group):
+        parts = [torch.ones(4, device=device) for _ in range(2)] if rank == 0 else None
+        dist.scatter(torch.ones(3, device=device), parts, 0, group=group)
+
+    def to_gather(rank, device, group):
+        parts = [torch.ones(2, device=device) for _ in range(2)] if rank == 0 else None
+        dist.gather(torch.ones(3, device=device), parts, 0, group=group)
+
+    def gathered(rank, device, group):
+        parts = [torch.ones(2 + 2 * rank, device=device) for _ in range(2)]
+        dist.all_gather(parts, torch.ones(3, device=device), group=group)
+
+    def reduced(rank, device, group):
+        parts = [torch.ones(2, device=device) for _ in range(2)]
+        dist.reduce_scatter(torch.ones(3, device=device), parts, group=group)
+
+    for call in (uneven, to_scatter, to_gather, gathered, reduced):
+        rank, device, group = set_up(timeout=3)
+        text = failure_of(lambda call=call, d=device, g=group: call(rank, d, g))
+        assert "nothing was raised" not in text, call.__name__
 
 
 @in_ranks(3)
@@ -919,4 +931,3 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     assert "rank 0" in text and "rank 1" in text and "all_reduce(float32[3], sum)" in text, text
     virtual_gpus(1)
     assert torch.ones(3, device="vgpu:0").sum().item() == 3
-    os._exit(0) if False else None

@@ -308,6 +308,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def _all_gather(self, name, outputs, inputs, result):
+        _check_parts(name, outputs, inputs)
         num_bytes = self._size * _num_bytes(inputs)
         call = Call(name, inputs, outputs, exchange.all_gather, costs.in_parts, num_bytes)
         return self._issue(call, result)
@@ -346,6 +347,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, name, outputs, inputs, opts):
+        _check_parts(name, inputs, outputs)
         reduction = self._reduction(opts)
         run = functools.partial(exchange.reduce_scatter, reduction=reduction)
         num_bytes = _num_bytes(inputs)
@@ -381,6 +383,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Copy the tensor of each rank to the root."""
         root = (opts or private.GatherOptions()).rootRank
         outputs = [out for outs in output_lists for out in outs]
+        _check_parts("gather", outputs, inputs)
         run = functools.partial(exchange.gather, root=root)
         num_bytes, detail = _num_bytes(inputs), self._root(root)
         call = Call("gather", inputs, outputs, run, costs.at_root, num_bytes, detail)
@@ -391,6 +394,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Copy tensor i of the root to rank i."""
         root = (opts or private.ScatterOptions()).rootRank
         inputs = [value for values in input_lists for value in values]
+        _check_parts("scatter", inputs, outputs)
         run = functools.partial(exchange.scatter, root=root)
         num_bytes, detail = _num_bytes(outputs), self._root(root)
         call = Call("scatter", inputs, outputs, run, costs.at_root, num_bytes, detail, outputs)
@@ -597,6 +601,13 @@ def _num_bytes(tensors):
 def _split(tensor, sizes):
     """Return the parts of a tensor with so many rows each; None where no sizes are given."""
     return [part.reshape(-1) for part in tensor.split(list(sizes))] if len(sizes) else None
+
+
+def _check_parts(name, parts, tensors):
+    """Raise ValueError unless the parts, equally many a tensor, are of its size and dtype."""
+    for tensor, part in zip(_repeated(tensors, len(parts)), parts, strict=bool(parts)):
+        if (part.numel(), part.dtype) != (tensor.numel(), tensor.dtype):
+            raise ValueError(f"{name}: {_described(part)} does not fit {_described(tensor)}")
 
 
 def _check_dense(tensor, name):
