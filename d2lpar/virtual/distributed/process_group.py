@@ -18,7 +18,7 @@ from .. import private, scheduler
 from ..engines import Engine, sleep_until
 from ..memory import Failure, Unavailable, fail, fetch, revive
 from ..scheduler import Op, wait
-from ..simulation import ModelledEngine, is_known, leave_without_values
+from ..simulation import ModelledEngine, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
 from .agreement import NO_LINK, Agreement, Table, figures_of
@@ -66,9 +66,12 @@ class Call:
         key: what names it on all of its ranks; its last part counts.
         members: these ranks, as in the default group.
         failure: an error on a modelled clock because of which it is not run; or None.
+        gives: whether another rank reads what its inputs are.
+        has_values: whether all ranks have the values that they give; see `values` of a simulation.
     """
 
     peer = sends = tag = failure = None
+    gives = has_values = True
 
     def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
         self.name, self.inputs, self.outputs = name, inputs, outputs
@@ -79,8 +82,9 @@ class Call:
             described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
         self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
 
-    def meet(self, op, bandwidth, latency):
-        """Note in its op what it costs on the links of its ranks."""
+    def meet(self, op, bandwidth, latency, has_values=True):
+        """Note in its op what it costs on the links of its ranks, and whether there are values."""
+        self.has_values = has_values
         cost = self.cost(self.k, self.num_bytes, bandwidth, latency)
         op.num_bytes = cost.num_bytes
         op.seconds = cost.seconds(bandwidth, latency)
@@ -276,9 +280,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         root = (opts or private.BroadcastOptions()).rootRank
         run = functools.partial(exchange.broadcast, root=root)
         num_bytes, detail = _num_bytes(tensors), self._root(root)
-        return self._issue(
-            Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
-        )
+        call = Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
+        call.gives = self._rank == root
+        return self._issue(call)
 
     @_on_either
     def allgather(self, output_lists, inputs, opts=None):
@@ -528,10 +532,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         try:
             if call.failure is not None:
                 raise call.failure
-            if modelled is not None and not modelled.values:
-                if not all(map(is_known, op.args[1])):
-                    leave_without_values(op)
-                    return
+            if not call.has_values:
+                leave_without_values(op)
+                return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group has failed: {self._error}")
             values, failure = None, None

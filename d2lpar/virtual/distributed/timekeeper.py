@@ -121,7 +121,8 @@ class Keeper:
             links = [post[3] if one_host else post[4] for post in posts]
             bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
             start = max(post[1] for post in posts)
-            self._tell(meeting, "meet", key, start, bandwidth, latency)
+            has_values = all(post[5] for post in posts)
+            self._tell(meeting, "meet", key, start, bandwidth, latency, has_values)
         else:
             gone = [other for other in meeting.missing() if self._has_ended(other)]
             if gone:
@@ -299,7 +300,7 @@ class Member:
         except (EOFError, OSError):
             self._answers.put(("lost",))
 
-    def post(self, key, members, text, ready, host, link, network):
+    def post(self, key, members, text, ready, host, link, network, has_values):
         """Say that a collective's inputs are ready.
 
         Args:
@@ -309,8 +310,10 @@ class Member:
             ready: seconds.
             host: of the rank.
             link, network: (bandwidth, latency) within a host and beyond it.
+            has_values: whether this rank has the values that others read.
         """
-        self._connection.send(("post", key, members, text, ready, host, link, network))
+        message = "post", key, members, text, ready, host, link, network, has_values
+        self._connection.send(message)
 
     def ask(self, seconds):
         """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
