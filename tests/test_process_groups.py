@@ -797,6 +797,7 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
         dist.reduce_scatter(torch.ones(3, device=device), parts, group=group)
 
     for call in (uneven, to_scatter, to_gather, gathered, reduced):
+        dist.barrier()
         rank, device, group = set_up(timeout=3)
         text = failure_of(lambda call=call, d=device, g=group: call(rank, d, g))
         assert "nothing was raised" not in text, call.__name__
