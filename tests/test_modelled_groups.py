@@ -4,20 +4,20 @@ Each test runs in every rank of a job; see `ranks.in_ranks`. Kernels take the se
 says, a link moves a byte a second, and launches take no time unless a test says so.
 """
 
-import functools
 import gc
 import os
 import random
 import threading
 import time
 
+import fresh
 import pytest
 import torch
 import torch.distributed as dist
 from modelling import BYTE_A_SECOND, fixed_gpus, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, hear, in_ranks, job_of, tell
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from waiting import wait_until
 
 from d2lpar.virtual import Link, clock, host_takes, scheduler, start_recording, virtual_gpus
 from d2lpar.virtual.distributed import timekeeper
@@ -273,7 +273,7 @@ def reference(size, seed, groups):
 @with_and_without_values(3)
 def test_random_programs_take_the_time_of_a_naive_reference(values):
     subsets = [[0, 1, 2], [0, 1], [1, 2]]
-    for seed in range(12):
+    for seed in range(6):
         rank, device, group = set_up(values=values)
         groups = [group, a_group([0, 1]), a_group([1, 2])]
         found = program(rank, seed, subsets, groups, device)
@@ -304,3 +304,230 @@ def test_a_rank_without_values_does_not_wait_for_them_nor_does_another_for_its(v
     torch.vgpu.synchronize()
     if values:
         assert (y.tolist(), z.tolist()) == ([2, 4], [1, 2])
+
+
+# -- the same in every run
+
+
+@in_ranks(3)
+def test_five_runs_give_the_same_digits_however_the_hosts_dawdle():
+    subsets = [[0, 1, 2], [0, 1], [1, 2]]
+    found = []
+    for run in range(5):
+        rank, device, group = set_up(peer_link=Link(0.3, latency=0.01), launch=1e-5)
+        groups = [group, a_group([0, 1]), a_group([1, 2])]
+        found.append(program(rank, 99, subsets, groups, device, hosts_sleep=run > 0))
+    assert found == found[:1] * 5
+
+
+# -- hosts that are elsewhere
+
+
+@with_and_without_values(2)
+def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
+    rank, device, group = set_up(values=values)
+    x = room(4, device)
+    sleep(device, 3)
+    dist.all_reduce(x, group=group)
+    if rank == 0:
+        torch.vgpu.synchronize()
+        tell("rank 0 is done")
+    else:
+        hear("rank 0 is done")
+    assert end() == 7
+
+
+@with_and_without_values(3)
+def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
+    """Rank 0 needs rank 1, which needs rank 2 first, and both hosts wait for rank 0."""
+    rank, device, _ = set_up(values=values)
+    pairs = {pair: a_group(list(pair)) for pair in ((1, 2), (0, 1))}
+    for pair, group in pairs.items():
+        if rank in pair:
+            dist.all_reduce(room(4, device), group=group)
+    if rank == 0:
+        torch.vgpu.synchronize()
+        tell("rank 0 is done")
+    else:
+        hear("rank 0 is done")
+    assert end() == {0: 8, 1: 8, 2: 4}[rank]
+
+
+@with_and_without_values(2)
+def test_a_collective_that_another_issues_only_later_holds_up_no_kernel_for_ever(values):
+    """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
+    rank, device, group = set_up(values=values)
+    if rank == 0:
+        work = dist.all_reduce(room(4, device), group=group, async_op=True)
+        sleep(device, 3), sleep(device, 3)
+        torch.vgpu.current_stream().synchronize()
+        assert clock() == 6
+        tell("rank 0 has computed")
+    else:
+        hear("rank 0 has computed")
+        work = dist.all_reduce(room(4, device), group=group, async_op=True)
+    work.wait()
+    torch.vgpu.synchronize()
+
+
+# -- errors
+
+
+@with_and_without_values(2)
+def test_ranks_that_disagree_are_told_so(values):
+    rank, device, group = set_up(values=values)
+    text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=group))
+    assert "rank 0: all_reduce(uint8[3], sum)" in text, text
+    assert "rank 1: all_reduce(uint8[4], sum)" in text, text
+    again = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "failed before" in again
+    x = room(4, device)
+    dist.all_reduce(x, group=a_group())
+    assert end() == 4
+
+
+@with_and_without_values(2)
+def test_a_rank_that_ends_before_a_collective_is_named(values):
+    rank, device, group = set_up(values=values)
+    if rank == 1:
+        sleep(device, 1)
+        dist.destroy_process_group(group)
+        return
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
+
+
+@with_and_without_values(3)
+def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values):
+    rank, device, group = set_up(values=values, timeout=2)
+    pair = a_group([0, 2])
+    if rank == 1:
+        hear("rank 0 is done"), hear("rank 2 is done")
+        return
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "waited 2 s in all_reduce(uint8[3], sum)" in text and "rank 1 did not come" in text, text
+    sleep(device, rank)
+    work = dist.all_reduce(room(4, device), group=pair, async_op=True)  # 2 to 6
+    sleep(device, 9)
+    torch.vgpu.current_stream().synchronize()
+    work.wait()
+    assert end() == 9 + rank
+    tell(f"rank {rank} is done")
+
+
+@with_and_without_values(2)
+def test_a_rank_that_comes_too_late_is_told_so(values):
+    rank, device, group = set_up(values=values, timeout=2)
+    if rank == 1:
+        hear("rank 0 gave up")
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    if rank == 0:
+        tell("rank 0 gave up")
+    assert "rank 0 waited 2 s in all_reduce(uint8[3], sum)" in text, text
+
+
+@in_ranks(3)
+def test_a_group_may_be_without_rank_0():
+    rank = dist.get_rank()
+    device = fixed_gpus(3, peer_link=BYTE_A_SECOND)[rank]
+    torch.vgpu.set_device(rank)
+    group = a_group([1, 2])
+    if rank:
+        sleep(device, rank)
+        dist.all_reduce(room(4, device), group=group)
+        assert end() == 6
+
+
+# -- one rank for many, and training
+
+
+def steps(device, group=None):
+    """Return how long three steps of DDP take, one after the other, and the gradients."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to(device)
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
+    X = torch.ones(8, 64, device=device) * (1 + dist.get_rank(group))
+    torch.vgpu.synchronize()
+    begun, times = clock(), []
+    for _ in range(3):
+        net.zero_grad()
+        ddp(X).square().sum().backward()
+        torch.vgpu.synchronize()
+        times.append(clock() - begun)
+    return times, [parameter.grad for parameter in net.parameters()]
+
+
+FAKE = """
+import sys, torch, torch.distributed as dist
+from d2lpar.virtual import virtual_gpus
+from waiting import wait_until
+sys.path.insert(0, {tests!r})
+from test_modelled_groups import steps
+for values in (True, False):
+    for size in (2, 3, 1024):
+        (device,) = virtual_gpus(1, model={model}, values=values)
+        dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
+        print(repr(steps(device)[0]))
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("model", ["'dgx1'", "'p3.16xlarge'"])
+def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
+    def real(values):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        device = virtual_gpus(size, model=eval(model), values=values)[rank]
+        torch.vgpu.set_device(rank)
+        return steps(device, group=a_group())[0]
+
+    ran = fresh.run(FAKE.format(tests=os.path.dirname(__file__), model=model), fresh.SET_UP)
+    assert ran.returncode == 0, ran.stderr
+    lines = iter(ran.stdout.splitlines())
+    for values in (True, False):
+        for size in (2, 3):
+            found = {repr(seconds) for seconds in job_of(size).run(real, values)}
+            assert found == {next(lines)}
+        next(lines)
+
+
+@in_ranks(2, 3)
+def test_gradients_of_ddp_are_those_of_the_whole_batch():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = virtual_gpus(size, model="v100")[rank]
+    torch.vgpu.set_device(rank)
+    _, found = steps(device, group=a_group())
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    for r in range(size):
+        (net(torch.ones(8, 64) * (1 + r)).square().sum() / size).backward()
+    for ours, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), parameter.grad)
+
+
+# -- what is left behind
+
+
+@in_ranks(2)
+def test_simulations_and_groups_come_and_go_without_leaving_threads_or_connections():
+    def left():
+        gc.collect()
+        wait_until(lambda: not names() - kept)
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def names():
+        return {thread.ident for thread in threading.enumerate()}
+
+    def use(times):
+        for _ in range(times):
+            _, device, group = set_up()
+            dist.all_reduce(room(4, device), group=group)
+            assert end() == 4
+            dist.destroy_process_group(group)
+
+    use(2)
+    dist.barrier()
+    kept = names()
+    before = left()
+    use(10)
+    dist.barrier()
+    assert left() == before
