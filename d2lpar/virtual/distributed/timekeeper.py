@@ -87,7 +87,7 @@ class Keeper:
         with self._lock:
             rank = self._ranks[number] = Rank(connection)
         try:
-            while True:
+            while not rank.ended:
                 kind, *message = connection.recv()
                 with self._lock:
                     getattr(self, f"_on_{kind}")(number, rank, *message)
@@ -95,6 +95,8 @@ class Keeper:
         except (EOFError, OSError):
             with self._lock:
                 self._leave(number, rank)
+        with self._lock:
+            connection.close()  # so that the other end hears of it, and its thread ends
 
     def wait_for_the_end(self):
         """Wait until all ranks have left, for as long as a rank waits at most."""
@@ -299,6 +301,7 @@ class Member:
                     self._answers.put(message)
         except (EOFError, OSError):
             self._answers.put(("lost",))
+            self._connection.close()
 
     def post(self, key, members, text, ready, host, link, network, has_values):
         """Say that a collective's inputs are ready.
