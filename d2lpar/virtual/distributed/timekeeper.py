@@ -31,7 +31,10 @@ class Meeting:
         posts: rank -> what it posted: text, ready, and the figures of its link.
         here: the ranks that wait for the values of the others, or need none.
         since: when the last of these came, by the wall clock.
+        failure: why it will not come about; or None.
     """
+
+    failure = None
 
     def __init__(self, members):
         self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
@@ -116,7 +119,9 @@ class Keeper:
         rank.bound = max(rank.bound, ready)
         texts = {post[0] for post in meeting.posts.values()}
         if len(texts) > 1:
-            self._tell(meeting, "failed", key, _disagreement(meeting))
+            self._fail(meeting, key, _disagreement(meeting))
+        elif meeting.failure is not None:  # it comes too late
+            self._fail(meeting, key, meeting.failure)
         elif not meeting.missing():
             posts = meeting.posts.values()
             one_host = len({post[2] for post in posts}) == 1
@@ -128,7 +133,7 @@ class Keeper:
         else:
             gone = [other for other in meeting.missing() if self._has_ended(other)]
             if gone:
-                self._tell(meeting, "failed", key, f"{_names(gone)} ended before {text}")
+                self._fail(meeting, key, f"{_names(gone)} ended before {text}")
 
     def _on_ask(self, number, rank, seconds, heard):
         if heard == rank.told:  # otherwise it will ask anew, once it has heard of a meeting
@@ -157,14 +162,18 @@ class Keeper:
     def _leave(self, number, rank):
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
-            if number in meeting.missing() and meeting.posts:
+            if number in meeting.missing() and meeting.posts and meeting.failure is None:
                 text = next(iter(meeting.posts.values()))[0]
-                self._tell(meeting, "failed", key, f"rank {number} ended before {text}")
+                self._fail(meeting, key, f"rank {number} ended before {text}")
         self._give_leave()
         self._lock.notify_all()
 
     def _has_ended(self, number):
         return number in self._ranks and self._ranks[number].ended
+
+    def _fail(self, meeting, key, text):
+        meeting.failure = text
+        self._tell(meeting, "failed", key, text)
 
     def _tell(self, meeting, *message):
         """Send a message to all ranks that have posted."""
@@ -210,7 +219,7 @@ class Keeper:
         return {
             other
             for meeting in self._meetings.values()
-            if number in meeting.posts
+            if number in meeting.posts and meeting.failure is None
             for other in meeting.missing()
         }
 
@@ -226,6 +235,8 @@ class Keeper:
                     self._look_after_one(key, meeting, now)
 
     def _look_after_one(self, key, meeting, now):
+        if meeting.failure is not None:
+            return
         if meeting.missing():
             waiting = [self._ranks[number] for number in meeting.posts]
             since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
@@ -238,7 +249,7 @@ class Keeper:
         if now - since > self._timeout:
             text = next(iter(meeting.posts.values()))[0]
             waited = f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"
-            self._tell(meeting, "failed", key, f"{waited}\n  {_names(late)} did not come")
+            self._fail(meeting, key, f"{waited}\n  {_names(late)} did not come")
         elif now - since > _PATIENCE:
             for number in late:
                 rank = self._ranks.get(number)
