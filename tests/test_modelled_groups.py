@@ -353,23 +353,6 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
     assert end() == {0: 8, 1: 8, 2: 4}[rank]
 
 
-@with_and_without_values(2)
-def test_a_collective_that_another_issues_only_later_holds_up_no_kernel_for_ever(values):
-    """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
-    rank, device, group = set_up(values=values)
-    if rank == 0:
-        work = dist.all_reduce(room(4, device), group=group, async_op=True)
-        sleep(device, 3), sleep(device, 3)
-        torch.vgpu.current_stream().synchronize()
-        assert clock() == 6
-        tell("rank 0 has computed")
-    else:
-        hear("rank 0 has computed")
-        work = dist.all_reduce(room(4, device), group=group, async_op=True)
-    work.wait()
-    torch.vgpu.synchronize()
-
-
 # -- errors
 
 
@@ -436,6 +419,9 @@ def test_a_group_may_be_without_rank_0():
         sleep(device, rank)
         dist.all_reduce(room(4, device), group=group)
         assert end() == 6
+    everyone = a_group()
+    dist.all_reduce(room(3, device), group=everyone)
+    assert end() == (10 if rank else 10)
 
 
 # -- one rank for many, and training
@@ -460,7 +446,7 @@ def steps(device, group=None):
 FAKE = """
 import sys, torch, torch.distributed as dist
 from d2lpar.virtual import virtual_gpus
-from waiting import wait_until
+from torch.testing._internal.distributed.fake_pg import FakeStore
 sys.path.insert(0, {tests!r})
 from test_modelled_groups import steps
 for values in (True, False):

@@ -10,6 +10,9 @@ from .agreement import figures_of, host_number
 from .timekeeper import Member
 
 
+_LOST = "the connection to the rank that keeps the time is lost"
+
+
 class Meetings:
     """What connects a `Simulation` to those of the other ranks; its thread uses this.
 
@@ -49,7 +52,7 @@ class Meetings:
                 if key in self.pending:
                     self._fail(self.pending.pop(key), text)
             else:
-                self._fail_all("the connection to rank 0, which keeps the time, is lost")
+                self._fail_all(_LOST)
         return False
 
     def _fail_all(self, text):
@@ -70,7 +73,12 @@ class Meetings:
         link, network = map(figures_of, links)
         host = host_number(), os.environ.get("GROUP_RANK", "0"), model.host
         known = _has_values(op)
-        self._member.post(call.key, call.members, call.text, op.ready, host, link, network, known)
+        try:
+            self._member.post(
+                call.key, call.members, call.text, op.ready, host, link, network, known
+            )
+        except OSError:
+            self._fail_all(_LOST)
 
     def waits_for_values(self, op):
         """Tell the keeper that this rank waits for values of others, at the time of the op."""

@@ -2,7 +2,7 @@
 
 A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
 its own ops, so it *posts* the collective at the time at which its inputs are ready, and the keeper,
-a thread in the process of rank 0, tells all of its ranks when they *meet*.
+a thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
 
 While a rank has posted what others have not, it may not simply go on: the meeting may turn out to
 lie before its next event. So it asks for leave to go on to that event's time, and gets it once no
@@ -13,6 +13,7 @@ global minimum in place of null messages: Chandy and Misra 1979, https://doi.org
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from multiprocessing.connection import Client, Listener
@@ -274,6 +275,14 @@ def _authkey():
     return os.environ.get("TORCHELASTIC_RUN_ID", "d2lpar").encode()
 
 
+def _own_address(rank):
+    """Return an address at which other ranks reach this process."""
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    if rank == 0 or os.environ.get("GROUP_RANK", "0") == "0":  # the machine of rank 0
+        return address
+    return socket.gethostname()
+
+
 class Member:
     """The connection of this process to the keeper; the simulator's thread uses it.
 
@@ -289,11 +298,11 @@ class Member:
     def __init__(self, store, rank, size, timeout, run):
         self.rank = rank
         self._keeper = None
-        if rank == 0:
+        if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
             self._keeper = Keeper(size, timeout.total_seconds())
-            store.set(_KEY, f"{os.environ.get('MASTER_ADDR', '127.0.0.1')} {self._keeper.port}")
+            store.set(_KEY, f"{_own_address(rank)} {self._keeper.port}")
         address, port = store.get(_KEY).decode().split()
-        if rank == 0:
+        if self._keeper is not None:
             address = "127.0.0.1"
         self._connection = Client((address, int(port)), authkey=_authkey())
         self._connection.send(rank)
@@ -349,7 +358,7 @@ class Member:
         self._connection.send(("done", key))
 
     def end(self):
-        """Leave; rank 0 waits until all others have left."""
+        """Leave; the rank that keeps the time waits until all others have left."""
         with contextlib.suppress(OSError):
             self._connection.send(("end",))
         if self._keeper is not None:
