@@ -67,7 +67,7 @@ class Meetings:
     def post(self, op):
         """Tell the keeper of the time that an op is ready at `op.start`."""
         call, model = op.kwargs["call"], op.engine.device.model
-        op.ready = op.start
+        now, op.ready = op.ready, op.start
         self.pending[call.key] = op
         links = op.engine.device.peer_link, model.machine.network
         link, network = map(figures_of, links)
@@ -75,7 +75,7 @@ class Meetings:
         known = _has_values(op)
         try:
             self._member.post(
-                call.key, call.members, call.text, op.ready, host, link, network, known
+                now, call.key, call.members, call.text, op.ready, host, link, network, known
             )
         except OSError:
             self._fail_all(_LOST)

@@ -114,10 +114,10 @@ class Keeper:
 
     # -- what a rank says
 
-    def _on_post(self, number, rank, key, members, text, ready, *figures):
+    def _on_post(self, number, rank, now, key, members, text, ready, *figures):
         meeting = self._meetings.setdefault(key, Meeting(members))
         meeting.posts[number] = text, ready, *figures
-        rank.bound = max(rank.bound, ready)
+        rank.bound = max(rank.bound, now)
         texts = {post[0] for post in meeting.posts.values()}
         if len(texts) > 1:
             self._fail(meeting, key, _disagreement(meeting))
@@ -323,19 +323,20 @@ class Member:
             self._answers.put(("lost",))
             self._connection.close()
 
-    def post(self, key, members, text, ready, host, link, network, has_values):
+    def post(self, now, key, members, text, ready, host, link, network, has_values):
         """Say that a collective's inputs are ready.
 
         Args:
+            now: seconds; this rank does nothing earlier any more.
             key: of the collective, the same on all of its ranks.
             members: these ranks.
             text: what is called.
-            ready: seconds.
+            ready: seconds at which its link is free, too.
             host: of the rank.
             link, network: (bandwidth, latency) within a host and beyond it.
             has_values: whether this rank has the values that others read.
         """
-        message = "post", key, members, text, ready, host, link, network, has_values
+        message = "post", now, key, members, text, ready, host, link, network, has_values
         self._connection.send(message)
 
     def ask(self, seconds):
