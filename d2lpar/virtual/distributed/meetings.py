@@ -9,7 +9,6 @@ from ..simulation import is_known
 from .agreement import figures_of, host_number
 from .timekeeper import Member
 
-
 _LOST = "the connection to the rank that keeps the time is lost"
 
 
