@@ -28,7 +28,8 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py).
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
-SLOW := $(patsubst %,tests/test_%.py,launch servers stress conformance faults notebooks ddp)
+SLOW := $(patsubst %,tests/test_%.py,launch servers stress conformance faults notebooks ddp \
+	process_groups modelled_groups)
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
 

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from d2lpar.virtual import virtual_gpus
 
-LIMIT = 25  # seconds for one test
+LIMIT = 60  # seconds for one test
 SETTLE = 3  # seconds for the other ranks, once one has failed
 PATIENCE = 20  # seconds that a collective waits, unless a test says otherwise
 _jobs = {}  # number of ranks -> Job
@@ -52,15 +52,17 @@ class Job:
             self.connections.append(ours)
             self.processes.append(process)
 
-    def run(self, function, *args, may_die=()):
+    def run(self, function, *args, may_die=(), last=False):
         """Call a function in all ranks; return what it returned in each, in their order.
 
         Args:
             function, *args: what is called.
             may_die: ranks that may end instead of returning.
+            last: whether the processes shall end then, and are left as the function leaves them.
         """
+        last = last or bool(may_die)
         for connection in self.connections:
-            connection.send_bytes(cloudpickle.dumps((function, args, not may_die)))
+            connection.send_bytes(cloudpickle.dumps((function, args, not last)))
         results, errors = {}, []
         deadline = time.monotonic() + LIMIT
         while len(results) < len(self.connections):
@@ -79,7 +81,7 @@ class Job:
         if len(results) < len(self.connections):
             missing = [rank for rank in range(len(self.connections)) if rank not in results]
             errors.append(f"ranks {missing} did not return:\n" + self._stacks(missing))
-        if errors or may_die:
+        if errors or last:
             self.end()
         assert not errors, "\n".join(errors)
         return [results[rank] for rank in sorted(results)]
@@ -123,13 +125,13 @@ def end_jobs():
         job.end()
 
 
-def in_ranks(*sizes, may_die=()):
-    """Let a test run in every rank of jobs of so many ranks; `may_die` as of `Job.run`."""
+def in_ranks(*sizes, **options):
+    """Let a test run in every rank of jobs of so many ranks; `options` are those of `Job.run`."""
 
     def decorate(function):
         @functools.wraps(function)
         def test(size):
-            job_of(size).run(function, may_die=may_die)
+            job_of(size).run(function, **options)
 
         del test.__wrapped__  # pytest would look at its parameters
         return pytest.mark.parametrize("size", sizes)(test)
@@ -147,9 +149,7 @@ def _serve(rank, size, path, connection):
         torch.set_num_threads(1)
         limit = timedelta(seconds=LIMIT)
         store = dist.FileStore(path, size)
-        dist.init_process_group(
-            "gloo", store=store, rank=rank, world_size=size, timeout=limit
-        )
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
         multiprocessing.set_start_method("fork", force=True)
         while call := _next_call(connection):
             connection.send_bytes(cloudpickle.dumps(_answer(*cloudpickle.loads(call))))
@@ -163,7 +163,9 @@ def _next_call(connection):
 
 def _answer(function, args, goes_on):
     global _signals
-    _signals = dist.PrefixStore(f"signals {next(_numbers)}", dist.distributed_c10d._get_default_store())
+    _signals = dist.PrefixStore(
+        f"signals {next(_numbers)}", dist.distributed_c10d._get_default_store()
+    )
     try:
         result = function(*args)
         if not goes_on:

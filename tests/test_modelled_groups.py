@@ -19,8 +19,8 @@ from ranks import PATIENCE, a_group, end_jobs, everywhere, hear, in_ranks, job_o
 from torch.nn.parallel import DistributedDataParallel
 from waiting import wait_until
 
-from d2lpar.virtual import Link, clock, host_takes, scheduler, start_recording, virtual_gpus
-from d2lpar.virtual.distributed import timekeeper
+from d2lpar.virtual import Link, clock, host_takes, virtual_gpus
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -173,7 +173,7 @@ def test_a_barrier_takes_the_host_along(values):
     assert clock() == 3
 
 
-# -- the same in every run
+# -- against a reference
 
 
 def program(rank, seed, subsets, groups, device, hosts_sleep=False):
@@ -349,7 +349,7 @@ def test_ranks_that_disagree_are_told_so(values):
 
 @with_and_without_values(2)
 def test_a_rank_that_ends_before_a_collective_is_named(values):
-    rank, device, group = set_up(values=values)
+    rank, device, group = set_up(values=values, timeout=3)
     if rank == 1:
         sleep(device, 1)
         dist.destroy_process_group(group)
@@ -400,6 +400,107 @@ def test_a_group_may_be_without_rank_0():
     everyone = a_group()
     dist.all_reduce(room(3, device), group=everyone)
     assert end() == (10 if rank else 10)
+
+
+# -- the keeper of the time
+
+
+class Told:
+    """What stands for the connection of a rank: it keeps what the keeper says."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, message):
+        self.messages.append(message)
+
+
+@pytest.fixture
+def keeper():
+    keeper = Keeper(3, timeout=1000)
+    keeper._ranks = {number: Rank(Told()) for number in range(3)}
+    yield keeper
+    for number in range(3):
+        say(keeper, number, "end")
+
+
+def say(keeper, number, kind, *message):
+    with keeper._lock:
+        getattr(keeper, f"_on_{kind}")(number, keeper._ranks[number], *message)
+        keeper._give_leave()
+
+
+def post(keeper, number, key, members, now, text="all_reduce"):
+    link = 1.0, 0.0
+    say(keeper, number, "post", now, key, members, text, now, "here", link, link, True)
+
+
+def heard(keeper, number):
+    """Return what a rank was told since the last call."""
+    messages = keeper._ranks[number].connection.messages
+    found, messages[:] = list(messages), []
+    return found
+
+
+def test_a_rank_has_leave_once_no_rank_that_it_waits_for_can_come_earlier(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    say(keeper, 0, "ask", 5.0, 0)
+    assert heard(keeper, 0) == []  # rank 1 runs, and may do anything from 0 on
+    post(keeper, 1, "b", (1, 2), 2.0)
+    say(keeper, 1, "ask", 4.0, 0)  # rank 2 runs
+    assert heard(keeper, 0) == heard(keeper, 1) == []
+    post(keeper, 2, "c", (0, 2), 6.0)  # it does nothing before 6 any more
+    assert heard(keeper, 1) == [("go", 4.0)]
+    assert heard(keeper, 0) == []  # now rank 1 runs, from 4 on
+    say(keeper, 1, "ask", 5.0, 0)
+    assert heard(keeper, 0) == heard(keeper, 1) == [("go", 5.0)]
+
+
+def test_a_rank_waits_for_the_ranks_that_the_ranks_that_it_waits_for_wait_for(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 1, "b", (1, 2), 1.0)
+    say(keeper, 1, "ask", NEVER, 0)
+    say(keeper, 0, "ask", 5.0, 0)
+    assert heard(keeper, 0) == []  # rank 2 may wake rank 1 at 1, and this one post "a" before 5
+    post(keeper, 2, "c", (1, 2), 5.0)
+    assert heard(keeper, 0) == [("go", 5.0)]
+
+
+def test_ranks_that_wait_for_each_other_go_in_the_order_of_their_times(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 1, "b", (0, 1), 1.0)
+    say(keeper, 0, "ask", 7.0, 0)
+    say(keeper, 1, "ask", 7.0, 0)
+    assert heard(keeper, 0) == heard(keeper, 1) == [("go", 7.0)]
+    say(keeper, 0, "ask", 9.0, 0)
+    say(keeper, 1, "ask", 8.0, 0)
+    assert (heard(keeper, 0), heard(keeper, 1)) == ([], [("go", 8.0)])
+
+
+def test_a_question_that_has_crossed_with_news_has_no_answer(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 0, "b", (0, 2), 1.0)
+    post(keeper, 1, "a", (0, 1), 3.0)
+    assert heard(keeper, 0) == [("meet", "a", 3.0, 1.0, 0.0, True)]
+    post(keeper, 2, "x", (1, 2), 9.0)
+    say(keeper, 0, "ask", 5.0, 0)  # it does not know yet that it has something to do at 3
+    assert heard(keeper, 0) == []
+    say(keeper, 0, "ask", 3.0, 1)
+    assert heard(keeper, 0) == [("go", 3.0)]
+
+
+def test_what_has_failed_holds_nobody_up_and_fails_for_who_comes_later(keeper):
+    post(keeper, 0, "a", (0, 1, 2), 1.0)
+    post(keeper, 1, "a", (0, 1, 2), 1.0, text="broadcast")
+    ((kind, key, text),) = heard(keeper, 0)
+    assert (kind, key) == ("failed", "a")
+    assert "rank 0: all_reduce" in text and "rank 1: broadcast" in text
+    post(keeper, 0, "b", (0, 1), 1.0)
+    post(keeper, 1, "c", (0, 1), 9.0)
+    say(keeper, 0, "ask", 5.0, 1)
+    assert heard(keeper, 0) == [("go", 5.0)]  # though rank 2 has never come
+    post(keeper, 2, "a", (0, 1, 2), 20.0)
+    assert heard(keeper, 2)[0][:2] == ("failed", "a")
 
 
 # -- one rank for many, and training

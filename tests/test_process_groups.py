@@ -3,6 +3,7 @@
 Each test runs in every rank of a job; see `ranks.in_ranks`.
 """
 
+import functools
 import gc
 import os
 import signal
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import Gate, named, recorded, run_what_can
-from ranks import a_group, end_jobs, everywhere, hear, in_ranks, set_up, tell
+from ranks import a_group, end_jobs, everywhere, hear, in_ranks, job_of, set_up, tell
 from torch.utils.data import DataLoader
 
 from d2lpar.virtual import Link, virtual_gpus
@@ -403,17 +404,6 @@ def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
 
 
 @in_ranks(2)
-def test_a_mesh_of_two_dimensions_has_groups_along_each():
-    rank, device, _ = set_up()
-    mesh = dist.init_device_mesh("vgpu", (1, 2), mesh_dim_names=("outer", "inner"))
-    x = torch.full((2,), rank + 1.0, device=device)
-    dist.all_reduce(x, group=mesh.get_group("inner"))
-    y = torch.full((2,), rank + 1.0, device=device)
-    dist.all_reduce(y, group=mesh.get_group("outer"))
-    assert (x.tolist(), y.tolist()) == ([3, 3], [rank + 1] * 2)
-
-
-@in_ranks(2)
 def test_tensors_on_the_cpu_go_through_gloo():
     rank, device, group = set_up()
     x = numbers(rank, 3)
@@ -425,15 +415,39 @@ def test_tensors_on_the_cpu_go_through_gloo():
     assert rank == 0 or y.tolist() == x.tolist()
 
 
+def initialized(backend, folder):
+    """Check a default group of such a backend, and the groups of a mesh of two dimensions."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = virtual_gpus(size)[rank]
+    torch.vgpu.set_device(rank)
+    dist.destroy_process_group()
+    dist.init_process_group(
+        backend, store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size
+    )
+    for where in ("cpu", device):
+        x = numbers(rank, 3).to(where)
+        dist.all_reduce(x)
+        assert_same(x, of_all(3).sum(0))
+    mesh = dist.init_device_mesh("vgpu", (1, size), mesh_dim_names=("outer", "inner"))
+    x = torch.full((2,), rank + 1.0, device=device)
+    dist.all_reduce(x, group=mesh.get_group("inner"))
+    y = torch.full((2,), rank + 1.0, device=device)
+    dist.all_reduce(y, group=mesh.get_group("outer"))
+    assert (x.tolist(), y.tolist()) == ([3, 3], [rank + 1] * 2)
+
+
+@pytest.mark.parametrize("backend", [None, "vccl", "cpu:gloo,vgpu:vccl"])
+def test_a_default_group_chooses_by_device(backend, tmp_path):
+    job_of(2).run(initialized, backend, str(tmp_path), last=True)
+
+
 @in_ranks(2)
-def test_a_default_group_of_both_backends_chooses_by_device():
+def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
     rank, device, _ = set_up()
-    for backend in ("cpu:gloo,vgpu:vccl", None):
-        group = dist.new_group(backend=backend) if backend else dist.new_group(backend="vccl")
-        for where in ("cpu", device):
-            x = numbers(rank, 3).to(where)
-            dist.all_reduce(x, group=group)
-            assert_same(x, of_all(3).sum(0))
+    x = torch.ones(3, device=device)
+    for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
+        raises(RuntimeError, "vccl", call)
+    assert x.tolist() == [1, 1, 1]
 
 
 # -- what is asynchronous, and what waits for what
@@ -467,7 +481,8 @@ def test_a_message_does_not_wait_for_a_message_with_another_rank_or_for_a_collec
         sent = dist.isend(y, 1, group=group)
         got = dist.irecv(y2 := torch.zeros(3, device=device), 1, group=group)
         got.wait()
-        assert y2.tolist() == [1, 1, 1] and sent.is_success()
+        sent.wait()
+        assert y2.tolist() == [1, 1, 1]
         assert not work.is_completed()
         tell("messages have come")
         work.wait()
@@ -799,7 +814,7 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
     for call in (uneven, to_scatter, to_gather, gathered, reduced):
         dist.barrier()
         rank, device, group = set_up(timeout=3)
-        text = failure_of(lambda call=call, d=device, g=group: call(rank, d, g))
+        text = failure_of(functools.partial(call, rank, device, group))
         assert "nothing was raised" not in text, call.__name__
 
 
