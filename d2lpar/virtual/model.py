@@ -104,7 +104,9 @@ class Model:
     def needs(self, op):
         """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
         if op.kind == "collective":
-            return op.engine, self._out, self._in
+            sends = op.kwargs["call"].sends  # None unless it is a message
+            directions = (self._out,) * (sends is not False) + (self._in,) * (sends is not True)
+            return op.engine, *directions
         if op.receiver is None:
             return self._needs[op.engine]
         other = op.receiver.device.model

@@ -114,6 +114,11 @@ def operator_of(func):
     function = private.function_of(func)
     operator = _operators.get(function)
     if operator is None:
+        if func.namespace == "c10d":  # of a process group in C++; ours are called themselves
+            raise RuntimeError(
+                f"{func}: this process group has no virtual GPUs; make one that has by "
+                'torch.distributed.new_group(backend="vccl")'
+            )
         operator = _operators[function] = Operator(func)
     return operator
 

@@ -312,7 +312,7 @@ class Simulation:
             op.start = op.ready
         op.end = op.start + op.seconds
         for resource in needs:
-            resource.free_at = op.end
+            resource.free_at = max(resource.free_at, op.end)
         if self.values or op.kind == "collective" or _copies_known_numbers(op):
             simulator.do(op)
         else:

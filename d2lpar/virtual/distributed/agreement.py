@@ -183,11 +183,14 @@ class Table:
         else:
             text = f"{self._names([self.rank])} lost a connection in {call} ({reason:.200})"
         with contextlib.suppress(RuntimeError):
-            text += self._others(call)
+            text += self._others(call, late)
         return text
 
-    def _others(self, call):
-        """Return what the other ranks say that they wait for, or that they say nothing."""
+    def _others(self, call, late):
+        """Return what the other ranks say that they wait for, or that they say nothing.
+
+        Where a connection is lost, one that waited for the same has given up.
+        """
         keys = [f"waits/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], call)
         others = [rank for rank in range(self.size) if rank != self.rank]
@@ -200,6 +203,8 @@ class Table:
                 its = self.store.get(keys[rank]).decode()
                 if its != call:
                     lines.append(f"{self._names([rank])} waits in {its}")
+                elif not late:
+                    lines.append(f"{self._names([rank])} has waited in it, and given up")
             else:
                 silent.append(rank)
         if silent:

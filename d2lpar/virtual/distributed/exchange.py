@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 
 from .. import private
+from ..memory import fetch
+from ..tensor import VirtualTensor
 
 Op = dist.ReduceOp.RedOpType
 SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
@@ -40,6 +42,8 @@ class Reduction:
             return value.to(torch.uint8)
         if self.kind == Op.PREMUL_SUM:
             factor = self.factor
+            if type(factor) is VirtualTensor:
+                factor = fetch(factor._cell)
             return value * (factor.to(value.dtype) if isinstance(factor, torch.Tensor) else factor)
         if self.kind == Op.AVG and value.is_floating_point():
             return value / self.k
@@ -128,7 +132,24 @@ def reduce_scatter(gloo, inputs, outputs, reduction):
 
 
 def all_to_all(gloo, inputs, outputs):
-    """Leave input j of rank i in output i of rank j."""
+    """Leave input j of rank i in output i of rank j.
+
+    Raises:
+        dist.DistBackendError: what one rank sends is not what another expects. All ranks raise it,
+            because gloo would end the process.
+    """
+    k = gloo.size()
+    sizes = torch.tensor([[tensor.nbytes for tensor in each] for each in (inputs, outputs)])
+    table = [torch.empty_like(sizes) for _ in range(k)]
+    gloo.allgather([table], [sizes]).wait()
+    sent, expected = torch.stack(table, 1)
+    wrong = (sent != expected.T).nonzero().tolist()
+    if wrong:
+        lines = [
+            f"  group rank {i} sends {sent[i, j]} bytes to {j}, which expects {expected[j, i]}"
+            for i, j in wrong
+        ]
+        raise dist.DistBackendError("\n".join(["the ranks disagree: all_to_all", *lines]))
     _swap(gloo, inputs, outputs)
 
 

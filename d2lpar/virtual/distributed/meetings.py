@@ -5,8 +5,11 @@ import os
 
 import torch.distributed as dist
 
+from ..simulation import is_known
 from .agreement import figures_of, host_number
 from .timekeeper import Member
+
+_LOST = "the connection to the rank that keeps the time is lost"
 
 
 class Meetings:
@@ -37,10 +40,10 @@ class Meetings:
             if kind == "go":
                 (self._leave,) = message
             elif kind == "meet":
-                key, start, bandwidth, latency = message
+                key, start, *met = message
                 if key in self.pending:
                     op = self.pending.pop(key)
-                    op.kwargs["call"].meet(op, bandwidth, latency)
+                    op.kwargs["call"].meet(op, *met)
                     op.ready = start
                     self._simulation.make_ready(op)
             elif kind == "failed":
@@ -48,7 +51,7 @@ class Meetings:
                 if key in self.pending:
                     self._fail(self.pending.pop(key), text)
             else:
-                self._fail_all("the connection to rank 0, which keeps the time, is lost")
+                self._fail_all(_LOST)
         return False
 
     def _fail_all(self, text):
@@ -63,12 +66,18 @@ class Meetings:
     def post(self, op):
         """Tell the keeper of the time that an op is ready at `op.start`."""
         call, model = op.kwargs["call"], op.engine.device.model
-        op.ready = op.start
+        now, op.ready = op.ready, op.start
         self.pending[call.key] = op
         links = op.engine.device.peer_link, model.machine.network
         link, network = map(figures_of, links)
         host = host_number(), os.environ.get("GROUP_RANK", "0"), model.host
-        self._member.post(call.key, call.members, call.text, op.ready, host, link, network)
+        known = _has_values(op)
+        try:
+            self._member.post(
+                now, call.key, call.members, call.text, op.ready, host, link, network, known
+            )
+        except OSError:
+            self._fail_all(_LOST)
 
     def waits_for_values(self, op):
         """Tell the keeper that this rank waits for values of others, at the time of the op."""
@@ -98,6 +107,12 @@ class Meetings:
 _numbers = itertools.count()
 
 
+def _has_values(op):
+    """Return whether this rank has the values that others read."""
+    simulation = op.engine.simulation
+    return simulation.values or not op.kwargs["call"].gives or all(map(is_known, op.args[1]))
+
+
 class EqualRanks:
     """In the place of `Meetings` where one rank stands for many equal ones.
 
@@ -120,7 +135,7 @@ class EqualRanks:
         op.ready = op.start
         if len(call.members) > (model.machine.gpus or len(call.members)):
             link = min(link, model.machine.network, key=lambda link: link.bandwidth)
-        call.meet(op, *figures_of(link))
+        call.meet(op, *figures_of(link), _has_values(op))
         self._simulation.make_ready(op)
 
     def waits_for_values(self, op):

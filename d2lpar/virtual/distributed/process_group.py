@@ -22,7 +22,7 @@ from .. import private, scheduler
 from ..engines import Engine, sleep_until
 from ..memory import Failure, Unavailable, fail, fetch, revive
 from ..scheduler import Op, wait
-from ..simulation import ModelledEngine, is_known, leave_without_values
+from ..simulation import ModelledEngine, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
 from .agreement import NO_LINK, Agreement, Table, figures_of
@@ -70,9 +70,12 @@ class Call:
         key: what names it on all of its ranks; its last part counts.
         members: these ranks, as in the default group.
         failure: an error on a modelled clock because of which it is not run; or None.
+        gives: whether another rank reads what its inputs are.
+        has_values: whether all ranks have the values that they give; see `values` of a simulation.
     """
 
     peer = sends = tag = failure = None
+    gives = has_values = True
 
     def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
         self.name, self.inputs, self.outputs = name, inputs, outputs
@@ -83,8 +86,9 @@ class Call:
             described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
         self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
 
-    def meet(self, op, bandwidth, latency):
-        """Note in its op what it costs on the links of its ranks."""
+    def meet(self, op, bandwidth, latency, has_values=True):
+        """Note in its op what it costs on the links of its ranks, and whether there are values."""
+        self.has_values = has_values
         cost = self.cost(self.k, self.num_bytes, bandwidth, latency)
         op.num_bytes = cost.num_bytes
         op.seconds = cost.seconds(bandwidth, latency)
@@ -284,9 +288,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         root = (opts or private.BroadcastOptions()).rootRank
         run = functools.partial(exchange.broadcast, root=root)
         num_bytes, detail = _num_bytes(tensors), self._root(root)
-        return self._issue(
-            Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
-        )
+        call = Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
+        call.gives = self._rank == root
+        return self._issue(call)
 
     @_on_either
     def allgather(self, output_lists, inputs, opts=None):
@@ -316,6 +320,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
     def _all_gather(self, name, outputs, inputs, result):
+        _check_parts(name, outputs, inputs)
         num_bytes = self._size * _num_bytes(inputs)
         call = Call(name, inputs, outputs, exchange.all_gather, costs.in_parts, num_bytes)
         return self._issue(call, result)
@@ -354,6 +359,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
     def _reduce_scatter(self, name, outputs, inputs, opts):
+        _check_parts(name, inputs, outputs)
         reduction = self._reduction(opts)
         run = functools.partial(exchange.reduce_scatter, reduction=reduction)
         num_bytes = _num_bytes(inputs)
@@ -389,6 +395,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Copy the tensor of each rank to the root."""
         root = (opts or private.GatherOptions()).rootRank
         outputs = [out for outs in output_lists for out in outs]
+        _check_parts("gather", outputs, inputs)
         run = functools.partial(exchange.gather, root=root)
         num_bytes, detail = _num_bytes(inputs), self._root(root)
         call = Call("gather", inputs, outputs, run, costs.at_root, num_bytes, detail)
@@ -399,6 +406,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Copy tensor i of the root to rank i."""
         root = (opts or private.ScatterOptions()).rootRank
         inputs = [value for values in input_lists for value in values]
+        _check_parts("scatter", inputs, outputs)
         run = functools.partial(exchange.scatter, root=root)
         num_bytes, detail = _num_bytes(outputs), self._root(root)
         call = Call("scatter", inputs, outputs, run, costs.at_root, num_bytes, detail, outputs)
@@ -540,10 +548,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         try:
             if call.failure is not None:
                 raise call.failure
-            if modelled is not None and not modelled.values:
-                if not all(map(is_known, op.args[1])):
-                    leave_without_values(op)
-                    return
+            if not call.has_values:
+                leave_without_values(op)
+                return
             if self._error is not None:
                 raise dist.DistBackendError(f"this process group has failed: {self._error}")
             values, failure = None, None
@@ -565,9 +572,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
             call.meet(op, bandwidth, latency)
             end = agreed.start
             if bandwidth < NO_LINK or latency:
-                end += op.seconds
-                for each in uses:
-                    each.free_at = max(each.free_at, end)
+                with _sharing:  # other groups may have agreed on the same time
+                    end = max(end, *(each.free_at for each in uses)) + op.seconds
+                    for each in uses:
+                        each.free_at = end
             self._exchange(call, *values)
             sleep_until(end)
         except BaseException as error:
@@ -597,6 +605,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         )
 
 
+_sharing = threading.Lock()  # of the directions of links
+
+
 def _repeated(values, number):
     """Return a list of `number` values: each of `values` equally often, one after the other."""
     return [value for value in values for _ in range(number // len(values))]
@@ -609,6 +620,13 @@ def _num_bytes(tensors):
 def _split(tensor, sizes):
     """Return the parts of a tensor with so many rows each; None where no sizes are given."""
     return [part.reshape(-1) for part in tensor.split(list(sizes))] if len(sizes) else None
+
+
+def _check_parts(name, parts, tensors):
+    """Raise ValueError unless the parts, equally many a tensor, are of its size and dtype."""
+    for tensor, part in zip(_repeated(tensors, len(parts)), parts, strict=bool(parts)):
+        if (part.numel(), part.dtype) != (tensor.numel(), tensor.dtype):
+            raise ValueError(f"{name}: {_described(part)} does not fit {_described(tensor)}")
 
 
 def _check_dense(tensor, name):

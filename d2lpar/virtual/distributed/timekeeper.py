@@ -2,7 +2,7 @@
 
 A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
 its own ops, so it *posts* the collective at the time at which its inputs are ready, and the keeper,
-a thread in the process of rank 0, tells all of its ranks when they *meet*.
+a thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
 
 While a rank has posted what others have not, it may not simply go on: the meeting may turn out to
 lie before its next event. So it asks for leave to go on to that event's time, and gets it once no
@@ -13,6 +13,7 @@ global minimum in place of null messages: Chandy and Misra 1979, https://doi.org
 
 import contextlib
 import os
+import socket
 import threading
 import time
 from multiprocessing.connection import Client, Listener
@@ -31,7 +32,10 @@ class Meeting:
         posts: rank -> what it posted: text, ready, and the figures of its link.
         here: the ranks that wait for the values of the others, or need none.
         since: when the last of these came, by the wall clock.
+        failure: why it will not come about; or None.
     """
+
+    failure = None
 
     def __init__(self, members):
         self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
@@ -87,7 +91,7 @@ class Keeper:
         with self._lock:
             rank = self._ranks[number] = Rank(connection)
         try:
-            while True:
+            while not rank.ended:
                 kind, *message = connection.recv()
                 with self._lock:
                     getattr(self, f"_on_{kind}")(number, rank, *message)
@@ -95,6 +99,8 @@ class Keeper:
         except (EOFError, OSError):
             with self._lock:
                 self._leave(number, rank)
+        with self._lock:
+            connection.close()  # so that the other end hears of it, and its thread ends
 
     def wait_for_the_end(self):
         """Wait until all ranks have left, for as long as a rank waits at most."""
@@ -108,24 +114,27 @@ class Keeper:
 
     # -- what a rank says
 
-    def _on_post(self, number, rank, key, members, text, ready, *figures):
+    def _on_post(self, number, rank, now, key, members, text, ready, *figures):
         meeting = self._meetings.setdefault(key, Meeting(members))
         meeting.posts[number] = text, ready, *figures
-        rank.bound = max(rank.bound, ready)
+        rank.bound = max(rank.bound, now)
         texts = {post[0] for post in meeting.posts.values()}
         if len(texts) > 1:
-            self._tell(meeting, "failed", key, _disagreement(meeting))
+            self._fail(meeting, key, _disagreement(meeting))
+        elif meeting.failure is not None:  # it comes too late
+            self._fail(meeting, key, meeting.failure)
         elif not meeting.missing():
             posts = meeting.posts.values()
             one_host = len({post[2] for post in posts}) == 1
             links = [post[3] if one_host else post[4] for post in posts]
             bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
             start = max(post[1] for post in posts)
-            self._tell(meeting, "meet", key, start, bandwidth, latency)
+            has_values = all(post[5] for post in posts)
+            self._tell(meeting, "meet", key, start, bandwidth, latency, has_values)
         else:
             gone = [other for other in meeting.missing() if self._has_ended(other)]
             if gone:
-                self._tell(meeting, "failed", key, f"{_names(gone)} ended before {text}")
+                self._fail(meeting, key, f"{_names(gone)} ended before {text}")
 
     def _on_ask(self, number, rank, seconds, heard):
         if heard == rank.told:  # otherwise it will ask anew, once it has heard of a meeting
@@ -154,14 +163,18 @@ class Keeper:
     def _leave(self, number, rank):
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
-            if number in meeting.missing() and meeting.posts:
+            if number in meeting.missing() and meeting.posts and meeting.failure is None:
                 text = next(iter(meeting.posts.values()))[0]
-                self._tell(meeting, "failed", key, f"rank {number} ended before {text}")
+                self._fail(meeting, key, f"rank {number} ended before {text}")
         self._give_leave()
         self._lock.notify_all()
 
     def _has_ended(self, number):
         return number in self._ranks and self._ranks[number].ended
+
+    def _fail(self, meeting, key, text):
+        meeting.failure = text
+        self._tell(meeting, "failed", key, text)
 
     def _tell(self, meeting, *message):
         """Send a message to all ranks that have posted."""
@@ -207,7 +220,7 @@ class Keeper:
         return {
             other
             for meeting in self._meetings.values()
-            if number in meeting.posts
+            if number in meeting.posts and meeting.failure is None
             for other in meeting.missing()
         }
 
@@ -223,6 +236,8 @@ class Keeper:
                     self._look_after_one(key, meeting, now)
 
     def _look_after_one(self, key, meeting, now):
+        if meeting.failure is not None:
+            return
         if meeting.missing():
             waiting = [self._ranks[number] for number in meeting.posts]
             since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
@@ -235,7 +250,7 @@ class Keeper:
         if now - since > self._timeout:
             text = next(iter(meeting.posts.values()))[0]
             waited = f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"
-            self._tell(meeting, "failed", key, f"{waited}\n  {_names(late)} did not come")
+            self._fail(meeting, key, f"{waited}\n  {_names(late)} did not come")
         elif now - since > _PATIENCE:
             for number in late:
                 rank = self._ranks.get(number)
@@ -260,6 +275,14 @@ def _authkey():
     return os.environ.get("TORCHELASTIC_RUN_ID", "d2lpar").encode()
 
 
+def _own_address(rank):
+    """Return an address at which other ranks reach this process."""
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    if rank == 0 or os.environ.get("GROUP_RANK", "0") == "0":  # the machine of rank 0
+        return address
+    return socket.gethostname()
+
+
 class Member:
     """The connection of this process to the keeper; the simulator's thread uses it.
 
@@ -275,11 +298,11 @@ class Member:
     def __init__(self, store, rank, size, timeout, run):
         self.rank = rank
         self._keeper = None
-        if rank == 0:
+        if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
             self._keeper = Keeper(size, timeout.total_seconds())
-            store.set(_KEY, f"{os.environ.get('MASTER_ADDR', '127.0.0.1')} {self._keeper.port}")
+            store.set(_KEY, f"{_own_address(rank)} {self._keeper.port}")
         address, port = store.get(_KEY).decode().split()
-        if rank == 0:
+        if self._keeper is not None:
             address = "127.0.0.1"
         self._connection = Client((address, int(port)), authkey=_authkey())
         self._connection.send(rank)
@@ -298,19 +321,23 @@ class Member:
                     self._answers.put(message)
         except (EOFError, OSError):
             self._answers.put(("lost",))
+            self._connection.close()
 
-    def post(self, key, members, text, ready, host, link, network):
+    def post(self, now, key, members, text, ready, host, link, network, has_values):
         """Say that a collective's inputs are ready.
 
         Args:
+            now: seconds; this rank does nothing earlier any more.
             key: of the collective, the same on all of its ranks.
             members: these ranks.
             text: what is called.
-            ready: seconds.
+            ready: seconds at which its link is free, too.
             host: of the rank.
             link, network: (bandwidth, latency) within a host and beyond it.
+            has_values: whether this rank has the values that others read.
         """
-        self._connection.send(("post", key, members, text, ready, host, link, network))
+        message = "post", now, key, members, text, ready, host, link, network, has_values
+        self._connection.send(message)
 
     def ask(self, seconds):
         """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
@@ -332,7 +359,7 @@ class Member:
         self._connection.send(("done", key))
 
     def end(self):
-        """Leave; rank 0 waits until all others have left."""
+        """Leave; the rank that keeps the time waits until all others have left."""
         with contextlib.suppress(OSError):
             self._connection.send(("end",))
         if self._keeper is not None:

@@ -1,0 +1,209 @@
+"""Tests that run in every rank of a job, one after the other in the same processes.
+
+To start the processes takes a second or two; a test in them takes milliseconds.
+"""
+
+import contextlib
+import faulthandler
+import functools
+import itertools
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+import traceback
+from datetime import timedelta
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import cloudpickle
+import pytest
+import torch
+import torch.distributed as dist
+
+from d2lpar.virtual import virtual_gpus
+
+LIMIT = 60  # seconds for one test
+SETTLE = 3  # seconds for the other ranks, once one has failed
+PATIENCE = 20  # seconds that a collective waits, unless a test says otherwise
+_jobs = {}  # number of ranks -> Job
+_numbers = itertools.count()
+
+
+class Job:
+    """Processes that form a gloo group and run functions together.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size):
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["torch", "torch._dynamo", "d2lpar.virtual.setup", "pytest"])
+        self.folder = tempfile.TemporaryDirectory()
+        self.connections, self.processes = [], []
+        for rank in range(size):
+            ours, theirs = context.Pipe()
+            arguments = rank, size, str(Path(self.folder.name, "store")), theirs
+            process = context.Process(target=_serve, args=arguments, daemon=False)
+            process.start()
+            theirs.close()
+            self.connections.append(ours)
+            self.processes.append(process)
+
+    def run(self, function, *args, may_die=(), last=False):
+        """Call a function in all ranks; return what it returned in each, in their order.
+
+        Args:
+            function, *args: what is called.
+            may_die: ranks that may end instead of returning.
+            last: whether the processes shall end then, and are left as the function leaves them.
+        """
+        last = last or bool(may_die)
+        for connection in self.connections:
+            connection.send_bytes(cloudpickle.dumps((function, args, not last)))
+        results, errors = {}, []
+        deadline = time.monotonic() + LIMIT
+        while len(results) < len(self.connections):
+            waiting = [c for rank, c in enumerate(self.connections) if rank not in results]
+            for connection in wait(waiting, max(0, deadline - time.monotonic())):
+                rank = self.connections.index(connection)
+                try:
+                    succeeded, results[rank] = cloudpickle.loads(connection.recv_bytes())
+                except EOFError:
+                    succeeded, results[rank] = rank in may_die, "it has ended"
+                if not succeeded:
+                    errors.append(f"rank {rank}: {results[rank]}")
+                    deadline = min(deadline, time.monotonic() + SETTLE)
+            if time.monotonic() >= deadline:
+                break
+        if len(results) < len(self.connections):
+            missing = [rank for rank in range(len(self.connections)) if rank not in results]
+            errors.append(f"ranks {missing} did not return:\n" + self._stacks(missing))
+        if errors or last:
+            self.end()
+        assert not errors, "\n".join(errors)
+        return [results[rank] for rank in sorted(results)]
+
+    def _stacks(self, ranks):
+        texts = []
+        for rank in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.processes[rank].pid, signal.SIGUSR1)
+        time.sleep(1)
+        for rank in ranks:
+            path = Path(self.folder.name, f"store.stacks{rank}")
+            texts.append(f"rank {rank}\n{path.read_text() if path.exists() else ''}")
+        return "\n".join(texts)
+
+    def end(self):
+        """End the processes."""
+        for connection in self.connections:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(b"")
+        for process in self.processes:
+            process.join(5)
+            process.kill()
+            process.join()
+        self.folder.cleanup()
+        for size, job in list(_jobs.items()):
+            if job is self:
+                del _jobs[size]
+
+
+def job_of(size):
+    """Return the `Job` of so many ranks that tests share."""
+    if size not in _jobs:
+        _jobs[size] = Job(size)
+    return _jobs[size]
+
+
+def end_jobs():
+    """End all jobs."""
+    for job in list(_jobs.values()):
+        job.end()
+
+
+def in_ranks(*sizes, **options):
+    """Let a test run in every rank of jobs of so many ranks; `options` are those of `Job.run`."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def test(size):
+            job_of(size).run(function, **options)
+
+        del test.__wrapped__  # pytest would look at its parameters
+        return pytest.mark.parametrize("size", sizes)(test)
+
+    return decorate
+
+
+# -- in a rank
+
+
+def _serve(rank, size, path, connection):
+    with open(f"{path}.stacks{rank}", "w") as stacks:
+        faulthandler.register(signal.SIGUSR1, stacks)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores
+        torch.set_num_threads(1)
+        limit = timedelta(seconds=LIMIT)
+        store = dist.FileStore(path, size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
+        multiprocessing.set_start_method("fork", force=True)
+        while call := _next_call(connection):
+            connection.send_bytes(cloudpickle.dumps(_answer(*cloudpickle.loads(call))))
+        os._exit(0)
+
+
+def _next_call(connection):
+    with contextlib.suppress(EOFError, OSError):
+        return connection.recv_bytes()
+
+
+def _answer(function, args, goes_on):
+    global _signals
+    _signals = dist.PrefixStore(
+        f"signals {next(_numbers)}", dist.distributed_c10d._get_default_store()
+    )
+    try:
+        result = function(*args)
+        if not goes_on:
+            return True, result
+        dist.barrier()
+        for group in list(dist.distributed_c10d._world.pg_map):
+            if group is not dist.group.WORLD:
+                dist.destroy_process_group(group)
+        return True, result
+    except BaseException as error:
+        return False, "".join(traceback.format_exception(error))
+
+
+def tell(name):
+    """Let ranks go on that `hear` of this."""
+    _signals.set(name, "")
+
+
+def hear(name):
+    """Wait until a rank has told of this."""
+    _signals.wait([name], timedelta(seconds=LIMIT / 2))
+
+
+def everywhere(value):
+    """Return the values of all ranks, in a list."""
+    values = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def a_group(ranks=None, timeout=PATIENCE):
+    """Return a new group of some ranks, by default all, whose tensors are on virtual GPUs."""
+    return dist.new_group(ranks, timedelta(seconds=timeout), "vccl")
+
+
+def set_up(timeout=PATIENCE, **figures):
+    """Return this rank's number, its virtual GPU and a group of all ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    devices = virtual_gpus(size, **figures)
+    torch.vgpu.set_device(rank)
+    return rank, devices[rank], a_group(timeout=timeout)

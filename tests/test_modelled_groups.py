@@ -1,0 +1,598 @@
+"""torch.distributed on modelled GPUs: times by hand, by a naive reference, and who waits for whom.
+
+Each test runs in every rank of a job; see `ranks.in_ranks`. Kernels take the seconds that a test
+says, a link moves a byte a second, and launches take no time unless a test says so.
+"""
+
+import gc
+import os
+import random
+import threading
+import time
+
+import fresh
+import pytest
+import torch
+import torch.distributed as dist
+from modelling import BYTE_A_SECOND, fixed_gpus, sleep
+from ranks import PATIENCE, a_group, end_jobs, everywhere, hear, in_ranks, job_of, tell
+from torch.nn.parallel import DistributedDataParallel
+from waiting import wait_until
+
+from d2lpar.virtual import Link, clock, host_takes, virtual_gpus
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs():
+    yield
+    end_jobs()
+
+
+def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, **figures):
+    """Return this rank's number, its modelled GPU and a group of all ranks."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = fixed_gpus(size, peer_link=peer_link, **figures)[rank]
+    torch.vgpu.set_device(rank)
+    return rank, device, a_group(timeout=timeout)
+
+
+def room(num_bytes, device):
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def end():
+    """Return when this rank has done all that it was given."""
+    torch.vgpu.synchronize()
+    return clock()
+
+
+def failure_of(function):
+    try:
+        function()
+        torch.vgpu.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def with_and_without_values(*sizes):
+    """Let a test run in every rank, with values and without: its argument."""
+
+    def decorate(function):
+        @pytest.mark.parametrize("values", [True, False])
+        @pytest.mark.parametrize("size", sizes)
+        def test(size, values):
+            job_of(size).run(function, values)
+
+        test.__name__ = function.__name__
+        return test
+
+    return decorate
+
+
+# -- times by hand
+
+
+@with_and_without_values(2, 3)
+def test_a_collective_begins_when_the_last_rank_is_ready(values):
+    rank, device, group = set_up(values=values)
+    k = dist.get_world_size()
+    sleep(device, 2 + 3 * rank)
+    dist.all_reduce(room(12, device), group=group)
+    assert clock() == 0  # the host has waited for nothing
+    assert end() == 2 + 3 * (k - 1) + 2 * (k - 1) * 12 / k
+
+
+@with_and_without_values(2)
+def test_a_collective_overlaps_what_does_not_wait_for_it(values):
+    rank, device, group = set_up(values=values)
+    sleep(device, 1 + rank)
+    work = dist.all_reduce(room(10, device), group=group, async_op=True)  # 2 to 12
+    sleep(device, 4)
+    torch.vgpu.current_stream().synchronize()
+    assert clock() == 5 + rank
+    work.wait()
+    sleep(device, 1)
+    assert end() == 13
+
+
+@with_and_without_values(2)
+def test_launches_and_latency_count(values):
+    rank, device, group = set_up(launch=1, peer_link=Link(1.0, latency=0.25), values=values)
+    x = room(8, device)
+    begun = clock()
+    host_takes(5 * rank)
+    dist.all_reduce(x, group=group)
+    assert end() - begun == 5 + 1 + 2 * 0.25 + 8
+
+
+@with_and_without_values(2)
+def test_messages_both_ways_run_at_the_same_time_though_receives_are_posted_early(values):
+    rank, device, group = set_up(values=values)
+    x, y = room(10, device), room(10, device)
+    got = dist.irecv(y, 1 - rank, group=group)
+    sleep(device, 3 + 2 * rank)
+    sent = dist.isend(x, 1 - rank, group=group)
+    got.wait(), sent.wait()
+    both = everywhere(end())
+    assert both == [15, 15]
+
+
+@with_and_without_values(3)
+def test_a_pipeline_over_three_ranks(values):
+    """Rank 0 computes 2 s, sends 1 s; each next rank the same; three micro-batches."""
+    rank, device, group = set_up(values=values)
+    ends = []
+    for _ in range(3):
+        x = room(1, device)
+        if rank > 0:
+            dist.recv(x, rank - 1, group=group)
+        sleep(device, 2)
+        event = torch.vgpu.Event(enable_timing=True)
+        event.record()
+        if rank < 2:
+            dist.isend(x, rank + 1, group=group)
+        event.synchronize()
+        ends.append(clock())
+    torch.vgpu.synchronize()
+    assert ends[0] == 2 + 3 * rank
+    assert ends == sorted(ends) and len({*ends}) == 3
+
+
+@with_and_without_values(3)
+def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(values):
+    """Two of other groups that were waited for meet meanwhile; the next one finds the link busy."""
+    rank, device, group = set_up(values=values)
+    pairs = {other: a_group([0, other]) for other in (1, 2)}
+    side = torch.vgpu.Stream(device)
+    if rank:
+        sleep(device, 4 + rank)  # until 5 and 6
+    if rank < 2:
+        dist.all_reduce(room(40, device), group=pairs[1], async_op=True)  # 5 to 45
+    if rank != 1:
+        with torch.vgpu.stream(side if rank == 0 else torch.vgpu.current_stream()):
+            dist.all_reduce(room(2, device), group=pairs[2], async_op=True)  # 6 to 8
+            dist.all_reduce(room(2, device), group=pairs[2], async_op=True)  # 45 to 47
+    assert end() == (45 if rank == 1 else 47)
+
+
+@with_and_without_values(2)
+def test_ranks_in_two_machines_use_the_network(values):
+    network = Link(0.5, latency=1)
+    rank, device, group = set_up(values=values, gpus=1, network=network)
+    dist.all_reduce(room(8, device), group=group)
+    assert end() == 2 * 1 + 8 / 0.5
+
+
+@with_and_without_values(2)
+def test_a_barrier_takes_the_host_along(values):
+    rank, device, group = set_up(values=values, peer_link=None)
+    sleep(device, 3 * rank)
+    dist.barrier(group=group)
+    assert clock() == 3
+
+
+# -- against a reference
+
+
+def program(rank, seed, subsets, groups, device, hosts_sleep=False):
+    """Issue a random program; return the host's time after each of its calls, and its end.
+
+    All ranks draw the same calls, and each its own kernels and whether its host waits.
+    """
+    choices, own = random.Random(seed), random.Random(seed * 100 + rank)
+    ends = []
+    for _ in range(12):
+        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
+        members = choices.choice(subsets)
+        group = groups[subsets.index(members)]
+        num_bytes = choices.randint(1, 9) * 6
+        seconds, waits = own.randint(0, 5), own.random() < 0.3
+        first, second = choices.sample(range(3), 2)
+        if hosts_sleep and random.random() < 0.3:
+            time.sleep(random.random() * 0.1)
+        sleep(device, seconds)
+        if kind in ("all_reduce", "broadcast") and rank in members:
+            x = room(num_bytes, device)
+            if kind == "all_reduce":
+                dist.all_reduce(x, group=group)
+            else:
+                dist.broadcast(x, members[0], group=group)
+        elif kind == "message" and rank == first:
+            dist.send(room(num_bytes, device), second, group=groups[0])
+        elif kind == "message" and rank == second:
+            dist.recv(room(num_bytes, device), first, group=groups[0])
+        if waits:
+            torch.vgpu.synchronize()
+        ends.append(clock())
+    torch.vgpu.synchronize()
+    return [*ends, clock()]
+
+
+def reference(size, seed, groups):
+    """Return what `program` returns in each rank: each op begins when all it needs is free.
+
+    As every call waits for the one before it on its rank, there is one time for each rank: that
+    of its stream. A collective sets those of its ranks to its end.
+    """
+    choices = random.Random(seed)
+    owns = [random.Random(seed * 100 + rank) for rank in range(size)]
+    now, hosts, ends = [0.0] * size, [0.0] * size, [[] for _ in range(size)]
+    for _ in range(12):
+        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
+        group = choices.choice(groups)
+        num_bytes = choices.randint(1, 9) * 6
+        drawn = [(own.randint(0, 5), own.random() < 0.3) for own in owns]
+        first, second = choices.sample(range(size), 2)
+        for rank, (seconds, _) in enumerate(drawn):
+            now[rank] += seconds
+        ranks, seconds = [], 0
+        if kind == "all_reduce":
+            k, ranks = len(group), group
+            seconds = 2 * (k - 1) * num_bytes / k
+        elif kind == "broadcast":
+            ranks, seconds = group, num_bytes
+        elif kind == "message":
+            ranks, seconds = [first, second], num_bytes
+        if ranks:
+            end = max(now[rank] for rank in ranks) + seconds
+            for rank in ranks:
+                now[rank] = end
+        for rank, (_, waits) in enumerate(drawn):
+            if waits:
+                hosts[rank] = now[rank]
+            ends[rank].append(hosts[rank])
+    for rank in range(size):
+        ends[rank].append(now[rank])
+    return ends
+
+
+@with_and_without_values(3)
+def test_random_programs_take_the_time_of_a_naive_reference(values):
+    subsets = [[0, 1, 2], [0, 1], [1, 2]]
+    for seed in range(6):
+        rank, device, group = set_up(values=values)
+        groups = [group, a_group([0, 1]), a_group([1, 2])]
+        found = program(rank, seed, subsets, groups, device)
+        expected = reference(3, seed, subsets)[rank]
+        assert found == expected, (seed, found, expected)
+
+
+# -- values
+
+
+@with_and_without_values(2)
+def test_a_rank_without_values_does_not_wait_for_them_nor_does_another_for_its(values):
+    """Whole numbers that come from the CPU have values in any case, what is computed has not."""
+    rank, device, group = set_up(values=values)
+    x = torch.zeros(4, device=device)
+    dist.scatter(x, [torch.ones(4, device=device)] * 2 if rank == 0 else None, 0, group=group)
+    dist.recv(x, 0, group=group) if rank else dist.send(x, 1, group=group)
+    dist.gather(x, [torch.ones_like(x) for _ in range(2)] if rank == 0 else None, 0, group=group)
+    known = torch.tensor([1, 2])
+    y = known.to(device) + 0 if rank else known.to(device)
+    dist.all_reduce(y, group=group)
+    torch.vgpu.synchronize()
+    told = known.to(device) if rank == 0 else torch.empty(2, dtype=torch.int64, device=device)
+    dist.broadcast(told, 0, group=group)
+    assert told.tolist() == [1, 2]
+    z = known.to(device) * rank
+    (dist.recv if rank == 0 else dist.send)(z, 1 - rank, group=group)
+    torch.vgpu.synchronize()
+    if values:
+        assert (y.tolist(), z.tolist()) == ([2, 4], [1, 2])
+
+
+# -- the same in every run
+
+
+@in_ranks(3)
+def test_five_runs_give_the_same_digits_however_the_hosts_dawdle():
+    subsets = [[0, 1, 2], [0, 1], [1, 2]]
+    found = []
+    for run in range(5):
+        rank, device, group = set_up(peer_link=Link(0.3, latency=0.01), launch=1e-5)
+        groups = [group, a_group([0, 1]), a_group([1, 2])]
+        found.append(program(rank, 99, subsets, groups, device, hosts_sleep=run > 0))
+    assert found == found[:1] * 5
+
+
+# -- hosts that are elsewhere
+
+
+@with_and_without_values(2)
+def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
+    rank, device, group = set_up(values=values)
+    x = room(4, device)
+    sleep(device, 3)
+    dist.all_reduce(x, group=group)
+    if rank == 0:
+        torch.vgpu.synchronize()
+        tell("rank 0 is done")
+    else:
+        hear("rank 0 is done")
+    assert end() == 7
+
+
+@with_and_without_values(3)
+def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
+    """Rank 0 needs rank 1, which needs rank 2 first, and both hosts wait for rank 0."""
+    rank, device, _ = set_up(values=values)
+    pairs = {pair: a_group(list(pair)) for pair in ((1, 2), (0, 1))}
+    for pair, group in pairs.items():
+        if rank in pair:
+            dist.all_reduce(room(4, device), group=group)
+    if rank == 0:
+        torch.vgpu.synchronize()
+        tell("rank 0 is done")
+    else:
+        hear("rank 0 is done")
+    assert end() == {0: 8, 1: 8, 2: 4}[rank]
+
+
+# -- errors
+
+
+@with_and_without_values(2)
+def test_ranks_that_disagree_are_told_so(values):
+    rank, device, group = set_up(values=values)
+    text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=group))
+    assert "rank 0: all_reduce(uint8[3], sum)" in text, text
+    assert "rank 1: all_reduce(uint8[4], sum)" in text, text
+    again = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "failed before" in again
+    x = room(4, device)
+    dist.all_reduce(x, group=a_group())
+    assert end() == 4
+
+
+@with_and_without_values(2)
+def test_a_rank_that_ends_before_a_collective_is_named(values):
+    rank, device, group = set_up(values=values, timeout=3)
+    if rank == 1:
+        sleep(device, 1)
+        dist.destroy_process_group(group)
+        return
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
+
+
+@with_and_without_values(3)
+def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values):
+    rank, device, group = set_up(values=values, timeout=2)
+    pair = a_group([0, 2])
+    if rank == 1:
+        hear("rank 0 is done"), hear("rank 2 is done")
+        return
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    assert "waited 2 s in all_reduce(uint8[3], sum)" in text and "rank 1 did not come" in text, text
+    sleep(device, rank)
+    work = dist.all_reduce(room(4, device), group=pair, async_op=True)  # 2 to 6
+    sleep(device, 9)
+    torch.vgpu.current_stream().synchronize()
+    work.wait()
+    assert end() == 9 + rank
+    tell(f"rank {rank} is done")
+
+
+@with_and_without_values(2)
+def test_a_rank_that_comes_too_late_is_told_so(values):
+    rank, device, group = set_up(values=values, timeout=2)
+    if rank == 1:
+        hear("rank 0 gave up")
+    text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
+    if rank == 0:
+        tell("rank 0 gave up")
+    assert "rank 0 waited 2 s in all_reduce(uint8[3], sum)" in text, text
+
+
+@in_ranks(3)
+def test_a_group_may_be_without_rank_0():
+    rank = dist.get_rank()
+    device = fixed_gpus(3, peer_link=BYTE_A_SECOND)[rank]
+    torch.vgpu.set_device(rank)
+    group = a_group([1, 2])
+    if rank:
+        sleep(device, rank)
+        dist.all_reduce(room(4, device), group=group)
+        assert end() == 6
+    everyone = a_group()
+    dist.all_reduce(room(3, device), group=everyone)
+    assert end() == (10 if rank else 10)
+
+
+# -- the keeper of the time
+
+
+class Told:
+    """What stands for the connection of a rank: it keeps what the keeper says."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, message):
+        self.messages.append(message)
+
+
+@pytest.fixture
+def keeper():
+    keeper = Keeper(3, timeout=1000)
+    keeper._ranks = {number: Rank(Told()) for number in range(3)}
+    yield keeper
+    for number in range(3):
+        say(keeper, number, "end")
+
+
+def say(keeper, number, kind, *message):
+    with keeper._lock:
+        getattr(keeper, f"_on_{kind}")(number, keeper._ranks[number], *message)
+        keeper._give_leave()
+
+
+def post(keeper, number, key, members, now, text="all_reduce"):
+    link = 1.0, 0.0
+    say(keeper, number, "post", now, key, members, text, now, "here", link, link, True)
+
+
+def heard(keeper, number):
+    """Return what a rank was told since the last call."""
+    messages = keeper._ranks[number].connection.messages
+    found, messages[:] = list(messages), []
+    return found
+
+
+def test_a_rank_has_leave_once_no_rank_that_it_waits_for_can_come_earlier(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    say(keeper, 0, "ask", 5.0, 0)
+    assert heard(keeper, 0) == []  # rank 1 runs, and may do anything from 0 on
+    post(keeper, 1, "b", (1, 2), 2.0)
+    say(keeper, 1, "ask", 4.0, 0)  # rank 2 runs
+    assert heard(keeper, 0) == heard(keeper, 1) == []
+    post(keeper, 2, "c", (0, 2), 6.0)  # it does nothing before 6 any more
+    assert heard(keeper, 1) == [("go", 4.0)]
+    assert heard(keeper, 0) == []  # now rank 1 runs, from 4 on
+    say(keeper, 1, "ask", 5.0, 0)
+    assert heard(keeper, 0) == heard(keeper, 1) == [("go", 5.0)]
+
+
+def test_a_rank_waits_for_the_ranks_that_the_ranks_that_it_waits_for_wait_for(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 1, "b", (1, 2), 1.0)
+    say(keeper, 1, "ask", NEVER, 0)
+    say(keeper, 0, "ask", 5.0, 0)
+    assert heard(keeper, 0) == []  # rank 2 may wake rank 1 at 1, and this one post "a" before 5
+    post(keeper, 2, "c", (1, 2), 5.0)
+    assert heard(keeper, 0) == [("go", 5.0)]
+
+
+def test_ranks_that_wait_for_each_other_go_in_the_order_of_their_times(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 1, "b", (0, 1), 1.0)
+    say(keeper, 0, "ask", 7.0, 0)
+    say(keeper, 1, "ask", 7.0, 0)
+    assert heard(keeper, 0) == heard(keeper, 1) == [("go", 7.0)]
+    say(keeper, 0, "ask", 9.0, 0)
+    say(keeper, 1, "ask", 8.0, 0)
+    assert (heard(keeper, 0), heard(keeper, 1)) == ([], [("go", 8.0)])
+
+
+def test_a_question_that_has_crossed_with_news_has_no_answer(keeper):
+    post(keeper, 0, "a", (0, 1), 1.0)
+    post(keeper, 0, "b", (0, 2), 1.0)
+    post(keeper, 1, "a", (0, 1), 3.0)
+    assert heard(keeper, 0) == [("meet", "a", 3.0, 1.0, 0.0, True)]
+    post(keeper, 2, "x", (1, 2), 9.0)
+    say(keeper, 0, "ask", 5.0, 0)  # it does not know yet that it has something to do at 3
+    assert heard(keeper, 0) == []
+    say(keeper, 0, "ask", 3.0, 1)
+    assert heard(keeper, 0) == [("go", 3.0)]
+
+
+def test_what_has_failed_holds_nobody_up_and_fails_for_who_comes_later(keeper):
+    post(keeper, 0, "a", (0, 1, 2), 1.0)
+    post(keeper, 1, "a", (0, 1, 2), 1.0, text="broadcast")
+    ((kind, key, text),) = heard(keeper, 0)
+    assert (kind, key) == ("failed", "a")
+    assert "rank 0: all_reduce" in text and "rank 1: broadcast" in text
+    post(keeper, 0, "b", (0, 1), 1.0)
+    post(keeper, 1, "c", (0, 1), 9.0)
+    say(keeper, 0, "ask", 5.0, 1)
+    assert heard(keeper, 0) == [("go", 5.0)]  # though rank 2 has never come
+    post(keeper, 2, "a", (0, 1, 2), 20.0)
+    assert heard(keeper, 2)[0][:2] == ("failed", "a")
+
+
+# -- one rank for many, and training
+
+
+def steps(device, group=None):
+    """Return how long three steps of DDP take, one after the other, and the gradients."""
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to(device)
+    ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
+    X = torch.ones(8, 64, device=device) * (1 + dist.get_rank(group))
+    torch.vgpu.synchronize()
+    begun, times = clock(), []
+    for _ in range(3):
+        net.zero_grad()
+        ddp(X).square().sum().backward()
+        torch.vgpu.synchronize()
+        times.append(clock() - begun)
+    return times, [parameter.grad for parameter in net.parameters()]
+
+
+FAKE = """
+import sys, torch, torch.distributed as dist
+from d2lpar.virtual import virtual_gpus
+from torch.testing._internal.distributed.fake_pg import FakeStore
+sys.path.insert(0, {tests!r})
+from test_modelled_groups import steps
+for values in (True, False):
+    for size in (2, 3, 1024):
+        (device,) = virtual_gpus(1, model={model}, values=values)
+        dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
+        print(repr(steps(device)[0]))
+        dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("model", ["'dgx1'", "'p3.16xlarge'"])
+def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
+    def real(values):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        device = virtual_gpus(size, model=eval(model), values=values)[rank]
+        torch.vgpu.set_device(rank)
+        return steps(device, group=a_group())[0]
+
+    ran = fresh.run(FAKE.format(tests=os.path.dirname(__file__), model=model), fresh.SET_UP)
+    assert ran.returncode == 0, ran.stderr
+    lines = iter(ran.stdout.splitlines())
+    for values in (True, False):
+        for size in (2, 3):
+            found = {repr(seconds) for seconds in job_of(size).run(real, values)}
+            assert found == {next(lines)}
+        next(lines)
+
+
+@in_ranks(2, 3)
+def test_gradients_of_ddp_are_those_of_the_whole_batch():
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = virtual_gpus(size, model="v100")[rank]
+    torch.vgpu.set_device(rank)
+    _, found = steps(device, group=a_group())
+    torch.manual_seed(1)
+    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
+    for r in range(size):
+        (net(torch.ones(8, 64) * (1 + r)).square().sum() / size).backward()
+    for ours, parameter in zip(found, net.parameters(), strict=True):
+        torch.testing.assert_close(ours.cpu(), parameter.grad)
+
+
+# -- what is left behind
+
+
+@in_ranks(2)
+def test_simulations_and_groups_come_and_go_without_leaving_threads_or_connections():
+    def left():
+        gc.collect()
+        wait_until(lambda: not names() - kept)
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    def names():
+        return {thread.ident for thread in threading.enumerate()}
+
+    def use(times):
+        for _ in range(times):
+            _, device, group = set_up()
+            dist.all_reduce(room(4, device), group=group)
+            assert end() == 4
+            dist.destroy_process_group(group)
+
+    use(2)
+    dist.barrier()
+    kept = names()
+    before = left()
+    use(10)
+    dist.barrier()
+    assert left() == before

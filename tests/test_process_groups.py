@@ -1,0 +1,949 @@
+"""torch.distributed on virtual GPUs by the wall clock: values, order, links and errors.
+
+Each test runs in every rank of a job; see `ranks.in_ranks`.
+"""
+
+import functools
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from gates import Gate, named, recorded, run_what_can
+from ranks import a_group, end_jobs, everywhere, hear, in_ranks, job_of, set_up, tell
+from torch.utils.data import DataLoader
+
+from d2lpar.virtual import Link, virtual_gpus
+from d2lpar.virtual import device as registry
+from d2lpar.virtual.distributed import costs
+
+Op = dist.ReduceOp
+OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
+FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+INTS = [torch.int8, torch.uint8, torch.int32, torch.int64]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def jobs():
+    yield
+    end_jobs()
+
+
+def numbers(rank, *shape, dtype=torch.float32):
+    """Return small whole numbers that differ from rank to rank and from place to place."""
+    count = torch.Size(shape).numel()
+    return ((torch.arange(count) * 7 + 3 * rank) % 5 + 1).reshape(shape).to(dtype)
+
+
+def of_all(*shape, dtype=torch.float32):
+    """Return the `numbers` of all ranks, stacked."""
+    return torch.stack([numbers(r, *shape, dtype=dtype) for r in range(dist.get_world_size())])
+
+
+def combined(op, values):
+    """Return what `op` makes of values that are stacked."""
+    if op == Op.SUM:
+        return values.sum(0).to(values.dtype)
+    if op == Op.AVG:
+        if values.dtype.is_floating_point:
+            return (values / len(values)).sum(0).to(values.dtype)
+        return values.sum(0).div(len(values), rounding_mode="floor").to(values.dtype)
+    if op == Op.PRODUCT:
+        return values.prod(0).to(values.dtype)
+    return values.amin(0) if op == Op.MIN else values.amax(0)
+
+
+def assert_same(actual, expected):
+    assert actual.dtype == expected.dtype
+    torch.testing.assert_close(actual.cpu(), expected, check_device=False)
+
+
+def as_on_gloo(call):
+    """Assert that `call(device, group)` returns the same tensors as on CPU tensors with gloo."""
+    rank, device, group = set_up()
+    expected = call(rank, torch.device("cpu"), dist.group.WORLD)
+    actual = call(rank, device, group)
+    assert len(actual) == len(expected)
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.device == device
+        assert_same(ours, theirs)
+
+
+def failure_of(function):
+    """Return the text of the error that a call, or the next synchronize, raises."""
+    try:
+        function()
+        torch.vgpu.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"
+
+
+def raises(kind, text, function, *args, **kwargs):
+    with pytest.raises(kind, match=text):
+        function(*args, **kwargs)
+
+
+# -- values
+
+
+@in_ranks(1, 2, 3)
+def test_all_reduce_of_every_number_by_every_operation():
+    rank, device, group = set_up()
+    for dtype in (*FLOATS, *INTS):
+        for op in OPS:
+            x = numbers(rank, 2, 5, dtype=dtype).to(device)
+            dist.all_reduce(x, op, group=group)
+            assert_same(x, combined(op, of_all(2, 5, dtype=dtype)))
+
+
+@in_ranks(2, 3)
+def test_all_reduce_of_truth_values_is_any_or_all():
+    rank, device, group = set_up()
+    for op, expected in (
+        (Op.SUM, [True, True, False]),
+        (Op.MAX, [True, True, False]),
+        (Op.MIN, [True, False, False]),
+        (Op.PRODUCT, [True, False, False]),
+    ):
+        x = torch.tensor([True, rank == 1, False], device=device)
+        dist.all_reduce(x, op, group=group)
+        assert x.tolist() == expected
+
+
+@in_ranks(1, 3)
+def test_all_reduce_of_complex_numbers_sums_them():
+    rank, device, group = set_up()
+    x = torch.complex(numbers(rank, 4), numbers(rank + 1, 4)).to(device)
+    dist.all_reduce(x, group=group)
+    k = dist.get_world_size()
+    later = torch.stack([numbers(r + 1, 4) for r in range(k)])
+    assert_same(x, torch.complex(of_all(4).sum(0), later.sum(0)))
+
+
+@in_ranks(2)
+def test_premultiplied_sum_by_a_number_and_by_a_tensor():
+    rank, device, group = set_up()
+    for dtype in (torch.float32, torch.float64):
+        for factor in (0.5, torch.tensor([0.5], dtype=dtype, device=device)):
+            x = numbers(rank, 4, dtype=dtype).to(device)
+            dist.all_reduce(x, dist._make_nccl_premul_sum(factor), group=group)
+            assert_same(x, of_all(4, dtype=dtype).sum(0) * 0.5)
+
+
+@in_ranks(2)
+def test_operations_on_bits_raise_as_with_nccl():
+    rank, device, group = set_up()
+    x = torch.ones(2, dtype=torch.int32, device=device)
+    for op in (Op.BAND, Op.BOR, Op.BXOR):
+        raises(ValueError, "NCCL", dist.all_reduce, x, op, group=group)
+        raises(ValueError, "NCCL", dist.reduce, x, 0, op, group=group)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2, 2]
+
+
+@in_ranks(1, 2, 3)
+def test_reduce_leaves_the_result_with_the_root():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    for root in range(k):
+        for op in OPS:
+            x = numbers(rank, 6).to(device)
+            dist.reduce(x, root, op, group=group)
+            assert_same(x, combined(op, of_all(6)) if rank == root else numbers(rank, 6))
+
+
+@in_ranks(1, 2, 3)
+def test_broadcast_gather_and_scatter_as_with_gloo():
+    def call(rank, device, group):
+        k, results = dist.get_world_size(), []
+        for root in range(k):
+            x = numbers(rank, 3, 2).to(device)
+            dist.broadcast(x, root, group=group)
+            y = numbers(rank, 4, dtype=torch.int64).to(device)
+            outs = [torch.zeros_like(y) for _ in range(k)] if rank == root else None
+            dist.gather(y, outs, root, group=group)
+            z = torch.zeros(2, dtype=torch.float64, device=device)
+            parts = None
+            if rank == root:
+                parts = [numbers(5 + r, 2, dtype=torch.float64).to(device) for r in range(k)]
+            dist.scatter(z, parts, root, group=group)
+            results += [x, z, *(outs or ())]
+        return results
+
+    as_on_gloo(call)
+
+
+@in_ranks(1, 2, 3)
+def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
+    def call(rank, device, group):
+        k, results = dist.get_world_size(), []
+        for dtype in (*FLOATS, *INTS, torch.bool):
+            x = numbers(rank, 2, 3, dtype=dtype).to(device)
+            outs = [torch.zeros_like(x) for _ in range(k)]
+            dist.all_gather(outs, x, group=group)
+            rows = torch.zeros(2 * k, 3, dtype=dtype, device=device)
+            dist.all_gather_into_tensor(rows, x, group=group)
+            results += [*outs, rows]
+        return results
+
+    as_on_gloo(call)
+
+
+@in_ranks(1, 2, 3)
+def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    for op in OPS:
+        whole = numbers(rank, k, 4)
+        expected = combined(op, of_all(k, 4))[rank]
+        out = torch.zeros(4, device=device)
+        dist.reduce_scatter(out, list(whole.to(device)), op, group=group)
+        assert_same(out, expected)
+        out.zero_()
+        dist.reduce_scatter_tensor(out, whole.to(device), op, group=group)
+        assert_same(out, expected)
+
+
+@in_ranks(1, 2, 3)
+def test_all_to_all_even_and_uneven():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    x = torch.arange(k * 2.0) + 100 * rank
+    out = torch.zeros(k * 2, device=device)
+    dist.all_to_all_single(out, x.to(device), group=group)
+    assert_same(out, torch.cat([torch.arange(k * 2.0)[2 * rank :][:2] + 100 * r for r in range(k)]))
+
+    # rank i sends i + j rows to rank j: none from 0 to 0
+    sizes = [rank + other for other in range(k)]
+    rows = torch.full((sum(sizes), 3), float(rank), device=device)
+    out = torch.zeros(sum(sizes), 3, device=device)
+    dist.all_to_all_single(out, rows, sizes, sizes, group=group)
+    expected = torch.cat([torch.full((rank + r, 3), float(r)) for r in range(k)])
+    assert_same(out, expected)
+
+    inputs = list(rows.split(sizes))
+    outputs = [torch.zeros(size, 3, device=device) for size in sizes]
+    dist.all_to_all(outputs, inputs, group=group)
+    assert_same(torch.cat(outputs), expected)
+
+
+@in_ranks(2, 3)
+def test_empty_tensors_go_everywhere():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    empty = torch.empty(0, 4, device=device)
+    dist.all_reduce(empty, group=group)
+    dist.broadcast(empty, 0, group=group)
+    dist.reduce(empty, 0, group=group)
+    outs = [torch.empty(0, 4, device=device) for _ in range(k)]
+    dist.all_gather(outs, empty, group=group)
+    dist.all_gather_into_tensor(torch.empty(0, 4, device=device), empty, group=group)
+    dist.reduce_scatter_tensor(empty.clone(), empty, group=group)
+    dist.all_to_all_single(empty.clone(), empty, group=group)
+    dist.scatter(empty, outs if rank == 0 else None, 0, group=group)
+    dist.gather(empty, outs if rank == 0 else None, 0, group=group)
+    (dist.send if rank == 0 else dist.recv)(empty, 1 - rank, group=group) if rank < 2 else None
+    x = torch.ones(1, device=device)
+    dist.all_reduce(x, group=group)
+    assert x.item() == k
+
+
+@in_ranks(2)
+def test_memory_formats_and_what_is_not_dense():
+    rank, device, group = set_up()
+    values = numbers(rank, 2, 3, 4, 5).to(device)
+    x = values.to(memory_format=torch.channels_last)
+    dist.all_reduce(x, group=group)
+    assert x.is_contiguous(memory_format=torch.channels_last)
+    assert_same(x, of_all(2, 3, 4, 5).sum(0))
+    part = torch.arange(8.0, device=device)[2:6]
+    dist.all_reduce(part, group=group)
+    assert part.tolist() == [4, 6, 8, 10]
+
+    columns = torch.ones(4, 4, device=device)[:, :2]
+    for call in (
+        lambda: dist.all_reduce(columns, group=group),
+        lambda: dist.broadcast(columns, 0, group=group),
+        lambda: dist.send(columns, 1 - rank, group=group),
+        lambda: dist.all_gather_into_tensor(torch.ones(8, 2, device=device), columns, group=group),
+    ):
+        raises(ValueError, "contiguous", call)
+
+
+@in_ranks(2)
+def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    elsewhere = torch.ones(3, device=f"vgpu:{1 - rank}")
+    outs = [x, elsewhere]
+    raises(ValueError, "one virtual GPU", dist.all_gather, outs, x, group=group)
+    raises(ValueError, "parts", dist.all_gather_into_tensor, x, x, group=group)
+    raises(ValueError, "parts", dist.reduce_scatter_tensor, x, x, group=group)
+    raises(ValueError, "parts", dist.all_to_all_single, x.clone(), x, group=group)
+    raises(ValueError, "itself|own rank|same", dist.send, x, rank, group=group)
+
+
+@in_ranks(2, 3)
+def test_calls_that_are_coalesced_give_one_work():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    tensors = [numbers(rank + i, 3).to(device) for i in range(3)]
+    with dist._coalescing_manager(group=group, device=device, async_ops=True) as work:
+        for tensor in tensors:
+            dist.all_reduce(tensor, group=group)
+    work.wait()
+    for i, tensor in enumerate(tensors):
+        assert_same(tensor, sum(numbers(r + i, 3) for r in range(k)))
+
+    parts = [numbers(rank + i, 2).to(device) for i in range(2)]
+    wholes = [torch.zeros(k, 2, device=device) for _ in range(2)]
+    with dist._coalescing_manager(group=group, device=device):
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.all_gather_into_tensor(whole, part, group=group)
+    with dist._coalescing_manager(group=group, device=device):
+        for whole, part in zip(wholes, parts, strict=True):
+            dist.reduce_scatter_tensor(part, whole.clone(), group=group)
+    for i, (whole, part) in enumerate(zip(wholes, parts, strict=True)):
+        assert_same(whole, torch.stack([numbers(r + i, 2) for r in range(k)]))
+        assert_same(part, k * numbers(rank + i, 2))
+
+
+@in_ranks(2, 3)
+def test_objects_travel():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    objects = [None] * k
+    dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank}, group=group)
+    assert objects == [{"rank": r, "text": "x" * r} for r in range(k)]
+    told = [f"from {rank}", rank]
+    dist.broadcast_object_list(told, 1, group=group)
+    assert told == ["from 1", 1]
+    mine = [None]
+    dist.scatter_object_list(mine, [(r, "s") for r in range(k)] if rank == 0 else None, 0, group)
+    assert mine == [(rank, "s")]
+    gathered = [None] * k if rank == 0 else None
+    dist.gather_object(rank, gathered, 0, group=group)
+    assert gathered == (list(range(k)) if rank == 0 else None)
+
+
+# -- messages
+
+
+@in_ranks(2, 3)
+def test_messages_go_around_a_ring():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    sent, received = numbers(rank, 4).to(device), torch.zeros(4, device=device)
+    works = dist.batch_isend_irecv(
+        [
+            dist.P2POp(dist.isend, sent, (rank + 1) % k, group=group),
+            dist.P2POp(dist.irecv, received, (rank - 1) % k, group=group),
+        ]
+    )
+    for work in works:
+        work.wait()
+    assert_same(received, numbers((rank - 1) % k, 4))
+
+
+@in_ranks(2)
+def test_several_messages_under_way_keep_their_order():
+    rank, device, group = set_up()
+    tensors = [torch.full((2,), float(10 * rank + i), device=device) for i in range(4)]
+    if rank == 0:
+        works = [dist.isend(x, 1, group=group, tag=i) for i, x in enumerate(tensors)]
+    else:
+        works = [dist.irecv(x, 0, group=group, tag=i) for i, x in enumerate(tensors)]
+    for work in works:
+        work.wait()
+    assert [x[0].item() for x in tensors] == [0, 1, 2, 3]
+    both = [torch.full((2,), float(rank), device=device) for _ in range(2)]
+    works = [dist.irecv(both[1], 1 - rank, group=group), dist.isend(both[0], 1 - rank, group=group)]
+    for work in works:
+        work.wait()
+    assert [x[0].item() for x in both] == [rank, 1 - rank]
+
+
+@in_ranks(2)
+def test_a_message_from_anyone_raises_as_with_nccl():
+    rank, device, group = set_up()
+    x = torch.ones(2, device=device)
+    raises(RuntimeError, "from a rank that is named", dist.recv, x, None, group=group)
+
+
+# -- groups
+
+
+@in_ranks(3)
+def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
+    rank, device, group = set_up()
+    pairs = {pair: a_group(list(pair)) for pair in ((0, 1), (1, 2), (0, 2))}
+    sums = {}
+    for pair, members in pairs.items():
+        if rank in pair:
+            sums[pair] = x = torch.full((2,), float(rank + 1), device=device)
+            dist.all_reduce(x, group=members, async_op=True)
+    everyone = torch.full((2,), float(rank + 1), device=device)
+    dist.all_reduce(everyone, group=group)
+    torch.vgpu.synchronize()
+    for pair, x in sums.items():
+        assert x.tolist() == [sum(pair) + 2] * 2
+    assert everyone.tolist() == [6, 6]
+    if rank in (1, 2):  # ranks of torch's calls are those of the default group
+        x = torch.full((2,), float(rank), device=device)
+        dist.broadcast(x, 2, group=pairs[1, 2])
+        assert x.tolist() == [2, 2]
+        y = torch.full((2,), float(rank), device=device)
+        (dist.send if rank == 1 else dist.recv)(y, 3 - rank, group=pairs[1, 2])
+        assert y.tolist() == [1, 1]
+
+
+@in_ranks(2)
+def test_tensors_on_the_cpu_go_through_gloo():
+    rank, device, group = set_up()
+    x = numbers(rank, 3)
+    dist.all_reduce(x, group=group)
+    assert_same(x, of_all(3).sum(0))
+    dist.broadcast(x, 0, group=group)
+    y = torch.zeros(3)
+    (dist.send if rank == 0 else dist.recv)(x if rank == 0 else y, 1 - rank, group=group)
+    assert rank == 0 or y.tolist() == x.tolist()
+
+
+def initialized(backend, folder):
+    """Check a default group of such a backend, and the groups of a mesh of two dimensions."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    device = virtual_gpus(size)[rank]
+    torch.vgpu.set_device(rank)
+    dist.destroy_process_group()
+    dist.init_process_group(
+        backend, store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size
+    )
+    for where in ("cpu", device):
+        x = numbers(rank, 3).to(where)
+        dist.all_reduce(x)
+        assert_same(x, of_all(3).sum(0))
+    mesh = dist.init_device_mesh("vgpu", (1, size), mesh_dim_names=("outer", "inner"))
+    x = torch.full((2,), rank + 1.0, device=device)
+    dist.all_reduce(x, group=mesh.get_group("inner"))
+    y = torch.full((2,), rank + 1.0, device=device)
+    dist.all_reduce(y, group=mesh.get_group("outer"))
+    assert (x.tolist(), y.tolist()) == ([3, 3], [rank + 1] * 2)
+
+
+@pytest.mark.parametrize("backend", [None, "vccl", "cpu:gloo,vgpu:vccl"])
+def test_a_default_group_chooses_by_device(backend, tmp_path):
+    job_of(2).run(initialized, backend, str(tmp_path), last=True)
+
+
+@in_ranks(2)
+def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
+    rank, device, _ = set_up()
+    x = torch.ones(3, device=device)
+    for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
+        raises(RuntimeError, "vccl", call)
+    assert x.tolist() == [1, 1, 1]
+
+
+# -- what is asynchronous, and what waits for what
+
+
+@in_ranks(2)
+def test_a_collective_returns_before_the_others_have_come():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 0:
+        dist.all_reduce(x, group=group)  # which waits for it, but not the host
+        work = dist.all_reduce(x, group=group, async_op=True)
+        work.wait()
+        y = x + 1
+        assert not work.is_completed()
+        tell("rank 0 goes on")
+        assert y.tolist() == [5, 5, 5] and work.is_completed() and work.is_success()
+    else:
+        hear("rank 0 goes on")
+        dist.all_reduce(x, group=group)
+        dist.all_reduce(x, group=group)
+        assert x.tolist() == [4, 4, 4]
+
+
+@in_ranks(2)
+def test_a_message_does_not_wait_for_a_message_with_another_rank_or_for_a_collective():
+    rank, device, group = set_up()
+    x, y = torch.ones(3, device=device), torch.full((3,), float(rank), device=device)
+    if rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        sent = dist.isend(y, 1, group=group)
+        got = dist.irecv(y2 := torch.zeros(3, device=device), 1, group=group)
+        got.wait()
+        sent.wait()
+        assert y2.tolist() == [1, 1, 1]
+        assert not work.is_completed()
+        tell("messages have come")
+        work.wait()
+    else:
+        dist.send(y, 0, group=group)
+        dist.recv(y, 0, group=group)
+        assert y.tolist() == [0, 0, 0]
+        hear("messages have come")
+        dist.all_reduce(x, group=group)
+    assert x.tolist() == [2, 2, 2]
+
+
+@in_ranks(2)
+def test_a_collective_waits_for_what_its_stream_was_given_before_and_for_nothing_later():
+    rank, device, group = set_up()
+    side = torch.vgpu.Stream(device)
+    x = torch.zeros(3, device=device)
+    with Gate(device) as gate:
+        x += rank + 1
+        before = dist.all_reduce(x, group=group, async_op=True)
+        with gate.opened_later():
+            before.wait()
+            assert x.tolist() == [3, 3, 3]
+    with torch.vgpu.stream(side):
+        y = torch.ones(3, device=device)
+    side.synchronize()
+    with torch.vgpu.stream(side):
+        work = dist.all_reduce(y, group=group, async_op=True)
+    with Gate(device, torch.vgpu.current_stream(device)) as gate:
+        with torch.vgpu.stream(side):
+            work.wait()
+        while not work.is_completed():
+            time.sleep(1e-3)
+        assert not gate.open.is_set()
+
+
+@in_ranks(2)
+def test_a_stream_that_does_not_wait_sees_the_old_values():
+    rank, device, group = set_up()
+    side = torch.vgpu.Stream(device)
+    x = torch.ones(3, device=device)
+    torch.vgpu.synchronize()
+    if rank == 0:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        with torch.vgpu.stream(side):
+            old = x.clone().cpu()
+        tell("rank 0 has read")
+        work.wait()
+        assert (old.tolist(), x.tolist()) == ([1, 1, 1], [2, 2, 2])
+    else:
+        hear("rank 0 has read")
+        dist.all_reduce(x, group=group)
+        torch.vgpu.synchronize()
+
+
+@in_ranks(2)
+def test_collectives_of_a_group_follow_each_other_whatever_their_streams():
+    rank, device, group = set_up()
+    side = torch.vgpu.Stream(device)
+    x = torch.ones(3, device=device)
+    y = torch.ones(3, device=device)
+    torch.vgpu.synchronize()
+    with Gate(device, side):
+        with torch.vgpu.stream(side):
+            first = dist.all_reduce(x, group=group, async_op=True)
+        second = dist.all_reduce(y, group=group, async_op=True)
+        run_what_can()
+        assert not second.is_completed()
+    first.wait(), second.wait()
+    assert x.tolist() == y.tolist() == [2, 2, 2]
+
+
+@in_ranks(2)
+def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
+    rank, device, group = set_up()
+    torch.vgpu.synchronize()
+    gc.collect()
+    before = torch.vgpu.memory_allocated(device)
+    x = torch.ones(1000, device=device)
+    work = dist.all_reduce(x, group=group, async_op=rank == 0)
+    if rank == 0:
+        del x
+        assert torch.vgpu.memory_allocated(device) >= before + 4000
+        tell("looked")
+        work.wait()
+        del work
+    torch.vgpu.synchronize()
+    if rank == 1:
+        del x, work
+    gc.collect()
+    assert torch.vgpu.memory_allocated(device) == before
+
+
+@in_ranks(2)
+def test_a_barrier_lets_the_host_wait():
+    rank, device, group = set_up()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if rank == 0:
+            dist.barrier(group=group)
+            assert dist.distributed_c10d._get_default_store().check(["rank 1 came"])
+        else:
+            time.sleep(0.2)
+            dist.distributed_c10d._get_default_store().set("rank 1 came", "")
+            dist.barrier(group=group)
+    dist.monitored_barrier(group=dist.group.WORLD)
+
+
+@in_ranks(2)
+def test_futures_have_the_tensors_and_call_back_behind_them():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("rank 0 has asked")
+    future = dist.all_reduce(x, group=group, async_op=True).get_future()
+    doubled = future.then(lambda f: f.value()[0] * 2)
+    if rank == 0:
+        tell("rank 0 has asked")
+    assert future.wait()[0] is x
+    assert doubled.wait().tolist() == [4, 4, 4]
+    assert x.tolist() == [2, 2, 2]
+    chained = doubled.then(lambda f: f.wait().sum().item())
+    assert chained.wait() == 12
+
+
+# -- spans and links
+
+
+def traffic(k, n):
+    """Return what each call costs: (name, call, bytes) for tensors of n bytes a rank."""
+    return {
+        "all_reduce": 2 * (k - 1) * n // k,
+        "broadcast": n,
+        "reduce": n,
+        "all_gather_into_tensor": (k - 1) * n,
+        "reduce_scatter_tensor": (k - 1) * n,
+        "all_to_all_single": (k - 1) * n // k,
+        "gather": (k - 1) * n,
+        "scatter": (k - 1) * n,
+    }
+
+
+@in_ranks(2, 3)
+def test_recorded_spans_tell_the_bytes():
+    rank, device, group = set_up()
+    k = dist.get_world_size()
+    x = torch.ones(6 * k, device=device)
+    whole = torch.ones(k, 6 * k, device=device)
+    with recorded() as spans:
+        dist.all_reduce(x, group=group)
+        dist.broadcast(x, 0, group=group)
+        dist.reduce(x, 0, group=group)
+        dist.all_gather_into_tensor(whole, x, group=group)
+        dist.reduce_scatter_tensor(x, whole, group=group)
+        dist.all_to_all_single(x.clone(), x, group=group)
+        dist.gather(x, list(whole) if rank == 0 else None, 0, group=group)
+        dist.scatter(x, list(whole) if rank == 0 else None, 0, group=group)
+        if rank < 2:
+            (dist.send if rank == 0 else dist.recv)(x, 1 - rank, group=group)
+    found = [span for span in spans if span.kind == "collective"]
+    message = found.pop() if rank < 2 else None
+    assert {span.name: span.num_bytes for span in found} == traffic(k, 24 * k)
+    assert {span.engine for span in found} == {"collectives"}
+    if message:
+        engine = "send 1" if rank == 0 else "recv 0"
+        assert (message.name, message.engine, message.num_bytes) == ("message", engine, 24 * k)
+    assert all(span.device == device for span in found)
+
+
+LINK = Link(1e6, latency=1e-3)
+
+
+@in_ranks(2, 3)
+def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
+    rank, device, group = set_up(peer_link=LINK)
+    k, n = dist.get_world_size(), 30000
+    x = torch.zeros(n, dtype=torch.uint8, device=device)
+    whole = torch.zeros(k * n, dtype=torch.uint8, device=device)
+    with recorded() as spans:
+        dist.all_reduce(x, group=group)
+        dist.all_gather_into_tensor(whole, x, group=group)
+        dist.broadcast(x, 0, group=group)
+    ring = 2 * (k - 1)
+    expected = [ring * 1e-3 + ring * n / k / 1e6, (k - 1) * (1e-3 + n / 1e6)]
+    expected.append((k - 1) * 1e-3 + n / 1e6)
+    found = [span for span in spans if span.kind == "collective"]
+    ends = everywhere([span.end for span in found])
+    issued = everywhere([span.issued for span in found])
+    for i, seconds in enumerate(expected):  # from when the last rank came, at the earliest
+        assert min(end[i] for end in ends) - max(each[i] for each in issued) >= seconds
+
+
+@in_ranks(2)
+def test_the_slowest_link_counts_for_all_ranks():
+    rank = dist.get_rank()
+    _, device, group = set_up(peer_link=[Link(1e9), Link(1e6)])
+    x = torch.zeros(50000, dtype=torch.uint8, device=device)
+    with recorded() as spans:
+        dist.all_reduce(x, group=group)
+    (span,) = named(spans, "all_reduce")
+    assert span.end - span.issued >= 0.05, rank
+
+
+@in_ranks(2)
+def test_collectives_of_two_groups_share_a_link():
+    rank, device, group = set_up(peer_link=LINK)
+    other = a_group()
+    x, y = (torch.zeros(40000, dtype=torch.uint8, device=device) for _ in range(2))
+    torch.vgpu.synchronize()
+    with recorded() as spans:
+        dist.all_reduce(x, group=group, async_op=True)
+        dist.all_reduce(y, group=other, async_op=True)
+        torch.vgpu.synchronize()
+    ends = [span.end for span in named(spans, "all_reduce")]
+    assert max(ends) - spans[0].issued >= 2 * 0.042
+
+
+@in_ranks(2)
+def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both():
+    rank, device, group = set_up(peer_link=LINK)
+    found = registry.find(device)
+    x = torch.zeros(40000, dtype=torch.uint8, device=device)
+    with recorded() as spans:
+        dist.send(x, 1, group=group) if rank == 0 else dist.recv(x, 0, group=group)
+    (message,) = named(spans, "message")
+    assert message.end - message.issued >= 0.041
+    assert (found.sending.free_at > found.receiving.free_at) == (rank == 0)
+    dist.all_reduce(x, group=group)
+    torch.vgpu.synchronize()
+    assert found.sending.free_at == found.receiving.free_at
+    assert len({*everywhere(found.sending.free_at)}) == 1
+
+
+def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
+    ring, tree = costs.all_reduce(8, 800, 1.0, 0.0), costs.all_reduce(8, 800, 1.0, 1e6)
+    assert (ring.steps, ring.num_bytes) == (14, 1400)
+    assert (tree.steps, tree.num_bytes) == (6, 1600)
+    assert costs.all_reduce(1, 800, 1.0, 1.0).seconds(1.0, 1.0) == 0
+
+
+# -- errors
+
+
+def disagreement(call):
+    """Assert that `call(rank, device, group)` fails in both ranks, with these words."""
+
+    def fails(*words):
+        rank, device, group = set_up()
+        text = failure_of(lambda: call(rank, device, group))
+        for word in ("disagree", "rank 0", "rank 1", *words):
+            assert word in text, text
+        again = failure_of(lambda: dist.all_reduce(torch.ones(2, device=device), group=group))
+        assert "failed before" in again and words[0] in again, again
+        new = a_group()
+        x = torch.ones(2, device=device)
+        dist.all_reduce(x, group=new)
+        assert x.tolist() == [2, 2]
+
+    return fails
+
+
+@in_ranks(2)
+def test_ranks_that_disagree_are_told_what_each_has_called():
+    def shapes(rank, device, group):
+        dist.all_reduce(torch.ones(3 + rank, device=device), group=group)
+
+    def dtypes(rank, device, group):
+        x = torch.ones(3, dtype=torch.float64 if rank else torch.float32, device=device)
+        dist.all_reduce(x, group=group)
+
+    def order(rank, device, group):
+        x = torch.ones(3, device=device)
+        dist.all_reduce(x, group=group) if rank else dist.broadcast(x, 0, group=group)
+
+    def roots(rank, device, group):
+        dist.broadcast(torch.ones(3, device=device), rank, group=group)
+
+    def operations(rank, device, group):
+        dist.all_reduce(torch.ones(3, device=device), Op.MAX if rank else Op.MIN, group=group)
+
+    def sizes(rank, device, group):
+        x = torch.ones(3 + rank, device=device)
+        (dist.send if rank else dist.recv)(x, 1 - rank, group=group)
+
+    def kernel(rank, device, group):
+        x = torch.ones(3, device=device)
+        if rank:
+            x = torch.ones(4, device=device)[torch.tensor([7, 1, 2], device=device)]
+        try:
+            dist.all_reduce(x, group=group)
+            torch.vgpu.synchronize()
+        except torch.AcceleratorError as error:
+            if rank == 1:  # its own kernel is what it hears of first
+                assert "index 7" in str(error)
+                dist.all_reduce(x[:0], group=group)  # the group tells the rest
+            raise
+
+    disagreement(shapes)("float32[3]", "float32[4]")
+    disagreement(dtypes)("float32[3]", "float64[3]")
+    disagreement(order)("all_reduce", "broadcast")
+    disagreement(roots)("root 0", "root 1")
+    disagreement(operations)("min", "max")
+    disagreement(sizes)("recv of message(float32[3]", "send of message(float32[4]")
+    disagreement(kernel)("but cannot", "index 7")
+
+
+@in_ranks(2)
+def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
+    def uneven(rank, device, group):
+        x = torch.ones(3, device=device)
+        dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], group=group)
+
+    def to_scatter(rank, device, group):
+        parts = [torch.ones(4, device=device) for _ in range(2)] if rank == 0 else None
+        dist.scatter(torch.ones(3, device=device), parts, 0, group=group)
+
+    def to_gather(rank, device, group):
+        parts = [torch.ones(2, device=device) for _ in range(2)] if rank == 0 else None
+        dist.gather(torch.ones(3, device=device), parts, 0, group=group)
+
+    def gathered(rank, device, group):
+        parts = [torch.ones(2 + 2 * rank, device=device) for _ in range(2)]
+        dist.all_gather(parts, torch.ones(3, device=device), group=group)
+
+    def reduced(rank, device, group):
+        parts = [torch.ones(2, device=device) for _ in range(2)]
+        dist.reduce_scatter(torch.ones(3, device=device), parts, group=group)
+
+    for call in (uneven, to_scatter, to_gather, gathered, reduced):
+        dist.barrier()
+        rank, device, group = set_up(timeout=3)
+        text = failure_of(functools.partial(call, rank, device, group))
+        assert "nothing was raised" not in text, call.__name__
+
+
+@in_ranks(3)
+def test_a_rank_that_never_comes_is_named():
+    rank, device, group = set_up(timeout=2)
+    if rank == 1:
+        hear("rank 0 gave up"), hear("rank 2 gave up")
+        return
+    x = torch.ones(3, device=device)
+    text = failure_of(lambda: dist.all_reduce(x, group=group))
+    tell(f"rank {rank} gave up")
+    assert f"rank {rank} waited 2 s in all_reduce(float32[3], sum)" in text
+    assert "rank 1 did not come" in text
+    with pytest.raises(torch.AcceleratorError):
+        x.tolist()
+
+
+@in_ranks(2)
+def test_a_rank_that_comes_too_late_is_told_so():
+    rank, device, group = set_up(timeout=2)
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("rank 0 gave up")
+    text = failure_of(lambda: dist.all_reduce(x, group=group))
+    if rank == 0:
+        tell("rank 0 gave up")
+    assert "rank 0" in text and "rank 1" in text, text
+
+
+@in_ranks(2)
+def test_a_message_that_nobody_sends_names_both():
+    rank, device, group = set_up(timeout=2)
+    if rank == 1:
+        hear("rank 0 gave up")
+        return
+    text = failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=group))
+    tell("rank 0 gave up")
+    assert "rank 0 waited 2 s in recv of message(float32[3], tag 0)" in text, text
+    assert "rank 1" in text
+
+
+@in_ranks(2)
+def test_the_second_error_of_a_group_is_the_first():
+    rank, device, group = set_up()
+    x = torch.ones(3 + rank, device=device)
+    text = failure_of(lambda: dist.all_reduce(x, group=group))
+    for _ in range(2):
+        again = failure_of(lambda: dist.broadcast(x, 0, group=group))
+        assert "failed before" in again and "float32[4]" in again and "float32[3]" in text
+
+
+@in_ranks(2)
+def test_an_interrupt_while_waiting_leaves_the_process_usable():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("interrupted")
+    dist.all_reduce(x, group=group)
+    if rank == 0:
+        main = threading.main_thread().ident
+
+        def interrupt():
+            from gates import awaited_by
+
+            while awaited_by(main) is None:
+                time.sleep(1e-3)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        thread = threading.Thread(target=interrupt)
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            x.tolist()
+        thread.join()
+        tell("interrupted")
+    assert x.tolist() == [2, 2, 2]
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [4, 4, 4]
+
+
+@in_ranks(2)
+def test_a_data_loader_forks_while_a_collective_is_under_way():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("loaded")
+    work = dist.all_reduce(x, group=group, async_op=True)
+    if rank == 0:
+        loader = DataLoader(list(range(4)), batch_size=2, num_workers=1)
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        assert not work.is_completed()
+        tell("loaded")
+    work.wait()
+    assert x.tolist() == [2, 2, 2]
+
+
+@in_ranks(2)
+def test_groups_come_and_go_without_leaving_threads_or_engines():
+    rank, device, _ = set_up()
+
+    def use(times):
+        for _ in range(times):
+            group = a_group()
+            x = torch.ones(3, device=device)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [2, 2, 2]
+            dist.destroy_process_group(group)
+        del group
+        gc.collect()
+
+    use(3)
+    found = registry.find(device)
+    before = len(found.collective_engines), len(os.listdir("/proc/self/task"))
+    memory = torch.vgpu.memory_allocated(device)
+    use(20)
+    after = len(found.collective_engines), len(os.listdir("/proc/self/task"))
+    assert after[0] == before[0] and after[1] <= before[1] + 2, (before, after)
+    assert torch.vgpu.memory_allocated(device) == memory
+
+
+@in_ranks(2, may_die=(1,))
+def test_a_rank_that_is_killed_is_noticed_by_the_others():
+    rank, device, group = set_up(timeout=10)
+    x = torch.ones(3, device=device)
+    dist.all_reduce(x, group=group)
+    torch.vgpu.synchronize()
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    text = failure_of(lambda: dist.all_reduce(x, group=group))
+    assert "rank 0" in text and "rank 1" in text and "all_reduce(float32[3], sum)" in text, text
+    virtual_gpus(1)
+    assert torch.ones(3, device="vgpu:0").sum().item() == 3
