@@ -785,7 +785,7 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
     disagreement(order)("all_reduce", "broadcast")
     disagreement(roots)("root 0", "root 1")
     disagreement(operations)("min", "max")
-    disagreement(sizes)("recv of message(float32[3]", "send of message(float32[4]")
+    disagreement(sizes)("recv of message(3 of float32", "send of message(4 of float32")
     disagreement(kernel)("but cannot", "index 7")
 
 
@@ -853,7 +853,7 @@ def test_a_message_that_nobody_sends_names_both():
         return
     text = failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=group))
     tell("rank 0 gave up")
-    assert "rank 0 waited 2 s in recv of message(float32[3], tag 0)" in text, text
+    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0)" in text, text
     assert "rank 1" in text
 
 

@@ -38,7 +38,7 @@ def result_of(done):
 
 
 TRAINER = """
-    import json, os, sys
+    import gc, json, os, sys
     import torch
     import torch.nn.functional as F
     from torch import distributed as dist, nn
@@ -96,6 +96,7 @@ TRAINER = """
         if dist.get_rank() == 0:
             norms = [parameter.norm().item() for parameter in model.parameters()]
             print(json.dumps({"loss": loss, "norms": norms}), flush=True)
+        gc.collect()  # torch may end a process in which DDP on the CPU outlives its group
         dist.destroy_process_group()
 
     main(int(sys.argv[1]), sys.argv[2])
@@ -204,7 +205,7 @@ def test_fully_sharded_data_parallel_with_tensor_parallel(tmp_path):
 
 
 SPAWNED = """
-    import json, os, sys
+    import gc, json, os, sys
     import torch
     from torch import distributed as dist, multiprocessing as mp, nn
     from torch.nn.parallel import DistributedDataParallel as DDP

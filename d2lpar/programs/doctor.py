@@ -138,9 +138,7 @@ class Doctor:
     def _gpus(self):
         import torch
 
-        from d2lpar.devices import num_gpus
-
-        number = num_gpus()
+        number = torch.cuda.device_count()
         if not number:
             self._say("GPUs", "none; ensure_gpus takes virtual ones")
             return

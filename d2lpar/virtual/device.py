@@ -113,8 +113,9 @@ class Device:
         return engine
 
     def remove_engine(self, engine):
-        """End an engine that `add_engine` has added, whose ops have ended."""
+        """End an engine that `add_engine` has added, whose ops have ended, and its thread."""
         engine.end()
+        engine.join()
         with self._making:
             self.collective_engines = tuple(e for e in self.collective_engines if e is not engine)
 

@@ -133,7 +133,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
         self._ranks = list(global_ranks) or list(range(size))
-        self._is_whole_job = not dist.is_initialized()
+        job_size = dist.get_world_size() if dist.is_initialized() else size
+        self._is_whole_job = self._ranks == list(range(job_size))
         self._table = None  # where one rank stands for all
         if not private.is_fake_store(store):
             store = dist.PrefixStore("vgpu", store)
