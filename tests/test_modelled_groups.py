@@ -7,6 +7,7 @@ says, a link moves a byte a second, and launches take no time unless a test says
 import gc
 import os
 import random
+import signal
 import threading
 import time
 
@@ -14,12 +15,14 @@ import fresh
 import pytest
 import torch
 import torch.distributed as dist
+from gates import frame_in, in_thread
 from modelling import BYTE_A_SECOND, fixed_gpus, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, hear, in_ranks, job_of, tell
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 from waiting import wait_until
 
-from d2lpar.virtual import Link, clock, host_takes, virtual_gpus
+from d2lpar.virtual import Link, clock, host_takes, simulation, virtual_gpus
 from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
 
 
@@ -280,8 +283,9 @@ def test_a_rank_without_values_does_not_wait_for_them_nor_does_another_for_its(v
     z = known.to(device) * rank
     (dist.recv if rank == 0 else dist.send)(z, 1 - rank, group=group)
     torch.vgpu.synchronize()
-    if values:
-        assert (y.tolist(), z.tolist()) == ([2, 4], [1, 2])
+    no_values = [-(2**63)] * 2  # as of any whole numbers that nothing was computed for
+    assert y.tolist() == ([2, 4] if values else no_values)
+    assert z.tolist() == ([1, 2] if values else no_values)
 
 
 # -- the same in every run
@@ -400,6 +404,55 @@ def test_a_group_may_be_without_rank_0():
     everyone = a_group()
     dist.all_reduce(room(3, device), group=everyone)
     assert end() == (10 if rank else 10)
+
+
+@with_and_without_values(2)
+def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
+    rank, device, group = set_up(values=values)
+    if rank == 1:
+        hear("interrupted")
+    dist.all_reduce(room(4, device), group=group)
+    if rank == 0:
+        main = threading.main_thread().ident
+
+        def interrupt():
+            wait_until(lambda: frame_in(main, simulation.Simulation._ask) is not None)
+            signal.pthread_kill(main, signal.SIGINT)
+
+        with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
+            torch.vgpu.synchronize()
+        tell("interrupted")
+    assert end() == 4
+    dist.all_reduce(room(4, device), group=group)
+    assert end() == 8
+
+
+@with_and_without_values(2)
+def test_a_data_loader_forks_while_a_collective_is_under_way(values):
+    rank, device, group = set_up(values=values)
+    if rank == 1:
+        hear("loaded")
+    dist.all_reduce(room(4, device), group=group, async_op=True)
+    if rank == 0:
+        loader = DataLoader(list(range(4)), batch_size=2, num_workers=1)
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+        tell("loaded")
+    assert end() == 4
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_is_noticed_by_the_others(killed):
+    def check(killed):
+        rank, device, group = set_up(timeout=5)
+        dist.all_reduce(room(4, device), group=group)
+        assert end() == 4
+        if rank == killed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        text = failure_of(lambda: dist.all_reduce(room(4, device), group=group))
+        lost = "keeps the time is lost", f"rank {killed} ended before all_reduce(uint8[4], sum)"
+        assert any(words in text for words in lost), text
+
+    job_of(2).run(check, killed, may_die=(killed,))
 
 
 # -- the keeper of the time

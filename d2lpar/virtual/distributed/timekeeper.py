@@ -352,11 +352,13 @@ class Member:
 
     def waits_for_values(self, key, seconds):
         """Say that this rank is at `seconds` and waits for the values of a collective."""
-        self._connection.send(("at", seconds, key))
+        with contextlib.suppress(OSError):  # what is posted next will fail
+            self._connection.send(("at", seconds, key))
 
     def done(self, key):
         """Say that this rank needs nothing more of a collective."""
-        self._connection.send(("done", key))
+        with contextlib.suppress(OSError):
+            self._connection.send(("done", key))
 
     def end(self):
         """Leave; the rank that keeps the time waits until all others have left."""
