@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,9 +35,10 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
-from d2lpar.devices import virtual_choice
+from d2lpar.devices import synchronize, virtual_choice
 from d2lpar.processes.roll_call import RollCall, is_timeout
 from d2lpar.virtual import virtual_gpus
+from d2lpar.virtual.distributed import BACKEND
 
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
 
@@ -78,9 +80,11 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
         backend = "cpu:gloo,cuda:nccl"
     else:
         torch.set_num_threads(1)
-        virtual_gpus(**(figures or virtual_choice(local_size)))
-        torch.vgpu.set_device(local_rank)
-        device, backend = None, "cpu:gloo,vgpu:vccl"
+        device = virtual_gpus(**(figures or virtual_choice(local_size)))[local_rank]
+        torch.vgpu.set_device(device)
+        backend = BACKEND
+        # torch forgets device_id where the backend is written in Python, and would warn of that.
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
     dist.init_process_group(
         backend,
         store=store,
@@ -92,6 +96,7 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
     roll_call = RollCall(store, rank, world_size)
     try:
         result = fn()
+        synchronize()  # what a device has not told yet
         roll_call.arrive_at_end(timeout)
     except RuntimeError as error:
         if not is_timeout(error):

@@ -153,6 +153,7 @@ def virtual_gpus(
             from . import setup
 
             setup.register()
+            setup.note_forks()
         in_use = registry.devices[:n]
         for device, memory in zip(in_use, figures["memory"], strict=False):
             device.check_memory(memory)

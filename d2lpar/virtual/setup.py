@@ -52,14 +52,21 @@ def register():
         private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream)
         private.register_process_groups(BACKEND, _new_process_group)
-        os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True
 
 
-_registered = False
+def note_forks():
+    """Let a fork of this process, which has devices, know that it is one; once."""
+    global _notes_forks
+    if not _notes_forks:
+        _notes_forks = True
+        os.register_at_fork(after_in_child=scheduler.note_fork)
+
+
+_registered = _notes_forks = False
 _side_streams = {}
 
 

@@ -130,6 +130,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
             store = dist.PrefixStore("vgpu", store)
             self._table = Table(store, rank, size, self._ranks, timeout)
         self._for_cpu = None
+        if self._table is not None:
+            store = dist.PrefixStore("cpu", self._store)
+            self._for_cpu = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
         self._join()
@@ -203,10 +206,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self
 
     def _set_sequence_number_for_group(self):
-        pass
+        if self._for_cpu is not None:
+            self._for_cpu._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self):
-        return self._number
+        """Return how many collectives this rank has issued, those of tensors on the CPU too."""
+        on_cpu = self._for_cpu and self._for_cpu._get_sequence_number_for_group()
+        return self._number + (on_cpu or 0)
 
     def set_timeout(self, timeout):
         self._timeout = timeout
@@ -236,8 +242,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def for_cpu(self):
         """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
-            store = dist.PrefixStore("cpu", self._store)
-            self._for_cpu = dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
+            raise RuntimeError("one rank that stands for all has no group for tensors on the CPU")
         return self._for_cpu
 
     # -- collectives
