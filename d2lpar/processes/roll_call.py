@@ -143,7 +143,7 @@ def _started():
 
 
 def _in_torch(frame):
-    """Return whether a frame is one of torch, or of the virtual GPUs that stand for a part of it."""
+    """Return whether a frame is torch's, or one of the virtual GPUs, which are a part of it."""
     return frame.filename.startswith(_TORCH)
 
 

@@ -49,6 +49,9 @@ class Lane:
             self.engine = ModelledEngine(name, device, device.compute.simulation)
 
 
+observers = []  # functions of name and arguments of each collective that a group is asked for
+
+
 class Call:
     """One collective as a rank was asked for it.
 
@@ -91,10 +94,12 @@ def _described(tensor):
 
 
 def _on_either(method):
-    """Let a method of the group be gloo's where the tensors are on the CPU."""
+    """Let a method of the group be gloo's where the tensors are on the CPU; tell observers."""
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
+        for note in observers:
+            note(method.__name__, args)
         if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
             return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
         return method(self, *args, **kwargs)
