@@ -7,6 +7,7 @@ that stands in d2l too has the signature that d2l gives it.
 """
 
 import importlib
+import os
 
 __version__ = "0.1.0"
 
@@ -41,7 +42,17 @@ _NAMES = {
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
-_WINGS = ("data", "graphs", "parallel", "plotting", "processes", "servers", "timelines", "virtual")
+_WINGS = (
+    "data",
+    "graphs",
+    "parallel",
+    "plotting",
+    "processes",
+    "programs",
+    "servers",
+    "timelines",
+    "virtual",
+)
 _MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -64,3 +75,7 @@ def __getattr__(name):
 
 def __dir__():
     return sorted({*globals(), *__all__, *_MODULES})
+
+
+if os.environ.get("D2LPAR_CUDA"):  # under `d2lpar run`, where `import torch` loads a part of us
+    importlib.import_module("torch")

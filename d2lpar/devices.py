@@ -80,6 +80,10 @@ def ensure_gpus(n, **options):
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
+    devices = _virtual()
+    if len(devices) >= n and devices[0].type == "cuda":
+        print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (d2lpar run)")
+        return devices[:n]
     choice, kind, number = _choice()
     if kind not in ("", "cuda", "vgpu"):
         try:

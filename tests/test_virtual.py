@@ -16,6 +16,7 @@ import pytest
 import torch
 from gates import Gate, named, overlap, recorded, run_what_can
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 import d2lpar
 from d2lpar.virtual import Link, start_recording, stop_recording, virtual_gpus
@@ -1174,3 +1175,44 @@ def test_a_copy_of_a_wrong_shape_raises_at_the_call(devices, where):
         target.copy_(torch.ones(2, device=where))
     for device in devices:
         torch.vgpu.synchronize(device)
+
+
+# -- beside other classes of tensors
+
+
+class Wrapped(torch.Tensor):
+    """A tensor that has another one, as AsyncCollectiveTensor has."""
+
+    @staticmethod
+    def __new__(cls, inner):
+        made = torch.Tensor._make_wrapper_subclass(cls, inner.shape, device=inner.device)
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        args, kwargs = tree_map_only(cls, lambda tensor: tensor.inner, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+def test_a_tensor_of_another_class_is_asked_wherever_it_stands_among_the_arguments(devices):
+    x = torch.ones(2, 2, device=devices[0])
+    for result in (x + Wrapped(x), torch.addmm(x[0], Wrapped(x), x), torch.cat([x, Wrapped(x)])):
+        assert type(result) is type(x)
+    assert torch.cat([x, Wrapped(x)]).sum().item() == 8
+
+
+INITIALIZED = """
+import torch, d2lpar
+a, b = d2lpar.virtual_gpus(2)
+seen = [torch.vgpu.is_available(), torch.vgpu.device_count(), torch.vgpu.is_initialized()]
+{use}
+print(*seen, torch.vgpu.is_initialized())
+"""
+
+
+@pytest.mark.parametrize("use", ["torch.vgpu.set_device(1)", "x = torch.ones(1, device=a)"])
+def test_a_process_is_initialized_when_it_has_chosen_a_device_or_used_one(use):
+    assert fresh.run(INITIALIZED.format(use=use), fresh.SET_UP).stdout.split() == [
+        *("True", "2", "False", "True")
+    ]

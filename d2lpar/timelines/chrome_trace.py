@@ -5,8 +5,14 @@ from collections import defaultdict
 from d2lpar.timelines.intervals import lanes
 
 
-def chrome_trace(timeline):
-    """Return a timeline in Chrome's Trace Event Format: a process a device, a thread a queue."""
+def chrome_trace(timeline, prefix="", first=0):
+    """Return a timeline in Chrome's Trace Event Format: a process a device, a thread a queue.
+
+    Args:
+        timeline: a `Timeline`, or something else with `spans`, `marks` and `devices`.
+        prefix: what the names of the processes begin with.
+        first: number of the first process; the others follow.
+    """
     events = []
     threads = defaultdict(list)
     for span in timeline.spans:
@@ -17,8 +23,8 @@ def chrome_trace(timeline):
     for mark in timeline.marks:
         threads["host", "phases"].append(mark)
     processes = ["host", *map(str, timeline.devices)]
-    for pid, process in enumerate(processes):
-        events.append(_metadata("process_name", pid, 0, name=process))
+    for pid, process in enumerate(processes, first):
+        events.append(_metadata("process_name", pid, 0, name=prefix + process))
         events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
         tid = 0
         for thread in sorted(name for owner, name in threads if owner == process):

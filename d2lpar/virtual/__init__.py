@@ -27,7 +27,10 @@ Beside them:
     backward    backward on the streams of forward
     comm        what nn.DataParallel needs
     autocast, lazy, recurrent, saving: the parts of torch that have these names
+    as_cuda     virtual GPUs that torch calls "cuda"
+    storages    memory that is given back while tensors still use it
     interrupts  holding Ctrl-C back; notebook: what a Jupyter kernel needs
+    imports     changing a module once it is imported
     private     what is private to torch: names, registration, patches
     setup       making all of it known to torch
 """

@@ -47,7 +47,8 @@ class BackwardStreams:
         """Return the ops under way on other streams than `stream` that write what `op` reads.
 
         Those that the same node of autograd has issued are left out: as on CUDA, a function that
-        uses several streams in its backward lets them wait for each other itself.
+        uses several streams in its backward lets them wait for each other itself. Collectives are
+        not: C++ code, which waits for their futures, tells no stream of it.
         """
         node = private.autograd_node()
         if self._own[0] is not node:
@@ -61,7 +62,8 @@ class BackwardStreams:
             and writer not in own
             and under_way(writer)
         )
-        own.add(op)
+        if op.kind != "collective":
+            own.add(op)
         return after
 
     def set(self, stream):

@@ -4,7 +4,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from . import device as registry
-from . import lazy
+from . import lazy, private
 from .issuing import META, Call, raise_now, two_devices
 from .memory import Cell, Layout, Unavailable, fetch, revive
 from .plans import aten, issue_op, operator_of, tables
@@ -14,7 +14,8 @@ from .tensor import VirtualTensor, new_tensor, refuse
 
 def is_pinned(tensor):
     """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
-    return getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+    marked = getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
+    return marked or private.is_from_pinned_allocator(tensor)
 
 
 def pin(tensor):
@@ -132,8 +133,8 @@ def _to_copy(func, args, kwargs):
     (source,) = args
     where = kwargs.get("device")
     where = source.device if where is None else torch.device(where)
-    if where.type == "vgpu" and where.index is None:
-        where = registry.current().torch_device
+    if registry.is_virtual(where):
+        where = registry.find(where).torch_device
     if where == source.device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         return Call(operator_of(func), args, kwargs).issue()
@@ -142,7 +143,7 @@ def _to_copy(func, args, kwargs):
     layout = source._cell.layout
     like = torch.empty_like(layout.empty(META), dtype=dtype, memory_format=memory_format)
     non_blocking = kwargs.get("non_blocking", False)
-    if where.type == "vgpu":
+    if registry.is_virtual(where):
         target = new_tensor(Layout.of(registry.find(where), like))
     else:
         target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)

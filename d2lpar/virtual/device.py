@@ -35,7 +35,8 @@ class Device:
 
     Attributes:
         index: its number.
-        torch_device: `torch.device("vgpu", index)`.
+        torch_device: `torch.device("vgpu", index)`, or of the type that programs say (`rename`).
+        own_torch_device: the same of the type by which torch's C++ code knows it, "vgpu".
         threads: CPU threads of its kernels.
         memory: its `Memory`; the argument of this name is the limit in bytes.
         link, peer_link: a `Link` or None, see `virtual_gpus`.
@@ -53,7 +54,8 @@ class Device:
 
     def __init__(self, index, threads, memory, link, peer_link):
         self.index = index
-        self.torch_device = torch.device("vgpu", index)
+        self.torch_device = torch.device(device_type, index)
+        self.own_torch_device = torch.device("vgpu", index)
         self.threads = threads
         self.link = link
         self.peer_link = peer_link
@@ -182,8 +184,9 @@ class Device:
             self._errors.clear()
             error = op.error
             raise torch.AcceleratorError(
-                f"vgpu error: {op.name} on {self.torch_device} failed after it was issued, so this "
-                f"is reported at a later synchronize: {type(error).__name__}: {error}"
+                f"{scheduler.error_name} error: {op.name} on {self.torch_device} failed after it "
+                "was issued, so this is reported at a later synchronize: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
 
@@ -303,6 +306,27 @@ def set_stream(stream):
 
 devices = []  # every device ever made; the first `count` of them are in use
 count = 0
+device_type = "vgpu"  # what programs call them
+
+
+def rename(name):
+    """Let programs call the devices `name`, "cuda" for example, besides "vgpu".
+
+    Tensors, streams, spans and errors then say it. This is for the start of a process.
+
+    Raises:
+        RuntimeError: there are devices already.
+    """
+    global device_type
+    if devices:
+        raise RuntimeError(f"{len(devices)} virtual GPUs are {device_type} devices already")
+    device_type = name
+    scheduler.error_name = "CUDA" if name == "cuda" else name
+
+
+def is_virtual(where):
+    """Return whether a `torch.device` is of the type of virtual GPUs."""
+    return where.type == device_type or where.type == "vgpu"
 
 
 def wait_for_all():
@@ -346,14 +370,15 @@ def find(where):
     index = where
     if not isinstance(where, int):
         where = torch.device(where)
-        if where.type != "vgpu":
-            raise ValueError(f"Expected a vgpu device, but got: {where}")
+        if not is_virtual(where):
+            raise ValueError(f"Expected a {device_type} device, but got: {where}")
         index = where.index
         if index is None:
             return current()
     if not 0 <= index < count:
         raise RuntimeError(
-            f"vgpu error: invalid device ordinal: vgpu:{index} of {count} virtual GPUs"
+            f"{scheduler.error_name} error: invalid device ordinal: {device_type}:{index} of "
+            f"{count} virtual GPUs"
         )
     return devices[index]
 
@@ -366,10 +391,18 @@ def current():
     """
     index = thread.device
     if not index < count:
-        raise RuntimeError(f"vgpu error: no device vgpu:{index}; there are {count} virtual GPUs")
+        raise RuntimeError(
+            f"{scheduler.error_name} error: no device {device_type}:{index}; there are {count} "
+            "virtual GPUs"
+        )
     return devices[index]
+
+
+chosen = False  # whether a thread has made a device its current one
 
 
 def set_current(index):
     """Make the device with this index the calling thread's current one."""
+    global chosen
     thread.device = find(index).index
+    chosen = True

@@ -100,7 +100,8 @@ def checked(generator, device):
     ours = known and known()
     if not ours:
         raise RuntimeError(
-            f"Expected a 'vgpu' device type for generator but found '{generator.device.type}'"
+            f"Expected a '{device.torch_device.type}' device type for generator but found "
+            f"'{generator.device.type}'"
         )
     if ours.owner is not device:
         raise RuntimeError(

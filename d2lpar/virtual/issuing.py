@@ -11,7 +11,7 @@ from traceback import walk_tb
 import torch
 
 from . import device as registry
-from . import private
+from . import private, scheduler
 from .memory import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
 from .plans import (
     CONSTANT,
@@ -37,11 +37,19 @@ default_dtype = torch.get_default_dtype
 
 
 def dispatch(cls, func, types, args=(), kwargs=None):
-    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
+    """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`.
+
+    It leaves operators on tensors of a further class, as DTensor, which may hold some of ours, to
+    that class.
+    """
+    if len(types) > 1:
+        return NotImplemented
     operator = find_operator(func._op) or operator_of(func)
     if operator.special is not None:
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
+        if len(types) > 1:
+            return NotImplemented  # a tensor of another class knows better, a DTensor for example
         return Call(operator, args, kwargs or {}).issue()
     # The key holds what the results depend on. In it, True, 1 and 1.0 differ. A number that only
     # scales values counts by its type, and by its sign, because integer powers ask for that.
@@ -68,6 +76,8 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             key.append(None)
         elif kind is float:
             key.append((float, arg) if by_value else float if arg >= 0 else "negative float")
+        elif len(types) > 1:
+            return NotImplemented
         else:
             return Call(operator, args, {}).issue()
     if operator.written:
@@ -105,7 +115,6 @@ def issue_factory(func, args, kwargs):
         args, kwargs: its arguments; the device is `kwargs["device"]`, the current one by default.
     """
     where = kwargs.get("device")
-    where = torch.device("vgpu") if where is None else torch.device(where)
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
 
 
@@ -200,6 +209,7 @@ class Call:
         key = tuple(self.key)
         plan = find_plan(key)
         if plan is None:
+            private.check_kernel(self.operator.func)
             if has_no_plan(key):
                 return self.run_now()
             plan = self._plan(key)
@@ -261,7 +271,9 @@ class Call:
                 return None
         try:
             result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
-        except NotImplementedError:
+        except RuntimeError as error:
+            if not private.lacks_shape_inference(error):
+                raise
             keep_plan(key, None)
             return None
         flat, spec = (result,), None
@@ -444,7 +456,9 @@ def raise_now(op, device):
         device.forget(op)
     if isinstance(error, Unavailable):
         device.raise_error()
-        raise torch.AcceleratorError(f"vgpu error: {op.name} {error}") from error.failure.error
+        raise torch.AcceleratorError(
+            f"{scheduler.error_name} error: {op.name} {error}"
+        ) from error.failure.error
     if error is not None:
         raise error
     device.raise_error()

@@ -133,12 +133,18 @@ def strided(cell, layout):
 
 
 class Failure:
-    """Stands for the values of a tensor whose kernel failed."""
+    """Stands for the values of a tensor whose kernel failed, or that has none.
 
-    __slots__ = ("error",)
+    Attributes:
+        error: why there are no values.
+        data: the CPU tensor of memory that was given back, see `storages.py`; or None.
+    """
 
-    def __init__(self, error):
+    __slots__ = ("error", "data")
+
+    def __init__(self, error, data=None):
         self.error = error
+        self.data = data
 
 
 class Unavailable(Exception):
@@ -147,7 +153,7 @@ class Unavailable(Exception):
     def __init__(self, failure):
         self.failure = failure
         error = failure.error
-        if failure is NO_VALUES:
+        if failure is NO_VALUES or failure.data is not None:
             super().__init__(f"reads a tensor without values: {error}")
         else:
             super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
@@ -220,6 +226,8 @@ def fetch(cell):
         cell.data = data
     elif type(data) is Failure:
         raise Unavailable(data)
+    elif cell.parent is not None and type(cell.root().data) is Failure:
+        raise Unavailable(cell.root().data)
     return data
 
 
@@ -249,7 +257,7 @@ class Block:
 
     @property
     def address(self):
-        return self.reference.address
+        return self.reference.address or 0
 
 
 class _Reference(weakref.ref):
@@ -344,6 +352,31 @@ class Memory:
             self.collect()
             is_exact = True
 
+    def resize(self, block, num_bytes):
+        """Give the memory of a block back now, though tensors use the block, and new memory to it.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it; the block has none then.
+        """
+        freed, empty = _Reference(block), _Reference(block)
+        old = block.reference
+        freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
+        freed.pending = getattr(old, "pending", None)
+        empty.num_bytes, empty.streams, empty.address = 0, (), None
+        if freed.address is not None:
+            # One step, see scheduler.py. The old reference, which would call back, is gone then.
+            self._live[freed.address] = freed
+            block.reference = empty
+            del old
+            self._note_freed(freed)
+        if num_bytes:
+            new, fresh = _Reference(block, self._note_freed), self.allocate(num_bytes)
+            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
+            # One step.
+            self._live[new.address] = new
+            block.reference = new
+            fresh.reference = None
+
     def _wait_for_memory(self, num_bytes):
         """Wait for the ops that hold a freed block; raise OutOfMemoryError if there are none."""
         with self._lock:
@@ -358,6 +391,8 @@ class Memory:
     def record_stream(self, block, stream):
         """Hold `block` after it is freed until `stream` has done what it was given before that."""
         reference = block.reference
+        if reference.address is None:  # its memory was given back
+            return
         with self._lock:
             streams = {*reference.streams, stream}
             # One step, see scheduler.py: stores only.

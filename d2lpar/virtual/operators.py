@@ -95,8 +95,15 @@ def _randint_like_low(tensor, low, high, generator, **options):
 
 
 def _native_batch_norm(tensor, weight, bias, mean, var, training, momentum, eps):
-    saved = tensor.new_empty(tensor.shape[1] if training else 0)
+    like = next(each for each in (weight, mean, tensor) if each is not None)
+    saved = like.new_empty(tensor.shape[1] if training else 0)
     return torch.empty_like(tensor), saved, torch.empty_like(saved)
+
+
+def _native_batch_norm_backward(grad, tensor, weight, mean, var, mean_, var_, training, eps, mask):
+    like = tensor.new_empty(tensor.shape[1]) if weight is None else weight
+    each = tensor, like, like
+    return tuple(torch.empty_like(t) if on else None for t, on in zip(each, mask, strict=True))
 
 
 def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
@@ -120,6 +127,7 @@ def _refuse(func, *allowed):
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,
+        aten.native_batch_norm_backward.default: _native_batch_norm_backward,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
     }

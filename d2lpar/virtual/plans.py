@@ -34,6 +34,7 @@ class tables:  # noqa: N801
     """What the schema of an operator does not say. `operators.py` and `copies.py` fill these in."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
+    special_names = {}  # "namespace::name", of operators that may not be defined yet -> the same
     run = {}  # operator -> function of CPU tensors that computes it instead
     random = set()  # operators without a generator argument whose function in `run` takes one
     shape = {}  # operator -> function that gives empty results of the right layout on `meta`
@@ -68,7 +69,7 @@ class Operator:
         self.func = func
         self.name = str(func).rpartition(".")[0]
         self.packet = packet
-        self.special = tables.special.get(func)
+        self.special = tables.special.get(func) or tables.special_names.get(schema.name)
         if self.special is None and private.is_composite(func):
             self.special = _decompose
         types = [str(argument.type) for argument in schema.arguments]

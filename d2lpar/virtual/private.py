@@ -6,6 +6,7 @@ This imports nothing of ours: what torch shall call is handed in. It works on to
 import contextlib
 import ctypes
 import functools
+import inspect
 import mmap
 import os
 import platform
@@ -54,6 +55,7 @@ _NUMBERS_WITHOUT_FORWARD = 2**62
 no_dispatch = torch._C._DisableTorchDispatch
 no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+_own_device = torch.Tensor.device.__get__  # a tensor's device as torch's C++ code knows it
 _below_autograd = threading.local()
 
 
@@ -79,6 +81,27 @@ def is_composite(func):
     such an operator arrives in one piece.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+
+
+def check_kernel(func):
+    """Raise NotImplementedError where the operator `func` has a kernel for CUDA and none for CPUs.
+
+    Virtual GPUs run the kernels of the CPU.
+    """
+    name = func.name()
+    if not name.startswith("aten::"):
+        has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
+        if not has_kernel(name, "CPU") and has_kernel(name, "CUDA"):
+            raise NotImplementedError(
+                f"the operator {name} has a kernel for CUDA only, and virtual GPUs run those of "
+                f'the CPU: give it one, torch.library.impl("{name}", "CPU", function), or run it '
+                "on a machine with a real GPU"
+            )
+
+
+def lacks_shape_inference(error):
+    """Return whether `error` says that a custom operator has no function for meta tensors."""
+    return isinstance(error, NotImplementedError) or "no fake impl" in str(error)
 
 
 def schema_of(func):
@@ -155,6 +178,12 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 # -- registration
 
 
+@functools.cache
+def prepare_shape_inference():
+    """Let torch import now what its first shape inference imports, which takes a second or two."""
+    torch.ones(1, device="meta") + 1
+
+
 def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     """Make the device type `vgpu` known to torch.
 
@@ -172,7 +201,6 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
         raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
-    torch.ones(1, device="meta") + 1  # the first shape inference imports modules for a second
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(
@@ -210,25 +238,16 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
 # constant take the place of the methods that would ask Python. Which device is current is answered
 # by one without an index: torch hands it on, in `x.to("vgpu")`, and our operators know the index.
 
-_YES, _CURRENT = 1, 0xFF14  # in a torch.device's two bytes the index follows the type
-_CODE = {  # machine -> code that returns a constant, and 0 in the second register of a result
-    "x86_64": {  # mov eax, constant; xor edx, edx; ret
-        PRIVATE_USE_1: "b814000000 31d2 c3",
-        _YES: "b801000000 31d2 c3",
-        _CURRENT: "b814ff0000 31d2 c3",
-    },
-    "aarch64": {  # mov w0, constant; mov x1, 0; ret
-        PRIVATE_USE_1: "80028052 010080d2 c0035fd6",
-        _YES: "20008052 010080d2 c0035fd6",
-        _CURRENT: "80e29f52 010080d2 c0035fd6",
-    },
-}
+_NO_INDEX = 0xFF00  # in the two bytes of a c10::Device the index, -1 for none, follows the type
+_YES, _CURRENT = 1, PRIVATE_USE_1 | _NO_INDEX
+_CODE_OF_ADDRESS = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}  # returns that
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
-# isBuilt, isAvailable and hasPrimaryContext in ATen/detail/AcceleratorHooksInterface.h, after two
-# places of the destructor.
+# isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
+# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, after two places of the
+# destructor.
 _GUARD_METHODS, _GET_DEVICE = (0, 1, 5, 8, 9), (2,)
-_HOOKS_METHODS = (2, 3, 4)
+_HOOKS_METHODS, _GET_ALLOCATOR = (2, 3, 4), (12,)
 _NUM_METHODS, _BEFORE = 40, 2  # at least as many as there are; a table begins with two words more
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _kept_alive = []  # torch has their addresses
@@ -250,10 +269,22 @@ class _Hooks(torch._C._acc.PrivateUse1Hooks):
         return True
 
 
+def can_answer_without_python():
+    """Return whether machine code for this machine is known."""
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
+
+
+def _code(constant):
+    """Return code that returns a constant below 65536, and 0 in the second register of a result."""
+    if platform.machine() == "x86_64":  # mov eax, constant; xor edx, edx; ret
+        return b"\xb8" + constant.to_bytes(4, "little") + bytes.fromhex("31d2 c3")
+    move = 0x52800000 | constant << 5  # mov w0, constant; mov x1, 0; ret
+    return move.to_bytes(4, "little") + bytes.fromhex("010080d2 c0035fd6")
+
+
 def _answer_without_python():
     """Let the registered guard and hooks answer without Python; warn where they cannot."""
-    code = _CODE.get(platform.machine())
-    if sys.platform != "linux" or code is None:
+    if not can_answer_without_python():
         warnings.warn(
             "an interrupt or an error in backward may end this process: virtual GPUs are proof "
             "against them on Linux, on x86-64 and 64-bit ARM (on Windows, in WSL); this is "
@@ -261,14 +292,18 @@ def _answer_without_python():
             stacklevel=5,
         )
         return
-    guards = (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(
-        _library("c10"), "_ZN3c104impl26device_guard_impl_registryE"
-    )
     get_hooks = _library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
     get_hooks.restype = ctypes.c_void_p
-    _answer(guards[PRIVATE_USE_1], _GUARD_METHODS, code[PRIVATE_USE_1])
-    _answer(guards[PRIVATE_USE_1], _GET_DEVICE, code[_CURRENT])
-    _answer(get_hooks(), _HOOKS_METHODS, code[_YES])
+    _answer(_guards()[PRIVATE_USE_1], _GUARD_METHODS, _code(PRIVATE_USE_1))
+    _answer(_guards()[PRIVATE_USE_1], _GET_DEVICE, _code(_CURRENT))
+    _answer(get_hooks(), _HOOKS_METHODS, _code(_YES))
+    _mark_pinned(get_hooks())
+
+
+def _guards():
+    """Return torch's table of device guards, one address for each type of device."""
+    name = "_ZN3c104impl26device_guard_impl_registryE"
+    return (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(_library("c10"), name)
 
 
 def _library(name):
@@ -281,7 +316,7 @@ def _answer(address, places, code):
     The object gets a copy of its table of methods with the other addresses in it.
     """
     page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
-    page.write(bytes.fromhex(code))
+    page.write(code)
     methods = ctypes.c_void_p.from_address(address)
     num_bytes = (_BEFORE + _NUM_METHODS) * _WORD
     copied = ctypes.string_at(methods.value - _BEFORE * _WORD, num_bytes)
@@ -290,6 +325,37 @@ def _answer(address, places, code):
         table[_BEFORE + place] = ctypes.addressof(ctypes.c_char.from_buffer(page))
     _kept_alive.extend((page, table))
     methods.value = ctypes.addressof(table) + _BEFORE * _WORD
+
+
+def _mark_pinned(hooks):
+    """Let C++ code, `torch.empty(..., pin_memory=True)` too, get pinned memory.
+
+    It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
+    address of the copy tells it from other memory.
+    """
+    global _place_of_allocator
+    get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
+    get_allocator.restype = ctypes.c_void_p
+    _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
+    address = ctypes.addressof(_allocator)
+    code = _CODE_OF_ADDRESS[platform.machine()].format(address.to_bytes(_WORD, "little").hex())
+    _answer(hooks, _GET_ALLOCATOR, bytes.fromhex(code))
+    storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
+    words = (ctypes.c_void_p * _NUM_WORDS).from_address(storage._cdata)
+    _place_of_allocator = words[:].index(address)
+
+
+_allocator = ctypes.create_string_buffer(_WORD)
+_place_of_allocator = None
+_NUM_WORDS = 12  # of a storage in C++; its allocator is the last
+
+
+def is_from_pinned_allocator(tensor):
+    """Return whether C++ code has allocated the memory of a CPU tensor as pinned memory."""
+    if _place_of_allocator is None:
+        return False
+    address = tensor.untyped_storage()._cdata + _place_of_allocator * _WORD
+    return ctypes.c_void_p.from_address(address).value == ctypes.addressof(_allocator)
 
 
 def patch_backward(streams_of_forward):
@@ -306,7 +372,7 @@ def patch_backward(streams_of_forward):
 
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):
-        if any(tensor.device.type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
+        if any(_own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
             return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
         multithreading = torch._C._is_multithreading_enabled()
         try:
@@ -379,22 +445,134 @@ def patch_default_dtype(wait):
     torch.set_default_dtype = set_default_dtype
 
 
+# -- "cuda" where torch's C++ code meets it
+#
+# A tensor stays of type PrivateUse1 there. Only the devices that a program asks for are CUDA's, and
+# what torch does with one is to ask its guard which index a bare "cuda" has, and to look for
+# CUDA's kernel of the operator that makes a tensor.
+
+_CUDA = 1  # DeviceType.CUDA
+# The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
+# are composed of these.
+_FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
+
+
+def register_cuda(factory):
+    """Let torch's C++ code find virtual GPUs under "cuda", also in a build for CUDA.
+
+    Args:
+        factory: function(func, *args, **kwargs) for operators without a tensor of ours.
+
+    Raises:
+        RuntimeError: no machine code is known for this machine.
+    """
+    if not can_answer_without_python():
+        raise RuntimeError(
+            "virtual GPUs stand for CUDA's on Linux, on x86-64 and 64-bit ARM (on Windows, in "
+            f"WSL); this is {sys.platform} on {platform.machine()}"
+        )
+    guards = _guards()
+    guard = (ctypes.c_void_p * 8)(ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value)
+    _kept_alive.append(guard)
+    address = ctypes.addressof(guard)
+    _answer(address, _GUARD_METHODS, _code(_CUDA))
+    # "cuda" stays as it is, without an index
+    _answer(address, (1, *_GET_DEVICE), _code(_CUDA | _NO_INDEX))
+    guards[_CUDA] = address
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(factory, "CUDA")
+    _libraries.append(library)
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CUDA build says that its kernels are replaced
+        for name in _FACTORIES:
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, functools.partial(factory, func), "CUDA")
+    _libraries.append(library)
+
+
+def patch_make_wrapper(own_device, say_cuda):
+    """Let classes that wrap tensors of virtual GPUs have these devices in torch's C++ code, too.
+
+    Args:
+        own_device: function of a device that returns it as torch's C++ code knows it.
+        say_cuda: function that lets the tensors of a class say "cuda" for such a device.
+    """
+    say_it = set()
+
+    @functools.wraps(make_wrapper)
+    def _make_wrapper_subclass(cls, *args, device=None, **kwargs):
+        if device is not None:
+            own = own_device(device)
+            if own is not device and cls not in say_it:
+                say_it.add(cls)
+                say_cuda(cls)
+            device = own
+        return make_wrapper(cls, *args, device=device, **kwargs)
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
+
+
+def note_factories():
+    """Let torch note the functions that `torch.set_default_device` is for, before they change."""
+    from torch.utils import _device
+
+    _device._device_constructors()
+
+
+def let_cuda_be_initialized():
+    """Let nothing of torch initialise CUDA: a build without it cannot, one with it finds no GPU."""
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda._initialized = True
+
+
+def patch_process_groups(translate):
+    """Let programs make process groups of virtual GPUs under the names of CUDA's.
+
+    Args:
+        translate: function of the name of a backend that a program gives that returns ours.
+    """
+    from torch.distributed import constants
+    from torch.distributed import distributed_c10d as c10d
+
+    helper = c10d._new_process_group_helper
+    signature = inspect.signature(helper)
+
+    @functools.wraps(helper)
+    def _new_process_group_helper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments["backend"]
+        call.arguments["backend"] = c10d.Backend(translate(str(given)))
+        call.arguments["device_id"] = None  # NCCL connects early where it is given
+        call.arguments["backend_options"] = None  # these are for NCCL, too
+        group, store = helper(*call.args, **call.kwargs)
+        if group in c10d._world.pg_map:  # a rank that is not in the group has none
+            c10d._world.pg_map[group] = given, c10d._world.pg_map[group][1]
+        return group, store
+
+    c10d._new_process_group_helper = _new_process_group_helper
+    if c10d.default_pg_nccl_timeout is None:  # in a build without NCCL
+        c10d.default_pg_nccl_timeout = constants.default_pg_timeout
+
+
 # -- torch.Stream, torch.Event, torch.Generator, torch.accelerator and nn.DataParallel
 
 
-def patch_classes(stream, event, generator):
+def patch_classes(stream, event, generator, is_virtual):
     """Let `torch.Stream(device=...)`, `torch.Event(...)`, `torch.Generator(...)` know our devices.
 
     Args:
         stream, event, generator: functions of a device (`vgpu` or `vgpu:i`) and further arguments
             that make ours.
+        is_virtual: function that tells whether a `torch.device` is one of ours.
     """
-    torch.Stream = _with_our_devices(BaseStream, stream)
-    torch.Event = _with_our_devices(BaseEvent, event)
-    torch.Generator = _with_our_devices(CPUGenerator, generator)
+    torch.Stream = _with_our_devices(BaseStream, stream, is_virtual)
+    torch.Event = _with_our_devices(BaseEvent, event, is_virtual)
+    torch.Generator = _with_our_devices(CPUGenerator, generator, is_virtual)
 
 
-def _with_our_devices(base, make):
+def _with_our_devices(base, make, is_virtual):
     """Return a class in the place of `base`; called with a device of ours, it calls `make`."""
 
     class Meta(type(base)):
@@ -402,7 +580,7 @@ def _with_our_devices(base, make):
             if cls is not stand_in:  # a class that a user derived
                 return super().__call__(*args, **kwargs)
             device = kwargs.get("device", args[0] if args else None)
-            if isinstance(device, (str, torch.device)) and torch.device(device).type == "vgpu":
+            if isinstance(device, (str, torch.device)) and is_virtual(torch.device(device)):
                 rest = args[1:] if args else ()
                 kwargs.pop("device", None)
                 return make(torch.device(device), *rest, **kwargs)
@@ -419,10 +597,15 @@ def _with_our_devices(base, make):
     return stand_in
 
 
-def patch_accelerator(module):
-    """Let the functions of torch.accelerator be those of `module`, which is torch.vgpu."""
+def patch_accelerator(module, device_type):
+    """Let the functions of torch.accelerator be those of `module`, which is torch.vgpu.
+
+    Args:
+        module: the module.
+        device_type: what programs call the devices.
+    """
     for name, function in {
-        "current_accelerator": lambda check_available=False: torch.device("vgpu"),
+        "current_accelerator": lambda check_available=False: torch.device(device_type),
         "current_device_index": module.current_device,
         "current_device_idx": module.current_device,
         "set_device_index": module.set_device,
@@ -442,13 +625,14 @@ def patch_accelerator(module):
         setattr(torch.accelerator, name, function)
 
 
-def patch_data_parallel(comm, is_ours, get_stream):
+def patch_data_parallel(comm, is_ours, get_stream, device_type):
     """Give nn.DataParallel what it has for CUDA only.
 
     Args:
         comm: a module with scatter, gather, broadcast and the two coalesced functions.
         is_ours: function that tells whether tensors are on virtual GPUs.
         get_stream: function of a device that returns a side stream for copies to it.
+        device_type: what programs call the devices.
     """
     from torch.nn.parallel import _functions, data_parallel
     from torch.nn.parallel import comm as torch_comm
@@ -456,8 +640,8 @@ def patch_data_parallel(comm, is_ours, get_stream):
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
         setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
     torch_comm.scatter = comm.scatter
-    data_parallel._get_available_device_type = lambda: "vgpu"
-    torch._utils._get_available_device_type = lambda: "vgpu"
+    data_parallel._get_available_device_type = lambda: device_type
+    torch._utils._get_available_device_type = lambda: device_type
     _functions._get_stream = get_stream
 
 
@@ -473,13 +657,17 @@ def _choose(theirs, ours, test):
 
 if torch.distributed.is_available():
     from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceCoalescedOptions,
         AllreduceOptions,
         AllToAllOptions,
         BroadcastOptions,
         GatherOptions,
         ReduceOptions,
+        ReduceScatterOptions,
         ScatterOptions,
     )
+
+    process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
 
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
@@ -497,6 +685,8 @@ def register_process_groups(name, create):
         logger = torch.distributed.Logger
         logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
 
+        patch_hooks()
+
 
 def _without_timers(log):
     """Return a method of DDP's logger that leaves statistics of time out, which it has for CUDA.
@@ -510,6 +700,54 @@ def _without_timers(log):
             log(self)
 
     return set_runtime_stats_and_log
+
+
+def patch_hooks():
+    """Let DDP take hooks for bfloat16, and hooks in Python for those in C++.
+
+    The latter need futures that cannot be made in Python.
+    """
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        if self.device_type != "vgpu":
+            return register(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        is_fp16 = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
+        return self.register_comm_hook(self.process_group, hook)
+
+    @functools.wraps(check)
+    def _check_comm_hook(self, hook):
+        if not (self.device_type == "vgpu" and hook.__name__.startswith("bf16_")):
+            check(self, hook)
+
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+    ddp._check_comm_hook = _check_comm_hook
+
+
+def waits_when_used(tensor):
+    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
+def part_of_dtensor(tracker, spec):
+    """Return the number of this rank's part of a DTensor, whose copies have the same number.
+
+    Args:
+        tracker: the `OffsetBasedRNGTracker`.
+        spec: the `DTensorSpec`.
+    """
+    from torch.distributed.tensor import _random
+
+    mesh = spec.mesh
+    coordinate = [mesh._sym_get_coordinate(dim) for dim in range(mesh.ndim)]
+    return tracker._calc_shard_linear_idx(*_random._calc_shard_info(coordinate, spec))
 
 
 def kind_of_reduction(op):

@@ -49,7 +49,7 @@ def restore(storage, location):
     Raises:
         RuntimeError: this process has no such device.
     """
-    if re.fullmatch(r"vgpu(:[0-9]+)?", location):
+    if re.fullmatch(rf"(vgpu|{registry.device_type})(:[0-9]+)?", location):
         return _mark(storage, registry.find(location).torch_device)
 
 

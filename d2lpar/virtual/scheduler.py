@@ -24,6 +24,7 @@ from time import perf_counter
 
 from .spans import Span
 
+error_name = "vgpu"  # what errors call the devices, "CUDA" where programs call them "cuda"
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run about this far ahead
 
 # Reentrant, because the garbage collector may run a destructor that issues work while it is held.
@@ -444,13 +445,17 @@ def wait_all(ops, device):
         wait(op, device)
 
 
-def start_recording():
+def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
     The seconds of the spans are those of `now`.
+
+    Args:
+        recording: what shall be extended by the spans in place of a new list. The threads that do
+            the work of devices call its `extend`.
     """
     global _recordings
-    recording = []
+    recording = [] if recording is None else recording
     with _ordering:
         _recordings = (*_recordings, recording)
     return recording
@@ -480,14 +485,19 @@ def check_process():
     """Raise RuntimeError, as CUDA does, in a fork of a process with virtual GPUs."""
     if _forks:
         raise RuntimeError(
-            "Cannot re-initialize vgpu in forked subprocess. To use vgpu with multiprocessing, "
-            "you must use the 'spawn' start method"
+            f"Cannot re-initialize {error_name} in forked subprocess. To use {error_name} with "
+            "multiprocessing, you must use the 'spawn' start method"
         )
 
 
 def in_fork():
     """Return whether this process is a fork of one with virtual GPUs."""
     return bool(_forks)
+
+
+def forgive_fork():
+    """Let a fork use virtual GPUs after all: those of the process before it had done nothing."""
+    _forks.clear()
 
 
 note_fork = partial(_forks.append, True)  # a function in C: no interrupt can come in it

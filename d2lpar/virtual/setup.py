@@ -5,10 +5,11 @@ import os
 
 import torch
 
-from . import autocast, comm, copies, operators, private, saving, scheduler, vgpu
+from . import autocast, comm, copies, operators, private, saving, scheduler, storages, vgpu
 from . import device as registry
 from .backward import StreamsOfForward
 from .distributed import BACKEND
+from .distributed.dtensor import adapt_dtensor
 from .generators import Generator
 from .interrupts import held_back
 from .issuing import issue_factory
@@ -24,12 +25,18 @@ def register():
         RuntimeError: virtual GPUs are not known to work on this version of torch, or another
             package has added a device type to torch.
     """
-    assert operators.tables  # what importing them filled in
+    assert operators.tables and storages.resize_  # what importing them filled in
+    if torch.distributed.is_available():
+        from .distributed import functional
+
+        assert functional.tables
     global _registered
     private.check_version(torch.__version__)
     if _registered:
         return
     with held_back():  # torch would be broken with only half of this done
+        if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
+            private.prepare_shape_inference()
         private.register(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
@@ -46,12 +53,14 @@ def register():
             stream=lambda device, priority=0: vgpu.Stream(device, priority),
             event=lambda device, **options: vgpu.Event(**options),
             generator=lambda device: Generator(registry.find(device)),
+            is_virtual=registry.is_virtual,
         )
         private.patch_default_dtype(registry.wait_for_all)
-        private.patch_accelerator(vgpu)
+        private.patch_accelerator(vgpu, registry.device_type)
         private.allow_foreach(VirtualTensor)
-        private.patch_data_parallel(comm, is_ours, _side_stream)
+        private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         private.register_process_groups(BACKEND, _new_process_group)
+        adapt_dtensor()
         registry.let_engines_have_their_turn()
         atexit.register(_end)
         adapt_to_notebook()

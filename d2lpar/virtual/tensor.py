@@ -46,7 +46,7 @@ class VirtualTensor(torch.Tensor):
     def data_ptr(self):
         """Return the address of the first element, in an address range of the device's own."""
         layout = self._cell.layout
-        if not layout.num_bytes:
+        if not layout.num_bytes or not self._block.address:
             return 0
         return self._block.address + layout.offset * layout.dtype.itemsize
 
@@ -54,7 +54,7 @@ class VirtualTensor(torch.Tensor):
         """Return the storage, which has an address and a size in bytes, but gives no values."""
         storage = super().untyped_storage()
         storage.__class__ = DeviceStorage
-        storage._block = self._block
+        storage._block, storage._cell = self._block, self._cell.root()
         return storage
 
     def __bool__(self):
@@ -215,7 +215,7 @@ def wrap(cell, block=None):
         None,
         layout.dtype,
         torch.strided,
-        layout.device.torch_device,
+        layout.device.own_torch_device,
     )
     tensor._cell = cell
     tensor._block = block

@@ -14,6 +14,7 @@ from . import scheduler
 from .memory import MIB
 from .private import PRIVATE_USE_1, BaseEvent, BaseStream
 from .scheduler import Op, wait_all
+from .simulation import simulator
 
 _DeviceProperties = namedtuple(
     "_VirtualGPUProperties", "name total_memory multi_processor_count major minor"
@@ -104,7 +105,7 @@ class Stream(BaseStream):
         return hash(self._stream)
 
     def __repr__(self):
-        return f"<torch.vgpu.Stream device={self.device} stream={self._stream.index}>"
+        return f"<torch.{self.device.type}.Stream device={self.device} stream={self._stream.index}>"
 
 
 def _make_current(index, stream):
@@ -188,7 +189,7 @@ class Event(BaseEvent):
         return max([recorded, *(op.end for op in ops)])
 
     def __repr__(self):
-        return f"<torch.vgpu.Event recorded={self._point is not None}>"
+        return f"<torch.{registry.device_type}.Event recorded={self._point is not None}>"
 
 
 class device:  # noqa: N801
@@ -240,8 +241,17 @@ def is_available():
 
 
 def is_initialized():
-    """Return whether there are virtual GPUs, as `is_available` does."""
-    return is_available()
+    """Return whether this process has chosen a virtual GPU, or given one work.
+
+    As on CUDA, where neither is the case `init_device_mesh` chooses the GPU of the local rank.
+    """
+    return registry.chosen or has_worked()
+
+
+def has_worked():
+    """Return whether a virtual GPU was given work in this process."""
+    workers = [engine for device in registry.devices for engine in device.own_engines]
+    return any(worker.started for worker in (*workers, simulator))
 
 
 def is_bf16_supported():

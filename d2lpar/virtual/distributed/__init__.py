@@ -6,6 +6,7 @@ exchange.py       what moves the values, in an engine's thread, through gloo
 agreement.py      ranks compare their calls before each exchange, and agree when it begins
 costs.py          how long it takes on the links, and the bytes that a rank sends
 functional.py     the collectives of torch.ops._c10d_functional, which DTensor uses
+dtensor.py        what DTensor asks of CUDA alone
 """
 
 BACKEND = "vccl"

@@ -6,8 +6,12 @@ ranks. Messages from one rank to another have an engine for each direction and p
 waits for another one. Tensors on the CPU go to gloo directly.
 """
 
+import atexit
+import contextlib
 import functools
+import sys
 import threading
+import weakref
 from collections import Counter
 
 import torch
@@ -49,7 +53,7 @@ class Lane:
             self.engine = ModelledEngine(name, device, device.compute.simulation)
 
 
-observers = []  # functions of name and arguments of each collective that a group is asked for
+observers = []  # functions of name and arguments of each collective on virtual GPUs
 
 
 class Call:
@@ -94,14 +98,14 @@ def _described(tensor):
 
 
 def _on_either(method):
-    """Let a method of the group be gloo's where the tensors are on the CPU; tell observers."""
+    """Let a method of the group be gloo's where the tensors are on the CPU, or tell observers."""
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
-        for note in observers:
-            note(method.__name__, args)
         if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
             return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
+        for note in observers:
+            note(method.__name__, args)
         return method(self, *args, **kwargs)
 
     return choose
@@ -130,6 +134,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._rank, self._size, self._timeout = rank, size, timeout
         self._store = store
         self._ranks = list(global_ranks) or list(range(size))
+        self._is_whole_job = not dist.is_initialized()
         self._table = None  # where one rank stands for all
         if not private.is_fake_store(store):
             store = dist.PrefixStore("vgpu", store)
@@ -137,7 +142,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._for_cpu = None
         if self._table is not None:
             store = dist.PrefixStore("cpu", self._store)
-            self._for_cpu = dist.ProcessGroupGloo(store, rank, size, timeout)
+            gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+            group = dist.ProcessGroup(store, rank, size)  # which has more functions
+            group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
+            group._set_default_backend(group.BackendType.GLOO)
+            self._for_cpu = group
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
         self._join()
@@ -235,8 +244,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             if lane.engine.simulation is None:
                 lane.stream.device.remove_engine(lane.engine)
         simulation = scheduler.simulation
-        is_whole_job = self._ranks == list(range(dist.get_world_size()))
-        if is_whole_job and simulation is not None and simulation.meetings is not None:
+        if self._is_whole_job and simulation is not None and simulation.meetings is not None:
             simulation.meetings.end()
             simulation.meetings = None
 
@@ -632,9 +640,31 @@ def _flat(cell):
     return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
 
 
+_groups = weakref.WeakSet()
+_LAST = 30.0  # seconds that a process waits in the end for others to take part in what it issued
+
+
+def _finish():
+    """Wait, as the process ends, for the collectives that it has issued: others wait for them.
+
+    A process that ends by an error does not, since others may wait for what it has not issued.
+    """
+    if hasattr(sys, "last_value") or scheduler.in_fork():
+        return
+
+    def shut_down():
+        with contextlib.suppress(Exception):  # nobody is left to tell
+            for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
+                group.shutdown()
+
+    thread = threading.Thread(target=shut_down, daemon=True)
+    thread.start()
+    thread.join(_LAST)
+
+
 def create(options, backend_options=None):
     """Return a group; torch calls this for "vccl"."""
-    return VirtualProcessGroup(
+    group = VirtualProcessGroup(
         options.store,
         options.group_rank,
         options.group_size,
@@ -642,3 +672,8 @@ def create(options, backend_options=None):
         options.global_ranks_in_group,
         options.group_id,
     )
+    if not _groups:
+        atexit.unregister(_finish)
+        atexit.register(_finish)
+    _groups.add(group)
+    return group

@@ -81,7 +81,7 @@ class VirtualFuture(torch.futures.Future):
         """Let the current streams wait for the tensors; return them."""
         result = super().wait()
         for tensor in _tensors(result):
-            _wait_for_writer(tensor)
+            wait_for_writer(tensor)
         return result
 
     def value(self):
@@ -98,7 +98,7 @@ class VirtualFuture(torch.futures.Future):
         (device,) = devices
         with torch.vgpu.Stream(device.index):
             for tensor in _tensors(super().value()):
-                _wait_for_writer(tensor)
+                wait_for_writer(tensor)
             future.set_result(callback(self))
         return future
 
@@ -108,7 +108,8 @@ def _tensors(value):
     return [leaf for leaf in leaves if type(leaf) is VirtualTensor]
 
 
-def _wait_for_writer(tensor):
+def wait_for_writer(tensor):
+    """Let the current stream wait for the op that was issued last to write a tensor."""
     cell = tensor._cell.root()
     if cell.writer is not None:
         cell.layout.device.current_stream().wait_for((cell.writer,))

@@ -1,0 +1,48 @@
+"""The command `d2lpar`: `d2lpar run` and `d2lpar doctor`."""
+
+import argparse
+import sys
+
+
+def main(arguments=None):
+    """Do what the command line says and return the exit code.
+
+    Args:
+        arguments: a list of texts; by default those of this process.
+    """
+    parser = argparse.ArgumentParser(prog="d2lpar", description=__doc__)
+    commands = parser.add_subparsers(dest="name", required=True)
+    run = commands.add_parser(
+        "run",
+        help="run a command; torch.cuda in it has virtual GPUs",
+        description="Run a command. In it and in its child processes torch.cuda has N GPUs, which "
+        "are virtual ones.",
+        usage="d2lpar run [--gpus N] [--model GPU] [--trace FILE] command ...",
+    )
+    run.add_argument("--gpus", type=_positive, default=1, metavar="N", help="how many (default: 1)")
+    run.add_argument("--model", metavar="GPU", help="model this GPU or machine, v100 for example")
+    run.add_argument("--trace", metavar="FILE", help="write a trace of all ranks for Perfetto")
+    run.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
+    commands.add_parser("doctor", help="say what would run where here, and what is wrong")
+    options = parser.parse_args(arguments)
+    if options.name == "doctor":
+        from .programs.doctor import examine
+
+        return examine()
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        run.error("which command?")
+    from .programs.run import run_command
+
+    return run_command(command, options.gpus, options.model, options.trace)
+
+
+def _positive(text):
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"at least one GPU, not {text}")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

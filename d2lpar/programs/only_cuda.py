@@ -1,0 +1,82 @@
+"""What only CUDA has, and how a program is told that it is missing: by its name, and what to do."""
+
+import warnings
+
+import torch
+
+from d2lpar.virtual.imports import when_imported
+
+_INSTEAD = {  # part of a name -> what to do
+    "raph": "run the code without capturing it",
+    "snapshot": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",
+    "memory": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",
+}
+_KERNELS = "give it a version in PyTorch's own operators, or run it on a machine with a GPU"
+
+
+def refusing(name):
+    """Return a class that stands for something that only CUDA has.
+
+    Args:
+        name: its full name, "torch.cuda.CUDAGraph" for example; calling the class raises
+            NotImplementedError, which names it.
+    """
+    hints = (hint for part, hint in _INSTEAD.items() if part in name)
+    instead = next(hints, "leave it out, or run it on a machine with a GPU")
+
+    def __new__(cls, *args, **kwargs):
+        raise _needs_a_gpu(name, instead)
+
+    return type(name.rpartition(".")[2], (), {"__new__": __new__, "__doc__": f"{name}: refused."})
+
+
+def _needs_a_gpu(name, instead):
+    return NotImplementedError(f"{name} needs a real GPU, and these are virtual: {instead}")
+
+
+def refuse():
+    """Let extensions, Triton's kernels and torch.compile say by name that they need CUDA."""
+    torch.compile = _compile
+    when_imported("torch.utils.cpp_extension", _change_extensions)
+    when_imported("triton.runtime.jit", _change_triton)
+
+
+def _compile(model=None, **options):
+    """Return `model` as it is: kernels that are compiled for CUDA need a GPU."""
+    warnings.warn(
+        "torch.compile does nothing on virtual GPUs: its kernels for CUDA need Triton and a real "
+        "GPU, so the program runs operator by operator",
+        stacklevel=2,
+    )
+    return (lambda model: model) if model is None else model
+
+
+def _change_extensions(module):
+    """Let torch.utils.cpp_extension refuse sources in CUDA; C++ alone is compiled as ever."""
+    load, load_inline = module.load, module.load_inline
+
+    def _load(name, sources, *args, with_cuda=None, **kwargs):
+        files = [sources] if isinstance(sources, str) else sources
+        if with_cuda or any(str(file).endswith((".cu", ".cuh")) for file in files):
+            raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+        return load(name, sources, *args, with_cuda=False, **kwargs)
+
+    def _load_inline(name, cpp_sources, cuda_sources=None, *args, with_cuda=None, **kwargs):
+        if with_cuda or cuda_sources:
+            raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+        return load_inline(name, cpp_sources, cuda_sources, *args, with_cuda=False, **kwargs)
+
+    def _cuda_extension(name, sources, *args, **kwargs):
+        raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+
+    module.load, module.load_inline, module.CUDAExtension = _load, _load_inline, _cuda_extension
+
+
+def _change_triton(module):
+    """Let a kernel of Triton say its name when it is launched."""
+
+    def run(self, *args, **kwargs):
+        name = getattr(getattr(self, "fn", None), "__name__", type(self).__name__)
+        raise _needs_a_gpu(f"the Triton kernel {name!r}", _KERNELS)
+
+    module.JITFunction.run = run

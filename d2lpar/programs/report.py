@@ -1,0 +1,183 @@
+"""What a process leaves in a folder about its use of virtual GPUs, for `d2lpar run` to read.
+
+A report is a file of JSON, `<pid>.json`; with a trace, `<pid>.spans` holds a line for each op. They
+are written once a second and at the end, because a process may be ended by a signal. A process that
+gives its GPUs no work leaves nothing.
+"""
+
+import _thread
+import atexit
+import contextlib
+import functools
+import json
+import os
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from d2lpar.virtual import clock_in_force, hardware_name, scheduler
+from d2lpar.virtual import device as registry
+
+from .summary import SPAN
+
+SECONDS_BETWEEN_REPORTS = 1.0
+
+
+def report_to(folder, with_spans=False):
+    """Let this process leave reports of its virtual GPUs in a folder, from its first op on.
+
+    Args:
+        folder: a path.
+        with_spans: whether to leave a line for each op, too.
+    """
+    report = Report(folder, with_spans)
+    scheduler.start_recording(report)
+    atexit.register(report.wait_and_write_last)  # so it runs before what ends the devices
+    leave = os._exit
+
+    @functools.wraps(leave)
+    def _exit(status):
+        with contextlib.suppress(Exception):
+            report.write_last()
+        leave(status)
+
+    os._exit = _exit  # forked children of multiprocessing end by it
+    register_optimizer_step_post_hook(report.note_step)
+
+
+class Report:
+    """Sums over the spans of a process; a recording of `scheduler` that keeps little memory.
+
+    Args:
+        folder: where to write.
+        with_spans: whether to write all spans.
+    """
+
+    def __init__(self, folder, with_spans):
+        self._folder = folder
+        self._adding = threading.Lock()
+        self._writing = threading.Lock()
+        self._spans = [] if with_spans else None
+        self._busy = defaultdict(Counter)  # device -> engine -> seconds
+        self._ops = Counter()  # by device
+        self._links = {}  # (source, target) -> [bytes, seconds, copies]
+        self._peaks = Counter()  # by device, bytes
+        self._waiting = 0.0
+        self._begin, self._end = float("inf"), 0.0
+        self._steps = {}  # id of an optimizer -> [steps, time of the first, time of the last]
+        self._rank = os.environ.get("RANK")
+        self._started = False
+
+    def extend(self, spans):
+        """Take in spans of ops that have ended, and of waits."""
+        with self._adding:
+            for span in spans:
+                self._add(span)
+        if not self._started:
+            self._start()
+
+    def _add(self, span):
+        seconds = span.end - span.start
+        if span.kind == "wait":
+            if span.engine == "host":
+                self._waiting += seconds
+        else:
+            self._busy[span.device][span.engine] += seconds
+            self._ops[span.device] += 1
+            self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)
+            if span.kind == "copy":
+                sums = self._links.setdefault((span.source, span.target), [0, 0.0, 0])
+                sums[0] += span.num_bytes
+                sums[1] += seconds
+                sums[2] += 1
+        if self._spans is not None:
+            self._spans.append(span)
+
+    def note_step(self, optimizer, args, kwargs):
+        """Note that an optimizer has made a step; torch calls this."""
+        now = scheduler.now()
+        known = self._steps.setdefault(id(optimizer), [0, now, now])
+        known[0] += 1
+        known[2] = now
+
+    def _start(self):
+        """Begin to write: this process uses its GPUs."""
+        self._started = True
+        self._pid = os.getpid()
+        _thread.start_new_thread(self._write_again, ())
+
+    def _write_again(self):
+        while True:
+            self._write(ended=False)
+            time.sleep(SECONDS_BETWEEN_REPORTS)
+
+    def wait_and_write_last(self):
+        """Wait for the work under way and write what is true at the end of the process."""
+        registry.wait_for_all()  # in a fork it does not wait
+        self.write_last()
+
+    def write_last(self):
+        """Write what is true at the end of the process."""
+        if self._started and os.getpid() == self._pid:
+            self._write(ended=True)
+            self._started = False
+
+    def _write(self, ended):
+        with self._writing:
+            if not self._started:  # the last report is written
+                return
+            self._write_spans()
+            path = os.path.join(self._folder, f"{self._pid}.json")
+            with open(f"{path}.new", "w", encoding="utf-8") as file:
+                json.dump(self._contents(ended), file)
+            os.replace(f"{path}.new", path)
+
+    def _write_spans(self):
+        if self._spans is None:
+            return
+        with self._adding:
+            spans, self._spans = self._spans, []
+        path = os.path.join(self._folder, f"{self._pid}.spans")
+        with open(path, "a", encoding="utf-8") as file:
+            for span in spans:
+                fields = [getattr(span, name) for name in SPAN]
+                file.write(json.dumps(fields, default=str) + "\n")
+
+    def _contents(self, ended):
+        if dist.is_available() and dist.is_initialized():
+            self._rank = dist.get_rank()
+        with self._adding:
+            busy = {device: dict(engines) for device, engines in self._busy.items()}
+            links = [[str(s), str(t), *sums] for (s, t), sums in self._links.items()]
+            ops, waiting = dict(self._ops), self._waiting
+            begin, end = self._begin, self._end
+        devices = {}
+        for device in registry.devices:
+            where = device.torch_device
+            if where in ops:
+                self._peaks[where] = max(self._peaks[where], device.memory.peak)
+                devices[str(where)] = {
+                    "busy": busy[where],
+                    "ops": ops[where],
+                    "peak": self._peaks[where],
+                    "memory": device.memory.limit,
+                }
+        steps, first, last = max(list(self._steps.values()), default=(0, 0.0, 0.0))
+        return {
+            "pid": self._pid,
+            "rank": None if self._rank is None else int(self._rank),
+            "command": " ".join(sys.argv),
+            "modelled": hardware_name() if clock_in_force() is not None else "",
+            "devices": devices,
+            "links": links,
+            "waiting": waiting,
+            "begin": begin,
+            "end": end,
+            "steps": steps,
+            "step_seconds": (last - first) / (steps - 1) if steps > 1 else None,
+            "ended": ended,
+        }

@@ -1,0 +1,40 @@
+"""Changing a module of somebody else once it is imported, without importing it."""
+
+import importlib.abc
+import importlib.machinery
+import sys
+
+_changes = {}  # name of a module -> functions of the module
+
+
+def when_imported(name, change):
+    """Call a function with a module: now if it is imported, otherwise as soon as it is.
+
+    Args:
+        name: its full name.
+        change: function of the module.
+    """
+    if name in sys.modules:
+        change(sys.modules[name])
+        return
+    if not _changes:
+        sys.meta_path.insert(0, _Finder())
+    _changes.setdefault(name, []).append(change)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        changes = _changes.get(name)
+        if changes is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def exec_module(module):
+                execute(module)
+                for change in changes:
+                    change(module)
+
+            spec.loader.exec_module = exec_module
+        return spec

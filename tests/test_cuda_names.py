@@ -1,0 +1,406 @@
+"""Programs that say `torch.cuda`: what they do and what they see on virtual GPUs.
+
+Each program runs in a process of its own, a fork of one that has imported torch, because the names
+stay changed. A program that fails shows its traceback.
+"""
+
+import textwrap
+
+import fresh
+import pytest
+
+from d2lpar.programs.cuda_names import parse
+from d2lpar.programs.process_groups import translate
+
+SWITCH_ON = """
+from d2lpar.programs.cuda_names import switch_on
+switch_on({gpus!r}, {visible!r})
+import torch
+from torch import nn
+"""
+
+
+def run(program, gpus="vgpu:2", visible=None):
+    """Run a program in a process that has these GPUs; return what it prints, in words."""
+    code = SWITCH_ON.format(gpus=gpus, visible=visible) + textwrap.dedent(program)
+    done = fresh.run(code, fresh.SET_UP)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_a_training_loop_gives_what_the_cpu_gives():
+    run("""
+    def train(device):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+        trainer = torch.optim.Adam(net.parameters(), lr=1e-2)
+        x, y = torch.randn(32, 8), torch.randn(32, 1)
+        for _ in range(5):
+            trainer.zero_grad()
+            loss = nn.functional.mse_loss(net(x.to(device)), y.to(device))
+            loss.backward()
+            trainer.step()
+        return net, loss
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    (net, loss), (_, wanted) = train(device), train("cpu")
+    torch.testing.assert_close(loss.cpu(), wanted)
+    assert str(loss.device) == "cuda:0" and loss.is_cuda and not wanted.is_cuda
+    assert {p.device for p in net.parameters()} == {torch.device("cuda:0")}
+    assert net[0].weight.grad.device == torch.device("cuda", 0)
+    assert "device='cuda:0'" in repr(loss)
+    """)
+
+
+def test_devices_and_their_number():
+    run("""
+    assert torch.cuda.device_count() == 2 == torch.accelerator.device_count()
+    assert torch.accelerator.current_accelerator() == torch.device("cuda")
+    assert torch.get_device_module("cuda") is torch.cuda
+    torch.cuda.set_device("cuda:1")
+    x = torch.ones(2)
+    for y in (
+        x.cuda(), x.to("cuda"), x.to(1), x.to(device="cuda", dtype=torch.float64),
+        torch.zeros(2, device="cuda"), torch.tensor([1.0], device="cuda"),
+        torch.as_tensor([1], device="cuda"), x.new_ones(1, device="cuda"),
+        nn.Linear(1, 1).cuda().weight, nn.Linear(1, 1, device="cuda").weight,
+        torch.tril_indices(2, 2, device="cuda"), x.type(torch.cuda.HalfTensor),
+        torch.cuda.FloatTensor([1, 2]), x.type("torch.cuda.FloatTensor"),
+    ):
+        assert y.device == torch.device("cuda:1") and y.get_device() == 1, y
+    assert x.cuda(0).device.index == 0 == torch.empty(1, device="cuda:0").device.index
+    y = x.cuda()
+    assert y.to("cuda") is y.cuda() is y.to(y.device) is y and y.to("cuda:0") is not y
+    assert y.type() == "torch.cuda.FloatTensor" and isinstance(y, torch.cuda.FloatTensor)
+    assert y.untyped_storage().device == y.device
+    with torch.cuda.device(0):
+        assert torch.ones(1, device="cuda").device.index == torch.cuda.current_device() == 0
+    with torch.device("cuda"):
+        assert nn.Linear(1, 1).weight.is_cuda and torch.tensor([1]).is_cuda
+    torch.set_default_device("cuda:0")
+    assert torch.ones(1).device.index == 0
+    """)
+
+
+def test_errors_are_those_of_cuda():
+    run("""
+    def error(function):
+        try:
+            function()
+        except RuntimeError as error:
+            return str(error)
+
+    x = torch.ones(2).cuda()
+    assert "CUDA error: invalid device ordinal" in error(lambda: x.cuda(7))
+    assert error(lambda: x + torch.ones(2)).endswith("at least two devices, cuda:0 and cpu!")
+    assert error(lambda: x + x.cuda(1)).endswith("at least two devices, cuda:0 and cuda:1!")
+    assert "must be cuda device" in error(lambda: x.cuda("cpu"))
+    torch.cuda.set_per_process_memory_fraction(1e-6)
+    assert "cuda:0" in error(lambda: torch.empty(2**20, device="cuda"))
+    """)
+
+
+def test_mixed_precision():
+    run("""
+    net = nn.Linear(4, 4).cuda()
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    x = torch.ones(2, 4, device="cuda")
+    for scaler, casts in (
+        (torch.amp.GradScaler("cuda", init_scale=64.0), torch.autocast("cuda")),
+        (torch.cuda.amp.GradScaler(init_scale=64.0), torch.cuda.amp.autocast()),
+    ):
+        assert scaler.is_enabled()
+        with casts:
+            assert torch.is_autocast_enabled("cuda") and torch.is_autocast_enabled()
+            assert torch.get_autocast_dtype("cuda") == torch.float16 == net(x).dtype
+            loss = net(x).float().sum()
+        scaler.scale(loss).backward()
+        assert net.bias.grad[0] == 2 * scaler.get_scale()
+        scaler.unscale_(trainer)
+        assert net.bias.grad[0] == 2
+        scaler.step(trainer)
+        scaler.update()
+        trainer.zero_grad()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        assert net(x).dtype == torch.bfloat16 and net.cpu()(x.cpu()).dtype == torch.float32
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not torch.is_autocast_enabled("cuda")
+    """)
+
+
+def test_pinned_memory():
+    run("""
+    from torch.utils.data import DataLoader, TensorDataset
+
+    data = TensorDataset(torch.arange(8.0), torch.arange(8))
+    for x, y in DataLoader(data, 4, pin_memory=True):
+        assert x.is_pinned() and y.is_pinned()
+        x = x.to("cuda", non_blocking=True)
+        assert x.is_cuda and x.cpu().tolist() == y.tolist()
+    assert torch.empty(2, pin_memory=True).is_pinned() and not torch.empty(2).is_pinned()
+    assert torch.full((2,), 3.0, pin_memory=True).tolist() == [3, 3]
+    """)
+
+
+def test_data_parallel():
+    run("""
+    torch.manual_seed(0)
+    net = nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    wanted = net(x)
+    parallel = nn.DataParallel(net.cuda())
+    assert parallel.device_ids == [0, 1]
+    got = parallel(x.cuda())
+    torch.testing.assert_close(got.cpu(), wanted)
+    got.sum().backward()
+    assert net.weight.grad.device == got.device == torch.device("cuda:0")
+    """)
+
+
+def test_checkpoints():
+    run("""
+    import copy, io, pickle
+
+    net = nn.Linear(2, 2).cuda(1)
+    trainer = torch.optim.Adam(net.parameters())
+    net(torch.ones(1, 2, device="cuda:1")).sum().backward()
+    trainer.step()
+    file = io.BytesIO()
+    torch.save({"net": net.state_dict(), "trainer": trainer.state_dict()}, file)
+    assert b"cuda:1" in file.getvalue() and b"vgpu" not in file.getvalue()
+    for where, wanted in (
+        (None, "cuda:1"), ("cpu", "cpu"), ("cuda:0", "cuda:0"), ("cuda", "cuda:0"),
+        ({"cuda:1": "cuda:0"}, "cuda:0"), (torch.device("cuda", 0), "cuda:0"),
+        (lambda storage, location: storage, "cpu"),
+        (lambda storage, location: storage.cuda(0), "cuda:0"),
+    ):
+        file.seek(0)
+        kept = torch.load(file, map_location=where)
+        assert {str(v.device) for v in kept["net"].values()} == {wanted}, (where, kept)
+    other = nn.Linear(2, 2).cuda()
+    other.load_state_dict(kept["net"])
+    torch.testing.assert_close(other.weight.cpu(), net.weight.cpu())
+    torch.optim.Adam(other.parameters()).load_state_dict(kept["trainer"])
+    assert pickle.loads(pickle.dumps(net)).weight.device.index == 1
+    assert copy.deepcopy(net).weight.is_cuda
+    """)
+
+
+def test_random_numbers():
+    run("""
+    torch.manual_seed(3)
+    a = torch.rand(2, device="cuda")
+    torch.cuda.manual_seed_all(3)
+    assert torch.equal(torch.rand(2, device="cuda"), a)
+    state = torch.cuda.get_rng_state()
+    b = torch.rand(2, device="cuda")
+    torch.cuda.set_rng_state(state)
+    assert torch.equal(torch.rand(2, device="cuda"), b) and not torch.equal(a, b)
+    assert len(torch.cuda.get_rng_state_all()) == 2
+    with torch.random.fork_rng():
+        torch.rand(5, device="cuda")
+    torch.cuda.set_rng_state(state)
+    generator = torch.Generator(device="cuda").manual_seed(3)
+    assert generator.device.type == "cuda"
+    assert torch.equal(torch.rand(2, device="cuda", generator=generator), a)
+    """)
+
+
+def test_streams_events_and_memory():
+    run("""
+    side, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in "12")
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(side):
+        assert torch.cuda.current_stream() == side != torch.cuda.default_stream()
+        start.record()
+        x = torch.ones(1024, device="cuda")
+        end.record()
+    assert isinstance(side, torch.Stream) and side.device == torch.device("cuda:0")
+    torch.cuda.current_stream().wait_stream(side)
+    x.record_stream(torch.cuda.current_stream())
+    end.synchronize()
+    assert start.elapsed_time(end) > 0 and torch.cuda.memory_allocated() - before == 4096
+    del x
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() >= 4096 and torch.cuda.memory_allocated() == before
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.empty_cache()
+    nested = torch.cuda.memory_stats_as_nested_dict()
+    assert nested["allocated_bytes"]["all"]["current"] == before
+    assert "cuda:0" in torch.cuda.memory_summary()
+    free, total = torch.cuda.mem_get_info()
+    assert total == torch.cuda.get_device_properties(0).total_memory >= free
+    """)
+
+
+def test_flags_and_tools_are_accepted():
+    run("""
+    import warnings
+    warnings.simplefilter("error")
+    torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
+    torch.backends.cuda.matmul.allow_tf32 = True
+    assert torch.backends.cuda.is_built() and torch.cuda.is_bf16_supported()
+    assert torch.backends.cudnn.enabled and torch.backends.cudnn.version() is None
+    with torch.cuda.nvtx.range("step"):
+        torch.cuda.nvtx.range_push("forward")
+        torch.cuda.nvtx.range_pop()
+    torch.cuda.init()
+    lstm = nn.LSTM(2, 3).cuda()  # asks whether cuDNN would take it
+    assert lstm(torch.ones(1, 1, 2, device="cuda"))[0].is_cuda
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        torch.ones(2, device="cuda") + 1
+    assert "aten::add" in {event.key for event in profile.key_averages()}
+    """)
+
+
+def test_what_only_cuda_has_says_so_by_name():
+    run("""
+    import sys, types, warnings
+    import torch.utils.cpp_extension as extension
+
+    def error(function):
+        try:
+            function()
+        except NotImplementedError as error:
+            return str(error)
+
+    assert "torch.cuda.CUDAGraph needs a real GPU" in error(lambda: torch.cuda.CUDAGraph())
+    assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
+    assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
+    assert "torch.cuda.utilization" in error(torch.cuda.utilization)
+    for make in (
+        lambda: extension.load("fast", ["a.cpp", "b.cu"]),
+        lambda: extension.load_inline("fast", "", cuda_sources="x"),
+        lambda: extension.CUDAExtension("fast", ["a.cpp"]),
+    ):
+        assert "the CUDA extension 'fast' needs a real GPU" in error(make)
+    x = torch.ones(2, device="cuda")
+    torch.library.define("ours::mine", "(Tensor x) -> Tensor")
+    torch.library.impl("ours::mine", "CUDA", lambda x: x)
+    assert "operator ours::mine has a kernel for CUDA only" in error(lambda: torch.ops.ours.mine(x))
+    torch.library.impl("ours::mine", "CPU", lambda x: x + 1)
+    assert torch.ops.ours.mine(x).tolist() == [2, 2]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.compile(lambda x: x + 1)(x).tolist() == [2, 2]
+        assert torch.compile(mode="max-autotune")(len) is len
+    assert len(caught) == 2 and "torch.compile does nothing" in str(caught[0].message)
+    """)
+
+
+def test_a_kernel_of_triton_says_its_name(tmp_path):
+    """Of a Triton that stands for the real one, where that is not installed."""
+    folder = tmp_path / "triton" / "runtime"
+    folder.mkdir(parents=True)
+    for path in (tmp_path / "triton", folder):
+        (path / "__init__.py").write_text("")
+    (folder / "jit.py").write_text("class JITFunction:\n    def run(self): pass\n")
+    run(f"""
+    import sys
+    sys.path.insert(0, {str(tmp_path)!r})
+    from triton.runtime.jit import JITFunction
+    kernel = object.__new__(JITFunction)
+    kernel.fn = len
+    try:
+        kernel.run(3, grid=(1,))
+    except NotImplementedError as error:
+        assert "the Triton kernel 'len' needs a real GPU" in str(error)
+    else:
+        raise AssertionError("it ran")
+    """)
+
+
+def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
+    run("""
+    import multiprocessing
+
+    def work(queue):
+        try:
+            queue.put(torch.ones(2, device="cuda").sum().item())
+        except RuntimeError as error:
+            queue.put(str(error))
+
+    def answer():
+        context = multiprocessing.get_context("fork")
+        queue = context.Queue()
+        child = context.Process(target=work, args=(queue,))
+        child.start()
+        said = queue.get(timeout=60)
+        child.join()
+        return said
+
+    assert torch.cuda.is_available() and torch.cuda.device_count() == 2
+    assert answer() == 2
+    torch.ones(1).cuda()
+    assert "Cannot re-initialize CUDA in forked subprocess" in answer()
+    """)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "count"),
+    [("vgpu:4", None, 4), ("vgpu:4", "0,3", 2), ("vgpu:2", "1,7,0", 1), ("v100:8", "2", 1)],
+)
+def test_visible_devices(gpus, visible, count):
+    program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
+    number, *name = run(program, gpus, visible)
+    assert int(number) == count and (name[0] == "Modelled") == gpus.startswith("v100")
+
+
+def test_no_visible_device_leaves_torch_alone():
+    assert run("print(torch.zeros(1).is_cuda, hasattr(torch, 'vgpu'))", visible="") == [
+        "False",
+        "False",
+    ]
+
+
+@pytest.mark.parametrize("gpus", ["4", "vgpu", "vgpu:0", "vgpu:-1", ":2", "a:b:2"])
+def test_what_names_no_gpus(gpus):
+    with pytest.raises(ValueError, match="D2LPAR_CUDA is vgpu:N or GPU:N"):
+        parse(gpus)
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("nccl", "vccl"),
+        ("gloo", "gloo"),
+        ("cpu:gloo,cuda:nccl", "cpu:gloo,vgpu:vccl"),
+        ("undefined", "cpu:gloo,vgpu:vccl"),
+    ],
+)
+def test_names_of_backends(given, ours):
+    assert translate(given) == ours
+
+
+def test_process_groups_of_nccl():
+    """With a backend that stands for that of virtual GPUs: here each rank is alone."""
+    run("""
+    import tempfile
+    import torch.distributed as dist
+
+    made = []
+
+    def create(store, rank, size, timeout):
+        made.append((rank, size))
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    if "VCCL" not in vars(dist.Backend):
+        dist.Backend.register_backend("vccl", create, devices=["vgpu"])
+    dist.Backend._plugins["VCCL"] = dist.Backend._BackendPlugin(create, False)
+    assert dist.is_nccl_available() and dist.is_backend_available("nccl")
+    assert dist.get_default_backend_for_device("cuda") == "nccl"
+    for options in (
+        {"backend": "nccl"}, {"backend": "nccl", "device_id": torch.device("cuda:1")}, {},
+        {"backend": "cpu:gloo,cuda:nccl"},
+    ):
+        made.clear()
+        name = tempfile.mktemp()
+        dist.init_process_group(init_method=f"file://{name}", rank=0, world_size=1, **options)
+        assert made == [(0, 1)], options
+        assert dist.get_backend() == options.get("backend", "undefined")
+        if options == {"backend": "nccl"}:
+            assert dist.get_backend(dist.new_group([0])) == "nccl" and len(made) == 2
+        dist.destroy_process_group()
+    """)

@@ -1,0 +1,590 @@
+"""torch's ways to train on many GPUs, on virtual ones: each is compared with one device."""
+
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import d2lpar
+from d2lpar.virtual import Link, start_recording, stop_recording
+
+LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_cpus():
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+        yield
+
+
+def join(**options):
+    """Let this process be a rank with a virtual GPU; return its rank, the ranks, the device."""
+    warnings.simplefilter("ignore")
+    rank, k = dist.get_rank(), dist.get_world_size()
+    device = d2lpar.virtual_gpus(k, **options)[rank]
+    torch.vgpu.set_device(device)
+    store = dist.PrefixStore("vgpu", dist.distributed_c10d._get_default_store())
+    dist.destroy_process_group()
+    dist.init_process_group(store=store, rank=rank, world_size=k)
+    return rank, k, device
+
+
+def whole_numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-2, 3, shape, generator=generator).double()
+
+
+class Net(nn.Sequential):
+    """A net of whole numbers."""
+
+    def __init__(self, widths=(8, 12, 4)):
+        layers = []
+        for place, (before, after) in enumerate(zip(widths, widths[1:], strict=False)):
+            layer = nn.Linear(before, after).double()
+            with torch.no_grad():
+                layer.weight.copy_(whole_numbers(after, before, seed=place))
+                layer.bias.copy_(whole_numbers(after, seed=100 + place))
+            layers += [layer, nn.ReLU()]
+        super().__init__(*layers[:-1])
+
+
+X, Y = whole_numbers(8, 8, seed=1000), whole_numbers(8, 4, seed=1001)
+
+
+def part(tensor, rank, k):
+    return tensor.chunk(k)[rank]
+
+
+def mean_square(outputs, targets):
+    return (outputs - targets).square().sum() / len(targets)
+
+
+def train(net, inputs, targets, num_steps=2, device="cpu"):
+    """Train; return the losses, the first gradients and the parameters at the end."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR, momentum=0.5)
+    losses, first = [], None
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss = mean_square(net(inputs.to(device)), targets.to(device))
+        loss.backward()
+        first = first or [p.grad.detach().cpu() for p in net.parameters() if p.grad is not None]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, first, [p.detach().cpu() for p in net.parameters()]
+
+
+def assert_equal(values, expected):
+    torch.testing.assert_close(values, expected, rtol=0, atol=0)
+
+
+# -- DistributedDataParallel
+
+
+class WithUnused(Net):
+    """A net with a layer that forward leaves out on some ranks."""
+
+    def __init__(self):
+        super().__init__()
+        self.other = nn.Linear(4, 4).double()
+
+    def forward(self, x):
+        for layer in list(self)[:3]:
+            x = layer(x)
+        return x
+
+
+def ddp_variants():
+    rank, k, device = join()
+    _, gradients, parameters = train(Net(), X, Y)
+    mine = part(X, rank, k), part(Y, rank, k)
+    for options in (
+        {},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb": 1e-4},
+        {"find_unused_parameters": True},
+        {"device_ids": [device.index]},
+    ):
+        ddp = DistributedDataParallel(Net().to(device), **options)
+        _, first, after = train(ddp, *mine, device=device)
+        assert_equal(first, gradients)
+        assert_equal(after, parameters)
+    ddp = DistributedDataParallel(WithUnused().to(device), find_unused_parameters=True)
+    _, first, after = train(ddp, *mine, device=device)
+    assert_equal(first[:4], gradients)
+    assert_equal(after[:4], parameters)
+
+
+def test_ddp_takes_the_steps_of_one_device():
+    d2lpar.launch(ddp_variants)
+
+
+def ddp_without_sync():
+    rank, k, device = join()
+    expected = Net()
+    for inputs, targets in zip(X.chunk(2), Y.chunk(2), strict=True):
+        mean_square(expected(inputs), targets).backward()
+    ddp = DistributedDataParallel(Net().to(device))
+    batches = [
+        (part(inputs, rank, k).to(device), part(targets, rank, k).to(device))
+        for inputs, targets in zip(X.chunk(2), Y.chunk(2), strict=True)
+    ]
+    recording = start_recording()
+    with ddp.no_sync():
+        mean_square(ddp(batches[0][0]), batches[0][1]).backward()
+    torch.vgpu.synchronize()
+    stop_recording(recording)
+    assert not [span for span in recording if span.kind == "collective"]
+    mean_square(ddp(batches[1][0]), batches[1][1]).backward()
+    assert_equal([p.grad.cpu() for p in ddp.parameters()], [p.grad for p in expected.parameters()])
+
+    # Rank 0 has three batches, rank 1 two: gradients are divided by 2 in the third step, too.
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=LR)
+    for count in range(3):
+        optimizer.zero_grad()
+        for other in range(k):
+            if count < 3 - other:
+                (mean_square(net(part(X, other, k)), part(Y, other, k)) / k).backward()
+        optimizer.step()
+    ddp = DistributedDataParallel(Net().to(device))
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    with ddp.join():
+        for _ in range(3 - rank):
+            optimizer.zero_grad()
+            mean_square(ddp(part(X, rank, k).to(device)), part(Y, rank, k).to(device)).backward()
+            optimizer.step()
+    assert_equal([p.cpu() for p in ddp.parameters()], [*net.parameters()])
+
+
+def test_ddp_without_sync_and_with_uneven_inputs():
+    d2lpar.launch(ddp_without_sync)
+
+
+def ddp_buffers():
+    rank, k, device = join()
+    torch.manual_seed(rank)
+    net = nn.Sequential(nn.BatchNorm1d(8), nn.Linear(8, 4)).to(device)
+    ddp = DistributedDataParallel(net)
+    batches, means = torch.randn(2, 16, 8), []
+    for batch in batches:
+        ddp(batch.to(device)).sum().backward()
+        means.append(net[0].running_mean.cpu())
+    return batches[1], means, [p.detach().cpu() for p in net.parameters()]
+
+
+def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
+    (_, (mean, _), parameters), (batch, (_, other), others) = d2lpar.launch(ddp_buffers)
+    assert_equal(others, parameters)
+    torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
+
+
+# -- hooks
+
+
+def doubling_hook(group, bucket):
+    work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), group=group, async_op=True)
+    return work.get_future().then(lambda future: future.value()[0].mul_(2))
+
+
+def chained_hook(group, bucket):
+    """Sum by reduce_scatter and all_gather, each behind the other."""
+    k = dist.get_world_size()
+    buffer = bucket.buffer().div_(k)
+    padded = nn.functional.pad(buffer, (0, -len(buffer) % k))
+    mine = torch.empty_like(padded[: len(padded) // k])
+    first = dist.reduce_scatter_tensor(mine, padded, group=group, async_op=True)
+
+    def gather(future):
+        dist.all_gather_into_tensor(padded, future.value()[0], group=group)
+        return padded[: len(buffer)]
+
+    return first.get_future().then(gather)
+
+
+def ddp_hooks(peer_link=None):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    rank, k, device = join(peer_link=peer_link)
+    mine = part(X, rank, k), part(Y, rank, k)
+    _, gradients, _ = train(Net(), X, Y)
+    for hook in (default_hooks.allreduce_hook, chained_hook, doubling_hook):
+        ddp = DistributedDataParallel(Net().to(device), bucket_cap_mb=1e-4)
+        ddp.register_comm_hook(None, hook)
+        factor = 2 if hook is doubling_hook else 1
+        assert_equal(train(ddp, *mine, device=device)[1], [factor * g for g in gradients])
+    for hook in dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS:
+        ddp = DistributedDataParallel(Net().to(device), bucket_cap_mb=1e-4)
+        ddp._register_builtin_comm_hook(hook)
+        assert_equal(train(ddp, *mine, device=device)[1], gradients)
+    for hook in default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook:
+        ddp = DistributedDataParallel(Net().to(device), bucket_cap_mb=1e-4)
+        ddp.register_comm_hook(None, hook)
+        first = train(ddp, *mine, device=device)[1]
+        torch.testing.assert_close(first, gradients, rtol=2e-2, atol=1)
+    results = []
+    for where in "cpu", device:
+        ddp = DistributedDataParallel(Net((8, 64, 4)).float().to(where))
+        options = {"start_powerSGD_iter": 2, "matrix_approximation_rank": 2}
+        state = powerSGD_hook.PowerSGDState(None, min_compression_rate=1, **options)
+        ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        mine = part(X, rank, k).float(), part(Y, rank, k).float()
+        results.append(train(ddp, *mine, num_steps=5, device=where))
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_communication_hooks():
+    d2lpar.launch(ddp_hooks)
+
+
+def test_communication_hooks_on_a_slow_link():
+    d2lpar.launch(ddp_hooks, peer_link=Link(1e9, latency=0.01))
+
+
+# -- overlap
+
+
+def spans_of_a_step(peer_link):
+    rank, k, device = join(peer_link=peer_link)
+    widths = (8, 256, 256, 256, 4)
+    _, _, parameters = train(Net(widths), X, Y, num_steps=1)
+    ddp = DistributedDataParallel(Net(widths).to(device), bucket_cap_mb=0.3)
+    inputs, targets = part(X, rank, k).to(device), part(Y, rank, k).to(device)
+    for _ in range(2):  # DDP groups gradients anew after the first step
+        mean_square(ddp(inputs), targets).backward()
+        ddp.zero_grad()
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    dist.barrier()
+    torch.vgpu.synchronize()
+    recording = start_recording()
+    mean_square(ddp(inputs), targets).backward()
+    backward_issued = d2lpar.virtual.clock()
+    optimizer.step()
+    torch.vgpu.synchronize()
+    stop_recording(recording)
+    assert_equal([p.cpu() for p in ddp.parameters()], parameters)
+    names = "name", "kind", "stream", "start", "end", "issued"
+    spans = [SimpleNamespace(**{name: getattr(s, name) for name in names}) for s in recording]
+    return spans, backward_issued
+
+
+def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
+    for recording, backward_issued in d2lpar.launch(spans_of_a_step, Link(1e12, latency=0.1)):
+        kernels = [span for span in recording if span.kind == "kernel"]
+        buckets = [span for span in recording if span.kind == "collective"]
+        assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
+        first = buckets[0]
+        within = [s for s in kernels if first.start < s.start and s.end < first.end]
+        assert any(span.name == "aten.mm" for span in within)
+        assert {span.stream for span in buckets}.isdisjoint({span.stream for span in kernels})
+        of_optimizer = [span for span in kernels if span.issued > backward_issued]
+        assert of_optimizer
+        assert min(span.start for span in of_optimizer) >= max(span.end for span in buckets)
+
+
+# -- functional collectives, DTensor
+
+
+def functional_collectives():
+    import torch.distributed._functional_collectives as functional
+
+    rank, k, device = join(peer_link=Link(1e9, latency=0.01))
+    group = dist.group.WORLD
+    values = [whole_numbers(4, 6, seed=seed) for seed in range(k)]
+    x, total = values[rank].to(device), sum(values)
+    parts = [value.chunk(k) for value in values]
+    for result, expected in (
+        (functional.all_reduce(x, "sum", group), total),
+        (functional.all_reduce(x, "avg", group), total / k),
+        (functional.all_reduce(x.t(), "max", group), torch.stack(values).amax(0).t()),
+        (functional.all_gather_tensor(x, 0, group), torch.cat(values)),
+        (functional.all_gather_tensor(x, 1, group), torch.cat(values, 1)),
+        (functional.all_gather_tensor(x, 0, group)[1:].view(-1), torch.cat(values)[1:].view(-1)),
+        (functional.reduce_scatter_tensor(x, "sum", 0, group), total.chunk(k)[rank]),
+        (functional.reduce_scatter_tensor(x, "sum", 1, group), total.chunk(k, 1)[rank]),
+        (functional.broadcast(x, 1, group), values[1]),
+        (
+            functional.all_to_all_single(x, None, None, group),
+            torch.cat([each[rank] for each in parts]),
+        ),
+        (
+            functional.all_to_all_single(x, [1, 1] if rank else [3, 3], [3, 1], group),
+            torch.cat([value[3:] if rank else value[:3] for value in values]),
+        ),
+        (functional.all_reduce_coalesced([x, x + 1], "sum", group)[1], total + k),
+        (functional.all_gather_into_tensor_coalesced([x, -x], group)[1], -torch.cat(values)),
+        (
+            functional.reduce_scatter_tensor_coalesced([x, -x], "sum", [0, 0], group)[1],
+            -total.chunk(k)[rank],
+        ),
+    ):
+        assert result.device == device
+        assert_equal(result.cpu(), expected)
+    assert_equal(x.cpu(), values[rank])
+    y = x.clone()
+    functional.all_reduce_inplace(y, "sum", group)
+    assert_equal(y.cpu(), total)
+    with pytest.raises(ValueError, match="'mean' is no reduction"):
+        functional.all_reduce(x, "mean", group)
+    x = x.requires_grad_()
+    gathered = functional.all_gather_tensor_autograd(x, 0, group)
+    (gathered * torch.arange(gathered.numel(), device=device).view_as(gathered)).sum().backward()
+    weights = torch.arange(gathered.numel()).view(k, *x.shape)[rank].double()
+    assert_equal(x.grad.cpu(), k * weights)
+
+
+def test_functional_collectives_wait_when_they_are_used():
+    d2lpar.launch(functional_collectives)
+
+
+def dtensors():
+    from torch.distributed.tensor import (
+        DTensor,
+        Partial,
+        Replicate,
+        Shard,
+        distribute_tensor,
+        init_device_mesh,
+    )
+    from torch.distributed.tensor.parallel import loss_parallel
+
+    rank, k, device = join(peer_link=Link(1e9, latency=0.002))
+    mesh = init_device_mesh("vgpu", (k,))
+    whole = whole_numbers(6, 9)
+    for source in Shard(0), Shard(1), Replicate():
+        sharded = distribute_tensor(whole.to(device), mesh, [source])
+        assert_equal(sharded.full_tensor().cpu(), whole)
+        for target in Shard(0), Shard(1), Replicate():
+            local = sharded.redistribute(mesh, [target]).to_local()
+            chunks = [whole] * k if target == Replicate() else whole.chunk(k, target.dim)
+            assert_equal(local.cpu(), chunks[rank])
+    partial = DTensor.from_local((whole * (rank + 1)).to(device), mesh, [Partial()])
+    assert_equal(partial.full_tensor().cpu(), 3 * whole)
+    local = partial.redistribute(mesh, [Shard(1)]).to_local()
+    assert_equal(local.cpu(), 3 * whole.chunk(k, 1)[rank])
+
+    other = whole_numbers(9, 4, seed=1)
+    for left, right in ((Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(1), Shard(0))):
+        a, b = whole.clone().requires_grad_(), other.clone().requires_grad_()
+        expected = a @ b
+        (expected * expected.detach()).sum().backward()
+        x = distribute_tensor(whole.to(device), mesh, [left]).requires_grad_()
+        y = distribute_tensor(other.to(device), mesh, [right]).requires_grad_()
+        product = x @ y
+        (product * product.detach()).sum().backward()
+        for mine, reference in ((product, expected), (x.grad, a.grad), (y.grad, b.grad)):
+            assert_equal(mine.full_tensor().detach().cpu(), reference.detach())
+
+    table, indices = whole_numbers(10, 4).requires_grad_(), torch.tensor([3, 9, 0, 3])
+    nn.functional.embedding(indices, table).square().sum().backward()
+    for place in Shard(0), Shard(1):
+        weight = distribute_tensor(table.detach().to(device), mesh, [place]).requires_grad_()
+        chosen = distribute_tensor(indices.to(device), mesh, [Replicate()])
+        rows = nn.functional.embedding(chosen, weight).redistribute(mesh, [Replicate()])
+        rows.square().sum().backward()
+        assert_equal(rows.full_tensor().detach().cpu(), table.detach()[indices])
+        assert_equal(weight.grad.full_tensor().cpu(), table.grad)
+
+    logits, classes = whole_numbers(4, 10, seed=2).requires_grad_(), torch.tensor([1, 0, 9, 5])
+    expected = nn.functional.cross_entropy(logits, classes)
+    expected.backward()
+    x = distribute_tensor(logits.detach().to(device), mesh, [Shard(1)]).requires_grad_()
+    with loss_parallel():
+        loss = nn.functional.cross_entropy(x, classes.to(device))
+        loss.backward()
+    torch.testing.assert_close(loss.full_tensor().cpu(), expected.detach())
+    torch.testing.assert_close(x.grad.full_tensor().cpu(), logits.grad)
+
+    norms = nn.utils.get_total_norm([x.grad]), nn.utils.get_total_norm([logits.grad])
+    torch.testing.assert_close(norms[0].full_tensor().cpu(), norms[1])
+
+
+def test_dtensors_are_exact():
+    d2lpar.launch(dtensors)
+
+
+# -- tensor parallelism, fully_shard
+
+
+class Block(nn.Module):
+    """A residual layer with two products, as in a transformer."""
+
+    def __init__(self, seed):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.norm = nn.LayerNorm(8).double()
+        self.up, self.down = nn.Linear(8, 16).double(), nn.Linear(16, 8).double()
+
+    def forward(self, x):
+        return x + self.down(self.up(self.norm(x)).relu())
+
+
+def blocks():
+    return nn.Sequential(Block(0), Block(1))
+
+
+SEQUENCES = [whole_numbers(4, 6, 8, seed=seed) for seed in (5, 6)]  # batch, length, width
+
+
+def train_blocks(net, inputs, targets, num_steps=3, max_norm=0.1):
+    """Train; return losses, norms of the gradients and the parameters at the end."""
+    foreach = None if max_norm else False
+    optimizer = torch.optim.AdamW(net.parameters(), lr=0.01, foreach=foreach)
+    results = []
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss = mean_square(net(inputs), targets)
+        loss.backward()
+        results.append(loss)
+        if max_norm is not None:
+            results.append(nn.utils.clip_grad_norm_(net.parameters(), max_norm))
+        optimizer.step()
+    return [*map(whole_value, results)], [*map(whole_value, net.parameters())]
+
+
+def whole_value(tensor):
+    tensor = tensor.detach()
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
+
+
+def tensor_parallel():
+    from torch.distributed.tensor import Replicate, Shard, init_device_mesh
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        PrepareModuleOutput,
+        RowwiseParallel,
+        SequenceParallel,
+        parallelize_module,
+    )
+
+    rank, k, device = join(peer_link=Link(1e9, latency=0.001))
+    mesh = init_device_mesh("vgpu", (k,))
+    inputs, targets = (each.to(device) for each in SEQUENCES)
+    plain = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+    sequence = {
+        "norm": SequenceParallel(),
+        "up": ColwiseParallel(input_layouts=Shard(1)),
+        "down": RowwiseParallel(output_layouts=Shard(1), use_local_output=False),
+    }
+    for plan, around in (
+        (plain, {}),
+        (
+            sequence,
+            {
+                "0": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)),
+                "1": PrepareModuleOutput(
+                    output_layouts=Shard(1), desired_output_layouts=Replicate()
+                ),
+            },
+        ),
+    ):
+        net = blocks().to(device)
+        for block in net:
+            parallelize_module(block, mesh, plan)
+        parallelize_module(net, mesh, around)
+        # torch takes no DTensors together with other tensors in one kernel.
+        max_norm = None if plan is plain else 0.1
+        expected = train_blocks(blocks(), *SEQUENCES, max_norm=max_norm)
+        torch.testing.assert_close(train_blocks(net, inputs, targets, max_norm=max_norm), expected)
+    assert net[0].up.weight.to_local().shape == (16 // k, 8)
+
+
+def test_tensor_parallel_takes_the_steps_of_one_device():
+    d2lpar.launch(tensor_parallel)
+
+
+def sharded(net, mesh, **options):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in net:
+        fully_shard(block, mesh=mesh, **options)
+    return fully_shard(net, mesh=mesh, **options)
+
+
+def num_bytes(net):
+    return sum(p.numel() * p.itemsize for p in net.parameters())
+
+
+def fully_sharded():
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy
+    from torch.distributed.tensor import init_device_mesh
+
+    rank, k, device = join(peer_link=Link(1e9, latency=0.002))
+    mesh = init_device_mesh("vgpu", (k,))
+    inputs, targets = (part(each, rank, k).to(device) for each in SEQUENCES)
+    expected = train_blocks(blocks(), *SEQUENCES)
+    mean_over_ranks = functional_mean(expected)
+    for reshard in True, False, 1:
+        net = sharded(blocks().to(device), mesh, reshard_after_forward=reshard)
+        torch.testing.assert_close(mean_over_ranks(train_blocks(net, inputs, targets)), expected)
+
+    net = sharded(blocks().to(device), mesh, offload_policy=CPUOffloadPolicy())
+    torch.testing.assert_close(mean_over_ranks(train_blocks(net, inputs, targets)), expected)
+    assert {p.device.type for p in net.parameters()} == {"cpu"}
+
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float64)
+    net = sharded(blocks().to(device), mesh, mp_policy=policy)
+    seen = []
+    net[1].up.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    results, parameters = train_blocks(net, inputs, targets)
+    assert set(seen) == {torch.bfloat16} and {p.dtype for p in parameters} == {torch.float64}
+    torch.testing.assert_close(parameters, expected[1], rtol=0, atol=0.03)
+
+
+def functional_mean(expected):
+    """Return a function that replaces losses of ranks by their mean, as one device has it."""
+
+    def mean(results):
+        losses, parameters = results
+        for loss in losses[::2]:
+            dist.all_reduce(loss, dist.ReduceOp.AVG)
+        return losses, parameters
+
+    return mean
+
+
+def test_fully_shard_takes_the_steps_of_one_device():
+    d2lpar.launch(fully_sharded)
+
+
+def sharded_memory():
+    from torch.distributed.tensor import init_device_mesh
+
+    rank, k, device = join()
+    mesh = init_device_mesh("vgpu", (k,))
+    inputs = part(SEQUENCES[0], rank, k).to(device)
+    net = blocks().to(device)
+    whole, block = num_bytes(net), num_bytes(net[0])
+    before = torch.vgpu.memory_allocated()
+    net = sharded(net, mesh)
+    assert torch.vgpu.memory_allocated() == before - whole + whole // k
+    net(inputs).sum().backward()
+    torch.vgpu.synchronize()
+    within = []
+
+    def look(module, *args):
+        within.append(torch.vgpu.memory_allocated())
+
+    for layer in net:
+        layer.register_forward_pre_hook(look)
+        layer.register_forward_hook(look)
+    with torch.no_grad():
+        base = torch.vgpu.memory_allocated()
+        net(inputs)
+    before_first, after_first, before_second, after_second = within
+    assert before_first == base + 2 * block  # the parameters, and what they were gathered in
+    assert after_first == before_first - block + inputs.nbytes
+    assert after_second == before_second - block + inputs.nbytes
+    net(inputs).sum().backward()
+    assert torch.vgpu.memory_allocated() == base
+    assert torch.vgpu.max_memory_allocated() < before
+
+
+def test_fully_shard_frees_what_it_has_gathered():
+    d2lpar.launch(sharded_memory)

@@ -1,0 +1,87 @@
+"""`d2lpar doctor`: what it says, and what it finds wrong."""
+
+import importlib.metadata
+import re
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from programs import d2lpar
+
+from d2lpar.programs import doctor
+
+
+@pytest.fixture
+def found(monkeypatch):
+    """Return a function that looks and returns what is wrong, a dict from names to texts."""
+    monkeypatch.setattr(
+        importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="d2lpar")]
+    )
+    monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
+    monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
+    monkeypatch.setattr(doctor, "LAB", ("pytest",))
+    disk = SimpleNamespace(free=2**34)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
+
+    def look():
+        examined = doctor.Doctor()
+        examined.look()
+        lines = [re.fullmatch(r"! (.{14})(.*)", line) for line in examined.lines]
+        wrong = {line[1].strip(): line[2] for line in lines if line}
+        assert len(wrong) == examined.num_wrong
+        return wrong
+
+    return look
+
+
+def test_a_machine_with_nothing_wrong(found, capsys):
+    assert found() == {}
+    assert doctor.examine() == 0
+    assert capsys.readouterr().out.endswith("nothing is wrong\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "wrong", "text"),
+    [
+        ("cores_of_this_process", lambda: 1, "cores", "1 of"),
+        ("memory_of_this_process", lambda: 2**31, "memory", "2.0 GiB .* need 4 GiB"),
+        ("LAB", ("pytest", "no_such_package"), "notebooks", "no_such_package missing"),
+    ],
+)
+def test_too_little(found, monkeypatch, capsys, name, value, wrong, text):
+    monkeypatch.setattr(doctor, name, value)
+    said = found()
+    assert list(said) == [wrong] and re.search(text, said[wrong])
+    assert doctor.examine() == 1
+    assert "1 of these are wrong" in capsys.readouterr().out
+
+
+def test_full_disks(found, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
+    assert set(found()) <= {"disk", "shared memory"} and "disk" in found()
+
+
+def test_a_torch_that_is_not_supported(found, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch, "__version__", "2.99.0")
+    assert "2.99.0" in found()["torch"]
+
+
+def test_no_entry_point(found, monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
+    assert "install the package" in found()["entry point"]
+
+
+def test_another_machine(found, monkeypatch):
+    from d2lpar.virtual import private
+
+    monkeypatch.setattr(private, "can_answer_without_python", lambda: False)
+    assert "cannot stand for CUDA's" in found()["d2lpar run"]
+
+
+def test_the_command(tmp_path):
+    done = d2lpar(tmp_path, "doctor")
+    assert done.returncode in (0, 1) and not done.stderr
+    names = [line[2:16].strip() for line in done.stdout.splitlines()]
+    assert {"Python", "cores", "memory", "disk", "torch", "GPUs", "kernels"} <= set(names)

@@ -1,0 +1,313 @@
+"""`d2lpar run`: what the command sees, what is said of it, and what is left behind."""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+from programs import d2lpar, environment, written
+
+from d2lpar.programs.run import run_command
+from d2lpar.programs.summary import read_reports, summary, write_trace
+
+TRAIN = """
+    import os, torch
+    from torch import nn
+    rank = int(os.environ.get("LOCAL_RANK", 0))
+    torch.cuda.set_device(rank)
+    net = nn.Linear(64, 64).cuda()
+    trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for _ in range(4):
+        x = torch.ones(32, 64).cuda()
+        trainer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        trainer.step()
+    print("trained", loss.device, torch.cuda.device_count())
+"""
+
+
+def rows(text):
+    """Return the lines of a summary as lists of words."""
+    return [line.split() for line in text.splitlines()]
+
+
+def test_a_program_and_its_summary(tmp_path):
+    program = written(tmp_path, TRAIN)
+    trace = tmp_path / "trace.json"
+    done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["trained", "cuda:0", "3"]
+    assert "3 virtual GPUs; 1 process used them" in done.stderr and "exit code 0" in done.stderr
+    said = rows(done.stderr)
+    # 4 times 32 x 64 numbers, the weight, and the bias
+    copied = f"{(4 * 32 * 64 + 64 * 64 + 64) * 4 / 1e6:.3f}"
+    assert ["-", "cpu", "->", "cuda:0", "6", copied] in [row[:6] for row in said]
+    assert ["-", "4"] in [row[:2] for row in said if len(row) == 5]  # the steps
+    events = json.loads(trace.read_text())["traceEvents"]
+    spans = [event for event in events if event["ph"] == "X"]
+    assert sum(event["name"] == "copy" for event in spans) == 6
+    assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
+
+
+def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
+    program = written(tmp_path, TRAIN)
+    trace = tmp_path / "trace.json"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
+    done = d2lpar(tmp_path, "run", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "2 x V100-SXM2-16GB, modelled; 2 processes used them" in done.stderr
+    devices = [row[:2] for row in rows(done.stderr)]
+    assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
+    events = json.loads(trace.read_text())["traceEvents"]
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names == ["rank 0, host", "rank 0, cuda:0", "rank 1, host", "rank 1, cuda:1"]
+    assert len({event["pid"] for event in events}) == 4
+
+
+@pytest.mark.parametrize("code", ["exit 0", "exit 3", "kill -TERM $$"])
+def test_the_exit_code_is_that_of_the_command(code, capfd):
+    wanted = {"exit 0": 0, "exit 3": 3}.get(code, 128 + signal.SIGTERM)
+    assert run_command(["sh", "-c", code], 2) == wanted
+    printed = capfd.readouterr()
+    assert not printed.out and f"exit code {wanted}" in printed.err
+    assert "is d2lpar installed in the Python" in printed.err
+
+
+def test_commands_that_cannot_be_run(tmp_path, capfd):
+    assert run_command([str(tmp_path / "none")], 1) == 127
+    assert "No such file" in capfd.readouterr().err
+    assert run_command([str(tmp_path)], 1) == 126
+    assert run_command(["true"], 1, trace=str(tmp_path / "none" / "trace.json")) == 126
+    assert "no folder for the trace" in capfd.readouterr().err
+
+
+def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    code = 'echo $D2LPAR_CUDA $TORCH_DEVICE_BACKEND_AUTOLOAD; test -d "$D2LPAR_REPORTS"'
+    assert run_command(["sh", "-c", code], 8, model="dgx1") == 0
+    assert capfd.readouterr().out.split() == ["dgx1:8", "1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_arguments(tmp_path):
+    for arguments in (["run"], ["run", "--gpus", "0", "true"], ["run", "--gpus", "x", "true"], []):
+        assert d2lpar(tmp_path, *arguments).returncode == 2
+    done = d2lpar(
+        tmp_path, "run", "--gpus", "1", "--model", "z80", sys.executable, "-c", "import torch"
+    )
+    assert done.returncode == 1 and "z80" in done.stderr
+
+
+# -- ending
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_what_the_command_leaves_is_ended(tmp_path, capfd):
+    """Also what has a session of its own and ignores SIGTERM."""
+    code = f"""
+        import subprocess, sys
+        child = [sys.executable, "-c", "import signal, time; signal.signal(15, signal.SIG_IGN); "
+                 "print('ready', flush=True); time.sleep(300)"]
+        child = subprocess.Popen(child, start_new_session=True, stdout=subprocess.PIPE)
+        child.stdout.readline()
+        open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
+    """
+    assert run_command([sys.executable, written(tmp_path, code)], 1) == 0
+    assert not alive(int((tmp_path / "pid").read_text()))
+
+
+WAITING = """
+    import signal, sys, time
+    handler = {handler}
+    signal.signal(signal.SIGINT, handler)
+    print("ready", flush=True)
+    while True:
+        time.sleep(0.05)
+"""
+
+
+def started(tmp_path, handler):
+    program = written(tmp_path, WAITING.format(handler=handler))
+    job = subprocess.Popen(
+        [sys.executable, "-m", "d2lpar", "run", sys.executable, program],
+        env=environment(tmp_path, TMPDIR=str(tmp_path)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout.readline() == "ready\n"
+    return job
+
+
+def test_an_interrupt_is_passed_on_once(tmp_path):
+    job = started(tmp_path, "lambda *_: (print('interrupted', flush=True), sys.exit(9))")
+    job.send_signal(signal.SIGINT)
+    out, error = job.communicate(timeout=60)
+    assert (job.returncode, out) == (9, "interrupted\n"), error
+    assert not list(tmp_path.glob("d2lpar-run-*"))
+
+
+def test_a_second_interrupt_ends_everything(tmp_path):
+    job = started(tmp_path, "lambda *_: print('no', flush=True)")
+    job.send_signal(signal.SIGINT)
+    assert job.stdout.readline() == "no\n"
+    job.send_signal(signal.SIGINT)
+    out, error = job.communicate(timeout=60)
+    assert (job.returncode, out) == (128 + signal.SIGKILL, ""), error
+    assert not list(tmp_path.glob("d2lpar-run-*"))
+
+
+def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
+    """It reads its input and gets the interrupt; what comes behind it can read again."""
+    import pty
+
+    run = f"{sys.executable} -m d2lpar run {sys.executable} -c"
+    code = f"""{run} 'print("got", input("name? "))'; {run} 'input("stop me: ")'; """
+    code += 'read -p "end? " x; echo said $x'
+    child, terminal = pty.fork()
+    if child == 0:
+        os.execvpe("bash", ["bash", "-c", code], environment(tmp_path))
+    said = ""
+    answers = {"name? ": "bob\n", "stop me: ": "\x03", "end? ": "yes\n", "said yes": ""}
+    try:
+        for wanted, answer in answers.items():
+            while wanted not in said:
+                assert select.select([terminal], [], [], 60)[0], said
+                said += os.read(terminal, 1000).decode()
+            os.write(terminal, answer.encode())
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.close(terminal)
+        os.waitpid(child, 0)
+    assert "got bob" in said and "KeyboardInterrupt" in said and "exit code 130" in said
+
+
+# -- reports
+
+
+REPORT = {
+    "pid": 7,
+    "rank": 1,
+    "command": "train.py",
+    "modelled": "",
+    "devices": {
+        "cuda:1": {"busy": {"compute": 2.0, "h2d": 0.5}, "ops": 9, "peak": 2**21, "memory": 2**30}
+    },
+    "links": [["cpu", "cuda:1", 3_000_000, 0.5, 4], ["cuda:1", "cuda:1", 8, 0.1, 1]],
+    "waiting": 0.25,
+    "begin": 10.0,
+    "end": 18.0,
+    "steps": 5,
+    "step_seconds": 0.02,
+    "ended": False,
+}
+
+
+def test_summary(tmp_path):
+    for report in (REPORT, {**REPORT, "pid": 3, "rank": 0, "ended": True}):
+        (tmp_path / f"{report['pid']}.json").write_text(json.dumps(report))
+    reports = read_reports(tmp_path)
+    assert [report["rank"] for report in reports] == [0, 1]
+    text = summary(reports, 2, 30.0, 0)
+    said = [" ".join(row) for row in rows(text)]
+    assert "1 cuda:1 9 2.000 s 500.000 ms 250.000 ms 2.0 25%" in said
+    assert "1 cpu -> cuda:1 4 3.000 500.000 ms" in said
+    assert "1 cuda:1, collectives 1 0.000 100.000 ms" in said
+    assert "1 5 20.000 ms 50" in said
+    assert "rank 1 (process 7) did not end by itself" in text
+    assert "rank 0 (process 3) did not" not in text
+
+
+def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path):
+    span = ["aten.mm", "kernel", "cuda:1", 0, "compute", 12.0, 13.0, 11.5, 0, None, None]
+    (tmp_path / "7.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
+    path = tmp_path / "trace.json"
+    write_trace(path, [REPORT], tmp_path, 10.0)
+    (event,) = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert (event["ts"], event["dur"], event["args"]) == (2e6, 1e6, {"issued_us": 1.5e6})
+
+
+def test_a_killed_rank_leaves_its_report(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import os, signal, time, torch
+        x = torch.ones(10, device="cuda").cpu()
+        for _ in range(400):
+            time.sleep(0.05)
+            if [name for name in os.listdir(os.environ["D2LPAR_REPORTS"]) if "json" in name]:
+                break
+        time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """,
+    )
+    done = d2lpar(tmp_path, "run", sys.executable, program)
+    assert done.returncode == 128 + signal.SIGKILL
+    assert "1 process used them" in done.stderr and "did not end by itself" in done.stderr
+
+
+def test_children_by_fork_report(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import multiprocessing, torch
+        def work(index):
+            torch.ones(10, device=f"cuda:{index}").cpu()
+        context = multiprocessing.get_context("fork")
+        children = [context.Process(target=work, args=(index,)) for index in range(2)]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join()
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, program)
+    assert "2 processes used them" in done.stderr and "did not" not in done.stderr, done.stderr
+
+
+def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
+    code = "import sys, torch; print(*(name for name in sys.modules if name.startswith('d2lpar')))"
+    variables = dict.fromkeys(("D2LPAR_CUDA", "D2LPAR_REPORTS"), "")
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path, **variables),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.split() == ["d2lpar", "d2lpar.programs", "d2lpar.programs.autoload"]
+
+
+def test_d2lpar_may_be_imported_before_torch(tmp_path):
+    code = "from d2lpar.virtual import Link; import d2lpar; print(d2lpar.try_gpu())"
+    code += "; d2lpar.ensure_gpus(2)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(tmp_path, D2LPAR_CUDA="vgpu:2", D2LPAR_REPORTS=""),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.splitlines()[0] == "cuda:0", done.stderr
+    assert "2 virtual GPUs in the place of CUDA's" in done.stdout
+
+
+def test_this_process_is_as_it_was():
+    before = signal.getsignal(signal.SIGINT), os.getcwd()
+    run_command(["true"], 1)
+    assert (signal.getsignal(signal.SIGINT), os.getcwd()) == before
