@@ -309,6 +309,20 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
 
 
+@pytest.mark.parametrize("device", ["cpu", "vgpu"])
+def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, device):
+    def work():
+        x = torch.ones(1, device=device)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            raise KeyError("the reason")
+        dist.all_reduce(x)
+        x.item()
+
+    with pytest.raises(KeyError, match="the reason"):
+        d2lpar.launch(work, nproc=3, timeout=20)
+
+
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path, how):
     """A rank may learn of another's end before the other has said what its reason was."""
