@@ -309,6 +309,19 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
 
 
+def test_figures_of_ranks_are_those_of_the_last_call():
+    from d2lpar.virtual import figures_of_ranks
+
+    try:
+        d2lpar.virtual_gpus(2, threads=2)
+        assert figures_of_ranks(1) == figures_of_ranks(2) == {"n": 2, "threads": 2}
+        d2lpar.virtual_gpus(1, threads=1, link=None, model="v100", values=False)
+        model = {"model": "v100", "values": False}
+        assert figures_of_ranks(3) == {"n": 3, "threads": 1, "link": None, **model}
+    finally:
+        d2lpar.virtual_gpus(2)
+
+
 @pytest.mark.parametrize("device", ["cpu", "vgpu"])
 def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, device):
     def work():

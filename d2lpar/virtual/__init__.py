@@ -117,8 +117,10 @@ def virtual_gpus(
         raise TypeError(f"values is True or False: got {values!r}")
     if threads is None:
         threads = _threads_of_the_environment()
-    given = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
-    given = {name: value for name, value in given.items() if value not in (None, _UNSAID)}
+    given = {"threads": threads, "link": link, "peer_link": peer_link}
+    given = {name: value for name, value in given.items() if value is not _UNSAID}
+    if memory is not None:
+        given |= {"memory": memory}
     if model is not None:
         given |= {"model": model, "values": values}
     machines = None
