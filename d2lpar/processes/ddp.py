@@ -57,7 +57,9 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
 
 
 def record_step(net, X, y, bucket_cap_mb):
-    """Take two steps of `DistributedDataParallel`, and record the second, whose buckets are final.
+    """Record a step of `DistributedDataParallel`, the quickest of three after one to warm up.
+
+    The first one also has other buckets, since DDP does not know the order of the gradients yet.
 
     Args:
         net: a classifier, the same on every rank.
@@ -69,7 +71,8 @@ def record_step(net, X, y, bucket_cap_mb):
     """
     ddp = DistributedDataParallel(net.to(device_of_rank()), bucket_cap_mb=bucket_cap_mb)
     X, y = batch_of_rank(X, y)
-    for _ in range(2):
+    steps = []
+    for _ in range(4):
         net.zero_grad()
         dist.barrier()
         with Timeline() as timeline:
@@ -77,7 +80,10 @@ def record_step(net, X, y, bucket_cap_mb):
                 loss = F.cross_entropy(ddp(X), y)
             with timeline.mark("backward"):
                 loss.backward()
-    return timeline, [p.grad.cpu() for p in net.parameters()]
+        steps.append(timeline)
+    seconds = torch.tensor([timeline.seconds for timeline in steps[1:]])
+    dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all ranks choose the same step
+    return steps[1:][seconds.argmin()], [p.grad.cpu() for p in net.parameters()]
 
 
 def backward_seconds(timeline):
@@ -91,7 +97,7 @@ def backward_seconds(timeline):
 
 
 def gradient_arrivals(net, X, y):
-    """Return when each gradient is there in a backward pass that sends nothing.
+    """Return when each gradient is there in a backward pass that sends nothing, the best of three.
 
     Args:
         net: a classifier.
@@ -111,12 +117,14 @@ def gradient_arrivals(net, X, y):
 
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(lambda p: arrivals.append((moment(), p.grad.nbytes)))
-    for _ in range(2):
+    passes = []
+    for _ in range(4):  # one to warm up
         net.zero_grad()
         arrivals.clear()
         dist.barrier()
         loss = F.cross_entropy(net(X), y)
         start = moment()
         loss.backward()
-    module.synchronize()
-    return [(start.elapsed_time(event) / 1e3, num_bytes) for event, num_bytes in arrivals]
+        module.synchronize()
+        passes.append([(start.elapsed_time(event) / 1e3, n) for event, n in arrivals])
+    return min(passes[1:], key=lambda arrived: arrived[-1])
