@@ -84,11 +84,7 @@ def ensure_gpus(n, **options):
     if len(devices) >= n and devices[0].type == "cuda":
         print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (d2lpar run)")
         return devices[:n]
-    choice = os.environ.get("D2LPAR_DEVICES", "")
-    known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
-    if not known or (known[2] and known[1] in ("", "cuda")):
-        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu, vgpu:N, GPU or GPU:N, not {choice!r}")
-    kind, number = known.groups()
+    choice, kind, number = _choice()
     if kind not in ("", "cuda", "vgpu"):
         try:
             devices = virtual_gpus(int(number or n), model=kind)
@@ -114,6 +110,29 @@ def ensure_gpus(n, **options):
         f"{_count(cores_of_this_process(), 'CPU core')} ({why})"
     )
     return devices
+
+
+def _choice():
+    """Return D2LPAR_DEVICES, and what it names: a kind of devices, and how many, or None."""
+    choice = os.environ.get("D2LPAR_DEVICES", "")
+    known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
+    if not known or (known[2] and known[1] in ("", "cuda")):
+        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu, vgpu:N, GPU or GPU:N, not {choice!r}")
+    return choice, *known.groups()
+
+
+def virtual_choice(n):
+    """Return the arguments of `virtual_gpus` that D2LPAR_DEVICES asks for, a dict.
+
+    Args:
+        n: how many there shall be at least.
+
+    Raises:
+        ValueError: the variable has another value than `ensure_gpus` takes.
+    """
+    _, kind, number = _choice()
+    figures = {"n": max(n, int(number or n))}
+    return figures if kind in ("", "cuda", "vgpu") else figures | {"model": kind}
 
 
 def _count(number, noun):

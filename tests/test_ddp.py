@@ -1,6 +1,7 @@
 """What ranks record of a step of DDP, and the bytes that they count."""
 
 import contextlib
+import copy
 import time
 
 import pytest
@@ -11,14 +12,14 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
-from d2lpar import memory, training
+from d2lpar import Timeline, memory, training
 from d2lpar.processes import ddp
 from d2lpar.processes.collective_bytes import CollectiveBytes
-from d2lpar.processes.ddp import StepRecorder
-from d2lpar.virtual import Link
+from d2lpar.virtual import Link, Span
 
-CAP = 0.1  # MiB: two buckets for each layer below would be too many, one for each is right
-LAYER = 4 * (200 * 200 + 200)  # bytes
+CAP = 0.001  # MiB: a bucket for each layer of the classifier
+LAST, FIRST = 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)  # bytes of its layers
+LINK = Link((LAST + FIRST) / 0.2, latency=0.01)  # 0.2 s for all gradients of two ranks
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,30 +29,14 @@ def on_cpus():
         yield
 
 
-def step(recorded, link=None):
-    """Return what a recorder saw of the second step, the gradients, and the bytes by bucket."""
-    torch.manual_seed(0)
-    net = torch.nn.Sequential(*(torch.nn.Linear(200, 200) for _ in range(3)))
-    ddp = DistributedDataParallel(net, bucket_cap_mb=CAP)
-    X = torch.randn(4, 200) * (1 + dist.get_rank())
-    recorder = StepRecorder(link)
-    if recorded:
-        recorder.record_buckets(ddp)
-    for _ in range(2):
-        net.zero_grad()
-        dist.barrier()
-        recorder.clear()
-        with recorder.mark("forward"):
-            loss = ddp(X).square().sum()
-        with CollectiveBytes() as counted, recorder.mark("backward"):
-            loss.backward()
-    return recorder.marks, [p.grad for p in net.parameters()], counted.calls
-
-
 @pytest.fixture(scope="module")
 def ranks():
-    """What two ranks returned that called all these functions, one after the other."""
-    return d2lpar.launch(everything)
+    """What two ranks on a slow link returned that called all these functions one by one."""
+    d2lpar.virtual_gpus(2, peer_link=LINK)
+    try:
+        return d2lpar.launch(everything)
+    finally:
+        d2lpar.virtual_gpus(2)
 
 
 def everything():
@@ -61,53 +46,116 @@ def everything():
     arrivals = ddp.gradient_arrivals(classifier(), X, y)
     return {
         "arrivals": (arrivals, time.perf_counter() - start),
-        "plain step": step(False),
-        "recorded step": step(True),
-        "collectives": collectives(),
+        "collectives": collectives("cpu"),
+        "collectives on GPUs": collectives("vgpu"),
         "compressed": compressed(),
+        "device": str(ddp.device_of_rank()),
         "parts": [tensor.tolist() for tensor in ddp.batch_of_rank(*BATCH)],
-        "record_step": ddp.record_step(classifier(), X, y, 0.001, Link(1e6)),
-        "bucket_bytes": ddp.bucket_bytes(classifier(), X, y, 0.001),
+        "record_step": ddp.record_step(classifier(), X, y, CAP),
+        "bucket_bytes": ddp.bucket_bytes(classifier(), X, y, CAP),
     }
 
 
-def test_recorder_sees_each_bucket_within_backward_and_changes_nothing(ranks):
+def sent(timeline, device=None):
+    """Return the spans of the gradients' sums."""
+    return timeline.select(device, "collective", engine="collectives", name="all_reduce")
+
+
+def test_a_step_is_recorded_with_its_phases_and_every_bucket_on_the_link(ranks):
+    for rank, results in enumerate(ranks):
+        timeline, _ = results["record_step"]
+        assert results["device"] == f"vgpu:{rank}"
+        assert [mark.name for mark in timeline.marks] == ["forward", "backward"]
+        assert [span.num_bytes for span in sent(timeline)] == [LAST, FIRST]
+        assert sent(timeline) == [
+            span for span in timeline.select(mark="backward") if span.name == "all_reduce"
+        ]
+        assert {span.device for span in timeline.spans} == {f"vgpu:{rank}"}
+        # The link carries one bucket after the other, in no less than their bytes take.
+        last, first = (LINK.seconds(num_bytes) for num_bytes in (LAST, FIRST))
+        assert ddp.backward_seconds(timeline) >= last + first
+        assert sent(timeline)[1].seconds >= first
+
+
+def test_a_bucket_is_sent_while_the_backward_pass_goes_on(ranks):
+    """The link needs 10 ms for the last layer, whose gradients are ready first."""
     for results in ranks:
-        marks, gradients, calls = results["recorded step"]
-        nothing, expected, _ = results["plain step"]
-        forward, backward, *buckets = marks
-        assert [forward.name, backward.name] == ["forward", "backward"]
-        assert [mark.name for mark in buckets] == ["bucket 0", "bucket 1", "bucket 2"]
-        assert all(backward.start < mark.start < mark.end < backward.end for mark in buckets)
-        assert forward.end <= backward.start
-        assert calls == {"allreduce": [LAYER] * 3}
-        assert [mark.name for mark in nothing] == ["forward", "backward"]
-        torch.testing.assert_close(gradients, expected, rtol=0, atol=0)
+        timeline, _ = results["record_step"]
+        kernels = timeline.select(kind="kernel", mark="backward")
+        assert sent(timeline)[0].start < max(span.start for span in kernels)
+        assert timeline.overlap(kernels, sent(timeline)) > 0
 
 
-def test_link_carries_the_bytes_of_a_ring_one_bucket_after_the_other():
-    link = Link(LAYER / 0.05, latency=0.01)
-    for nproc, factor in ((2, 1.0), (3, 4 / 3)):
-        for marks, _, _ in d2lpar.launch(step, True, link, nproc=nproc):
-            buckets = marks[2:]
-            assert len(buckets) == 3
-            for count, mark in enumerate(buckets, 1):
-                assert mark.end - buckets[0].start >= count * (0.05 * factor + 0.01)
+def test_backward_counts_all_that_was_issued_in_it_and_nothing_else(ranks):
+    timeline = copy.deepcopy(ranks[0]["record_step"][0])
+    backward = timeline.marks[1]
+    gpu = timeline.spans[0].device
+
+    def span(kind, start, end, issued):
+        return Span("x", kind, gpu, 0, "compute", start, end, issued)
+
+    timeline._spans = [
+        span("kernel", 0.0, 5.0, backward.start - 1e-6),
+        span("wait", 0.0, 20.0, backward.start),
+        span("kernel", 5.0, 6.0, backward.start),
+        span("collective", 5.5, 9.0, backward.start),
+        span("collective", 9.0, 30.0, backward.end),
+    ]
+    assert ddp.backward_seconds(timeline) == 4.0
 
 
-def test_link_is_for_processes_on_cpus(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    with pytest.raises(ValueError, match="slow .* is for processes on CPUs"):
-        StepRecorder(Link(1e6, name="slow"))
+def test_merged_ranks_share_one_clock(ranks):
+    each = [results["record_step"][0] for results in ranks]
+    merged = Timeline.merged(each)
+    assert merged.devices == ["vgpu:0", "vgpu:1"]
+    assert [mark.name for mark in merged.marks] == [
+        f"rank {rank} {phase}" for rank in (0, 1) for phase in ("forward", "backward")
+    ]
+    for rank, own in enumerate(each):
+        ran = merged.select(f"vgpu:{rank}")
+        assert [s.name for s in ran] == [s.name for s in own.spans if s.engine != "host"]
+        assert own.busy(f"vgpu:{rank}") == pytest.approx(merged.busy(f"vgpu:{rank}"))
+        phase = merged.select(f"vgpu:{rank}", "collective", mark=f"rank {rank} backward")
+        assert phase == sent(merged, f"vgpu:{rank}")
+    # A sum begins when both ranks are ready: so those of two ranks overlap, to their ends.
+    for here, there in zip(sent(merged, "vgpu:0"), sent(merged, "vgpu:1"), strict=True):
+        assert merged.overlap([here], [there]) > 0
+    assert merged.seconds >= max(own.seconds for own in each)
+    labels = [label.get_text() for label in merged.plot().axes[0].get_yticklabels()]
+    assert [label for label in labels if "collectives" in label] == [
+        "vgpu:0 collectives",
+        "vgpu:1 collectives",
+    ]
 
 
-def collectives():
-    x = torch.ones(100)
+def test_merging_moves_each_rank_by_its_own_start():
+    timelines = []
+    for origin in (5.0, 3.0):
+        timeline = Timeline()
+        with timeline, timeline.mark("work"):
+            pass
+        span = Span("k", "kernel", torch.device("cuda", 0), 0, "compute", 0.5, 1.0, 0.25)
+        timeline._spans, timeline._origin, timeline._end = [span], origin, origin + 2
+        timeline._marks = [timeline._marks[0]._replace(start=0.25, end=0.5)]
+        timelines.append(timeline)
+    merged = Timeline.merged(timelines)
+    assert [(s.start, s.end, s.issued) for s in merged.spans] == [(0.5, 1, 0.25), (2.5, 3, 2.25)]
+    assert [tuple(mark) for mark in merged.marks] == [
+        ("rank 0 work", 2.25, 2.5),
+        ("rank 1 work", 0.25, 0.5),
+    ]
+    assert merged.seconds == 4
+    with pytest.raises(ValueError, match="no timelines"):
+        Timeline.merged([])
+
+
+def collectives(device):
+    x = torch.ones(100, device=device)
     before = dist.all_reduce
     try:
         with CollectiveBytes() as counted:
             dist.all_reduce(x)
-            dist.all_gather([torch.empty(100), torch.empty(100)], x)
+            dist.all_gather([torch.empty_like(x), torch.empty_like(x)], x)
             dist.broadcast(x[:10], 0)
             x + 1
             raise KeyError("in the block")
@@ -116,19 +164,20 @@ def collectives():
     return counted.calls, counted.total, dist.all_reduce is before
 
 
-def test_bytes_of_collectives_are_counted_in_the_block_only(ranks):
-    for calls, total, restored in (results["collectives"] for results in ranks):
+@pytest.mark.parametrize("which", ["collectives", "collectives on GPUs"])
+def test_bytes_of_collectives_are_counted_in_the_block_only(ranks, which):
+    for calls, total, restored in (results[which] for results in ranks):
         assert calls == {"allreduce": [400], "allgather": [800], "broadcast": [40]}
         assert total == 1240 and restored
 
 
 def compressed():
-    net = DistributedDataParallel(torch.nn.Linear(64, 32, bias=False))
+    net = DistributedDataParallel(torch.nn.Linear(64, 32, bias=False).to("vgpu"))
     state = powerSGD_hook.PowerSGDState(None, 1, start_powerSGD_iter=2)
     net.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     for _ in range(3):
         with CollectiveBytes() as counted:
-            net(torch.randn(4, 64)).sum().backward()
+            net(torch.randn(4, 64, device="vgpu")).sum().backward()
     return sum(counted.calls["allreduce"])
 
 
@@ -154,27 +203,19 @@ def test_a_batch_whose_labels_do_not_fit_has_no_parts():
         ddp.batch_of_rank(BATCH[0], BATCH[1][:4])
 
 
-def test_recorded_step_has_the_gradients_of_ddp_and_rows_in_which_ranks_wait(ranks):
+def test_recorded_step_has_the_gradients_of_one_process(ranks):
     X, y = (tensor[:4] for tensor in BATCH)
-    ranks = [results["record_step"] for results in ranks]
     net = classifier()
     torch.nn.functional.cross_entropy(net(X), y).backward()
-    for marks, gradients in ranks:
+    for _, gradients in (results["record_step"] for results in ranks):
         torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
-        assert [mark.name for mark in marks] == ["forward", "backward", "bucket 0", "bucket 1"]
-    rows = ddp.rank_rows(ranks)
-    assert list(rows) == ["rank 0", "rank 0's link", "rank 1", "rank 1's link"]
-    forward, backward, waits = rows["rank 1"]
-    assert backward.end == waits.start == rows["rank 1's link"][-1].start
-    assert waits.end == ranks[1][0][1].end and waits.name == "waits"
 
 
 def test_buckets_and_arrivals_hold_all_gradients_last_layer_first(ranks):
-    last, first = 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)
-    assert [results["bucket_bytes"] for results in ranks] == [[last, first]] * 2
+    assert [results["bucket_bytes"] for results in ranks] == [[LAST, FIRST]] * 2
     for arrivals, seconds in (results["arrivals"] for results in ranks):
         moments, num_bytes = zip(*arrivals, strict=True)
-        assert sum(num_bytes[:2]) == last and sum(num_bytes[2:]) == first
+        assert sum(num_bytes[:2]) == LAST and sum(num_bytes[2:]) == FIRST
         assert 0 < moments[0] and list(moments) == sorted(moments)
         assert moments[-1] < seconds  # they count from the backward pass on
 
@@ -216,9 +257,18 @@ def test_held_bytes_of_a_dtensor_are_those_of_its_shard():
 
 
 def test_an_allreduce_is_timed_with_as_many_bytes_as_were_asked_for():
-    with rank_of(1, "gloo"), CollectiveBytes() as counted:
+    d2lpar.virtual_gpus(1)
+    with rank_of(1, "vccl"), CollectiveBytes() as counted:
         assert ddp.time_allreduce(4000) > 0
     assert counted.calls == {"allreduce": [4000] * 9}  # the best of eight after one to warm up
+
+
+@pytest.mark.parametrize("backend", ["gloo", "vccl"])
+def test_what_gloo_is_given_is_counted_once(backend):
+    d2lpar.virtual_gpus(1)
+    with rank_of(1, backend), CollectiveBytes() as counted:
+        dist.all_reduce(torch.ones(3))
+    assert counted.calls == {"allreduce": [12]}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

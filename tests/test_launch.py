@@ -30,7 +30,7 @@ from d2lpar.processes import rank as rank_module
 
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch):
-    """These tests are about gloo and about output that is buffered, wherever they run."""
+    """These tests are about virtual GPUs and output that is buffered, wherever they run."""
     monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
@@ -141,7 +141,7 @@ def test_results_come_in_rank_order_and_arguments_are_copies():
     assert words == ["a"]
 
 
-def test_ranks_have_gloo_one_thread_and_this_environment(monkeypatch):
+def test_ranks_have_vccl_one_thread_and_this_environment(monkeypatch):
     d2lpar.launch(dist.get_rank, nproc=1)
     monkeypatch.setenv("MASTER_ADDR", "what.a.tutorial.says")
     monkeypatch.setenv("SET_AFTER_THE_FIRST_LAUNCH", "yes")
@@ -156,8 +156,38 @@ def test_ranks_have_gloo_one_thread_and_this_environment(monkeypatch):
     (server,) = {facts[-1] for facts in d2lpar.launch(facts, nproc=2, timeout=20)}
     again = d2lpar.launch(facts, nproc=1)
     method = multiprocessing.get_start_method()
-    assert again == [("gloo", 1, method, "yes", True, os.getcwd(), server)]
+    assert again == [("vccl", 1, method, "yes", True, os.getcwd(), server)]
     assert server == multiprocessing.forkserver._forkserver._forkserver_pid
+
+
+def devices_of_rank():
+    """Return what a rank knows of its devices, and what it has on its own."""
+    from d2lpar.virtual import device as registry
+
+    own = registry.current()
+    dist.barrier()  # without a warning
+    total = torch.ones(2, device="vgpu")
+    dist.all_reduce(total)
+    memory = torch.vgpu.mem_get_info()[1]
+    return own.index, torch.vgpu.device_count(), own.peer_link, memory, total.cpu().tolist()
+
+
+def test_each_rank_has_a_virtual_gpu_with_the_figures_of_those_here(monkeypatch, capfd):
+    link = d2lpar.virtual.Link(1e8)
+    try:
+        d2lpar.virtual_gpus(2, memory=[10**8, 2 * 10**8], peer_link=link)
+        assert d2lpar.launch(devices_of_rank) == [
+            (0, 2, link, 10**8, [2, 2]),
+            (1, 2, link, 2 * 10**8, [2, 2]),
+        ]
+        with pytest.raises(ValueError, match="3 ranks have 3 .* but memory was given for 2 of"):
+            d2lpar.launch(devices_of_rank, nproc=3)
+        d2lpar.virtual_gpus(2, memory=10**8)
+        expected = [(rank, 3, None, 10**8, [3, 3]) for rank in range(3)]
+        assert d2lpar.launch(devices_of_rank, nproc=3) == expected
+    finally:
+        d2lpar.virtual_gpus(2)
+    assert capfd.readouterr() == ("", "")
 
 
 def test_ddp_takes_the_step_of_one_process_and_is_torn_down_well():
@@ -191,11 +221,11 @@ def test_launch_with_virtual_gpus_and_busy_threads_in_this_process(program):
     y = x @ x
 
     def work(weight):
-        import sys
-        assert "d2lpar.virtual.device" not in sys.modules
-        total = torch.rand(200, 200) @ weight
+        own = torch.rand(200, 200, device="vgpu")
+        total = own @ weight.to("vgpu")
         torch.distributed.all_reduce(total)
-        return torch.distributed.get_rank(), total
+        assert own.device.index == torch.distributed.get_rank()
+        return own.device.index, total.cpu()
 
     (a, first), (b, second) = d2lpar.launch(work, torch.ones(200, 3))
     assert (a, b) == (0, 1) and first.equal(second)
@@ -277,6 +307,33 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
     assert "rank 1" in note and '{"step": 3})  # here' in note and "rank.py" not in note
     assert not any(is_alive(int((tmp_path / rank).read_text())) for rank in "01")
     assert d2lpar.launch(lambda: 5, nproc=1) == [5]
+
+
+def test_figures_of_ranks_are_those_of_the_last_call():
+    from d2lpar.virtual import figures_of_ranks
+
+    try:
+        d2lpar.virtual_gpus(2, threads=2)
+        assert figures_of_ranks(1) == figures_of_ranks(2) == {"n": 2, "threads": 2}
+        d2lpar.virtual_gpus(1, threads=1, link=None, model="v100", values=False)
+        model = {"model": "v100", "values": False}
+        assert figures_of_ranks(3) == {"n": 3, "threads": 1, "link": None, **model}
+    finally:
+        d2lpar.virtual_gpus(2)
+
+
+@pytest.mark.parametrize("device", ["cpu", "vgpu"])
+def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, device):
+    def work():
+        x = torch.ones(1, device=device)
+        dist.all_reduce(x)
+        if dist.get_rank() == 1:
+            raise KeyError("the reason")
+        dist.all_reduce(x)
+        x.item()
+
+    with pytest.raises(KeyError, match="the reason"):
+        d2lpar.launch(work, nproc=3, timeout=20)
 
 
 @pytest.mark.parametrize("how", ["closed", "reset"])
@@ -370,17 +427,22 @@ def test_rank_that_ends_early_is_named_with_its_end(end, message):
         d2lpar.launch(work)
 
 
-def test_hang_before_a_collective_names_who_is_missing_and_where_it_is(impatient):
+@pytest.mark.parametrize(
+    "device, what", [("cpu", "collective 2"), ("vgpu", r"all_reduce\(float32\[1\], sum\)")]
+)
+def test_hang_before_a_collective_names_who_is_missing_and_where_it_is(impatient, device, what):
     def work():
+        x = torch.ones(1, device=device)
         dist.barrier()
         if dist.get_rank() == 1:
             time.sleep(1000)  # asleep
-        dist.all_reduce(torch.ones(1))
+        dist.all_reduce(x)
+        x.item()
 
     with pytest.raises(TimeoutError) as caught:
         d2lpar.launch(work, nproc=3, timeout=1.5)
     first, *others = str(caught.value).splitlines()
-    assert re.match(r"rank [02] waited 1.5 s in collective 2, line \d+ of work", first)
+    assert re.match(rf"rank [02] waited 1.5 s in {what}, line \d+ of work", first)
     assert first.endswith("; rank 1 had not arrived")
     assert any(
         "rank 1 had started 1 collective and" in line and "asleep" in line for line in others
@@ -409,10 +471,25 @@ def test_hang_at_the_end_names_who_is_missing(impatient):
         d2lpar.launch(work, nproc=3, timeout=1.5)
 
 
-def test_collective_that_the_others_never_call():
+def test_ranks_that_wait_are_not_missing_however_far_their_hosts_have_come(impatient):
+    """Rank 1 has started fewer collectives than rank 0, but rank 2 is the one that is missing."""
+
+    def work():
+        rank, x = dist.get_rank(), torch.ones(1, device="vgpu")
+        for _ in range(5 - 3 * rank):
+            dist.all_reduce(x)
+        time.sleep(1000 * (rank == 2))
+        x.item()
+
+    with pytest.raises(TimeoutError, match=r"rank [01] waited .*; rank 2 had not arrived"):
+        d2lpar.launch(work, nproc=3, timeout=1.5)
+
+
+@pytest.mark.parametrize("device", ["cpu", "vgpu"])
+def test_collective_that_the_others_never_call(device):
     def work():
         if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(1))
+            dist.all_reduce(torch.ones(1, device=device))
 
     with pytest.raises(TimeoutError, match="had not arrived"):
         d2lpar.launch(work, timeout=1)

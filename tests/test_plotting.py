@@ -164,7 +164,7 @@ def test_colours_survive_greyscale():
 
     kinds = sorted(lightness(colour) for colour, _, _ in figures.KINDS.values())
     assert min(b - a for a, b in zip(kinds, kinds[1:], strict=False)) > 0.15
-    assert len({hatch for _, hatch, _ in figures.KINDS.values()}) == 3
+    assert len({hatch for _, hatch, _ in figures.KINDS.values()}) == 4
     assert len({dashes for _, dashes, _ in figures.LINES}) == len(figures.LINES)
     assert len({hatch for _, hatch in gantt._PHASES}) == len(gantt._PHASES)
 

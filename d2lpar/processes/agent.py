@@ -31,12 +31,7 @@ from d2lpar.processes.rank import serve
 from d2lpar.virtual.interrupts import in_main_thread
 
 # Loaded once, by the server that all processes are forked from.
-_PRELOAD = [
-    "torch",
-    "torch._dynamo",
-    "torch.distributed.elastic.agent.server.local_elastic_agent",
-    "d2lpar.processes.rank",
-]
+_PRELOAD = ["d2lpar.processes.preload"]
 _ADDRESS = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.02
 _SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5

@@ -8,6 +8,8 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from d2lpar.virtual.distributed import process_group
+
 
 class CollectiveBytes:
     """Count the bytes that a rank hands to collectives in a block.
@@ -16,8 +18,9 @@ class CollectiveBytes:
             loss.backward()
         counted.total
 
-    For a collective whose input and output differ in size the larger counts. Of the calls that a
-    communication hook makes when a message has arrived, in a thread of the process group, those of
+    For a collective whose input and output differ in size the larger counts. vccl tells of each
+    call. Calls of gloo and NCCL are seen in the thread of the block; of those that a communication
+    hook makes when a message has arrived, in another thread, those of
     `torch.distributed.all_reduce` are counted.
 
     Attributes:
@@ -32,36 +35,42 @@ class CollectiveBytes:
         """The sum over all calls."""
         return sum(map(sum, self.calls.values()))
 
+    def _note(self, name, args):
+        """Count a call; `name` is that of the operator or the method, "allreduce_" for example."""
+        sizes = (
+            sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+            for value in args
+        )
+        self.calls.setdefault(name.strip("_"), []).append(max(sizes))
+
     def __enter__(self):
         self._all_reduce, thread = dist.all_reduce, threading.get_ident()
 
         def all_reduce(*args, **kwargs):
             mine = threading.get_ident() == thread
-            with contextlib.nullcontext() if mine else _Counting(self.calls):
+            with contextlib.nullcontext() if mine else _Counting(self._note):
                 return self._all_reduce(*args, **kwargs)
 
-        self._mode = _Counting(self.calls)
+        self._mode = _Counting(self._note)
         self._mode.__enter__()
         dist.all_reduce = all_reduce
+        process_group.observers.append(self._note)
         return self
 
     def __exit__(self, *error):
+        process_group.observers.remove(self._note)
         dist.all_reduce = self._all_reduce
         self._mode.__exit__(*error)
 
 
 class _Counting(TorchDispatchMode):
-    """Sees what a thread hands to collectives: also what C++ does, as DDP's buckets."""
+    """Sees what a thread hands to gloo and NCCL: also what C++ does, as DDP's buckets."""
 
-    def __init__(self, calls):
+    def __init__(self, note):
         super().__init__()
-        self.calls = calls
+        self.note = note
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
-            sizes = (
-                sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
-                for value in (*args, *(kwargs or {}).values())
-            )
-            self.calls.setdefault(func.__name__.split(".")[0].strip("_"), []).append(max(sizes))
+            self.note(func.__name__.split(".")[0], (*args, *(kwargs or {}).values()))
         return func(*args, **(kwargs or {}))

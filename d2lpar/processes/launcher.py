@@ -14,6 +14,7 @@ from pathlib import Path
 import cloudpickle
 
 from d2lpar.processes.rank import TIMEOUT, dumps
+from d2lpar.virtual import figures_of_ranks
 from d2lpar.virtual.interrupts import held_back
 
 _OPTIONS = ("nproc", "timeout", "max_restarts")
@@ -28,11 +29,13 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
             ...
         results = launch(train, 0.1, nproc=2)
 
-    The group is set up before the call and taken down after it: NCCL with one GPU a process where
-    the machine has `nproc` CUDA GPUs, otherwise gloo on CPUs, one thread a process. What the ranks
-    print appears here, line by line, with the rank in front. The function, its arguments and the
-    results are copies, pickled by value. The processes share nothing with this one: neither its
-    virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and return, the `.cpu()`.
+    The group is set up before the call and taken down after it. Each process has a GPU of its own,
+    its current device: with NCCL where the machine has `nproc` CUDA GPUs, otherwise a virtual GPU
+    with the backend vccl, of the same figures as the virtual GPUs of this process, if it has any.
+    What the ranks print appears here, line by line, with the rank in front. The function, its
+    arguments and the results are copies, pickled by value. The processes share nothing with this
+    one: neither its virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and
+    return, the `.cpu()`.
 
     Args:
         fn: the function; it may be defined in a notebook.
@@ -57,7 +60,7 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
             others are stopped.
     """
     _check(fn, args, kwargs, nproc, timeout, max_restarts)
-    call = _pickled_call(fn, args, kwargs)
+    call = _pickled_call(fn, args, kwargs, figures_of_ranks(nproc))
     from d2lpar.processes.agent import Agent  # loads much of torch.distributed
 
     with tempfile.TemporaryDirectory(prefix="d2lpar-launch-", ignore_cleanup_errors=True) as folder:
@@ -131,7 +134,7 @@ def _name(fn):
     return getattr(fn, "__name__", None) or getattr(getattr(fn, "func", fn), "__name__", repr(fn))
 
 
-def _pickled_call(fn, args, kwargs):
+def _pickled_call(fn, args, kwargs, figures):
     """Return what a worker needs, as bytes, with the source lines of cells for tracebacks."""
     try:
         call = dumps((fn, args, kwargs))
@@ -151,4 +154,4 @@ def _pickled_call(fn, args, kwargs):
         for name, entry in linecache.cache.items()
         if len(entry) == 4 and entry[1] is None  # of no file: a cell
     }
-    return cloudpickle.dumps((sources, call))
+    return cloudpickle.dumps((sources, figures, call))

@@ -27,6 +27,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from datetime import timedelta
 from pathlib import Path
 
@@ -34,22 +35,28 @@ import cloudpickle
 import torch
 import torch.distributed as dist
 
+from d2lpar.devices import synchronize, virtual_choice
 from d2lpar.processes.roll_call import RollCall, is_timeout
+from d2lpar.virtual import virtual_gpus
+from d2lpar.virtual.distributed import BACKEND
 
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
 
 
-def run(fn, timeout=TIMEOUT, store=None):
+def run(fn, timeout=TIMEOUT, store=None, figures=None):
     """Call `fn` in a process group of the processes that the elastic agent started.
 
-    Where this machine has a CUDA GPU for each of its processes, each gets one, as its current
-    device, and NCCL (gloo for tensors on the CPU); otherwise gloo on CPUs, one thread a process.
+    Each process has a GPU of its own, which is its current device: a CUDA GPU and NCCL where this
+    machine has one for each of its processes, otherwise a virtual GPU and vccl. Tensors on the CPU
+    go through gloo, and their kernels use one thread.
 
     Args:
         fn: a function without arguments.
         timeout: seconds that a collective may take, and that the last rank may return after the
             first.
         store: through which the processes find each other; by default the one of torchrun.
+        figures: of the virtual GPUs, arguments of `virtual_gpus`; by default what D2LPAR_DEVICES
+            says.
 
     Returns:
         What `fn` returned, once it has returned on every rank.
@@ -66,14 +73,18 @@ def run(fn, timeout=TIMEOUT, store=None):
             store = dist.PrefixStore(f"attempt {attempt}", store)
     store.set_timeout(limit)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank = int(os.environ["LOCAL_RANK"])
-    if _has_gpus(int(os.environ["LOCAL_WORLD_SIZE"])):
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if figures is None and _has_gpus(local_size):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         backend = "cpu:gloo,cuda:nccl"
     else:
-        device, backend = None, "gloo"
         torch.set_num_threads(1)
+        device = virtual_gpus(**(figures or virtual_choice(local_size)))[local_rank]
+        torch.vgpu.set_device(device)
+        backend = BACKEND
+        # torch forgets device_id where the backend is written in Python, and would warn of that.
+        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
     dist.init_process_group(
         backend,
         store=store,
@@ -85,6 +96,7 @@ def run(fn, timeout=TIMEOUT, store=None):
     roll_call = RollCall(store, rank, world_size)
     try:
         result = fn()
+        synchronize()  # what a device has not told yet
         roll_call.arrive_at_end(timeout)
     except RuntimeError as error:
         if not is_timeout(error):
@@ -99,8 +111,9 @@ def run(fn, timeout=TIMEOUT, store=None):
 
 def _has_gpus(count):
     """Return whether there is a CUDA GPU for each of `count` processes, and leave to use it."""
-    virtual = os.environ.get("D2LPAR_DEVICES", "").startswith("vgpu")
-    return not virtual and torch.cuda.device_count() >= count
+    return os.environ.get("D2LPAR_DEVICES", "") in ("", "cuda") and (
+        torch.cuda.device_count() >= count
+    )
 
 
 def serve(folder, timeout):
@@ -119,13 +132,18 @@ def serve(folder, timeout):
     name = f"{attempt}.{rank}"
     code = 1
     try:
-        sources, call = cloudpickle.loads(Path(folder, "call").read_bytes())
+        sources, figures, call = cloudpickle.loads(Path(folder, "call").read_bytes())
         linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
         fn, args, kwargs = _unpickled(call)
         # A file needs no name server, which torch's TCPStore asks for each connection.
         store = dist.FileStore(f"{attempt}.store", int(os.environ["WORLD_SIZE"]))
         # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
-        run(lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)), timeout, store)
+        run(
+            lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)),
+            timeout,
+            store,
+            figures,
+        )
         code = 0
     except BaseException as error:
         _write(f"{name}.error", _described(error, rank))

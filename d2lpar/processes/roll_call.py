@@ -12,6 +12,9 @@ import traceback
 import torch
 import torch.distributed as dist
 
+from d2lpar import virtual
+from d2lpar.virtual.distributed.agreement import CollectiveTimeout
+
 ANSWER = 1.0  # seconds in which a rank says where it is
 
 
@@ -20,10 +23,24 @@ class _LateAtEnd(RuntimeError):
 
 
 def is_timeout(error):
-    """Return whether a wait for other ranks took too long: gloo says so in the text only."""
-    return isinstance(error, _LateAtEnd) or bool(
-        re.search(r"gloo.*(Timed out waiting|timeout caused)", str(error))
+    """Return whether a wait for other ranks took too long, or the error of a device was caused so.
+
+    gloo says it in the text only.
+    """
+    return any(
+        isinstance(reason, _LateAtEnd | CollectiveTimeout)
+        or re.search(r"gloo.*(Timed out waiting|timeout caused)", str(reason))
+        for reason in _reasons(error)
     )
+
+
+def _reasons(error):
+    """Return an error, what caused it, what caused that, and so on."""
+    reasons = []
+    while error is not None and error not in reasons:
+        reasons.append(error)
+        error = error.__cause__
+    return reasons
 
 
 class RollCall:
@@ -74,10 +91,13 @@ class RollCall:
         with self.lock:
             at_end = isinstance(error, _LateAtEnd)
             started = sys.maxsize if at_end else _started()
+            late = [reason for reason in _reasons(error) if isinstance(reason, CollectiveTimeout)]
             waits = "at the end"
             if not at_end:
                 place = _place(traceback.extract_tb(error.__traceback__))
-                waits = f"in collective {started}, {place}"
+                # The host may have issued more since: then the group has said who is missing.
+                what = late[0].call if late else f"collective {started}"
+                waits = f"in {what}, {place}"
                 self.own = started, place, True
         for other in self.others:
             self.store.set(f"ask {other}", "")
@@ -90,9 +110,11 @@ class RollCall:
                 answers[other] = json.loads(self.store.get(f"answer {other}"))
             else:
                 silent.append(other)
-        missing = silent + [other for other, (count, _, _) in answers.items() if count < started]
-        if not at_end:
-            missing += ended
+        if late:
+            missing = list(late[0].missing)
+        else:
+            missing = silent + [rank for rank, (count, _, _) in answers.items() if count < started]
+            missing += [] if at_end else ended
         if not missing:  # all wait for something, or for a message from one that works
             missing = [other for other, (_, _, in_torch) in answers.items() if not in_torch]
         verdict = "the ranks wait for different things"
@@ -121,7 +143,11 @@ def _started():
 
 
 def _in_torch(frame):
-    return frame.filename.startswith(os.path.dirname(torch.__file__))
+    """Return whether a frame is torch's, or one of the virtual GPUs, which are a part of it."""
+    return frame.filename.startswith(_TORCH)
+
+
+_TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual))
 
 
 def _place(stack):

@@ -136,6 +136,8 @@ def _place(event):
         "stream": 0 if stream == _CUPTI_DEFAULT_STREAM else stream,
         "engine": "compute",
     }
+    if event["name"].startswith("nccl"):
+        return {**place, "kind": "collective", "engine": "collectives"}
     if category != "gpu_memcpy":
         return place
     direction = re.match(r"Memcpy (\w)to(\w)", event["name"])

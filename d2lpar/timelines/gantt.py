@@ -10,6 +10,7 @@ _ENGINES = {
     "h2d": "copy from host",
     "d2h": "copy to host",
     "p2p": "copy to peer",
+    "collectives": "collectives",
     "stream": "stream waits",
 }
 
@@ -32,7 +33,8 @@ _PHASES = (
 def plot_timeline(timeline, title=None, start=0.0, end=None):
     """Draw a timeline: what every engine of every device did, and when.
 
-    Spans of one kind that lie closer than the picture can show are drawn as one.
+    Spans of one kind that lie closer than the picture can show are drawn as one; of collectives
+    each is drawn.
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
@@ -76,8 +78,10 @@ def _groups(timeline):
         queues["host" if span.engine == "host" else (span.device, span.engine)].append(span)
     groups = []
     for device in timeline.devices:
-        engines = [e for e in _ENGINES if e == "compute" or (device, e) in queues]
-        groups.append([(f"{device} {_ENGINES[e]}", queues.get((device, e), [])) for e in engines])
+        others = sorted({key[1] for key in queues if key[0] == device} - {*_ENGINES})
+        known = _ENGINES | {engine: engine for engine in others}  # messages: "send 1"
+        engines = [e for e in known if e == "compute" or (device, e) in queues]
+        groups.append([(f"{device} {known[e]}", queues.get((device, e), [])) for e in engines])
     if "host" in queues:
         groups.append([("host waits", queues["host"])])
     return groups
@@ -100,9 +104,12 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                pieces = [(scale * a, scale * max(b - a, pixel)) for a, b in union(seen, gap=pixel)]
+                apart = kind == "collective"  # one may begin where another ends: they are few
+                parts = [(s.start, s.end) for s in seen] if apart else union(seen, gap=pixel)
+                pieces = [(scale * a, scale * max(b - a, pixel)) for a, b in parts]
                 style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}
-                axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=0, zorder=3, **style)
+                width = 0.8 if apart else 0
+                axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=width, zorder=3, **style)
                 handles[kind] = Patch(label=kind, **style)
         top += len(rows) + _GAP
     axes.set_yticks([middle for middle, _ in ticks], [label for _, label in ticks])

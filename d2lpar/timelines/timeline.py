@@ -13,9 +13,9 @@ from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
 from d2lpar.virtual import clock, clock_in_force, hardware_name
 
-KINDS = ("kernel", "copy", "wait")
+KINDS = ("kernel", "copy", "collective", "wait")
 
-ENGINES = ("compute", "h2d", "d2h", "p2p", "stream", "host")
+ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
 
 class Mark(NamedTuple):
@@ -33,6 +33,9 @@ class Timeline:
             with timeline.mark("forward"):
                 loss = net(X).sum()
         timeline.busy("vgpu:0")
+
+    A rank may return its timeline, and `Timeline.merged` puts those of all ranks on one axis. A
+    timeline that has come from another process has the names of devices in their place.
 
     It waits for every device in use at both ends, so that it holds the work of its block and all
     of it. An error in the block passes through; what ran before it is kept. As the last value of a
@@ -81,6 +84,49 @@ class Timeline:
             on = [device for device in used if device.type != "cpu"]
             self._devices = sorted(on, key=lambda device: (device.type, device.index))
 
+    @classmethod
+    def merged(cls, timelines, kinds=KINDS):
+        """Return one timeline of what several ranks of this machine did, on the clock they share.
+
+        Its phases have the rank in front, "rank 1 forward". The waits of the hosts are left out.
+
+        Args:
+            timelines: what each rank recorded, in the order of ranks; each has a GPU of its own.
+            kinds: of the spans to keep, for a figure that is about kernels and collectives only.
+
+        Raises:
+            ValueError: there is none, or a kind is unknown.
+            RuntimeError: one has not ended.
+        """
+        timelines = list(timelines)
+        if not timelines:
+            raise ValueError("no timelines to merge")
+        for kind in kinds:
+            _check_one_of(kind, KINDS, "kind")
+        whole = cls()
+        whole._spans, whole._marks, devices = [], [], {}
+        whole._origin = min(timeline._origin for timeline in timelines)
+        for rank, timeline in enumerate(timelines):
+            delay = whole._origin - timeline._origin
+            ran = [s for s in timeline.spans if s.engine != "host" and s.kind in kinds]
+            whole._spans += [_moved(span, delay) for span in ran]
+            for name, start, end in timeline.marks:
+                whole._marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
+            devices |= {str(span.device): span.device for span in ran}
+        whole._spans.sort(key=lambda span: (span.start, span.end))
+        whole._devices = [devices[name] for name in sorted(devices, key=_kind_and_index)]
+        whole._end = max(timeline._end for timeline in timelines)
+        whole.hardware = timelines[0].hardware
+        whole._state = "done"
+        return whole
+
+    def __getstate__(self):
+        """Return what another process gets: it may not know these devices, but their names."""
+        self._recorded()
+        state = {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
+        spans = [replace(span, **_named(span)) for span in self._spans]
+        return state | {"_spans": spans, "_devices": list(map(str, self._devices))}
+
     def _recorded(self):
         """Raise RuntimeError unless the block has ended."""
         if self._state != "done":
@@ -126,9 +172,10 @@ class Timeline:
 
         Args:
             device: a device or its name.
-            kind: "kernel", "copy" or "wait".
+            kind: "kernel", "copy", "collective" or "wait".
             stream: number of a stream, or a stream of a virtual GPU.
-            engine: "compute", "h2d", "d2h", "p2p", "stream" or "host".
+            engine: "compute", "h2d", "d2h", "p2p", "collectives", "send 1" or "recv 1" (messages
+                to and from a rank), "stream" or "host".
             name: a part of the name.
             mark: name of a phase: what the host issued in it, whenever it ran.
 
@@ -146,7 +193,9 @@ class Timeline:
             _check_one_of(kind, KINDS, "kind")
             spans = [span for span in spans if span.kind == kind]
         if engine is not None:
-            _check_one_of(engine, ENGINES, "engine")
+            _check_one_of(
+                engine, {**dict.fromkeys((*ENGINES, *(s.engine for s in spans)))}, "engine"
+            )
             spans = [span for span in spans if span.engine == engine]
         if stream is not None:
             stream = getattr(stream, "stream_id", stream)
@@ -261,6 +310,24 @@ def _start_recorders():
             stop(records)
         raise
     return recorders
+
+
+_OF_A_PROCESS = ("_recorders", "_clock")
+
+
+def _named(span):
+    """Return the devices of a span by their names."""
+    return {
+        field: device and str(device)
+        for field in ("device", "source", "target")
+        for device in [getattr(span, field)]
+    }
+
+
+def _kind_and_index(name):
+    """Return what orders the names of devices as their numbers are."""
+    kind, _, index = name.partition(":")
+    return kind, int(index or 0)
 
 
 def _moved(span, origin):

@@ -117,6 +117,12 @@ def virtual_gpus(
         raise TypeError(f"values is True or False: got {values!r}")
     if threads is None:
         threads = _threads_of_the_environment()
+    given = {"threads": threads, "link": link, "peer_link": peer_link}
+    given = {name: value for name, value in given.items() if value is not _UNSAID}
+    if memory is not None:
+        given |= {"memory": memory}
+    if model is not None:
+        given |= {"model": model, "values": values}
     machines = None
     if model is not None:
         from .hardware import machines_of
@@ -152,6 +158,7 @@ def virtual_gpus(
             from . import setup
 
             setup.register()
+            setup.note_forks()
         in_use = registry.devices[:n]
         for device, memory in zip(in_use, figures["memory"], strict=False):
             device.check_memory(memory)
@@ -169,8 +176,33 @@ def virtual_gpus(
             from .model import keep_time_by_a_model
 
             keep_time_by_a_model(registry.devices[:n], machines, values)
+    _last_call[:] = [(n, given)]
     # Not within `with`: an interrupt after the call that makes the list would leave it locked.
     return [device.torch_device for device in registry.devices[:n]]
+
+
+def figures_of_ranks(nproc):
+    """Return the arguments of `virtual_gpus` with which each of `nproc` processes shall call it.
+
+    They are those of the last call here; None where there was none.
+
+    Raises:
+        ValueError: that was a call with a list of figures for fewer than `nproc` devices.
+    """
+    if not _last_call:
+        return None
+    n, figures = _last_call[-1]
+    if nproc <= n:
+        return {"n": n, **figures}
+    lists = [name for name, value in figures.items() if isinstance(value, (list, tuple))]
+    if lists:
+        raise ValueError(
+            f"{nproc} ranks have {nproc} virtual GPUs, but {lists[0]} was given for {n} of them"
+        )
+    return {"n": nproc, **figures}
+
+
+_last_call = []  # of `virtual_gpus`: the number of devices and the other arguments; at most one
 
 
 def calibrate(program, device="vgpu:0", repeats=3):

@@ -63,14 +63,21 @@ def register():
         private.register_process_groups(BACKEND, _new_process_group)
         when_imported("torch.distributed.fsdp._fully_shard._fsdp_init", private.patch_fully_shard)
         adapt_dtensor()
-        os.register_at_fork(after_in_child=scheduler.note_fork)
         registry.let_engines_have_their_turn()
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True
 
 
-_registered = False
+def note_forks():
+    """Let a fork of this process, which has devices, know that it is one; once."""
+    global _notes_forks
+    if not _notes_forks:
+        _notes_forks = True
+        os.register_at_fork(after_in_child=scheduler.note_fork)
+
+
+_registered = _notes_forks = False
 _side_streams = {}
 
 

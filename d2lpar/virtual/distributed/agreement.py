@@ -16,6 +16,19 @@ _FIELDS = "call", "ready", "bandwidth", "latency", "host", "failed"
 NO_LINK = float("inf")
 
 
+class CollectiveTimeout(dist.DistBackendError):
+    """A rank has waited too long for others.
+
+    Attributes:
+        call: a text of what it waits in.
+        missing: the ranks that do not wait for anything, as in the default group.
+    """
+
+    def __init__(self, text, call="", missing=()):
+        super().__init__(text)
+        self.call, self.missing = call, tuple(missing)
+
+
 def host_number():
     """Return a number of this machine since it was started: ranks with the same share a clock."""
     try:
@@ -80,7 +93,8 @@ class Table:
             An `Agreement`.
 
         Raises:
-            dist.DistBackendError: calls differ, a rank cannot take part, or did not come in time.
+            CollectiveTimeout: a rank did not come in time.
+            dist.DistBackendError: calls differ, or a rank cannot take part.
         """
         rows = [torch.empty(len(_FIELDS), dtype=torch.float64) for _ in range(self.size)]
         with self._complaining(call):
@@ -172,9 +186,9 @@ class Table:
         try:
             yield
         except RuntimeError as error:
-            raise dist.DistBackendError(self._missing(call, error)) from None
+            raise self._failed(call, error) from None
 
-    def _missing(self, call, error):
+    def _failed(self, call, error):
         reason = " ".join(str(error).split())
         seconds = self.timeout.total_seconds()
         late = "imed out" in reason or "timeout" in reason
@@ -182,12 +196,16 @@ class Table:
             text = f"{self._names([self.rank])} waited {seconds:g} s in {call}"
         else:
             text = f"{self._names([self.rank])} lost a connection in {call} ({reason:.200})"
+        silent = []
         with contextlib.suppress(RuntimeError):
-            text += self._others(call, late)
-        return text
+            lines, silent = self._others(call, late)
+            text += "".join(f"\n  {line}" for line in lines)
+        if late:
+            return CollectiveTimeout(text, call, [self.global_ranks[rank] for rank in silent])
+        return dist.DistBackendError(text)
 
     def _others(self, call, late):
-        """Return what the other ranks say that they wait for, or that they say nothing.
+        """Return lines on what the other ranks wait for, and those that say nothing.
 
         Where a connection is lost, one that waited for the same has given up.
         """
@@ -209,7 +227,7 @@ class Table:
                 silent.append(rank)
         if silent:
             lines.insert(0, f"{self._names(silent)} did not come")
-        return "".join(f"\n  {line}" for line in lines)
+        return lines, silent
 
 
 def _as_bytes(text):

@@ -53,6 +53,9 @@ class Lane:
             self.engine = ModelledEngine(name, device, device.compute.simulation)
 
 
+observers = []  # functions of name and arguments of each collective on virtual GPUs
+
+
 class Call:
     """One collective as a rank was asked for it.
 
@@ -99,12 +102,14 @@ def _described(tensor):
 
 
 def _on_either(method):
-    """Let a method of the group be gloo's where the tensors are on the CPU."""
+    """Let a method of the group be gloo's where the tensors are on the CPU, or tell observers."""
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
         if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
             return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
+        for note in observers:
+            note(method.__name__, args)
         return method(self, *args, **kwargs)
 
     return choose
@@ -140,6 +145,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             store = dist.PrefixStore("vgpu", store)
             self._table = Table(store, rank, size, self._ranks, timeout)
         self._for_cpu = None
+        if self._table is not None:
+            store = dist.PrefixStore("cpu", self._store)
+            gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+            group = dist.ProcessGroup(store, rank, size)  # which has more functions
+            group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
+            group._set_default_backend(group.BackendType.GLOO)
+            self._for_cpu = group
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
         self._join()
@@ -214,10 +226,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self
 
     def _set_sequence_number_for_group(self):
-        pass
+        if self._for_cpu is not None:
+            self._for_cpu._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self):
-        return self._number
+        """Return how many collectives this rank has issued, those of tensors on the CPU too."""
+        on_cpu = self._for_cpu and self._for_cpu._get_sequence_number_for_group()
+        return self._number + (on_cpu or 0)
 
     def set_timeout(self, timeout):
         self._timeout = timeout
@@ -246,11 +261,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def for_cpu(self):
         """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
-            store = dist.PrefixStore("cpu", self._store)
-            gloo = dist.ProcessGroupGloo(store, self._rank, self._size, self._timeout)
-            group = dist.ProcessGroup(store, self._rank, self._size)  # which has more functions
-            group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
-            self._for_cpu = group
+            raise RuntimeError("one rank that stands for all has no group for tensors on the CPU")
         return self._for_cpu
 
     # -- collectives
