@@ -428,6 +428,23 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
 
 
 @with_and_without_values(2)
+def test_a_collective_that_another_issues_only_later_holds_up_no_kernel_for_ever(values):
+    """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
+    rank, device, group = set_up(values=values)
+    if rank == 0:
+        work = dist.all_reduce(room(4, device), group=group, async_op=True)
+        sleep(device, 3), sleep(device, 3)
+        torch.vgpu.current_stream().synchronize()
+        assert clock() == 6
+        tell("rank 0 has computed")
+    else:
+        hear("rank 0 has computed")
+        work = dist.all_reduce(room(4, device), group=group, async_op=True)
+    work.wait()
+    torch.vgpu.synchronize()
+
+
+@with_and_without_values(2)
 def test_a_data_loader_forks_while_a_collective_is_under_way(values):
     rank, device, group = set_up(values=values)
     if rank == 1:

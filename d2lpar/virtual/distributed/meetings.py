@@ -96,7 +96,12 @@ class Meetings:
             posted = key in self.pending and not is_posted_by_all
             return not posted and self._done.get(key[:-1], -1) < key[-1]
 
-        self._simulation.ask(self._simulation.run_while, is_ahead)
+        def run():
+            self._simulation.run_while(is_ahead)
+            if is_ahead():
+                self._member.is_idle()
+
+        self._simulation.ask(run)
 
     def end(self):
         """Simulate all that was issued, and leave."""

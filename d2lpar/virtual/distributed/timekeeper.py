@@ -13,14 +13,17 @@ global minimum in place of null messages: Chandy and Misra 1979, https://doi.org
 
 import contextlib
 import os
+import secrets
 import socket
 import threading
 import time
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from queue import Empty, SimpleQueue
 
 _PATIENCE = 0.5  # seconds of the wall clock until a host that asks nothing is passed over
 _KEY = "d2lpar/timekeeper"
+_LOCAL = "127.0.0.1", "localhost"
 NEVER = float("inf")
 
 
@@ -69,21 +72,31 @@ class Keeper:
     Args:
         size: number of ranks.
         timeout: seconds that a rank waits for others at most.
+        address: at which ranks reach this machine.
+
+    Attributes:
+        port: where it listens.
+        secret: what ranks have to know.
     """
 
-    def __init__(self, size, timeout):
+    def __init__(self, size, timeout, address="127.0.0.1"):
         self._size, self._timeout = size, timeout
         self._ranks, self._meetings = {}, {}
         self._lock = threading.Condition()
-        self._listener = Listener(("", 0), authkey=_authkey())
+        self.secret = secrets.token_hex(16)
+        host = address if address in _LOCAL else ""
+        self._listener = Listener((host, 0), authkey=self.secret.encode())
         self.port = self._listener.address[1]
         for target in (self._welcome, self._look_after):
             threading.Thread(target=target, daemon=True).start()
 
     def _welcome(self):
-        for _ in range(self._size):
-            connection = self._listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+        welcome = 0
+        while welcome < self._size:
+            with contextlib.suppress(AuthenticationError, EOFError, OSError):  # somebody else
+                connection = self._listener.accept()
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+                welcome += 1
         self._listener.close()
 
     def _serve(self, connection):
@@ -139,6 +152,11 @@ class Keeper:
     def _on_ask(self, number, rank, seconds, heard):
         if heard == rank.told:  # otherwise it will ask anew, once it has heard of a meeting
             rank.asks, rank.since = seconds, time.monotonic()
+
+    def _on_idle(self, number, rank):
+        """It has nothing to do, and its host is silent: others need not wait for it now."""
+        asked = [other.asks for other in self._ranks.values() if other.asks is not None]
+        rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
 
     def _on_at(self, number, rank, seconds, key):
         """It is at this time, and waits there for the values of the others."""
@@ -271,10 +289,6 @@ def _disagreement(meeting):
     return "\n".join(lines)
 
 
-def _authkey():
-    return os.environ.get("TORCHELASTIC_RUN_ID", "d2lpar").encode()
-
-
 def _own_address(rank):
     """Return an address at which other ranks reach this process."""
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -299,12 +313,13 @@ class Member:
         self.rank = rank
         self._keeper = None
         if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
-            self._keeper = Keeper(size, timeout.total_seconds())
-            store.set(_KEY, f"{_own_address(rank)} {self._keeper.port}")
-        address, port = store.get(_KEY).decode().split()
+            address = _own_address(rank)
+            self._keeper = Keeper(size, timeout.total_seconds(), address)
+            store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret}")
+        address, port, secret = store.get(_KEY).decode().split()
         if self._keeper is not None:
             address = "127.0.0.1"
-        self._connection = Client((address, int(port)), authkey=_authkey())
+        self._connection = Client((address, int(port)), authkey=secret.encode())
         self._connection.send(rank)
         self._answers = SimpleQueue()
         self._heard = 0
@@ -354,6 +369,11 @@ class Member:
         """Say that this rank is at `seconds` and waits for the values of a collective."""
         with contextlib.suppress(OSError):  # what is posted next will fail
             self._connection.send(("at", seconds, key))
+
+    def is_idle(self):
+        """Say that this rank has done all that it was given, though others wait for more."""
+        with contextlib.suppress(OSError):
+            self._connection.send(("idle",))
 
     def done(self, key):
         """Say that this rank needs nothing more of a collective."""
