@@ -583,3 +583,20 @@ def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
         raise KeyError("lost")
     assert scheduler._recordings == ()
     assert timeline.select(devices[0], "kernel", name="exp")
+
+
+def test_kernels_of_nccl_are_collectives():
+    where = {"cat": "kernel", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 20}
+    arguments = {"stream": 20, "device": 0, "correlation": 1}
+    event = {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": arguments, **where}
+    [span] = cuda.parse({"traceEvents": [event]})
+    assert (span.kind, span.engine, span.stream) == ("collective", "collectives", 20)
+
+
+def test_messages_have_rows_of_their_own(recorder):
+    with Timeline() as timeline:
+        for engine in ("send 1", "collectives"):
+            recorder.run(GPU0, 1, 2, name="message", kind="collective", engine=engine)
+    assert [span.engine for span in timeline.select(engine="send 1")] == ["send 1"]
+    labels = [label.get_text() for label in timeline.plot().axes[0].get_yticklabels()]
+    assert labels == ["cuda:0 compute", "cuda:0 collectives", "cuda:0 send 1", "cuda:1 compute"]
