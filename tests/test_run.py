@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,15 @@ def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert run_command([str(tmp_path)], 1) == 126
     assert run_command(["true"], 1, trace=str(tmp_path / "none" / "trace.json")) == 126
     assert "no folder for the trace" in capfd.readouterr().err
+
+
+def test_children_from_before_the_command_live_on():
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            assert run_command(["true"], 1) == 0
+            assert child.poll() is None
+        finally:
+            child.kill()
 
 
 def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
@@ -189,6 +199,7 @@ def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
             while wanted not in said:
                 assert select.select([terminal], [], [], 60)[0], said
                 said += os.read(terminal, 1000).decode()
+            time.sleep(0.3)  # an interrupt between the prompt and the wait for input would be lost
             os.write(terminal, answer.encode())
     finally:
         os.kill(child, signal.SIGKILL)

@@ -74,7 +74,8 @@ class _Job:
     def __init__(self, command, environment):
         self._asked_to_end = None  # since when
         self._handlers = {}
-        _adopt_orphans()
+        self._before = _descendants()
+        _adopt_orphans(True)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             self._handlers[number] = signal.signal(number, self._pass_on)
         try:
@@ -109,7 +110,7 @@ class _Job:
 
     def _kill(self):
         _signal_group(self._process.pid, signal.SIGKILL)
-        _signal(_descendants(), signal.SIGKILL)
+        _signal(self._descendants(), signal.SIGKILL)
 
     def _end_children(self):
         """End the processes that the command has left, first gently."""
@@ -118,29 +119,38 @@ class _Job:
             (signal.SIGTERM, SECONDS_TO_END),
             (signal.SIGKILL, SECONDS_TO_END),
         ):
-            left = _descendants()
+            left = self._descendants()
             if ask is not None:
                 _signal(left, ask)
             deadline = time.monotonic() + seconds
             while left and time.monotonic() < deadline:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-                left = _descendants()
+                left = self._descendants()
             if not left:
                 return
 
+    def _descendants(self):
+        """Return the processes that descend from this one, without those that were there before."""
+        return _descendants(self._before)
+
     def _restore(self):
+        _adopt_orphans(False)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
 
 
-def _adopt_orphans():
+def _adopt_orphans(yes):
     """Let this process be the parent of descendants whose parents end; only Linux can do it."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
-def _descendants():
-    """Return the numbers of the processes that descend from this one and still run, a list."""
+def _descendants(without=()):
+    """Return the numbers of the processes that descend from this one and still run, a list.
+
+    Args:
+        without: numbers of processes to leave out, with all that descend from them.
+    """
     children, ended = {}, set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -155,8 +165,9 @@ def _descendants():
     found, unseen = [], [os.getpid()]
     while unseen:
         for pid in children.get(unseen.pop(), ()):
-            unseen.append(pid)
-            found.append(pid)
+            if pid not in without:
+                unseen.append(pid)
+                found.append(pid)
     return [pid for pid in found if pid not in ended]
 
 
