@@ -260,6 +260,13 @@ def spans_of_a_step(peer_link):
         mean_square(ddp(inputs), targets).backward()
         ddp.zero_grad()
     optimizer = torch.optim.SGD(ddp.parameters(), lr=LR)
+    # The last kernels of backward come when the first bucket is certainly under way.
+    first = next(each for each in ddp.modules() if isinstance(each, torch.nn.Linear))
+
+    def sleep_in_backward(module, args, output):
+        output.register_hook(lambda grad: torch.vgpu._sleep(0.2))
+
+    first.register_forward_hook(sleep_in_backward)
     dist.barrier()
     torch.vgpu.synchronize()
     recording = start_recording()
@@ -275,7 +282,7 @@ def spans_of_a_step(peer_link):
 
 
 def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
-    for recording, backward_issued in d2lpar.launch(spans_of_a_step, Link(1e12, latency=0.1)):
+    for recording, backward_issued in d2lpar.launch(spans_of_a_step, Link(1e12, latency=0.25)):
         kernels = [span for span in recording if span.kind == "kernel"]
         buckets = [span for span in recording if span.kind == "collective"]
         assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
