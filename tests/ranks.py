@@ -213,3 +213,13 @@ def set_up(timeout=PATIENCE, **figures):
     devices = virtual_gpus(size, **figures)
     torch.vgpu.set_device(rank)
     return rank, devices[rank], a_group(timeout=timeout)
+
+
+def failure_of(function):
+    """Return the text of the error that a call, or the next synchronize, raises."""
+    try:
+        function()
+        torch.vgpu.synchronize()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing was raised"

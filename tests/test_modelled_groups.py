@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from gates import frame_in, in_thread
 from modelling import BYTE_A_SECOND, fixed_gpus, sleep
-from ranks import PATIENCE, a_group, end_jobs, everywhere, hear, in_ranks, job_of, tell
+from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 from waiting import wait_until
@@ -48,15 +48,6 @@ def end():
     """Return when this rank has done all that it was given."""
     torch.vgpu.synchronize()
     return clock()
-
-
-def failure_of(function):
-    try:
-        function()
-        torch.vgpu.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def with_and_without_values(*sizes):

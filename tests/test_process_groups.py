@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import Gate, awaited_by, in_thread, named, recorded, run_what_can
-from ranks import a_group, end_jobs, everywhere, hear, in_ranks, job_of, set_up, tell
+from ranks import a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, set_up, tell
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
@@ -73,16 +73,6 @@ def as_on_gloo(call):
     for ours, theirs in zip(actual, expected, strict=True):
         assert ours.device == device
         assert_same(ours, theirs)
-
-
-def failure_of(function):
-    """Return the text of the error that a call, or the next synchronize, raises."""
-    try:
-        function()
-        torch.vgpu.synchronize()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing was raised"
 
 
 def raises(kind, text, function, *args, **kwargs):

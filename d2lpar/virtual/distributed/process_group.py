@@ -322,11 +322,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         """Do `_allgather_base` for each pair of tensors."""
         name = "all_gather_into_tensor_coalesced"
-        parts = [
-            part
-            for output, value in zip(outputs, inputs, strict=True)
-            for part in self._parts(output, name, value)
-        ]
+        parts = self._parts_of_each(outputs, name, inputs)
         return self._all_gather(name, parts, inputs, outputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -361,11 +357,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
         """Do `_reduce_scatter_base` for each pair of tensors."""
         name = "reduce_scatter_tensor_coalesced"
-        parts = [
-            part
-            for output, value in zip(outputs, inputs, strict=True)
-            for part in self._parts(value, name, output)
-        ]
+        parts = self._parts_of_each(inputs, name, outputs)
         return self._reduce_scatter(name, outputs, parts, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -493,6 +485,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
             raise ValueError(f"{name}: {whole.numel()} elements are not {k} parts{size}")
         _check_dense(whole, name)
         return list(whole.view(-1).split(whole.numel() // k)) if whole.numel() else [whole] * k
+
+    def _parts_of_each(self, wholes, name, parts):
+        """Return the parts of each of `wholes`, one after the other, each of the size of a part."""
+        pairs = zip(wholes, parts, strict=True)
+        return [each for whole, part in pairs for each in self._parts(whole, name, part)]
 
     def _issue(self, call, result=None, device=None, blocks=False):
         """Issue a call to the stream of its lane; return its `Work`."""
