@@ -32,7 +32,7 @@ from waiting import wait_for_threads
 import d2lpar
 
 SET_UP = """
-import gc, sys, time
+import gc, sys, threading, time
 import torch, d2lpar
 from torch import nn
 from torch.nn import functional as F
@@ -62,12 +62,23 @@ def drop():
     shell = get_ipython()
     shell.InteractiveTB.tb = shell.InteractiveTB.evalue = shell.last_execution_result = None
 
+def free_starting_threads():
+    # a stop right behind `with self._cond:` in Thread.start leaves the lock locked: Python's flaw,
+    # for which the new thread, and what it was given, would wait for ever
+    for thread in list(threading._limbo):
+        if thread._started._cond._lock.locked():
+            thread._started._cond._lock.release()
+
 def is_as_before():
     # threads of nn.DataParallel that a stop left behind may take a moment
     global in_use
     drop()
-    deadline = time.monotonic() + 3
+    begin = time.monotonic()
+    deadline = begin + 3
     while True:
+        if time.monotonic() > begin + 1:
+            free_starting_threads()
+        time.sleep(0.05)  # leave Python to the threads
         gc.collect()
         now = [torch.vgpu.memory_allocated(device) for device in devices]
         in_use = in_use or now
