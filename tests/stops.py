@@ -31,11 +31,16 @@ from waiting import wait_for_threads
 
 import d2lpar
 
-SET_UP = """
-import gc, sys, threading, time
+SET_UP = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
+"""
+SET_UP += """
+import gc, sys, time
 import torch, d2lpar
 from torch import nn
 from torch.nn import functional as F
+from waiting import free_starting_threads
 
 devices = d2lpar.virtual_gpus(2)
 x = torch.ones(1000, device=devices[0])
@@ -61,13 +66,6 @@ def drop():
         setattr(sys, f"last_{name}", None)
     shell = get_ipython()
     shell.InteractiveTB.tb = shell.InteractiveTB.evalue = shell.last_execution_result = None
-
-def free_starting_threads():
-    # a stop right behind `with self._cond:` in Thread.start leaves the lock locked: Python's flaw,
-    # for which the new thread, and what it was given, would wait for ever
-    for thread in list(threading._limbo):
-        if thread._started._cond._lock.locked():
-            thread._started._cond._lock.release()
 
 def is_as_before():
     # threads of nn.DataParallel that a stop left behind may take a moment

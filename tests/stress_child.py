@@ -21,6 +21,7 @@ import warnings
 import sham
 import torch
 from stress_workloads import INTERRUPTED, MEMORY, WORKLOADS
+from waiting import free_starting_threads
 
 
 class TimeIsUp(Exception):
@@ -207,8 +208,11 @@ class Program:
     def leaked(self, before):
         """Return by how much memory stays off `before`, its bytes, once threads that an interrupt
         left behind (those of nn.DataParallel) have ended."""
-        deadline = time.monotonic() + self.patience / 4
+        begin = time.monotonic()
+        late, deadline = begin + self.patience / 8, begin + self.patience / 4
         while (now := self.allocated()) != before and time.monotonic() < deadline:
+            if time.monotonic() > late:
+                free_starting_threads()
             time.sleep(0.01)
         return sum(abs(a - b) for a, b in zip(now, before, strict=True))
 

@@ -1,5 +1,6 @@
-"""What tests of processes wait for."""
+"""What tests of processes and of interrupts wait for."""
 
+import threading
 import time
 from pathlib import Path
 
@@ -29,3 +30,15 @@ def wait_until(condition, seconds=30):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def free_starting_threads():
+    """Let threads begin that would wait for ever, with what they were given.
+
+    An interrupt right behind `with self._cond:` in Thread.start leaves that lock locked: Python's
+    flaw. To be called when no thread can be about to start.
+    """
+    for thread in list(threading._limbo):
+        lock = thread._started._cond._lock
+        if lock.locked():
+            lock.release()
