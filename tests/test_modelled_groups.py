@@ -4,6 +4,7 @@ Each test runs in every rank of a job; see `ranks.in_ranks`. Kernels take the se
 says, a link moves a byte a second, and launches take no time unless a test says so.
 """
 
+import contextlib
 import gc
 import os
 import random
@@ -19,10 +20,12 @@ from gates import frame_in, in_thread
 from modelling import BYTE_A_SECOND, fixed_gpus, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
 from d2lpar.virtual import Link, clock, host_takes, simulation, virtual_gpus
+from d2lpar.virtual.distributed import timekeeper
 from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
 
 
@@ -326,6 +329,42 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
     assert end() == {0: 8, 1: 8, 2: 4}[rank]
 
 
+@with_and_without_values(2)
+def test_a_host_that_works_is_not_overtaken(values):
+    """What rank 0 issues after a second and a half of work is ready before its second kernel."""
+    rank, device, group = set_up(values=values)
+    x = room(4, device)
+    if rank == 0:
+        side = torch.vgpu.Stream(device)
+        sleep(device, 2)
+        sleep(device, 2)
+        dist.all_reduce(x, group=group, async_op=True)
+        begin = time.perf_counter()
+        while time.perf_counter() < begin + 3 * timekeeper._PATIENCE:
+            pass
+        with side:
+            sleep(device, 1)  # 2 to 3
+    else:
+        dist.all_reduce(x, group=group)
+    assert end() == 5 + 4
+
+
+@in_ranks(2)
+def test_a_host_that_works_for_long_is_overtaken_in_the_end():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(timekeeper, "_LONG", 1.0)
+        rank, device, group = set_up()
+        dist.all_reduce(room(4, device), group=group)
+        if rank == 0:
+            torch.vgpu.synchronize()
+            tell("rank 0 is done")
+        else:
+            with in_thread(lambda: hear("rank 0 is done")) as heard:
+                while heard.is_alive():
+                    pass
+        assert end() == 4
+
+
 # -- errors
 
 
@@ -583,6 +622,16 @@ def steps(device, group=None):
     return times, [parameter.grad for parameter in net.parameters()]
 
 
+@contextlib.contextmanager
+def fake_ranks(size):
+    """Let this process be the first of so many equal ranks."""
+    dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
 FAKE = """
 import sys, torch, torch.distributed as dist
 from d2lpar.virtual import virtual_gpus
@@ -614,6 +663,24 @@ def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
             found = {repr(seconds) for seconds in job_of(size).run(real, values)}
             assert found == {next(lines)}
         next(lines)
+
+
+@pytest.mark.parametrize(("peer_link", "seconds"), [(None, 17.0), (1.0, 17.0), (0.25, 33.0)])
+def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_link, seconds):
+    fixed_gpus(1, gpus=1, peer_link=peer_link and Link(peer_link), network=Link(0.5, latency=0.5))
+    with fake_ranks(2):
+        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
+        assert end() == seconds
+
+
+def test_what_has_failed_fails_the_collectives_of_equal_ranks():
+    fixed_gpus(1)
+    with fake_ranks(2):
+        x = torch.ones(4, device="vgpu")[torch.tensor([9], device="vgpu")]
+        dist.all_reduce(x)
+        for read in (torch.vgpu.synchronize, x.cpu):
+            with pytest.raises(torch.AcceleratorError, match="index 9 is out of bounds"):
+                read()
 
 
 @in_ranks(2, 3)
@@ -650,10 +717,21 @@ def test_simulations_and_groups_come_and_go_without_leaving_threads_or_connectio
             assert end() == 4
             dist.destroy_process_group(group)
 
+    def leave_behind(times):
+        for _ in range(times):
+            _, device, group = set_up()
+            dist.all_reduce(room(4, device), group=group)
+            assert end() == 4
+            virtual_gpus(1)
+            dist.destroy_process_group(group)
+
     use(2)
     dist.barrier()
     kept = names()
     before = left()
     use(10)
+    dist.barrier()
+    assert left() == before
+    leave_behind(10)
     dist.barrier()
     assert left() == before

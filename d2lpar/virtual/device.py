@@ -347,6 +347,8 @@ def keep_time_by_the_wall_clock():
         wait_for_all()
         for device in modelled:
             device.run_by(None)
+        if scheduler.simulation is not None and scheduler.simulation.meetings is not None:
+            scheduler.simulation.meetings.leave()
         scheduler.simulation = None
         let_engines_have_their_turn()
 

@@ -68,8 +68,8 @@ class Meetings:
         call, model = op.kwargs["call"], op.engine.device.model
         now, op.ready = op.ready, op.start
         self.pending[call.key] = op
-        links = op.engine.device.peer_link, model.machine.network
-        link, network = map(figures_of, links)
+        link = figures_of(op.engine.device.peer_link)
+        network = _beyond_host(op)
         host = host_number(), os.environ.get("GROUP_RANK", "0"), model.host
         known = _has_values(op)
         try:
@@ -108,8 +108,19 @@ class Meetings:
         self._simulation.finish()
         self._member.end()
 
+    def leave(self):
+        """Leave: the time is kept in another way now."""
+        self._member.leave()
+
 
 _numbers = itertools.count()
+
+
+def _beyond_host(op):
+    """Return bandwidth and latency on the way to a GPU of another host: over link and network."""
+    device = op.engine.device
+    ways = figures_of(device.peer_link), figures_of(device.model.machine.network)
+    return min(way[0] for way in ways), max(way[1] for way in ways)
 
 
 def _has_values(op):
@@ -136,17 +147,20 @@ class EqualRanks:
 
     def post(self, op):
         """Let a collective begin when this rank is ready."""
-        call, model, link = op.kwargs["call"], op.engine.device.model, op.engine.device.peer_link
-        op.ready = op.start
-        if len(call.members) > (model.machine.gpus or len(call.members)):
-            link = min(link, model.machine.network, key=lambda link: link.bandwidth)
-        call.meet(op, *figures_of(link), _has_values(op))
+        call, device = op.kwargs["call"], op.engine.device
+        k, op.ready = len(call.members), op.start
+        one_host = k <= (device.model.machine.gpus or k)
+        link = figures_of(device.peer_link) if one_host else _beyond_host(op)
+        call.meet(op, *link, _has_values(op))
         self._simulation.make_ready(op)
 
     def waits_for_values(self, op):
         """Do nothing: there is nobody else."""
 
     done = waits_for_values
+
+    def leave(self):
+        """Do nothing either."""
 
     def end(self):
         """Simulate all that was issued."""

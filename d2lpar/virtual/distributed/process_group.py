@@ -552,8 +552,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _run(self, op):
         """Do the work of a collective; its outputs fail where it fails."""
-        call, device = op.kwargs["call"], op.engine.device
-        modelled = op.engine.simulation
+        call, modelled = op.kwargs["call"], op.engine.simulation is not None
         try:
             if call.failure is not None:
                 raise call.failure
@@ -567,35 +566,43 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
             except Unavailable as unavailable:
                 failure = unavailable
-            if modelled is not None:
-                modelled.meetings.waits_for_values(op)
-                self._agree(call, 0.0, None, failure)
-                self._exchange(call, *values)
-                return
-            out, into = device.sending, device.receiving
-            uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
-            ready = max(op.ready, *(each.free_at for each in uses))
-            link = device.peer_link
-            agreed = self._agree(call, ready, link, failure)
-            bandwidth, latency = agreed.bandwidth, agreed.latency
-            call.meet(op, bandwidth, latency)
-            end = agreed.start
-            if bandwidth < NO_LINK or latency:
-                with _sharing:  # other groups may have agreed on the same time
-                    end = max(end, *(each.free_at for each in uses)) + op.seconds
-                    for each in uses:
-                        each.free_at = end
-            self._exchange(call, *values)
-            sleep_until(end)
+            (self._run_at_its_time if modelled else self._run_by_the_wall_clock)(
+                op, values, failure
+            )
         except BaseException as error:
             fail(op.args[0], Failure(error))
-            op.kwargs["call"].failure = error
+            call.failure = error
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise
         finally:
-            if modelled is not None:
-                modelled.meetings.done(op)
+            if modelled:
+                op.engine.simulation.meetings.done(op)
+
+    def _run_at_its_time(self, op, values, failure):
+        """Move the values of a collective whose time a simulation has told."""
+        call = op.kwargs["call"]
+        op.engine.simulation.meetings.waits_for_values(op)
+        self._agree(call, 0.0, None, failure)
+        self._exchange(call, *values)
+
+    def _run_by_the_wall_clock(self, op, values, failure):
+        """Move the values of a collective, and keep the links busy for as long as it takes them."""
+        call, device = op.kwargs["call"], op.engine.device
+        out, into = device.sending, device.receiving
+        uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
+        ready = max(op.ready, *(each.free_at for each in uses))
+        agreed = self._agree(call, ready, device.peer_link, failure)
+        bandwidth, latency = agreed.bandwidth, agreed.latency
+        call.meet(op, bandwidth, latency)
+        end = agreed.start
+        if bandwidth < NO_LINK or latency:
+            with _sharing:  # other groups may have agreed on the same time
+                end = max(end, *(each.free_at for each in uses)) + op.seconds
+                for each in uses:
+                    each.free_at = end
+        self._exchange(call, *values)
+        sleep_until(end)
 
     def _exchange(self, call, inputs, outputs):
         if self._table is not None:
@@ -606,6 +613,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _agree(self, call, ready, link, failure):
         if self._table is None:
+            if failure is not None:
+                raise failure
             return Agreement(ready, *figures_of(link))
         if call.peer is None:
             return self._table.agree(call.text, ready, link, failure)

@@ -9,6 +9,12 @@ lie before its next event. So it asks for leave to go on to that event's time, a
 rank that it waits for, or that one of those waits for, can do anything earlier. This is what makes
 the result exact, and the same in every run. (It is a conservative parallel simulation with a
 global minimum in place of null messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
+
+Nothing is simulated past the clock of a host that may still issue ops. But a host may itself wait
+for what only another rank's host can tell it, which waits for this rank's simulation. So a host
+that is silent and uses no core, while others wait for its rank, is taken to wait: its ops are
+simulated before it asks. One that sleeps, or waits for worker processes, looks the same. What it
+issues afterwards comes later then than it would have, if its rank uses several streams.
 """
 
 import contextlib
@@ -21,7 +27,9 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Listener
 from queue import Empty, SimpleQueue
 
-_PATIENCE = 0.5  # seconds of the wall clock until a host that asks nothing is passed over
+_PATIENCE = 0.5  # seconds of the wall clock until a silent host is taken to wait,
+_LONG = 20.0  # even if its process works
+_WORKS = 0.1  # of a core
 _KEY = "d2lpar/timekeeper"
 _LOCAL = "127.0.0.1", "localhost"
 NEVER = float("inf")
@@ -273,7 +281,8 @@ class Keeper:
             for number in late:
                 rank = self._ranks.get(number)
                 if rank is not None and rank.asks is None and not rank.ended:
-                    self._send(rank, ("run", key, not meeting.missing()))
+                    insists = now - since > _LONG
+                    self._send(rank, ("run", insists, key, not meeting.missing()))
 
 
 def _names(ranks):
@@ -305,8 +314,8 @@ class Member:
         rank, size: of this process in it.
         timeout: a timedelta, how long a rank waits for others.
         run: function that is called, in another thread, when others wait for what this rank has
-            issued and its host does not ask for. Its arguments are the key of the collective, and
-            whether all of its ranks have posted it.
+            issued, and its host is taken to wait, too. Its arguments are the key of the collective,
+            and whether all of its ranks have posted it.
     """
 
     def __init__(self, store, rank, size, timeout, run):
@@ -324,6 +333,7 @@ class Member:
         self._answers = SimpleQueue()
         self._heard = 0
         self._run = run
+        self._clocks = time.perf_counter(), time.process_time()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
@@ -331,12 +341,20 @@ class Member:
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
-                    self._run(*message[1:])
+                    insists, *what = message[1:]
+                    if not self._works() or insists:
+                        self._run(*what)
                 else:
                     self._answers.put(message)
         except (EOFError, OSError):
             self._answers.put(("lost",))
             self._connection.close()
+
+    def _works(self):
+        """Return whether this process has used some of a core since this was asked last."""
+        now = time.perf_counter(), time.process_time()
+        (wall, cpu), self._clocks = self._clocks, now
+        return now[1] - cpu > _WORKS * (now[0] - wall)
 
     def post(self, now, key, members, text, ready, host, link, network, has_values):
         """Say that a collective's inputs are ready.
@@ -380,9 +398,13 @@ class Member:
         with contextlib.suppress(OSError):
             self._connection.send(("done", key))
 
-    def end(self):
-        """Leave; the rank that keeps the time waits until all others have left."""
+    def leave(self):
+        """Take part in nothing any more."""
         with contextlib.suppress(OSError):
             self._connection.send(("end",))
+
+    def end(self):
+        """Leave; the rank that keeps the time waits until all others have left."""
+        self.leave()
         if self._keeper is not None:
             self._keeper.wait_for_the_end()
