@@ -1,8 +1,10 @@
 # make run        execute every chapter, write HTML pages under build/
+#                 PART=core for what comes before "Going deeper" in each
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
+# make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene of the notebooks, and what must agree
 # make bench      the benchmarks
 #
@@ -38,11 +40,11 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test lab notebooks check bench
+.PHONY: run test lab notebooks drawings check bench
 .DELETE_ON_ERROR:
 
 run: $(READY)
-	@$(BIN)/python tools/run.py $(CHAPTERS)
+	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
@@ -53,10 +55,14 @@ lab: $(READY)
 notebooks: $(READY)
 	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
 
+drawings: $(READY)
+	@$(BIN)/python tools/drawings.py
+
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS)
+	@$(BIN)/python tools/drawings.py --check
 	@$(BIN)/python -m pytest -q tests/lint
 
 bench: $(READY)

@@ -12,6 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import drawings
 import hygiene
 import nbformat
 import pages
@@ -507,6 +508,48 @@ def test_no_chapter_is_no_success(tmp_path):
     done = runner(tmp_path)
     assert done.returncode != 0
     assert "no chapter" in done.stderr
+
+
+def test_the_core_of_a_chapter_ends_before_what_goes_deeper(tmp_path):
+    path = write_chapter(tmp_path / "01_a.ipynb", "print('co' + 're')", "open('deeper', 'w')")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[2].source += "\n\n## Going deeper"
+    nbformat.write(notebook, path)
+    done = runner(tmp_path, "--core")
+    assert done.returncode == 0 and "1 ok" in done.stdout
+    assert not (tmp_path / "deeper").exists()
+    assert "core" in (tmp_path / "build" / "01_a.html").read_text()
+    assert runner(tmp_path).returncode == 0
+    assert (tmp_path / "deeper").exists()
+
+
+# The drawings.
+
+
+def test_a_drawing_is_put_behind_the_text_that_names_it(tmp_path):
+    (tmp_path / "drawings").mkdir()
+    drawing = tmp_path / "drawings" / "two_boxes.py"
+    text = "class Boxes:\n    svg = lambda self: '<svg>{}</svg>'\ndef draw():\n    return Boxes()\n"
+    drawing.write_text(text.format(1))
+    path = write_chapter(tmp_path / "01_a.ipynb", text="# A\n\n![two boxes][two_boxes]\n\nSo.")
+    found = []
+    for options in (["--check"], [], ["--check"], []):
+        status = drawings.main(["--folder", f"{tmp_path}", *options])
+        found.append((status, nbformat.read(path, as_version=4).cells[0].source))
+    assert [status for status, _ in found] == [1, 0, 0, 0]
+    sources = [source for _, source in found]
+    assert "data:" not in sources[0] and len({*sources[1:]}) == 1
+    assert sources[1].endswith("So.\n\n[two_boxes]: data:image/svg+xml;base64,PHN2Zz4xPC9zdmc+")
+    del sys.modules["two_boxes"]
+    drawing.write_text(text.format(20))
+    assert drawings.main(["--folder", f"{tmp_path}"]) == 0
+    assert nbformat.read(path, as_version=4).cells[0].source.endswith("base64,PHN2Zz4yMDwvc3ZnPg==")
+
+
+def test_an_unknown_drawing_is_named(tmp_path):
+    write_chapter(tmp_path / "01_a.ipynb", text="# A\n\n![what][nothing]")
+    with pytest.raises(FileNotFoundError, match="no drawing nothing.py"):
+        drawings.main(["--folder", f"{tmp_path}"])
 
 
 def test_links_between_chapters_lead_to_pages():

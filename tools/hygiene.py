@@ -22,7 +22,7 @@ WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jup
 
 _FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
-_MARKDOWN_IMAGE = re.compile(r"!\[([^\]]*)\]\(")
+_MARKDOWN_IMAGE = re.compile(r"!\[([^\]]*)\][(\[]")
 _HTML_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 
 

@@ -2,6 +2,7 @@
 
 python tools/run.py                  every chapter; pages and an index under build/
 python tools/run.py 03 07            some of them
+python tools/run.py --core           what a lesson needs: each up to "Going deeper"
 python tools/run.py --in-place       write the executed chapters back, cleaned
 """
 
@@ -38,6 +39,7 @@ CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
 
+_DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 
 
@@ -189,13 +191,24 @@ def find_chapters(folder, names=()):
     return found if names else chapters
 
 
-def execute(path, bar, cell_seconds=CELL_SECONDS):
+def read_chapter(path, core=False):
+    """Return the notebook of a chapter, or its core: what comes before "Going deeper"."""
+    notebook = nbformat.read(path, as_version=4)
+    for place, cell in enumerate(notebook.cells):
+        if core and cell.cell_type == "markdown" and _DEEPER.search(cell.source):
+            del notebook.cells[place:]
+            break
+    return notebook
+
+
+def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
     """Run one chapter in a fresh kernel.
 
     Args:
         path: the notebook's file; it is only read.
         bar: a tqdm bar that counts code cells.
         cell_seconds: how long a cell may take.
+        core: whether to run its core only.
 
     Returns:
         A `Result` with the executed notebook.
@@ -203,7 +216,7 @@ def execute(path, bar, cell_seconds=CELL_SECONDS):
     Raises:
         KeyboardInterrupt: on Ctrl-C, when the kernel has ended.
     """
-    notebook = nbformat.read(path, as_version=4)
+    notebook = read_chapter(path, core)
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     for i in code:
         notebook.cells[i].update(outputs=[], execution_count=None)
@@ -348,7 +361,7 @@ def own_settings():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
+def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     """Run chapters in order, print tracebacks and the table, and write their pages.
 
     Args:
@@ -356,14 +369,13 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
         build: the folder of the HTML pages.
         in_place: write the executed chapters back.
         cell_seconds: how long a cell may take.
+        core: whether to run the cores only.
 
     Returns:
         The exit status: 0 if all went well, 1 if a chapter failed, 130 after Ctrl-C.
     """
     num_cells = sum(
-        cell.cell_type == "code"
-        for path in chapters
-        for cell in nbformat.read(path, as_version=4).cells
+        cell.cell_type == "code" for path in chapters for cell in read_chapter(path, core).cells
     )
     terminal = sys.stderr.isatty()
     bar = tqdm(
@@ -381,7 +393,7 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS):
     with own_settings(), bar:
         for path in chapters:
             try:
-                result = execute(path, bar, cell_seconds)
+                result = execute(path, bar, cell_seconds, core)
             except KeyboardInterrupt:
                 result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
             if in_place:
@@ -405,7 +417,9 @@ def main(arguments=None):
     """Run the chapters that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
-    parser.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
+    parts = parser.add_mutually_exclusive_group()
+    parts.add_argument("--core", action="store_true", help='up to "Going deeper" only')
+    parts.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="HTML pages")
     parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
@@ -416,7 +430,7 @@ def main(arguments=None):
         parser.error(str(error))
     if not chapters:
         parser.error(f"no chapter NN_topic.ipynb in {options.folder}")
-    return run(chapters, options.build, options.in_place, options.timeout)
+    return run(chapters, options.build, options.in_place, options.timeout, options.core)
 
 
 if __name__ == "__main__":
