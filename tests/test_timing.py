@@ -600,3 +600,28 @@ def test_messages_have_rows_of_their_own(recorder):
     assert [span.engine for span in timeline.select(engine="send 1")] == ["send 1"]
     labels = [label.get_text() for label in timeline.plot().axes[0].get_yticklabels()]
     assert labels == ["cuda:0 compute", "cuda:0 collectives", "cuda:0 send 1", "cuda:1 compute"]
+
+
+def test_a_figure_has_rows_of_the_kinds_that_it_is_about(recorder):
+    with Timeline() as timeline:
+        recorder.run(GPU0, 1, 2)
+        recorder.run(GPU0, 1, 2, kind="copy", engine="h2d")
+        recorder.run(GPU0, 1, 2, kind="wait", engine="stream")
+
+    def labels(**options):
+        axes = timeline.plot(**options).axes[0]
+        return [label.get_text().removeprefix("cuda:0 ") for label in axes.get_yticklabels()][:-1]
+
+    assert labels() == ["compute", "copy from host", "stream waits"]
+    assert labels(kinds=("kernel", "copy")) == ["compute", "copy from host"]
+    with pytest.raises(ValueError, match="unknown kind 'kernels'"):
+        timeline.plot(kinds=["kernels"])
+
+
+@pytest.mark.parametrize(("number", "bars"), [(3, 3), (100, 1)])
+def test_few_kernels_in_a_row_are_told_apart(recorder, number, bars):
+    with Timeline() as timeline:
+        for i in range(number):
+            recorder.run(GPU0, i, i + 1)
+    (row,) = timeline.plot(end=number).axes[0].collections
+    assert len(row.get_paths()) == bars

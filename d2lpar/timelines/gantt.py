@@ -18,6 +18,8 @@ _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # un
 
 _GAP = 0.35  # between the devices of a Gantt chart, in rows
 
+_FEW = 60  # spans of a row that are drawn with edges
+
 _PIXELS = 1500  # what a Gantt chart can tell apart from left to right
 
 
@@ -30,16 +32,17 @@ _PHASES = (
 )
 
 
-def plot_timeline(timeline, title=None, start=0.0, end=None):
+def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     """Draw a timeline: what every engine of every device did, and when.
 
-    Spans of one kind that lie closer than the picture can show are drawn as one; of collectives
-    each is drawn.
+    Spans of one kind that lie closer than the picture can show are drawn as one; collectives, and
+    spans that are few and long enough, have edges.
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
         title: what stands above the chart.
         start, end: the part to draw, in seconds; all of it by default.
+        kinds: of the spans to draw.
 
     Returns:
         A figure.
@@ -53,7 +56,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None):
     unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
     phases = lanes(mark for mark in timeline.marks if mark.end > start and mark.start < end)
     num_lanes = max((lane + 1 for lane, _ in phases), default=0)
-    groups = _groups(timeline)
+    groups = _groups(timeline, kinds)
     height = num_lanes + sum(len(rows) + _GAP for rows in groups)
     figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.24 * height))
     with style():
@@ -71,10 +74,12 @@ def plot_timeline(timeline, title=None, start=0.0, end=None):
     return figure
 
 
-def _groups(timeline):
+def _groups(timeline, kinds):
     """Return the rows of a chart, grouped by device: lists of pairs (label, spans)."""
     queues = defaultdict(list)
     for span in timeline.spans:
+        if span.kind not in kinds:
+            continue
         queues["host" if span.engine == "host" else (span.device, span.engine)].append(span)
     groups = []
     for device in timeline.devices:
@@ -104,10 +109,13 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                apart = kind == "collective"  # one may begin where another ends: they are few
+                edges = len(seen) <= _FEW and all(s.end - s.start > 4 * pixel for s in seen)
+                apart = edges or kind == "collective"  # one may begin where another ends
                 parts = [(s.start, s.end) for s in seen] if apart else union(seen, gap=pixel)
                 pieces = [(scale * a, scale * max(b - a, pixel)) for a, b in parts]
                 style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}
+                if apart and not hatch:
+                    style["edgecolor"] = "w"
                 width = 0.8 if apart else 0
                 axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=width, zorder=3, **style)
                 handles[kind] = Patch(label=kind, **style)

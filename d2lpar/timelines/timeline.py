@@ -101,8 +101,7 @@ class Timeline:
         timelines = list(timelines)
         if not timelines:
             raise ValueError("no timelines to merge")
-        for kind in kinds:
-            _check_one_of(kind, KINDS, "kind")
+        _check_kinds(kinds)
         whole = cls()
         whole._spans, whole._marks, devices = [], [], {}
         whole._origin = min(timeline._origin for timeline in timelines)
@@ -252,19 +251,24 @@ class Timeline:
         known = ", ".join(map(str, self.devices)) or "none"
         raise ValueError(f"no device {device} on this timeline; it knows {known}")
 
-    def plot(self, title=None, start=0.0, end=None):
+    def plot(self, title=None, start=0.0, end=None, kinds=KINDS):
         """Draw a Gantt chart: a row for each device and engine, and one for the waiting host.
 
         Args:
             title: what stands above the chart.
             start, end: the part to draw, in seconds; all of it by default.
+            kinds: of the spans to draw, for a figure that is about kernels and copies only.
 
         Returns:
             A matplotlib figure.
+
+        Raises:
+            ValueError: the part is empty, or a kind is unknown.
         """
         from d2lpar.timelines.gantt import plot_timeline
 
-        return plot_timeline(self, title, start, end)
+        _check_kinds(kinds)
+        return plot_timeline(self, title, start, end, kinds)
 
     def export(self, path):
         """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
@@ -334,6 +338,11 @@ def _moved(span, origin):
     """Return `span` with its times counted from `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
+
+
+def _check_kinds(kinds):
+    for kind in kinds:
+        _check_one_of(kind, KINDS, "kind")
 
 
 def _check_one_of(value, known, what):
