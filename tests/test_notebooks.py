@@ -54,11 +54,8 @@ def test_good_chapter_passes_all_checks(tmp_path):
     assert hygiene.problems(tmp_path / "01_good.ipynb") == []
 
 
-@pytest.mark.parametrize("num_cells", [hygiene.MIN_CELLS, hygiene.MAX_CELLS])
-def test_chapter_at_the_limits_passes_all_checks(num_cells, tmp_path):
-    notebook = good_chapter(num_cells)
-    for cell in notebook.cells[1::2]:
-        cell.source = "x = 1\n" * hygiene.MEDIAN_LINES
+def test_a_cell_at_the_limit_passes_all_checks(tmp_path):
+    notebook = good_chapter()
     notebook.cells[1].source = "from x import (\n    y,\n)\n" + "x = 1\n" * hygiene.MAX_LINES
     nbformat.write(notebook, tmp_path / "01_good.ipynb")
     assert hygiene.problems(tmp_path / "01_good.ipynb") == []
@@ -159,17 +156,11 @@ FAULTS = {
     ),
     "a long cell": ("length", "cell 4: 31", lambda nb: nb.cells[3].update(source="x = 1\n" * 31)),
     "an empty cell": ("length", "cell 4", lambda nb: nb.cells[3].update(source="")),
-    "long cells": (
-        "length", "7 lines in the median",
-        lambda nb: [cell.update(source="x = 1\n" * 7) for cell in nb.cells[1::2]],
-    ),
-    "too few cells": ("length", "14 code cells", lambda nb: nb.update(cells=nb.cells[:-4])),
-    "too many cells": (
-        "length", f"{hygiene.MAX_CELLS + 1} code cells",
-        lambda nb: nb.update(cells=good_chapter(hygiene.MAX_CELLS + 1).cells),
-    ),
     "an image without text": (
         "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")
+    ),
+    "a drawing without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![][ring] text.")
     ),
     "an HTML image without text": (
         "images", "cell 3", lambda nb: nb.cells[2].update(source='Text <img src="a.png" alt="">')

@@ -7,7 +7,6 @@ import ast
 import contextlib
 import json
 import re
-import statistics
 import sys
 import tempfile
 from pathlib import Path
@@ -15,8 +14,7 @@ from pathlib import Path
 import nbformat
 from nbformat.v4.rwbase import rejoin_lines
 
-MAX_LINES, MEDIAN_LINES = 30, 6
-MIN_CELLS, MAX_CELLS = 15, 33
+MAX_LINES = 30
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
@@ -123,17 +121,13 @@ def check_prose(notebook):
 
 
 def check_length(notebook):
-    """Code cells are short, imports aside, and there are neither too few nor too many of them."""
+    """No code cell is long, imports aside, or empty."""
     lines = {number: _num_lines(cell.source.strip()) for number, cell in _code(notebook)}
     for number, count in lines.items():
         if count == 0:
             yield f"cell {number}: empty"
         if count > MAX_LINES:
             yield f"cell {number}: {count} lines, more than {MAX_LINES}"
-    if lines and (median := statistics.median(lines.values())) > MEDIAN_LINES:
-        yield f"code cells have {median:g} lines in the median, more than {MEDIAN_LINES}"
-    if not MIN_CELLS <= len(lines) <= MAX_CELLS:
-        yield f"{len(lines)} code cells, not {MIN_CELLS} to {MAX_CELLS}"
 
 
 def _num_lines(source):
