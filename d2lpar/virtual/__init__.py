@@ -243,7 +243,9 @@ def equal_ranks(k):
 
     Ranks that do the same at the same time take equally long, so it is enough to run one of them.
     In the block this process is rank 0 of the default process group, whose collectives take the
-    time of `k` ranks and move nothing. The group has the backend "vccl" and torch's fake store.
+    time of `k` ranks and give what they give where all ranks have the same values. Ranks with
+    shards, as in `fully_shard`, differ in their values, so that only time, bytes and memory are
+    those of `k` ranks. The group has the backend "vccl" and torch's fake store.
 
     Args:
         k: number of ranks.
