@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from bench_model import images_of_64, sgd
+from bench_model import THROUGH_THE_HOST, images_of_64, sgd
 from report import median, ratio_row
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +19,6 @@ from d2lpar.virtual import Link, clock, start_recording, stop_recording
 
 ROUNDS, BATCH_SIZE, NUM_STEPS = 5, 64, 3
 MEASURED = Link(0.25e9, 1e-3)  # slow enough for gloo, on a machine with two busy cores
-THROUGH_THE_HOST = Link(4.5e9 / 2, 5e-6, name="through the host")  # as the authors measured
 
 
 def rank_and_device(**figures):

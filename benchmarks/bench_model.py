@@ -11,22 +11,22 @@
 
 import gc
 import sys
-from functools import partial
+from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from report import median, ratio_row, seconds
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
 from d2lpar._d2l import import_torchvision
 from d2lpar.models import resnet18
-from d2lpar.parallel.costs import allreduce_seconds, two_level_seconds
-from d2lpar.parallel.equal_ranks import Buckets, EqualRanks
 from d2lpar.parallel.pipelines import gpipe, pipeline_step
 from d2lpar.parallel.splits import split_by_data
-from d2lpar.virtual import Link, clock
-from d2lpar.virtual.hardware import GPUS, Scaled
+from d2lpar.virtual import Link, clock, equal_ranks
+from d2lpar.virtual.hardware import GPUS, MACHINES, Machine, Scaled
 
 
 def seconds_of(step):
@@ -39,9 +39,9 @@ def seconds_of(step):
     return clock() - start
 
 
-def modelled(n, gpu, **options):
+def modelled(n, model, **options):
     gc.collect()  # the network before this one
-    return d2lpar.virtual_gpus(n, model=gpu, values=False, **options)
+    return d2lpar.virtual_gpus(n, model=model, values=False, **options)
 
 
 # -- the programs: functions of a GPU and of a number of GPUs that return seconds
@@ -94,28 +94,29 @@ def data_parallel_epoch(gpu, k):
     return seconds_of(data_parallel_step(modelled(k, gpu))) * -(-60_000 // (256 * k))
 
 
-def ddp(make_net, make_batch, make_trainer, sums, **options):
+def ddp(make_net, make_batch, make_trainer, hosts, **options):
     """Return the program of a step with DDP: one rank that stands for k equal ones.
 
-    The options are those of `Buckets`.
+    The options are those of `DistributedDataParallel`.
     """
 
     def program(gpu, k):
-        (device,) = modelled(1, gpu)
+        (device,) = modelled(1, **hosts(gpu, k))
         with torch.device("meta"):
             net = make_net()
         net.to_empty(device=device)
         trainer = make_trainer(net.parameters())
         X, y = make_batch(device)
-        buckets = Buckets(net, EqualRanks(device, k, sums(k)), **options)
 
         def step():
             trainer.zero_grad()
             nn.functional.cross_entropy(net(X).flatten(0, -2), y).backward()
-            buckets.finish()
             trainer.step()
 
-        return seconds_of(step)
+        with equal_ranks(k):
+            net = DistributedDataParallel(net, **options)
+            step()  # after which DDP builds its buckets anew
+            return seconds_of(step)
 
     return program
 
@@ -134,9 +135,9 @@ def sgd(parameters):
 class Layer(nn.Module):
     """A k-th of a layer of a transformer: heads and hidden units are split over the ranks."""
 
-    def __init__(self, width, heads, k, ranks):
+    def __init__(self, width, heads, k):
         super().__init__()
-        self.heads, self.ranks = heads // k, ranks
+        self.heads = heads // k
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width // k), nn.Linear(width // k, width)
         self.up, self.down = nn.Linear(width, 4 * width // k), nn.Linear(4 * width // k, width)
@@ -144,46 +145,49 @@ class Layer(nn.Module):
     def forward(self, x):  # (N, T, C)
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.qkv(self._split(self.first(x))).chunk(3, 2)
+            for part in self.qkv(_Split.apply(self.first(x))).chunk(3, 2)
         )
         weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).softmax(3)
         weights = nn.functional.dropout(weights, 0.1)
         attended = self.out((weights @ v).transpose(1, 2).flatten(2))
-        x = x + nn.functional.dropout(self._sum(attended), 0.1)
-        hidden = nn.functional.gelu(self.up(self._split(self.second(x))))
-        return x + nn.functional.dropout(self._sum(self.down(hidden)), 0.1)
-
-    def _sum(self, x):
-        return _Summed.apply(x, self.ranks, "forward")
-
-    def _split(self, x):
-        return _Summed.apply(x, self.ranks, "backward")
+        x = x + nn.functional.dropout(_Sum.apply(attended), 0.1)
+        hidden = nn.functional.gelu(self.up(_Split.apply(self.second(x))))
+        return x + nn.functional.dropout(_Sum.apply(self.down(hidden)), 0.1)
 
 
-class _Summed(torch.autograd.Function):
-    """A sum over ranks in one of the passes; in the other nothing happens (Megatron's f and g)."""
+class _Split(torch.autograd.Function):
+    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
 
     @staticmethod
-    def forward(ctx, x, ranks, when):
-        ctx.ranks, ctx.when = ranks, when
-        if when == "forward":
-            ranks.allreduce(x.nbytes).wait()
+    def forward(ctx, x):
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx, gradient):
-        if ctx.when == "backward":
-            ctx.ranks.allreduce(gradient.nbytes).wait()
-        return gradient, None, None
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of what all ranks have computed (Megatron's g)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        dist.all_reduce(x)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
 
 
 class Megatron(nn.Module):
     """A k-th of a transformer that predicts tokens (N, T), and keeps the inputs of layers only."""
 
-    def __init__(self, width, heads, depth, vocabulary, k, ranks):
+    def __init__(self, width, heads, depth, vocabulary, k):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary // k, width)
-        self.layers = nn.ModuleList(Layer(width, heads, k, ranks) for _ in range(depth))
+        self.layers = nn.ModuleList(Layer(width, heads, k) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens):
@@ -205,11 +209,10 @@ MEGATRON = {1: (1920, 15, 24), 2: (2304, 18, 30), 4: (3072, 24, 36), 8: (4096, 3
 
 def megatron_step(gpu, k):
     """A step of Megatron-LM 1.0, weak scaling: width, heads and depth grow with k."""
-    (device,) = modelled(1, gpu)
+    (device,) = modelled(1, gpu, peer_link=NVSWITCH)
     width, heads, depth = MEGATRON[k]
-    ranks = EqualRanks(device, k, nvswitch(k))
     with torch.device("meta"):
-        net = Megatron(width, heads, depth, 51_200, k, ranks).half()
+        net = Megatron(width, heads, depth, 51_200, k).half()
     net.to_empty(device=device)
     masters = [torch.empty(p.shape, device=device) for p in net.parameters()]
     for master in masters:
@@ -228,7 +231,8 @@ def megatron_step(gpu, k):
         for master, parameter in zip(masters, net.parameters(), strict=True):
             parameter.data.copy_(master)
 
-    return seconds_of(step)
+    with equal_ranks(k):
+        return seconds_of(step)
 
 
 def pipeline(k, num_micro_batches):
@@ -245,35 +249,38 @@ def pipeline(k, num_micro_batches):
     return size / seconds_of(lambda: pipeline_step(stages, X, y, nn.functional.mse_loss, schedule))
 
 
-# -- sums over k ranks: functions of k that return a function of bytes. Of 25 GB/s a link, NVLink 2
-# reaches 0.96 (Dell HPC), NVLink 1 0.91 of its 20, NCCL 0.92 of a network's rate.
+# -- hosts: what `virtual_gpus` takes for k of a GPU. Of 25 GB/s a link, NVLink 2 reaches 0.96 (Dell
+# HPC), NCCL 0.92 of a network's rate.
 
 
 def dgx1(network):
-    """Return the sums of a ring over k V100s, on hosts with 8 and a network of so many bytes/s."""
-    links = {1: 6, 2: 2, 4: 4, 8: 6}  # of each GPU to the others, nvidia-smi topo -m
+    """Return hosts with 8 V100s and a network of so many bytes/s.
 
-    def ring(k):
-        bandwidth = links[k] * 25e9 * 0.96 if k <= 8 else 0.92 * network
-        return partial(allreduce_seconds, "ring", k, link=Link(bandwidth, 5e-6))
+    As many links of a GPU lead to the k - 1 others (nvidia-smi topo -m), and a ring uses them all.
+    """
+    links = {1: 6, 2: 2, 4: 4}
 
-    return ring
+    def hosts(gpu, k):
+        machine = Machine(gpu, gpus=8, network=Link(0.92 * network, 5e-6))
+        return {"model": machine, "peer_link": Link(links.get(k, 6) * 25e9 * 0.96, 5e-6)}
 
-
-def nvswitch(k):
-    """Return the sums of a ring over k V100s of a DGX-2, with six links each."""
-    return partial(allreduce_seconds, "ring", k, link=Link(6 * 25e9 * 0.96, 5e-6))
+    return hosts
 
 
-def big_basin(k):
-    """Return the sums of hosts with 8 P100 and 50 Gbit Ethernet: inside, between, inside."""
-    inside, between = Link(4 * 20e9 * 0.91, 5e-6), Link(0.92 * 6.25e9, 20e-6)
-    return lambda num_bytes: two_level_seconds(k // 8, 8, num_bytes, inside, between)
+NVSWITCH = Link(6 * 25e9 * 0.96, 5e-6)  # of a V100 in a DGX-2, which has six links
 
 
-def through_the_host(k):
-    """Return the sums of k RTX 4090: 2 N bytes at 4.5 GB/s between two, as the authors measured."""
-    return partial(allreduce_seconds, "ring", k, link=Link(4.5e9 / 2, 5e-6))
+def big_basin(gpu, k):
+    """Return hosts with 8 P100 and 50 Gbit Ethernet."""
+    return {"model": replace(MACHINES["bigbasin"], gpu=gpu)}
+
+
+THROUGH_THE_HOST = Link(4.5e9 / 2, 5e-6, name="through the host")  # 2 N bytes at 4.5 GB/s
+
+
+def through_the_host(gpu, k):
+    """Return a host of RTX 4090s, whose sums run at what the authors measured between two."""
+    return {"model": gpu, "peer_link": THROUGH_THE_HOST}
 
 
 def torchvision_net(name):
@@ -333,8 +340,8 @@ def rows():
     rates = {1: 367.29, 4: 1449.48, 8: 2887.65, 16: 5716.79, 32: 10917.09}
     took = {k: 128 * k / rate for k, rate in rates.items()}
     yield "resnet50, 128 images, DDP", "v100", program, took, DLPERF
-    whole = {"bucket_mib": 1000, "first_mib": 1000}  # message_size=250000000 in NVIDIA's script
-    program = ddp(Bert, tokens(32, 128), adam, dgx1(12.5e9), **whole)
+    one_bucket = {"bucket_cap_mb": 1000}  # message_size=250000000 in NVIDIA's script
+    program = ddp(Bert, tokens(32, 128), adam, dgx1(12.5e9), **one_bucket)
     rates = {1: 119.6, 4: 457.72, 8: 921.32, 16: 1499.4, 32: 2885.81}
     took = {k: 32 * k / rate for k, rate in rates.items()}
     yield "BERT base, one bucket, DDP", "v100", program, took, DLPERF
@@ -357,7 +364,8 @@ def others():
     for k, published in ((2, 1.76), (4, 3.29)):
         gain = k * alone / program("rtx4090", k)
         yield f"ResNet-18, DDP, RTX 4090: {k} / 1", published, gain, "d2l-neu, multi-gpu-practice"
-    program = ddp(torchvision_net("resnet50"), images(32), sgd, big_basin)
+    own = {"forward_sync_buffers": False}  # each GPU has its own statistics, see their section 2.3
+    program = ddp(torchvision_net("resnet50"), images(32), sgd, big_basin, **own)
     eight = program("p100", 8)
     for k, published in ((256, 0.232 / 0.256), (352, 0.232 / 0.264)):
         efficiency = eight / program("p100", k)

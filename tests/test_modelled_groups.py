@@ -4,7 +4,7 @@ Each test runs in every rank of a job; see `ranks.in_ranks`. Kernels take the se
 says, a link moves a byte a second, and launches take no time unless a test says so.
 """
 
-import contextlib
+import copy
 import gc
 import os
 import random
@@ -20,11 +20,19 @@ from gates import frame_in, in_thread
 from modelling import BYTE_A_SECOND, fixed_gpus, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.nn.parallel import DistributedDataParallel
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
-from d2lpar.virtual import Link, clock, host_takes, simulation, virtual_gpus
+from d2lpar.virtual import (
+    Link,
+    clock,
+    equal_ranks,
+    host_takes,
+    simulation,
+    start_recording,
+    stop_recording,
+    virtual_gpus,
+)
 from d2lpar.virtual.distributed import timekeeper
 from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
 
@@ -622,16 +630,6 @@ def steps(device, group=None):
     return times, [parameter.grad for parameter in net.parameters()]
 
 
-@contextlib.contextmanager
-def fake_ranks(size):
-    """Let this process be the first of so many equal ranks."""
-    dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
 FAKE = """
 import sys, torch, torch.distributed as dist
 from d2lpar.virtual import virtual_gpus
@@ -668,19 +666,135 @@ def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
 @pytest.mark.parametrize(("peer_link", "seconds"), [(None, 17.0), (1.0, 17.0), (0.25, 33.0)])
 def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_link, seconds):
     fixed_gpus(1, gpus=1, peer_link=peer_link and Link(peer_link), network=Link(0.5, latency=0.5))
-    with fake_ranks(2):
+    with equal_ranks(2):
         dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
         assert end() == seconds
 
 
 def test_what_has_failed_fails_the_collectives_of_equal_ranks():
     fixed_gpus(1)
-    with fake_ranks(2):
+    with equal_ranks(2):
         x = torch.ones(4, device="vgpu")[torch.tensor([9], device="vgpu")]
         dist.all_reduce(x)
         for read in (torch.vgpu.synchronize, x.cpu):
             with pytest.raises(torch.AcceleratorError, match="index 9 is out of bounds"):
                 read()
+
+
+def equals(k, **figures):
+    """Return a modelled GPU that stands for `k` equal ones, and the block in which it does."""
+    (device,) = fixed_gpus(1, peer_link=BYTE_A_SECOND, **figures)
+    return device, equal_ranks(k)
+
+
+def collectives_of_equal_inputs(device, group=None):
+    """Return what each collective gives a rank whose inputs are those of all others."""
+    k, found = dist.get_world_size(group), []
+    x, whole = (torch.arange(n) * 1.0 + 2 for n in (3, 3 * k))
+    for op in (dist.ReduceOp.SUM, dist.ReduceOp.AVG, dist.ReduceOp.PRODUCT, dist.ReduceOp.MAX):
+        found.append(x.to(device))
+        dist.all_reduce(found[-1], op, group=group)
+        found.append(x.to(device))
+        dist.reduce_scatter(found[-1], list(whole.to(device).split(3)), op, group=group)
+    found.append((x > 3).to(device))
+    dist.all_reduce(found[-1], group=group)
+    for send in (dist.broadcast, dist.reduce):
+        found.append(x.to(device))
+        send(found[-1], 0, group=group)
+    parts = [room(12, device).view(torch.float32) for _ in range(3 * k)]
+    dist.all_gather(parts[:k], x.to(device), group=group)
+    dist.all_to_all(parts[k : 2 * k], list(whole.to(device).split(3)), group=group)
+    is_root = dist.get_rank(group) == 0
+    dist.gather(x.to(device), parts[2 * k :] if is_root else None, 0, group=group)
+    found += parts if is_root else parts[: 2 * k]
+    found.append(room(12, device).view(torch.float32))
+    own = list(whole.to(device).split(3)) if is_root else None
+    dist.scatter(found[-1], own, 0, group=group)
+    return [each.tolist() for each in found]
+
+
+@pytest.mark.parametrize("k", [2, 3])
+def test_one_rank_gets_the_values_of_equal_ranks(k):
+    def real():
+        _, device, group = set_up()
+        return collectives_of_equal_inputs(device, group)
+
+    device, block = equals(k)
+    with block:
+        found = collectives_of_equal_inputs(device)
+    assert found == job_of(k).run(real)[0]
+
+
+def test_gradients_of_equal_ranks_are_those_of_one():
+    """Their mean over the ranks is that of equal numbers, after one step and after three."""
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+    X = torch.rand(5, 3)
+    net(X).square().sum().backward()
+    device, block = equals(4)
+    with block:
+        ddp = DistributedDataParallel(copy.deepcopy(net).to(device))
+        for _ in range(3):
+            ddp.zero_grad()
+            ddp(X.to(device)).square().sum().backward()
+            for ours, parameter in zip(ddp.parameters(), net.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad.cpu(), parameter.grad)
+
+
+def test_buckets_of_equal_ranks_are_summed_during_backward_last_layers_first():
+    device, block = equals(2, seconds=1.0, values=False)
+    net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(5)))  # 1 MiB
+    X = torch.ones(1, 512, device=device)
+    with block:
+        ddp = DistributedDataParallel(net.to(device), bucket_cap_mb=2)
+        for _ in range(2):  # after the first step buckets are built anew
+            spans = start_recording()
+            ddp(X).sum().backward()
+            end()
+            stop_recording(spans)
+    sums = [span for span in spans if span.name == "all_reduce"]
+    assert [span.num_bytes for span in sums] == [2**21, 2**21, 2**20]  # of 2 (k - 1) / k
+    products = [span for span in spans if "mm" in span.name]
+    assert sums[0].start < products[-1].start and sums[0].end > products[-1].end
+
+
+def test_one_equal_rank_sums_nothing_and_takes_no_time():
+    device, block = equals(1)
+    x = torch.ones(100, device=device)
+    with block:
+        dist.all_reduce(x)
+        assert end() == 0
+    assert x.tolist() == [1.0] * 100
+
+
+def test_a_module_that_is_dropped_is_freed_and_the_next_group_may_be_larger():
+    for k in (2, 1000):
+        device, block = equals(k)
+        with block:
+            ddp = DistributedDataParallel(torch.nn.Linear(30, 30).to(device))
+            ddp(torch.ones(4, 30, device=device)).sum().backward()
+        del ddp
+        gc.collect()
+        assert torch.vgpu.memory_allocated(device) == 0
+
+
+def test_a_block_of_equal_ranks_that_fails_leaves_no_group():
+    _, block = equals(2)
+    with pytest.raises(KeyError), block:
+        raise KeyError
+    assert not dist.is_initialized()
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True])
+def test_the_number_of_equal_ranks_is_checked(k):
+    _, block = equals(k)
+    with pytest.raises(ValueError, match=f"got {k}"), block:
+        pass
+
+
+def test_equal_ranks_need_a_modelled_gpu():
+    virtual_gpus(1)
+    with pytest.raises(RuntimeError, match="model=..."), equal_ranks(2):
+        pass
 
 
 @in_ranks(2, 3)

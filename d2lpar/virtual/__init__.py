@@ -35,6 +35,7 @@ Beside them:
     setup       making all of it known to torch
 """
 
+import contextlib
 import os
 import sys
 import threading
@@ -50,6 +51,7 @@ __all__ = [
     "Span",
     "calibrate",
     "clock",
+    "equal_ranks",
     "hardware_name",
     "host_takes",
     "start_recording",
@@ -111,7 +113,7 @@ def virtual_gpus(
     if n > MAX_DEVICES:
         raise ValueError(
             f"torch counts devices up to {MAX_DEVICES}: got {n}; one modelled GPU can stand for "
-            "many equal ones, see d2lpar.parallel.equal_ranks"
+            "many equal ones, see d2lpar.virtual.equal_ranks"
         )
     if not isinstance(values, bool):
         raise TypeError(f"values is True or False: got {values!r}")
@@ -229,6 +231,42 @@ def calibrate(program, device="vgpu:0", repeats=3):
     from .calibration import calibrate
 
     return calibrate(program, device, repeats)
+
+
+@contextlib.contextmanager
+def equal_ranks(k):
+    """Let one modelled GPU stand for `k` equal ranks of a job, within a block.
+
+        (device,) = virtual_gpus(1, model="dgxa100", values=False)
+        with equal_ranks(1024):
+            net = DistributedDataParallel(net.to(device))  # a step takes that of 1,024 GPUs
+
+    Ranks that do the same at the same time take equally long, so it is enough to run one of them.
+    In the block this process is rank 0 of the default process group, whose collectives take the
+    time of `k` ranks and give what they give where all ranks have the same values. Ranks with
+    shards, as in `fully_shard`, differ in their values, so that only time, bytes and memory are
+    those of `k` ranks. The group has the backend "vccl" and torch's fake store.
+
+    Args:
+        k: number of ranks.
+
+    Raises:
+        ValueError: `k` is not a positive whole number, or there is a default process group already.
+        RuntimeError: no GPUs are modelled.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"the number of ranks is a positive whole number: got {k!r}")
+    if clock_in_force() is None:
+        raise RuntimeError("equal ranks need a modelled GPU: call virtual_gpus(1, model=...) first")
+    import torch.distributed as dist
+
+    from . import private
+
+    dist.init_process_group("vccl", store=private.fake_store(), rank=0, world_size=k)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def clock():

@@ -838,6 +838,13 @@ def default_store():
     return torch.distributed.distributed_c10d._get_default_store()
 
 
+def fake_store():
+    """Return a store of torch's fake process group, in which one rank stands for all."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
 def is_fake_store(store):
     """Return whether a store is that of torch's fake process group: there are no other ranks."""
     while hasattr(store, "underlying_store"):

@@ -547,20 +547,3 @@ def _sleep(seconds):
     op = Op("sleep", "kernel", found.compute, lambda op: None)
     op.seconds = seconds
     found.current_stream().issue(op)
-
-
-def _exchange(name, seconds, num_bytes):
-    """Keep both directions between the current device and others busy for `seconds`.
-
-    It stands for this device's part of a collective whose other devices do not exist.
-
-    Args:
-        name: what a recording shows.
-        seconds: how long.
-        num_bytes: what a recording shows.
-    """
-    found = registry.current()
-    op = Op(name, "copy", found.p2p, lambda op: None)
-    op.seconds, op.num_bytes = seconds, num_bytes
-    op.source = op.target = found.torch_device
-    found.current_stream().issue(op)

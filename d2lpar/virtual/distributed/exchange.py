@@ -1,7 +1,8 @@
 """How the values of a collective move: on CPU tensors, through gloo, in an engine's thread.
 
 Each function takes a gloo process group and lists of flat CPU tensors, the inputs and the outputs
-of this rank, and returns when the outputs are written.
+of this rank, and returns when the outputs are written. Where one rank stands for many equal ones,
+`Equals` takes the place of gloo.
 """
 
 import torch
@@ -76,6 +77,78 @@ class Reduction:
             else:
                 (torch.minimum if kind == Op.MIN else torch.maximum)(total, part, out=total)
         return total
+
+
+class Equals:
+    """In the place of a gloo group where this rank stands for all: others have the same values.
+
+    Messages, and what a root elsewhere would give, leave the outputs as they are.
+
+    Args:
+        rank, size: of this process in the group.
+    """
+
+    def __init__(self, rank, size):
+        self._rank, self._size = rank, size
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    def allreduce(self, tensors, options):
+        """Reduce `size` equal tensors to one: MIN and MAX of them are the tensor itself."""
+        kind = private.kind_of_reduction(options.reduceOp)
+        for tensor in tensors:
+            if kind == Op.SUM:
+                tensor *= self._size
+            elif kind == Op.PRODUCT:
+                tensor **= self._size
+        return _Done()
+
+    reduce = allreduce
+
+    def allgather(self, output_lists, inputs):
+        """Copy each input to all of its outputs."""
+        for outs, value in zip(output_lists, inputs, strict=True):
+            for out in outs:
+                out.copy_(value)
+        return _Done()
+
+    def gather(self, output_lists, inputs, options):
+        """Copy each input to all of its outputs, if this rank is the root that has them."""
+        return self.allgather(output_lists, inputs) if output_lists else _Done()
+
+    def alltoall_base(self, output, value, output_sizes, input_sizes, options):
+        """Receive from every rank what it sends to this one."""
+        own = value.split(input_sizes)[self._rank]
+        for part in output.split(output_sizes):
+            part.copy_(own)
+        return _Done()
+
+    def scatter(self, outputs, input_lists, options):
+        """Receive this rank's input, if it is the root that has them."""
+        for out, values in zip(outputs, input_lists, strict=False):
+            out.copy_(values[self._rank])
+        return _Done()
+
+    def broadcast(self, tensors, options):
+        """Leave the tensors as they are: the root has the same."""
+        return _Done()
+
+    def send(self, tensors, other, tag):
+        """Do nothing: there is nobody else."""
+        return _Done()
+
+    recv = send
+
+
+class _Done:
+    """The work of `Equals`, which has ended when it is returned."""
+
+    def wait(self):
+        """Do nothing."""
 
 
 def all_reduce(gloo, inputs, outputs, reduction):
