@@ -111,6 +111,32 @@ def test_a_trainer_under_torchrun_that_is_resumed(tmp_path):
     assert resumed == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
 
 
+RESTARTED = """
+    import json, os
+    import torch
+    from torch import distributed as dist
+
+    rank, start = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    x = torch.tensor([rank + 1.0], device="cuda")
+    dist.all_reduce(x, group=dist.new_group())
+    dist.all_reduce(x)
+    x = x.item()
+    assert rank == 0 or start == 1
+    dist.destroy_process_group()
+    if rank == 0:
+        print(json.dumps([start, x]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--model", "v100")])
+def test_torchrun_starts_its_workers_again(tmp_path, options):
+    torchrun = *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1"
+    program = written(tmp_path, RESTARTED)
+    assert result_of(d2lpar(tmp_path, "run", "--gpus", "2", *options, *torchrun, program)) == [1, 6]
+
+
 SHARDED = """
     import json, os
     import torch

@@ -9,6 +9,7 @@ waits for another one. Tensors on the CPU go to gloo directly.
 import atexit
 import contextlib
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -136,7 +137,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._store = store
+        self._store = store = _of_this_start(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
@@ -170,7 +171,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
-            job = private.default_store(), dist.get_rank(), dist.get_world_size()
+            job = _of_this_start(private.default_store()), dist.get_rank(), dist.get_world_size()
         simulation.meetings = Meetings(simulation, *job, self._timeout)
 
     # -- what torch asks a group
@@ -612,6 +613,16 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._table.agree_with(
             call.peer, call.sends, call.text, ready, link, failure, call.tag
         )
+
+
+def _of_this_start(store):
+    """Return the part of a store that is new: torchrun keeps it when it starts its workers again.
+
+    Otherwise they would look for the workers before them.
+    """
+    if private.is_fake_store(store):
+        return store
+    return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 _sharing = threading.Lock()  # of the directions of links
