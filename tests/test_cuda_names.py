@@ -271,6 +271,7 @@ def test_what_only_cuda_has_says_so_by_name():
     assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
     assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
     assert "torch.cuda.utilization" in error(torch.cuda.utilization)
+    assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),
