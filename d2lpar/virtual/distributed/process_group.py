@@ -278,7 +278,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name, tensors, opts):
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, tensors)
         run = functools.partial(exchange.all_reduce, reduction=reduction)
         num_bytes = _num_bytes(tensors)
         return self._issue(
@@ -289,7 +289,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors, opts=None):
         """Sum each tensor over the ranks; the root has the sum."""
         opts = opts or private.ReduceOptions()
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, tensors)
         run = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
         detail = f"{reduction.name}, {self._root(opts.rootRank)}"
         num_bytes = _num_bytes(tensors)
@@ -365,7 +365,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, name, outputs, inputs, opts):
         _check_parts(name, inputs, outputs)
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, inputs)
         run = functools.partial(exchange.reduce_scatter, reduction=reduction)
         num_bytes = _num_bytes(inputs)
         return self._issue(
@@ -472,7 +472,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     # -- issuing
 
-    def _reduction(self, opts):
+    def _reduction(self, opts, tensors):
+        for tensor in tensors:
+            if tensor.dtype in exchange.NOT_REDUCED:
+                raise TypeError(f"{tensor.dtype} is not one of NCCL's types, nor reduced by vccl")
         return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
 
     def _root(self, rank):
