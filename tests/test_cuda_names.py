@@ -96,7 +96,8 @@ def test_errors_are_those_of_cuda():
     assert error(lambda: x + x.cuda(1)).endswith("at least two devices, cuda:0 and cuda:1!")
     assert "must be cuda device" in error(lambda: x.cuda("cpu"))
     torch.cuda.set_per_process_memory_fraction(1e-6)
-    assert "cuda:0" in error(lambda: torch.empty(2**20, device="cuda"))
+    text = error(lambda: torch.empty(2**20, device="cuda"))
+    assert "CUDA out of memory. " in text and "cuda:0" in text  # programs look for it
     """)
 
 
@@ -270,6 +271,7 @@ def test_what_only_cuda_has_says_so_by_name():
     assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
     assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
     assert "torch.cuda.utilization" in error(torch.cuda.utilization)
+    assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),

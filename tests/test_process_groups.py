@@ -59,6 +59,15 @@ def combined(op, values):
     return values.amin(0) if op == Op.MIN else values.amax(0)
 
 
+@in_ranks(2)
+def test_types_that_nccl_does_not_reduce_are_named():
+    rank, device, group = set_up()
+    x = torch.ones(2, dtype=torch.int16, device=device)
+    assert failure_of(lambda: group.allreduce([x])) == (
+        "TypeError: torch.int16 is not one of NCCL's types, nor reduced by vccl"
+    )
+
+
 def assert_same(actual, expected):
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual.cpu(), expected, check_device=False)

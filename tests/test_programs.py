@@ -111,6 +111,32 @@ def test_a_trainer_under_torchrun_that_is_resumed(tmp_path):
     assert resumed == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
 
 
+RESTARTED = """
+    import json, os
+    import torch
+    from torch import distributed as dist
+
+    rank, start = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    x = torch.tensor([rank + 1.0], device="cuda")
+    dist.all_reduce(x, group=dist.new_group())
+    dist.all_reduce(x)
+    x = x.item()
+    assert rank == 0 or start == 1
+    dist.destroy_process_group()
+    if rank == 0:
+        print(json.dumps([start, x]), flush=True)
+"""
+
+
+@pytest.mark.parametrize("options", [(), ("--model", "v100")])
+def test_torchrun_starts_its_workers_again(tmp_path, options):
+    torchrun = *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1"
+    program = written(tmp_path, RESTARTED)
+    assert result_of(d2lpar(tmp_path, "run", "--gpus", "2", *options, *torchrun, program)) == [1, 6]
+
+
 SHARDED = """
     import json, os
     import torch
@@ -202,6 +228,74 @@ def test_fully_sharded_data_parallel_with_tensor_parallel(tmp_path):
     sharded = on_gpus(tmp_path, 4, *TORCHRUN, "--nproc-per-node=4", program)
     expected = on_cpu(tmp_path, sys.executable, program)
     assert sharded == {name: pytest.approx(value, rel=1e-3) for name, value in expected.items()}
+
+
+SHARDED_FROM_THE_CPU = """
+    import json, os
+    import torch
+    from torch import distributed as dist, nn
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+    from torch.distributed.fsdp import (
+        FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+    )
+    from torch.nn.parallel import DistributedDataParallel
+
+    def net_on_the_cpu():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+    def losses_of(net):
+        optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
+        for _ in range(3):
+            loss = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    torch.manual_seed(1)
+    x, result = torch.randn(4, 6), {}
+    if "RANK" not in os.environ:
+        net = net_on_the_cpu()
+        wanted = losses_of(net)
+        names = "fully_shard", "True", "False", "hook"
+        result = {name: wanted for name in names}
+        result["norms"] = [value.float().norm().item() for value in net.state_dict().values()]
+    else:
+        rank = int(os.environ["LOCAL_RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        x = x.cuda()
+        net = net_on_the_cpu()
+        fully_shard(net[0])
+        result["fully_shard"] = losses_of(fully_shard(net))
+        for original in True, False:
+            net = FullyShardedDataParallel(
+                net_on_the_cpu(), device_id=rank, use_orig_params=original
+            )
+            result[str(original)] = losses_of(net)
+            config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
+            kind = StateDictType.FULL_STATE_DICT
+            with FullyShardedDataParallel.state_dict_type(net, kind, config):
+                state = net.state_dict()
+            assert all(value.device.type == "cpu" for value in state.values())
+            assert len(state) == (9 if rank == 0 else 0), state.keys()
+            result["norms"] = [value.float().norm().item() for value in state.values()]
+        net = DistributedDataParallel(net_on_the_cpu().cuda(), device_ids=[rank])
+        net.register_comm_hook(None, bf16_compress_hook)
+        result["hook"] = losses_of(net)
+        dist.destroy_process_group()
+    if os.environ.get("RANK", "0") == "0":
+        print(json.dumps(result), flush=True)
+"""
+
+
+def test_networks_on_the_cpu_are_moved_and_sharded(tmp_path):
+    program = written(tmp_path, SHARDED_FROM_THE_CPU)
+    sharded = on_gpus(tmp_path, 2, *TORCHRUN, "--nproc-per-node=2", program)
+    expected = on_cpu(tmp_path, sys.executable, program)
+    assert sharded == {name: pytest.approx(value, rel=1e-2) for name, value in expected.items()}
 
 
 SPAWNED = """

@@ -100,6 +100,8 @@ def _replace_names():
     torch.cuda.profiler.start = torch.cuda.profiler.stop = lambda: None
     torch.cuda.profiler.profile = contextlib.nullcontext
     torch.cuda.nccl.version = lambda: NCCL_VERSION
+    for name in _OF_NCCL:
+        setattr(torch.cuda.nccl, name, refusing(f"torch.cuda.nccl.{name}"))
     if hasattr(torch.accelerator, "get_memory_info"):
         torch.accelerator.get_memory_info = vgpu.mem_get_info
     torch.autograd.profiler.profile.__init__ = _without_cuda(
@@ -234,6 +236,8 @@ _ONLY_ON_A_GPU = """
     memory_snapshot _record_memory_history _snapshot _dump_snapshot list_gpu_processes
     device_memory_used memory_usage utilization temperature power_draw clock_rate _compile_kernel
 """.split()
+
+_OF_NCCL = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()
 
 _TENSOR_TYPES = {
     "FloatTensor": torch.float32,

@@ -7,6 +7,7 @@ import torch
 from d2lpar.virtual.imports import when_imported
 
 _INSTEAD = {  # part of a name -> what to do
+    "nccl": "torch.cuda.comm has some of them, and torch.distributed all",
     "raph": "run the code without capturing it",
     "snapshot": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",
     "memory": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",

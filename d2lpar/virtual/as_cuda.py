@@ -10,6 +10,7 @@ import torch
 
 from . import device as registry
 from . import private, saving, scheduler, vgpu, virtual_gpus
+from .imports import when_imported
 from .issuing import issue_factory
 from .tensor import DeviceStorage, VirtualTensor
 
@@ -44,6 +45,7 @@ def stand_for_cuda(n, **options):
     torch.UntypedStorage.cuda = _storage_to_cuda
     private.patch_make_wrapper(_own, say_cuda)
     _let_autocast_know()
+    when_imported("torch.distributed.fsdp._init_utils", _say_cuda_in_fsdp)
     os.register_at_fork(after_in_child=_forgive_fork)
     return devices
 
@@ -119,6 +121,10 @@ def say_cuda(cls):
     device = cls.device
     cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
+
+
+def _say_cuda_in_fsdp(module):
+    private.patch_names_in_fsdp(module, called_cuda)
 
 
 def _device_of_storage(storage):

@@ -6,6 +6,7 @@ from collections import deque
 
 import torch
 
+from . import scheduler
 from .private import set_conj, set_neg
 from .scheduler import catch_up, under_way, wait
 
@@ -446,7 +447,8 @@ class Memory:
             limit = f" {self.allowed / MIB:.2f} MiB of it is allowed to be used."
         free = self.limit - self.allocated - self.held
         return torch.OutOfMemoryError(
-            f"VGPU out of memory. Tried to allocate {num_bytes / MIB:.2f} MiB. "
+            f"{scheduler.error_name.upper()} out of memory. "
+            f"Tried to allocate {num_bytes / MIB:.2f} MiB. "
             f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
             f"which {free / MIB:.2f} MiB is free.{limit}"
         )

@@ -13,6 +13,7 @@ import platform
 import sys
 import threading
 import warnings
+from types import SimpleNamespace
 
 import torch
 from torch.optim.optimizer import _foreach_supported_types as of_optimizers
@@ -659,6 +660,7 @@ def patch_accelerator(module, device_type):
         "empty_cache": module.empty_cache,
     }.items():
         setattr(torch.accelerator, name, function)
+    torch._C._get_accelerator = lambda check=None: torch.device(device_type)
 
 
 def patch_data_parallel(comm, is_ours, get_stream, device_type):
@@ -708,12 +710,13 @@ if torch.distributed.is_available():
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
 
-def register_process_groups(name, create):
+def register_process_groups(name, create, is_virtual):
     """Let torch.distributed make process groups of the backend `name` by `create`, for vgpu.
 
     Args:
         name: of the backend.
         create: function of torch's options for any backend, and those for this one.
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
     """
     if torch.distributed.is_available():
         register = torch.distributed.Backend.register_backend
@@ -721,7 +724,7 @@ def register_process_groups(name, create):
         logger = torch.distributed.Logger
         logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
 
-        patch_hooks()
+        patch_hooks(is_virtual)
         _leave_out_flight_recorder()
 
 
@@ -753,39 +756,102 @@ def _leave_out_flight_recorder():
         c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
 
 
-def patch_fully_shard(module):
-    """Let `fully_shard` move what lies on the CPU to a virtual GPU, as it does to others.
+def patch_fsdp(module, is_virtual):
+    """Let FSDP move what lies on the CPU to a virtual GPU, as it does to others.
 
     Args:
-        module: torch.distributed.fsdp._fully_shard._fsdp_init.
+        module: where it is done: torch.distributed.fsdp._fully_shard._fsdp_init for `fully_shard`,
+            torch.distributed.fsdp._init_utils for `FullyShardedDataParallel`.
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
     """
     move = module._move_states_to_device
 
     @functools.wraps(move)
     def _move_states_to_device(params, buffers, device):
-        for tensor in (*params, *buffers):
-            if device.type == "vgpu" and type(tensor) in (torch.Tensor, torch.nn.Parameter):
-                if tensor.device.type == "cpu":
-                    moved = tensor.detach().to(device)
-                    if isinstance(tensor, torch.nn.Parameter):
-                        moved = torch.nn.Parameter(moved, tensor.requires_grad)
-                    torch.utils.swap_tensors(tensor, moved)
+        for tensor in (*params, *buffers) if device is not None and is_virtual(device) else ():
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type == "cpu":
+                moved = tensor.detach().to(device)
+                if isinstance(tensor, torch.nn.Parameter):
+                    moved = torch.nn.Parameter(moved, tensor.requires_grad)
+                torch.utils.swap_tensors(tensor, moved)
         move(params, buffers, device)
 
     module._move_states_to_device = _move_states_to_device
 
 
-def patch_hooks():
+def patch_fsdp_offload(flat_param, state_dicts, is_ours, is_virtual):
+    """Let state dicts of `FullyShardedDataParallel` go to the CPU: each parameter, as it is copied.
+
+    Otherwise the flat parameter would go there by its `data`, which a tensor of ours cannot.
+
+    Args:
+        flat_param: torch.distributed.fsdp._flat_param.
+        state_dicts: torch.distributed.fsdp._state_dict_utils.
+        is_ours: function that tells whether a tensor is on a virtual GPU.
+        is_virtual: function that tells whether a `torch.device` is one.
+    """
+    to_cpu, finish = (
+        flat_param.FlatParamHandle.to_cpu,
+        state_dicts._common_unshard_post_state_dict_hook,
+    )
+
+    @functools.wraps(to_cpu)
+    def _to_cpu(self):
+        return contextlib.nullcontext() if is_virtual(self.device) else to_cpu(self)
+
+    @functools.wraps(finish)
+    def _common_unshard_post_state_dict_hook(module, fsdp_state, state_dict, prefix, param_hook):
+        def hook(state_dict, prefix, fqn):
+            param_hook(state_dict, prefix, fqn)
+            if fsdp_state._state_dict_config.offload_to_cpu and is_ours(state_dict[fqn]):
+                state_dict[fqn] = state_dict[fqn].cpu()
+
+        return finish(module, fsdp_state, state_dict, prefix, hook)
+
+    flat_param.FlatParamHandle.to_cpu = _to_cpu
+    state_dicts._common_unshard_post_state_dict_hook = _common_unshard_post_state_dict_hook
+
+
+def patch_names_in_fsdp(module, say):
+    """Let `FullyShardedDataParallel` call a GPU by the name that programs know.
+
+    It knows GPUs by their numbers, and `torch.device(0)` has torch's own name for them.
+
+    Args:
+        module: torch.distributed.fsdp._init_utils.
+        say: function that returns a `torch.device` under the name by which programs know it.
+    """
+    given, computing = module._get_device_from_device_id, module._get_compute_device
+
+    @functools.wraps(given)
+    def _get_device_from_device_id(*args):
+        device = given(*args)
+        return device and say(device)
+
+    @functools.wraps(computing)
+    def _get_compute_device(*args):
+        *args, handle = args
+        current = say(torch.device("vgpu", handle.current_device()))
+        return computing(*args, SimpleNamespace(current_device=lambda: current))
+
+    module._get_device_from_device_id = _get_device_from_device_id
+    module._get_compute_device = _get_compute_device
+
+
+def patch_hooks(is_virtual):
     """Let DDP take hooks for bfloat16, and hooks in Python for those in C++.
 
     The latter need futures that cannot be made in Python.
+
+    Args:
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
     register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
 
     @functools.wraps(register)
     def _register_builtin_comm_hook(self, comm_hook_type):
-        if self.device_type != "vgpu":
+        if not is_virtual(torch.device(self.device_type)):
             return register(self, comm_hook_type)
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -795,7 +861,8 @@ def patch_hooks():
 
     @functools.wraps(check)
     def _check_comm_hook(self, hook):
-        if not (self.device_type == "vgpu" and hook.__name__.startswith("bf16_")):
+        ours = is_virtual(torch.device(self.device_type))
+        if not (ours and hook.__name__.startswith("bf16_")):
             check(self, hook)
 
     ddp._register_builtin_comm_hook = _register_builtin_comm_hook

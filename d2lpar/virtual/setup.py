@@ -60,8 +60,10 @@ def register():
         private.patch_accelerator(vgpu, registry.device_type)
         private.allow_foreach(VirtualTensor)
         private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
-        private.register_process_groups(BACKEND, _new_process_group)
-        when_imported("torch.distributed.fsdp._fully_shard._fsdp_init", private.patch_fully_shard)
+        private.register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
+        for name in ("_fully_shard._fsdp_init", "_init_utils"):
+            when_imported(f"torch.distributed.fsdp.{name}", _adapt_fsdp)
+        when_imported("torch.distributed.fsdp._state_dict_utils", _adapt_fsdp_offload)
         adapt_dtensor()
         registry.let_engines_have_their_turn()
         atexit.register(_end)
@@ -87,6 +89,16 @@ def _side_stream(device):
     if device.index not in _side_streams:
         _side_streams[device.index] = vgpu.Stream(device.index)
     return _side_streams[device.index]
+
+
+def _adapt_fsdp(module):
+    private.patch_fsdp(module, registry.is_virtual)
+
+
+def _adapt_fsdp_offload(module):
+    from torch.distributed.fsdp import _flat_param
+
+    private.patch_fsdp_offload(_flat_param, module, is_ours, registry.is_virtual)
 
 
 def _new_process_group(options, backend_options):

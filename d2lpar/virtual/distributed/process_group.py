@@ -9,6 +9,7 @@ waits for another one. Tensors on the CPU go to gloo directly.
 import atexit
 import contextlib
 import functools
+import os
 import sys
 import threading
 import weakref
@@ -136,7 +137,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._store = store
+        self._store = store = _of_this_start(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
@@ -170,7 +171,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
-            job = private.default_store(), dist.get_rank(), dist.get_world_size()
+            job = _of_this_start(private.default_store()), dist.get_rank(), dist.get_world_size()
         simulation.meetings = Meetings(simulation, *job, self._timeout)
 
     # -- what torch asks a group
@@ -277,7 +278,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name, tensors, opts):
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, tensors)
         run = functools.partial(exchange.all_reduce, reduction=reduction)
         num_bytes = _num_bytes(tensors)
         return self._issue(
@@ -288,7 +289,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors, opts=None):
         """Sum each tensor over the ranks; the root has the sum."""
         opts = opts or private.ReduceOptions()
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, tensors)
         run = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
         detail = f"{reduction.name}, {self._root(opts.rootRank)}"
         num_bytes = _num_bytes(tensors)
@@ -364,7 +365,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, name, outputs, inputs, opts):
         _check_parts(name, inputs, outputs)
-        reduction = self._reduction(opts)
+        reduction = self._reduction(opts, inputs)
         run = functools.partial(exchange.reduce_scatter, reduction=reduction)
         num_bytes = _num_bytes(inputs)
         return self._issue(
@@ -471,7 +472,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     # -- issuing
 
-    def _reduction(self, opts):
+    def _reduction(self, opts, tensors):
+        for tensor in tensors:
+            if tensor.dtype in exchange.NOT_REDUCED:
+                raise TypeError(f"{tensor.dtype} is not one of NCCL's types, nor reduced by vccl")
         return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
 
     def _root(self, rank):
@@ -618,6 +622,16 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._table.agree_with(
             call.peer, call.sends, call.text, ready, link, failure, call.tag
         )
+
+
+def _of_this_start(store):
+    """Return the part of a store that is new: torchrun keeps it when it starts its workers again.
+
+    Otherwise they would look for the workers before them.
+    """
+    if private.is_fake_store(store):
+        return store
+    return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 _sharing = threading.Lock()  # of the directions of links
