@@ -15,12 +15,14 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from d2lpar.virtual import clock_in_force, hardware_name, scheduler
 from d2lpar.virtual import device as registry
+from d2lpar.virtual.tensor import is_ours
 
 from .summary import SPAN
 
@@ -68,7 +70,8 @@ class Report:
         self._peaks = Counter()  # by device, bytes
         self._waiting = 0.0
         self._begin, self._end = float("inf"), 0.0
-        self._steps = {}  # id of an optimizer -> [steps, time of the first, time of the last]
+        self._steps_of = WeakKeyDictionary()  # optimizer -> one of the following
+        self._steps = []  # [steps, time of the first, time of the last]
         self._rank = os.environ.get("RANK")
         self._started = False
 
@@ -99,8 +102,14 @@ class Report:
 
     def note_step(self, optimizer, args, kwargs):
         """Note that an optimizer has made a step; torch calls this."""
+        parameters = (p for group in optimizer.param_groups for p in group["params"])
+        if not is_ours(parameters):
+            return
         now = scheduler.now()
-        known = self._steps.setdefault(id(optimizer), [0, now, now])
+        if optimizer not in self._steps_of:
+            self._steps.append([0, now, now])
+            self._steps_of[optimizer] = self._steps[-1]
+        known = self._steps_of[optimizer]
         known[0] += 1
         known[2] = now
 
@@ -166,7 +175,7 @@ class Report:
                     "peak": self._peaks[where],
                     "memory": device.memory.limit,
                 }
-        steps, first, last = max(list(self._steps.values()), default=(0, 0.0, 0.0))
+        steps, first, last = max(list(self._steps), default=(0, 0.0, 0.0))
         return {
             "pid": self._pid,
             "rank": None if self._rank is None else int(self._rank),

@@ -1,6 +1,7 @@
 """What `d2lpar run` makes of the reports of all ranks: a summary for reading, and one trace."""
 
 import json
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,9 +35,12 @@ def summary(reports, gpus, seconds, code):
         f"{seconds:.1f} s, exit code {code}"
     ]
     if not reports:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         lines.append(
             "no process said that it gave them work; if one did, is d2lpar installed in the Python "
             "that the command runs?"
+            if visible is None
+            else f"no process gave them work; CUDA_VISIBLE_DEVICES is {visible!r}"
         )
         return "\n".join(lines)
     clock = "times of the model" if modelled else "times of the wall clock"

@@ -13,7 +13,7 @@ import platform
 import sys
 import threading
 import warnings
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import torch
 from torch.optim.optimizer import _foreach_supported_types as of_optimizers
@@ -232,6 +232,25 @@ def register(module, factory, copy_, is_pinned, pin, restore, autocast):
     _swap_when_modules_move()
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
+
+
+def swap_in_spite_of_weak_references(is_ours):
+    """Let tensors of ours be swapped where weak references know one, as CUDA's may change `data`.
+
+    They know the object, which stays the same.
+
+    Args:
+        is_ours: function that tells whether a tensor is on a virtual GPU.
+    """
+    swap = torch.utils.swap_tensors
+    none = SimpleNamespace(getweakrefs=lambda tensor: ())
+    swap_all = FunctionType(swap.__code__, {**swap.__globals__, "weakref": none}, swap.__name__)
+
+    @functools.wraps(swap)
+    def swap_tensors(t1, t2):
+        return (swap_all if is_ours(t1) or is_ours(t2) else swap)(t1, t2)
+
+    torch.utils.swap_tensors = swap_tensors
 
 
 def _swap_when_modules_move():

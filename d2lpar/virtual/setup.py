@@ -59,6 +59,7 @@ def register():
         private.patch_default_dtype(registry.wait_for_all)
         private.patch_accelerator(vgpu, registry.device_type)
         private.allow_foreach(VirtualTensor)
+        private.swap_in_spite_of_weak_references(is_ours)
         private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         private.register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         for name in ("_fully_shard._fsdp_init", "_init_utils"):

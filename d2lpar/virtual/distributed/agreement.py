@@ -116,8 +116,9 @@ class Table:
         """
         row = self._row(call, ready, link, failure)
         its = torch.empty_like(row)
-        action = "send" if sends else "recv"
-        with self._complaining(f"{action} of {call}"):
+        name = self.global_ranks[other]
+        own = f"send of {call} to rank {name}" if sends else f"recv of {call} from rank {name}"
+        with self._complaining(own):
             if sends:
                 self.gloo.send([row], other, 4 * tag).wait()
                 self.gloo.recv([its], other, 4 * tag + 1).wait()
@@ -126,7 +127,6 @@ class Table:
                 self.gloo.send([row], other, 4 * tag + 1).wait()
         table = torch.stack([row, its])
         if failure is not None or self._disagree(table):
-            own = f"{action} of {call}"
             if failure is not None:
                 own += f", but cannot: {failure}"
             text = self._texts_of_two(own, other, sends, 4 * tag + 2)

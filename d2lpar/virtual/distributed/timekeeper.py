@@ -102,7 +102,7 @@ class Keeper:
         welcome = 0
         while welcome < self._size:
             with contextlib.suppress(AuthenticationError, EOFError, OSError):  # somebody else
-                connection = self._listener.accept()
+                connection = _prompt(self._listener.accept())
                 threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
                 welcome += 1
         self._listener.close()
@@ -142,8 +142,8 @@ class Keeper:
         texts = {post[0] for post in meeting.posts.values()}
         if len(texts) > 1:
             self._fail(meeting, key, _disagreement(meeting))
-        elif meeting.failure is not None:  # it comes too late
-            self._fail(meeting, key, meeting.failure)
+        elif meeting.failure is not None:
+            self._fail(meeting, key, f"{meeting.failure}\n  rank {number} came after that")
         elif not meeting.missing():
             posts = meeting.posts.values()
             one_host = len({post[2] for post in posts}) == 1
@@ -261,6 +261,15 @@ class Keeper:
                 for key, meeting in list(self._meetings.items()):
                     self._look_after_one(key, meeting, now)
 
+    def _waits_in(self, number):
+        """Return what a rank has called that others have not, a text; None if nothing."""
+        texts = (
+            f"{meeting.posts[number][0]} of group {key[0]}, call {key[-1]}"
+            for key, meeting in self._meetings.items()
+            if number in meeting.posts and meeting.missing() and meeting.failure is None
+        )
+        return next(texts, None)
+
     def _look_after_one(self, key, meeting, now):
         if meeting.failure is not None:
             return
@@ -275,8 +284,13 @@ class Keeper:
             return
         if now - since > self._timeout:
             text = next(iter(meeting.posts.values()))[0]
-            waited = f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"
-            self._fail(meeting, key, f"{waited}\n  {_names(late)} did not come")
+            lines = [f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            elsewhere = {number: self._waits_in(number) for number in late}
+            lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
+            nowhere = [number for number in late if not elsewhere[number]]
+            if nowhere:
+                lines.append(f"  {_names(nowhere)} did not come")
+            self._fail(meeting, key, "\n".join(lines))
         elif now - since > _PATIENCE:
             for number in late:
                 rank = self._ranks.get(number)
@@ -296,6 +310,13 @@ def _disagreement(meeting):
         groups.setdefault(post[0], []).append(number)
     lines += [f"  {_names(ranks)}: {text}" for text, ranks in groups.items()]
     return "\n".join(lines)
+
+
+def _prompt(connection):
+    """Return a connection that sends small messages at once: the kernel would wait up to 40 ms."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
+        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
 def _own_address(rank):
@@ -328,7 +349,7 @@ class Member:
         address, port, secret = store.get(_KEY).decode().split()
         if self._keeper is not None:
             address = "127.0.0.1"
-        self._connection = Client((address, int(port)), authkey=secret.encode())
+        self._connection = _prompt(Client((address, int(port)), authkey=secret.encode()))
         self._connection.send(rank)
         self._answers = SimpleQueue()
         self._heard = 0
