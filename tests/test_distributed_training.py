@@ -602,6 +602,30 @@ def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
     d2lpar.launch(fully_sharded)
 
 
+def fully_sharded_from_nothing():
+    from torch.distributed.tensor import DTensor, init_device_mesh
+
+    rank, k, device = join()
+    mesh = init_device_mesh("vgpu", (k,))
+    with torch.device("meta"):
+        net = sharded(blocks(), mesh)
+    values = {}
+    for name, value in net.state_dict().items():
+        own = torch.full(value.to_local().shape, 0.5, dtype=value.dtype, device=device)
+        values[name] = DTensor.from_local(own, mesh, value.placements, run_check=False)
+    net.load_state_dict(values, assign=True)
+    inputs = part(SEQUENCES[0], rank, k).to(device)
+    results = net(inputs)
+    expected = blocks()
+    for parameter in expected.parameters():
+        parameter.detach().fill_(0.5)
+    torch.testing.assert_close(results.cpu(), expected(part(SEQUENCES[0], rank, k)))
+
+
+def test_fully_shard_takes_parameters_that_are_assigned():
+    d2lpar.launch(fully_sharded_from_nothing)
+
+
 def fsdp_with_tensor_parallel():
     from torch.distributed.tensor import init_device_mesh
     from torch.distributed.tensor.parallel import (

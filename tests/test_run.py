@@ -16,6 +16,22 @@ from programs import d2lpar, environment, written
 from d2lpar.programs.run import run_command
 from d2lpar.programs.summary import read_reports, summary, write_trace
 
+STEPS = """
+    import gc, torch
+    from torch import nn
+
+    def train(device, steps):
+        net = nn.Linear(4, 4).to(device)
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(steps):
+            net(torch.ones(2, 4, device=device)).sum().backward()
+            trainer.step()
+
+    for device, steps in (("cpu", 9), ("cuda", 3), ("cuda", 5), ("cuda", 4)):
+        train(device, steps)
+        gc.collect()
+"""
+
 TRAIN = """
     import os, torch
     from torch import nn
@@ -56,6 +72,12 @@ def test_a_program_and_its_summary(tmp_path):
     assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
 
 
+def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, written(tmp_path, STEPS))
+    assert done.returncode == 0, done.stderr
+    assert ["-", "5"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+
+
 def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
     program = written(tmp_path, TRAIN)
     trace = tmp_path / "trace.json"
@@ -79,6 +101,12 @@ def test_the_exit_code_is_that_of_the_command(code, capfd):
     printed = capfd.readouterr()
     assert not printed.out and f"exit code {wanted}" in printed.err
     assert "is d2lpar installed in the Python" in printed.err
+
+
+def test_gpus_that_no_process_may_see(monkeypatch, capfd):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert run_command(["true"], 2) == 0
+    assert "no process gave them work; CUDA_VISIBLE_DEVICES is ''" in capfd.readouterr().err
 
 
 def test_commands_that_cannot_be_run(tmp_path, capfd):

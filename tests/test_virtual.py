@@ -769,6 +769,19 @@ def test_a_backward_that_failed_keeps_no_gradients_that_it_did_not_come_to(devic
     assert torch.vgpu.memory_allocated(devices[0]) == used
 
 
+def test_a_module_is_moved_though_weak_references_know_its_parameters(devices):
+    net = torch.nn.Linear(3, 2)
+    values, known = net.weight.tolist(), weakref.ref(net.weight)
+    net.to(devices[0])
+    assert known() is net.weight and net.weight.device == devices[0]
+    net.to(devices[1])
+    assert known() is net.weight and net.weight.tolist() == values
+    alone = torch.ones(2)
+    known = weakref.ref(alone)
+    with pytest.raises(RuntimeError, match="weakref"):  # as before
+        torch.utils.swap_tensors(alone, torch.zeros(2))
+
+
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
     gc.collect()
     used = torch.vgpu.memory_allocated(devices[0])

@@ -259,20 +259,34 @@ def _swap_when_modules_move():
     `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
     as on CUDA, unless the program has asked for swapping before.
     """
-    load = torch.nn.Module._load_from_state_dict
     if torch.__future__.get_swap_module_params_on_conversion():
         return
     torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.nn.Module._load_from_state_dict = _without_swapping(torch.nn.Module._load_from_state_dict)
 
-    @functools.wraps(load)
-    def _load_from_state_dict(self, *args, **kwargs):
+
+def _without_swapping(function):
+    """Return a function that does the same, while modules do not swap parameters."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        before = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(False)
         try:
-            load(self, *args, **kwargs)
+            return function(*args, **kwargs)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(True)
+            torch.__future__.set_swap_module_params_on_conversion(before)
 
-    torch.nn.Module._load_from_state_dict = _load_from_state_dict
+    return call
+
+
+def let_fully_shard_take_assigned_parameters(module):
+    """Let `load_state_dict(assign=True)` give `fully_shard` other parameters, as on CUDA.
+
+    Args:
+        module: torch.distributed.fsdp._fully_shard._fsdp_param.
+    """
+    module.FSDPParam.reset_sharded_param = _without_swapping(module.FSDPParam.reset_sharded_param)
 
 
 # -- what torch's C++ code asks a device type

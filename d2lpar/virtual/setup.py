@@ -65,6 +65,10 @@ def register():
         for name in ("_fully_shard._fsdp_init", "_init_utils"):
             when_imported(f"torch.distributed.fsdp.{name}", _adapt_fsdp)
         when_imported("torch.distributed.fsdp._state_dict_utils", _adapt_fsdp_offload)
+        when_imported(
+            "torch.distributed.fsdp._fully_shard._fsdp_param",
+            private.let_fully_shard_take_assigned_parameters,
+        )
         adapt_dtensor()
         registry.let_engines_have_their_turn()
         atexit.register(_end)

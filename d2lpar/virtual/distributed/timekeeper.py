@@ -258,8 +258,11 @@ class Keeper:
                 now = time.monotonic()
                 if self._ranks and all(rank.ended for rank in self._ranks.values()):
                     return
-                for key, meeting in list(self._meetings.items()):
-                    self._look_after_one(key, meeting, now)
+                meetings = list(self._meetings.items())
+                texts = [self._look_after_one(key, meeting, now) for key, meeting in meetings]
+                for (key, meeting), text in zip(meetings, texts, strict=True):
+                    if text is not None:
+                        self._fail(meeting, key, text)
 
     def _waits_in(self, number):
         """Return what a rank has called that others have not, a text; None if nothing."""
@@ -271,8 +274,9 @@ class Keeper:
         return next(texts, None)
 
     def _look_after_one(self, key, meeting, now):
+        """Let ranks go on that this meeting waits for; return why it fails, None if it does not."""
         if meeting.failure is not None:
-            return
+            return None
         if meeting.missing():
             waiting = [self._ranks[number] for number in meeting.posts]
             since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
@@ -281,7 +285,7 @@ class Keeper:
             since = meeting.since
             late = [number for number in meeting.members if number not in meeting.here]
         else:
-            return
+            return None
         if now - since > self._timeout:
             text = next(iter(meeting.posts.values()))[0]
             lines = [f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
@@ -290,13 +294,14 @@ class Keeper:
             nowhere = [number for number in late if not elsewhere[number]]
             if nowhere:
                 lines.append(f"  {_names(nowhere)} did not come")
-            self._fail(meeting, key, "\n".join(lines))
-        elif now - since > _PATIENCE:
+            return "\n".join(lines)
+        if now - since > _PATIENCE:
             for number in late:
                 rank = self._ranks.get(number)
                 if rank is not None and rank.asks is None and not rank.ended:
                     insists = now - since > _LONG
                     self._send(rank, ("run", insists, key, not meeting.missing()))
+        return None
 
 
 def _names(ranks):
