@@ -17,8 +17,8 @@ def draw():
     for device, y in enumerate((56, 160)):
         middle = y + 29
         drawing.arrow(210, 105 + 64 * device, 286, middle)
-        for i, number in enumerate((4, 3, 2)):
-            drawing.box(290 + i * 82, y, 78, 58, f"kernel {number}", device=device)
+        for i, number in enumerate((3, 2)):
+            drawing.box(290 + i * 123, y, 119, 58, f"kernel {number}", device=device)
         drawing.arrow(534, middle, 598, middle)
         words = f"devices[{device}]\nruns kernel 1"
         drawing.box(602, y, 140, 58, words, fill=DEVICES[device], ink=ON_DEVICES[device])

@@ -23,8 +23,9 @@ def panel(drawing, top, title, in_between):
     ends = [start + LONG for start in starts]
     for device, start in enumerate(starts):
         drawing.box(start - LAUNCH, rows[0], LAUNCH, HIGH, device=device)  # a launch
-        drawing.box(start, rows[1 + device], LONG, HIGH, "works", device=device)
         drawing.line(start, rows[0] + HIGH, start, rows[1 + device], ink=INK)
+    for device, start in enumerate(starts):
+        drawing.box(start, rows[1 + device], LONG, HIGH, "works", device=device)
     if in_between:
         waits = [(starts[0], starts[1] - LAUNCH), (starts[1], ends[1])]
         idle = [(starts[0], rows[2], LONG), (starts[1], rows[1], LONG)]
