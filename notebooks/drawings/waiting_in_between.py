@@ -9,7 +9,10 @@ HIGH = 28  # of a row
 def draw():
     drawing = Drawing(350, "Waiting in between turns the maximum of two times into their sum")
     panel(drawing, 12, "Python launches both, then waits: the maximum", False)
-    panel(drawing, 178, "Python waits in between: the sum", True)
+    panel(drawing, 172, "Python waits in between: the sum", True)
+    words = "Small boxes in the row of Python are launches, in the colour of their device."
+    drawing.text(20, 334, words, anchor="start", ink=QUIET)
+    drawing.arrow(640, 334, 740, 334, "time", ink=QUIET)
     return drawing
 
 
@@ -37,5 +40,3 @@ def panel(drawing, top, title, in_between):
         drawing.box(start, rows[0], end - start, HIGH, "waits", fill=PALE)
     drawing.line(ends[1], rows[0] - 8, ends[1], rows[2] + HIGH + 8, dashed=True)
     drawing.text(ends[1] + 8, rows[2] + HIGH / 2, "done", anchor="start")
-    if not in_between:
-        drawing.arrow(640, rows[2] + HIGH / 2, 740, rows[2] + HIGH / 2, "time", ink=QUIET)
