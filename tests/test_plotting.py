@@ -102,7 +102,16 @@ def test_gantt_merges_what_the_picture_cannot_show():
     drawn = pieces(plot_timeline(timeline([*many, alone])), "cuda:0 compute")
     assert len(drawn) == 2
     assert drawn[0] == pytest.approx((0, 500), abs=1)
-    assert drawn[1][1] - drawn[1][0] == pytest.approx(1000 / gantt._PIXELS)
+    assert drawn[1][1] - drawn[1][0] == pytest.approx(gantt._LEAST * 1000 / gantt._PIXELS)
+
+
+def test_gantt_of_short_spans_shows_each_and_the_gaps_between_them():
+    pixel = 1 / gantt._PIXELS
+    starts = [0.1, 0.1 + 3 * pixel, 0.5]
+    copies = [span(GPU0, "h2d", start, start + 1e-6, "copy") for start in starts]
+    drawn = pieces(plot_timeline(timeline(copies)), "cuda:0 copy from host")
+    widths = [(end - start) / 1000 / pixel for start, end in drawn]
+    assert widths == pytest.approx([1.5, gantt._LEAST, gantt._LEAST])
 
 
 def test_gantt_of_nothing():

@@ -22,6 +22,8 @@ _FEW = 60  # spans of a row that are drawn with edges
 
 _PIXELS = 1500  # what a Gantt chart can tell apart from left to right
 
+_LEAST = 4  # pixels of a span that stands alone, so that it can be seen
+
 
 _PHASES = (
     ("#cfe0f1", ""),
@@ -35,8 +37,9 @@ _PHASES = (
 def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     """Draw a timeline: what every engine of every device did, and when.
 
-    Spans of one kind that lie closer than the picture can show are drawn as one; collectives, and
-    spans that are few and long enough, have edges.
+    Spans of one kind that lie closer than the picture can show are drawn as one, and a short one
+    that stands alone is drawn wide enough to be seen. Collectives, and spans that are few and long
+    enough, have edges.
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
@@ -112,7 +115,11 @@ def _draw_groups(axes, groups, top, part, scale):
                 edges = len(seen) <= _FEW and all(s.end - s.start > 4 * pixel for s in seen)
                 apart = edges or kind == "collective"  # one may begin where another ends
                 parts = [(s.start, s.end) for s in seen] if apart else union(seen, gap=pixel)
-                pieces = [(scale * a, scale * max(b - a, pixel)) for a, b in parts]
+                starts = [start for start, _ in parts[1:]] + [float("inf")]
+                pieces = [
+                    (scale * a, scale * max(b - a, pixel, min(_LEAST * pixel, (then - a) / 2)))
+                    for (a, b), then in zip(parts, starts, strict=True)
+                ]
                 style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}
                 if apart and not hatch:
                     style["edgecolor"] = "w"
