@@ -20,8 +20,8 @@ def draw():
         )
         drawing.arrow(438, middle, 476, 128 if device == 0 else 160)
         drawing.arrow(572, 128 if device == 0 else 160, 640, middle)
-        drawing.box(640, y, 100, 76, "*w* − η *g*", device=device)
+        drawing.box(640, y, 100, 76, "*W* − η *g* / 64", device=device)
     drawing.box(476, 106, 96, 76, "*g* =\n*g*₀ + *g*₁", fill=PALE)
     drawing.text(524, 204, "allreduce", size=15)
-    drawing.text(690, 144, "the same *w*", size=15)
+    drawing.text(690, 144, "the same *W*", size=15)
     return drawing
