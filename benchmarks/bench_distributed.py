@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 import d2lpar
 from d2lpar.virtual import Link, clock, start_recording, stop_recording
 
-ROUNDS, BATCH_SIZE, NUM_STEPS = 5, 64, 3
+ROUNDS, BATCH_SIZE, NUM_STEPS = 5, 64, 4
+WARM_UP = 3  # steps: DDP builds its buckets anew after the first, and then plans are made for them
 MEASURED = Link(0.25e9, 1e-3)  # slow enough for gloo, on a machine with two busy cores
 
 
@@ -30,12 +31,12 @@ def rank_and_device(**figures):
 
 
 def seconds_of_steps(make_net, optimizer_of, X, y, group, num_steps):
-    """Return what each of `num_steps` steps of DDP takes by the clock in force, after one."""
+    """Return what each of `num_steps` steps of DDP takes by the clock in force, after WARM_UP."""
     torch.manual_seed(0)
     net = DistributedDataParallel(make_net().to(X.device), process_group=group)
     optimizer = optimizer_of(net.parameters())
     seconds = []
-    for _ in range(num_steps + 1):
+    for _ in range(num_steps + WARM_UP):
         d2lpar.synchronize()
         dist.barrier(group)
         start = clock()
@@ -44,7 +45,7 @@ def seconds_of_steps(make_net, optimizer_of, X, y, group, num_steps):
         optimizer.step()
         d2lpar.synchronize()
         seconds.append(clock() - start)
-    return seconds[1:]
+    return seconds[WARM_UP:]
 
 
 def step_on(kind):
