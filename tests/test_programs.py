@@ -37,6 +37,13 @@ def result_of(done):
     return json.loads(done.stdout.split("\n")[-2])
 
 
+def assert_ranks_find_what_one_cpu_does(folder, source, gpus, rel):
+    program = written(folder, source)
+    found = on_gpus(folder, gpus, *TORCHRUN, f"--nproc-per-node={gpus}", program)
+    expected = on_cpu(folder, sys.executable, program)
+    assert found == {name: pytest.approx(value, rel=rel) for name, value in expected.items()}
+
+
 TRAINER = """
     import gc, json, os, sys
     import torch
@@ -224,10 +231,7 @@ SHARDED = """
 
 
 def test_fully_sharded_data_parallel_with_tensor_parallel(tmp_path):
-    program = written(tmp_path, SHARDED)
-    sharded = on_gpus(tmp_path, 4, *TORCHRUN, "--nproc-per-node=4", program)
-    expected = on_cpu(tmp_path, sys.executable, program)
-    assert sharded == {name: pytest.approx(value, rel=1e-3) for name, value in expected.items()}
+    assert_ranks_find_what_one_cpu_does(tmp_path, SHARDED, 4, rel=1e-3)
 
 
 SHARDED_FROM_THE_CPU = """
@@ -292,10 +296,7 @@ SHARDED_FROM_THE_CPU = """
 
 
 def test_networks_on_the_cpu_are_moved_and_sharded(tmp_path):
-    program = written(tmp_path, SHARDED_FROM_THE_CPU)
-    sharded = on_gpus(tmp_path, 2, *TORCHRUN, "--nproc-per-node=2", program)
-    expected = on_cpu(tmp_path, sys.executable, program)
-    assert sharded == {name: pytest.approx(value, rel=1e-2) for name, value in expected.items()}
+    assert_ranks_find_what_one_cpu_does(tmp_path, SHARDED_FROM_THE_CPU, 2, rel=1e-2)
 
 
 SPAWNED = """

@@ -22,7 +22,7 @@ _FEW = 60  # spans of a row that are drawn with edges
 
 _PIXELS = 1500  # what a Gantt chart can tell apart from left to right
 
-_LEAST = 4  # pixels of a span that stands alone, so that it can be seen
+_LEAST = 4  # pixels of a span that stands alone or has edges, so that it can be seen
 
 
 _PHASES = (
@@ -112,7 +112,7 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                edges = len(seen) <= _FEW and all(s.end - s.start > 4 * pixel for s in seen)
+                edges = len(seen) <= _FEW and all(s.end - s.start > _LEAST * pixel for s in seen)
                 apart = edges or kind == "collective"  # one may begin where another ends
                 parts = [(s.start, s.end) for s in seen] if apart else union(seen, gap=pixel)
                 starts = [start for start, _ in parts[1:]] + [float("inf")]

@@ -141,10 +141,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
-        self._table = None  # where one rank stands for all
+        self._table, self._peers = None, exchange.Equals(rank, size)  # one rank stands for all
         if not private.is_fake_store(store):
             store = dist.PrefixStore("vgpu", store)
             self._table = Table(store, rank, size, self._ranks, timeout)
+            self._peers = self._table.gloo
         self._for_cpu = None
         if self._table is not None:
             store = dist.PrefixStore("cpu", self._store)
@@ -609,8 +610,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         sleep_until(end)
 
     def _exchange(self, call, inputs, outputs):
-        equals = exchange.Equals(self._rank, self._size)
-        call.run(equals if self._table is None else self._table.gloo, inputs, outputs)
+        call.run(self._peers, inputs, outputs)
 
     def _agree(self, call, ready, link, failure):
         if self._table is None:
