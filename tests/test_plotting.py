@@ -114,6 +114,16 @@ def test_gantt_of_short_spans_shows_each_and_the_gaps_between_them():
     assert widths == pytest.approx([1.5, gantt._LEAST, gantt._LEAST])
 
 
+def test_gantt_tells_long_spans_apart_where_a_row_has_few():
+    long = [span(GPU0, "compute", i / 10, (i + 1) / 10) for i in range(9)]
+    short = [span(GPU0, "compute", 0.9 + i / 10_000, 0.9 + (i + 1) / 10_000) for i in range(9)]
+    figure = plot_timeline(timeline(long + short))
+    assert len(pieces(figure, "cuda:0 compute")) == 10
+    assert list(figure.axes[0].collections[0].get_linewidths()) == [0.8] * 9 + [0]
+    many = [span(GPU0, "compute", i / 100, (i + 1) / 100) for i in range(99)]
+    assert pieces(plot_timeline(timeline(many)), "cuda:0 compute") == [pytest.approx((0, 990))]
+
+
 def test_gantt_of_nothing():
     figure = plot_timeline(timeline([]))
     assert row_labels(figure) == ["cuda:0 compute", "cuda:1 compute"]

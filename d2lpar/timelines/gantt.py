@@ -18,7 +18,7 @@ _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # un
 
 _GAP = 0.35  # between the devices of a Gantt chart, in rows
 
-_FEW = 60  # spans of a row that are drawn with edges
+_FEW = 60  # spans of a row, of which the long ones are drawn with edges
 
 _PIXELS = 1500  # what a Gantt chart can tell apart from left to right
 
@@ -38,8 +38,8 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     """Draw a timeline: what every engine of every device did, and when.
 
     Spans of one kind that lie closer than the picture can show are drawn as one, and a short one
-    that stands alone is drawn wide enough to be seen. Collectives, and spans that are few and long
-    enough, have edges.
+    that stands alone is drawn wide enough to be seen. Collectives have edges, and so have the long
+    spans of a row with few.
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
@@ -112,23 +112,30 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                edges = len(seen) <= _FEW and all(s.end - s.start > _LEAST * pixel for s in seen)
-                apart = edges or kind == "collective"  # one may begin where another ends
-                parts = [(s.start, s.end) for s in seen] if apart else union(seen, gap=pixel)
-                starts = [start for start, _ in parts[1:]] + [float("inf")]
+                apart = seen if kind == "collective" else _long(seen, _LEAST * pixel)
+                short = union((span for span in seen if span not in apart), gap=pixel)
+                parts = sorted(
+                    [(*part, 0.0) for part in short] + [(s.start, s.end, 0.8) for s in apart]
+                )
+                starts = [start for start, _, _ in parts[1:]] + [float("inf")]
                 pieces = [
                     (scale * a, scale * max(b - a, pixel, min(_LEAST * pixel, (then - a) / 2)))
-                    for (a, b), then in zip(parts, starts, strict=True)
+                    for (a, b, _), then in zip(parts, starts, strict=True)
                 ]
                 style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}
                 if apart and not hatch:
                     style["edgecolor"] = "w"
-                width = 0.8 if apart else 0
-                axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=width, zorder=3, **style)
+                widths = [width for *_, width in parts]
+                axes.broken_barh(pieces, (middle - 0.4, 0.8), linewidth=widths, zorder=3, **style)
                 handles[kind] = Patch(label=kind, **style)
         top += len(rows) + _GAP
     axes.set_yticks([middle for middle, _ in ticks], [label for _, label in ticks])
     return [handles[kind] for kind in KINDS if kind in handles]
+
+
+def _long(spans, seconds):
+    """Return the spans that get an edge of their own: none where there are too many."""
+    return [s for s in spans if s.end - s.start > seconds] if len(spans) <= _FEW else []
 
 
 def _draw_phases(figure, axes, phases, part, scale):
