@@ -150,6 +150,22 @@ def test_parts_of_a_step_are_recorded_where_their_kernels_ran():
         assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
 
 
+def test_a_modelled_part_has_its_last_kernel():
+    """The model's launch of it ends when the part does, and another part begins."""
+    [device] = d2lpar.virtual_gpus(1, model="v100", values=False)
+    X = torch.ones(4096, 4096, device=device)
+
+    def step(mark):
+        for name in "ab":
+            with mark(name):
+                X.mm(X)
+                X.mm(X)
+
+    [[a, b]] = pipelines.record_tasks(step, [device], repeats=1)
+    assert (a.name, b.name) == ("a", "b")
+    assert a.end - a.start == pytest.approx(b.end - b.start) and a.end == pytest.approx(b.start)
+
+
 def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeypatch):
     """The first step, to warm up, was quicker still."""
     runs = [[[Mark("a", start, start + 1), Mark("b", 5, end)]] for start, end in

@@ -270,8 +270,8 @@ def record_tasks(step, devices, repeats=3):
     parts = sorted(timeline.marks, key=lambda mark: mark.start)
     starts, ran = [part.start for part in parts], {}
     for span in timeline.select(kind="kernel"):
-        number = bisect.bisect_right(starts, span.issued) - 1
-        if number >= 0 and span.issued < parts[number].end:
+        number = bisect.bisect_left(starts, span.issued) - 1  # a launch ends within its part
+        if number >= 0 and span.issued <= parts[number].end:
             ran.setdefault((span.device, number), []).append(span)
     marks = {device: [] for device in map(torch.device, devices)}
     for (device, number), spans in ran.items():
