@@ -128,6 +128,44 @@ def test_marks_of_the_stages_follow_the_schedule():
         assert ends[1, f"backward {i}"].end <= ends[0, f"backward {i}"].start
 
 
+def test_parts_of_a_step_are_recorded_where_their_kernels_ran():
+    devices = d2lpar.virtual_gpus(2)
+    a, b = (torch.ones(64, 64, device=device) for device in devices)
+
+    def step(mark):
+        a.mm(a)  # in no part
+        for i in range(2):
+            with mark(f"both {i}"):
+                a.mm(a).relu()
+                b.mm(b)
+        with mark("second"):
+            b.relu()
+
+    marks = pipelines.record_tasks(step, devices, repeats=1)
+    assert [[mark.name for mark in row] for row in marks] == [
+        ["both 0", "both 1"], ["both 0", "both 1", "second"]
+    ]  # fmt: skip
+    for row in marks:
+        assert all(mark.start < mark.end for mark in row)
+        assert all(a.end <= b.start for a, b in zip(row, row[1:], strict=False))
+
+
+def test_a_modelled_part_has_its_last_kernel():
+    """The model's launch of it ends when the part does, and another part begins."""
+    [device] = d2lpar.virtual_gpus(1, model="v100", values=False)
+    X = torch.ones(4096, 4096, device=device)
+
+    def step(mark):
+        for name in "ab":
+            with mark(name):
+                X.mm(X)
+                X.mm(X)
+
+    [[a, b]] = pipelines.record_tasks(step, [device], repeats=1)
+    assert (a.name, b.name) == ("a", "b")
+    assert a.end - a.start == pytest.approx(b.end - b.start) and a.end == pytest.approx(b.start)
+
+
 def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeypatch):
     """The first step, to warm up, was quicker still."""
     runs = [[[Mark("a", start, start + 1), Mark("b", 5, end)]] for start, end in

@@ -472,6 +472,11 @@ def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
     assert figure.axes[0].get_xlabel() == "time (s)"
 
 
+def test_schedule_in_units_of_its_own():
+    axes = plot_schedule({"stage 0": [Mark("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
+    assert axes.get_xlabel() == "time (forward passes)" and axes.get_xlim() == (0, 2)
+
+
 def test_schedule_of_nothing():
     with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
         plot_schedule({"rank 0": []})

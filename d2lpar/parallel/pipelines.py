@@ -1,5 +1,6 @@
 """Pipeline parallelism: a network cut by layers, micro-batches, and who computes what when."""
 
+import bisect
 import contextlib
 import copy
 import functools
@@ -75,7 +76,8 @@ def one_forward_one_backward(num_stages, num_micro_batches):
     Returns:
         A list with the `Task`s of each stage, in order.
 
-    Source: Narayanan et al. 2019, https://arxiv.org/abs/1806.03377, with a flush after each batch.
+    Source: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473: 1F1B with a flush after each
+    batch. PipeDream, Narayanan et al. 2019, https://doi.org/10.1145/3341301.3359646, has none.
     """
     _check(num_stages, num_micro_batches)
     schedule = []
@@ -244,6 +246,38 @@ def record_schedule(stages, X, y, loss, schedule, repeats=3):
             pipeline_step(stages, X, y, loss, schedule, timeline)
         runs.append([_stage_marks(timeline, s, stage) for s, stage in enumerate(stages)])
     return min(runs[1:], key=lambda marks: marks[0][-1].end - marks[0][0].start)
+
+
+def record_tasks(step, devices, repeats=3):
+    """Measure when each device works on each marked part of the quickest of `repeats` steps.
+
+    Args:
+        step: a function that takes `mark`, as `Timeline.mark` is, and marks what it launches; the
+            parts do not overlap.
+        devices: a list of devices.
+        repeats: how many steps are recorded, after one to warm up.
+
+    Returns:
+        A list with the `Mark`s of each device: from the start of a part's first kernel there to
+        the end of its last one.
+    """
+    runs = []
+    for _ in range(repeats + 1):
+        with Timeline() as timeline:
+            step(mark=timeline.mark)
+        runs.append(timeline)
+    timeline = min(runs[1:], key=lambda timeline: timeline.seconds)
+    parts = sorted(timeline.marks, key=lambda mark: mark.start)
+    starts, ran = [part.start for part in parts], {}
+    for span in timeline.select(kind="kernel"):
+        number = bisect.bisect_left(starts, span.issued) - 1  # a launch ends within its part
+        if number >= 0 and span.issued <= parts[number].end:
+            ran.setdefault((span.device, number), []).append(span)
+    marks = {device: [] for device in map(torch.device, devices)}
+    for (device, number), spans in ran.items():
+        end = max(span.end for span in spans)
+        marks[device].append(Mark(parts[number].name, spans[0].start, end))
+    return [sorted(of_device, key=lambda mark: mark.start) for of_device in marks.values()]
 
 
 def _stage_marks(timeline, s, stage):

@@ -177,7 +177,7 @@ def _draw_phases(figure, axes, phases, part, scale):
     ]
 
 
-def plot_schedule(rows, title=None):
+def plot_schedule(rows, title=None, unit=None):
     """Draw who did what when: a row for each name, a bar for each mark.
 
     The first word of a mark's name chooses the colour; what follows it, a number say, is written
@@ -187,6 +187,7 @@ def plot_schedule(rows, title=None):
         rows: a dict from what stands before a row to its marks, with `name`, `start` and `end` in
             seconds. The time axis begins with the first of all.
         title: what stands above the chart.
+        unit: what the marks count in place of seconds, "forward passes" for example.
 
     Returns:
         A figure.
@@ -200,7 +201,8 @@ def plot_schedule(rows, title=None):
     if not marks:
         raise ValueError(f"no marks to draw in {len(rows)} rows")
     start, end = min(mark.start for mark in marks), max(mark.end for mark in marks)
-    unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
+    scale = 1.0 if unit or end - start >= 5 else 1e3
+    unit = unit or ("s" if scale == 1 else "ms")
     words = list(dict.fromkeys(mark.name.split()[0] for mark in marks))
     looks = {word: _PHASES[i % len(_PHASES)] for i, word in enumerate(words)}
     figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.3 * len(rows)))
