@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
-from d2lpar import Timeline, memory, training
+from d2lpar import Mark, Timeline, memory, training
 from d2lpar.processes import ddp
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.virtual import Link, Span
@@ -160,7 +160,10 @@ def test_waiting_for_other_ranks_is_apart_from_sending():
         ]
         timeline._devices, timeline._origin, timeline._end = [gpu], 10.0, 17.0
         timelines.append(timeline)
+    timelines[0]._marks = [Mark("backward", 0.0, 0.5)]
+    assert ddp.merged_timeline(timelines, phases=False).marks == []
     merged = ddp.merged_timeline(timelines)
+    assert [mark.name for mark in merged.marks] == ["rank 0 backward"]
     assert [(s.kind, s.start, s.end, s.num_bytes) for s in merged.select("cuda:0")] == [
         ("kernel", 0.0, 1.0, 0),
         ("wait", 1.0, 3.0, 0),

@@ -95,7 +95,7 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
     return steps[1:][seconds.argmin()], [p.grad.cpu() for p in net.parameters()]
 
 
-def merged_timeline(timelines):
+def merged_timeline(timelines, phases=True):
     """Return one `Timeline` of all ranks, in which waiting for other ranks is apart from sending.
 
     A rank's span of a collective begins when this rank is ready. Here it begins when the last of
@@ -103,8 +103,11 @@ def merged_timeline(timelines):
 
     Args:
         timelines: what each rank recorded, in the order of ranks, with the same collectives.
+        phases: whether to keep what `Timeline.mark` named.
     """
     merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
+    if not phases:
+        merged.marks.clear()
     each = [merged.select(device, engine="collectives") for device in merged.devices]
     for same in zip(*each, strict=False):
         start = max(span.start for span in same)
@@ -128,7 +131,7 @@ def backward_seconds(timeline):
 
 
 def gradient_arrivals(net, X, y):
-    """Return when each gradient is there in a backward pass that sends nothing, the best of three.
+    """Return when each gradient is there in a backward pass that sends nothing, the best of two.
 
     Args:
         net: a classifier.
@@ -149,7 +152,7 @@ def gradient_arrivals(net, X, y):
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(lambda p: arrivals.append((moment(), p.grad.nbytes)))
     passes = []
-    for _ in range(4):  # one to warm up
+    for _ in range(3):  # one to warm up
         net.zero_grad()
         arrivals.clear()
         dist.barrier()
