@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
-from d2lpar import Timeline, memory, training
+from d2lpar import Mark, Timeline, memory, training
 from d2lpar.processes import ddp
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.virtual import Link, Span
@@ -52,8 +52,20 @@ def everything():
         "device": str(ddp.device_of_rank()),
         "parts": [tensor.tolist() for tensor in ddp.batch_of_rank(*BATCH)],
         "record_step": ddp.record_step(classifier(), X, y, CAP),
+        "own buckets": ddp.record_step(classifier(), X, y, CAP, OneSumAtTheEnd),
         "bucket_bytes": ddp.bucket_bytes(classifier(), X, y, CAP),
     }
+
+
+class OneSumAtTheEnd:
+    def __init__(self, net, bucket_cap_mb):
+        assert bucket_cap_mb == CAP
+        self.net = net
+
+    def wait(self):
+        flat = torch.cat([p.grad.view(-1) for p in self.net.parameters()])
+        dist.all_reduce(flat, dist.ReduceOp.AVG)
+        torch.nn.utils.vector_to_parameters(flat, [p.grad for p in self.net.parameters()])
 
 
 def sent(timeline, device=None):
@@ -126,6 +138,40 @@ def test_merged_ranks_share_one_clock(ranks):
         "vgpu:0 collectives",
         "vgpu:1 collectives",
     ]
+
+
+def test_a_step_with_buckets_of_the_caller_has_the_same_gradients(ranks):
+    for results in ranks:
+        timeline, gradients = results["own buckets"]
+        assert [span.num_bytes for span in sent(timeline)] == [LAST + FIRST]
+        torch.testing.assert_close(gradients, results["record_step"][1])
+
+
+def test_waiting_for_other_ranks_is_apart_from_sending():
+    timelines = []
+    for rank, ready in enumerate((1.0, 3.0)):
+        with Timeline() as timeline:
+            pass
+        gpu = torch.device("cuda", rank)
+        timeline._spans = [
+            Span("k", "kernel", gpu, 0, "compute", 0.0, ready),
+            Span("sum", "collective", gpu, 1, "collectives", ready, 5.0, num_bytes=8),
+            Span("sum", "collective", gpu, 1, "collectives", 5.0, 6.0, num_bytes=8),
+        ]
+        timeline._devices, timeline._origin, timeline._end = [gpu], 10.0, 17.0
+        timelines.append(timeline)
+    timelines[0]._marks = [Mark("backward", 0.0, 0.5)]
+    assert ddp.merged_timeline(timelines, phases=False).marks == []
+    merged = ddp.merged_timeline(timelines)
+    assert [mark.name for mark in merged.marks] == ["rank 0 backward"]
+    assert [(s.kind, s.start, s.end, s.num_bytes) for s in merged.select("cuda:0")] == [
+        ("kernel", 0.0, 1.0, 0),
+        ("wait", 1.0, 3.0, 0),
+        ("collective", 3.0, 5.0, 8),
+        ("collective", 5.0, 6.0, 8),
+    ]
+    assert [s.kind for s in merged.select("cuda:1")] == ["kernel", "collective", "collective"]
+    assert len(timelines[0].spans) == 3  # as they were
 
 
 def test_merging_moves_each_rank_by_its_own_start():

@@ -1,5 +1,7 @@
 """DistributedDataParallel seen from a rank: its batch, its step, its buckets and when they go."""
 
+from dataclasses import replace
+
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
@@ -56,8 +58,8 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
     return counted.calls["allreduce"]
 
 
-def record_step(net, X, y, bucket_cap_mb):
-    """Record a step of `DistributedDataParallel`, the quickest of three after one to warm up.
+def record_step(net, X, y, bucket_cap_mb, buckets=None):
+    """Record a step of `DistributedDataParallel`, the quickest of two after one to warm up.
 
     The first one also has other buckets, since DDP does not know the order of the gradients yet.
 
@@ -65,14 +67,20 @@ def record_step(net, X, y, bucket_cap_mb):
         net: a classifier, the same on every rank.
         X, y: the whole batch, (b, ...) and (b,).
         bucket_cap_mb: size of a bucket, in MiB.
+        buckets: what sums the gradients instead of DDP: a function of the network and of
+            `bucket_cap_mb`, called once. The `wait()` of what it returns ends a backward pass.
 
     Returns:
         A `Timeline` with the phases "forward" and "backward", and the gradients, on the CPU.
     """
-    ddp = DistributedDataParallel(net.to(device_of_rank()), bucket_cap_mb=bucket_cap_mb)
+    net = net.to(device_of_rank())
+    if buckets is None:
+        ddp, wait = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb), lambda: None
+    else:
+        ddp, wait = net, buckets(net, bucket_cap_mb).wait
     X, y = batch_of_rank(X, y)
     steps = []
-    for _ in range(4):
+    for _ in range(3):
         net.zero_grad()
         dist.barrier()
         with Timeline() as timeline:
@@ -80,10 +88,36 @@ def record_step(net, X, y, bucket_cap_mb):
                 loss = F.cross_entropy(ddp(X), y)
             with timeline.mark("backward"):
                 loss.backward()
+                wait()
         steps.append(timeline)
     seconds = torch.tensor([timeline.seconds for timeline in steps[1:]])
     dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all ranks choose the same step
     return steps[1:][seconds.argmin()], [p.grad.cpu() for p in net.parameters()]
+
+
+def merged_timeline(timelines, phases=True):
+    """Return one `Timeline` of all ranks, in which waiting for other ranks is apart from sending.
+
+    A rank's span of a collective begins when this rank is ready. Here it begins when the last of
+    them is, and what came before is a span of the kind "wait" on the same row.
+
+    Args:
+        timelines: what each rank recorded, in the order of ranks, with the same collectives.
+        phases: whether to keep what `Timeline.mark` named.
+    """
+    merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
+    if not phases:
+        merged.marks.clear()
+    each = [merged.select(device, engine="collectives") for device in merged.devices]
+    for same in zip(*each, strict=False):
+        start = max(span.start for span in same)
+        for span in same:
+            if span.start < start < span.end:
+                place = merged.spans.index(span)
+                waiting = replace(span, name="other ranks", kind="wait", end=start, num_bytes=0)
+                merged.spans[place : place + 1] = waiting, replace(span, start=start)
+    merged.spans.sort(key=lambda span: (span.start, span.end))
+    return merged
 
 
 def backward_seconds(timeline):
@@ -97,7 +131,7 @@ def backward_seconds(timeline):
 
 
 def gradient_arrivals(net, X, y):
-    """Return when each gradient is there in a backward pass that sends nothing, the best of three.
+    """Return when each gradient is there in a backward pass that sends nothing, the best of two.
 
     Args:
         net: a classifier.
@@ -118,7 +152,7 @@ def gradient_arrivals(net, X, y):
     for p in net.parameters():
         p.register_post_accumulate_grad_hook(lambda p: arrivals.append((moment(), p.grad.nbytes)))
     passes = []
-    for _ in range(4):  # one to warm up
+    for _ in range(3):  # one to warm up
         net.zero_grad()
         arrivals.clear()
         dist.barrier()
