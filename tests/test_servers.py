@@ -303,6 +303,15 @@ def test_barrier_does_not_wait_for_workers_that_have_returned(store):
     assert store.run(leave_early, num_workers=2) == [0, 1]
 
 
+def test_workers_that_have_returned_are_not_cancelled(ray, store, monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(ray, "cancel", lambda ref, **_: cancelled.append(ref))
+    run = store.start(lambda worker: worker.rank, num_workers=2)
+    assert run.results() == [0, 1]
+    run.stop()
+    assert cancelled == []
+
+
 # Faults
 
 
