@@ -280,6 +280,38 @@ def test_who_joins_starts_where_the_slowest_is():
     assert asyncio.run(story()) == ({0: 3, 1: 1, 2: 2}, 1)
 
 
+def test_barrier_waits_for_all_and_counts_no_step(store):
+    def meet(worker):
+        seen = []
+        for _ in range(3):
+            time.sleep(0.03 * worker.rank)
+            worker.push("b", torch.ones(2))
+            worker.barrier()
+            seen.append(worker.pull("b")[0].item())
+            worker.barrier()
+        return seen, worker.ahead, worker.seconds["barrier"] > 0
+
+    assert store.run(meet, num_workers=2) == [([2.0, 4.0, 6.0], [], True)] * 2
+
+
+def test_barrier_does_not_wait_for_workers_that_have_returned(store):
+    def leave_early(worker):
+        for _ in range(1 + 2 * worker.rank):
+            worker.barrier()
+        return worker.rank
+
+    assert store.run(leave_early, num_workers=2) == [0, 1]
+
+
+def test_workers_that_have_returned_are_not_cancelled(ray, store, monkeypatch):
+    cancelled = []
+    monkeypatch.setattr(ray, "cancel", lambda ref, **_: cancelled.append(ref))
+    run = store.start(lambda worker: worker.rank, num_workers=2)
+    assert run.results() == [0, 1]
+    run.stop()
+    assert cancelled == []
+
+
 # Faults
 
 

@@ -115,16 +115,18 @@ class Clock:
     """Who is how far: the actor that lets fast workers wait for slow ones."""
 
     def __init__(self):
-        self.ticks = {}
+        self.ticks, self.arrivals = {}, {}
         self.moved = asyncio.Condition()
 
     async def join(self, worker):
         """Let a worker take part, from where the slowest is."""
-        self.ticks[worker] = min(self.ticks.values(), default=0)
+        for counts in (self.ticks, self.arrivals):
+            counts[worker] = min(counts.values(), default=0)
 
     async def leave(self, worker):
         """Go on without a worker."""
-        self.ticks.pop(worker, None)
+        for counts in (self.ticks, self.arrivals):
+            counts.pop(worker, None)
         async with self.moved:
             self.moved.notify_all()
 
@@ -139,6 +141,14 @@ class Clock:
             self.moved.notify_all()
             await self.moved.wait_for(lambda: self._ahead(worker) <= staleness)
         return self._ahead(worker)
+
+    async def barrier(self, worker):
+        """Wait until all workers have called this as often as `worker`."""
+        self.arrivals[worker] += 1
+        count = self.arrivals[worker]
+        async with self.moved:
+            self.moved.notify_all()
+            await self.moved.wait_for(lambda: count <= min(self.arrivals.values(), default=count))
 
     def _ahead(self, worker):
         return self.ticks[worker] - min(self.ticks.values()) if worker in self.ticks else 0

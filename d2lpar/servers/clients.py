@@ -14,7 +14,7 @@ class Client:
     Attributes:
         name: what stands for it in `Store.traffic`.
         pushes: how many of its pushes were acknowledged.
-        seconds: a dict, the time spent in "pull", "push" and "tick".
+        seconds: a dict, the time spent in "pull", "push", "tick" and "barrier".
         staleness: for each push of a tensor, how many pushes of others were added to it, on the
             server where they were most, since this client's last pull of it.
     """
@@ -22,7 +22,7 @@ class Client:
     def __init__(self, name, servers, layout):
         self.name, self._servers, self._layout = name, servers, layout
         self.pushes, self._number = 0, 0
-        self.seconds = {"pull": 0.0, "push": 0.0, "tick": 0.0}
+        self.seconds = {"pull": 0.0, "push": 0.0, "tick": 0.0, "barrier": 0.0}
         self.staleness = []
         self._seen = {}
 
@@ -147,14 +147,22 @@ class Worker(Client):
         self.ahead = []
 
     def tick(self, staleness=0):
-        """Say that a step is done, and wait for workers that are more than `staleness` behind.
+        """Say that a step is done; wait for workers that are more than `staleness` steps behind.
 
-        With 0, a barrier, all stay together (BSP); with infinity nobody waits (ASP); in between
+        With 0 all stay together (BSP); with infinity nobody waits (ASP); in between
         staleness is bounded (SSP). No tick of the others is needed from a worker that has returned
         or left.
         """
         with self._timed("tick"):
             self.ahead.append(ray_module().get(self._clock.tick.remote(self.rank, staleness)))
+
+    def barrier(self):
+        """Wait until all workers have called this as often; no step counts as done.
+
+        No call is needed from a worker that has returned or left.
+        """
+        with self._timed("barrier"):
+            ray_module().get(self._clock.barrier.remote(self.rank))
 
     def leave(self):
         """Let the others no longer wait for this worker."""

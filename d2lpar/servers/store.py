@@ -257,7 +257,9 @@ class Run:
         """End the workers that are still under way."""
         ray = ray_module()
         refs = list(self.tasks.values())
-        for ref in refs:
+        # Ray 2.60 may abort this process if a task is cancelled in the moment in which it ends
+        _, waiting = ray.wait(refs, num_returns=len(refs), timeout=0)
+        for ref in waiting:
             with contextlib.suppress(Exception):
                 ray.cancel(ref, force=True)
         ray.wait(refs, num_returns=len(refs), timeout=SECONDS_TO_STOP)

@@ -1,0 +1,49 @@
+"""Who waits for whom: BSP, SSP and ASP, with one worker that is three times as slow."""
+
+from pen import PALE, QUIET, Drawing
+
+STEPS, UNIT, LEFT, ROW = 5, 36, 190, 26
+COMPUTE = (3, 1, 1)  # time units of a step of each worker
+
+
+def draw():
+    drawing = Drawing(400, "Five steps of three workers under BSP, SSP and ASP")
+    models = {"BSP (*s* = 0)": 0, "SSP (*s* = 1)": 1, "ASP": STEPS}
+    for panel, (name, staleness) in enumerate(models.items()):
+        top = 16 + 116 * panel
+        drawing.text(16, top + 1.5 * ROW + 2, name, anchor="start", bold=True)
+        for worker, steps in enumerate(schedule(staleness)):
+            y = top + worker * (ROW + 4)
+            drawing.text(LEFT - 10, y + ROW / 2, f"worker {worker}", anchor="end")
+            end = 0
+            for number, (start, stop) in enumerate(steps):
+                if start > end:
+                    drawing.box(
+                        LEFT + end * UNIT,
+                        y,
+                        (start - end) * UNIT,
+                        ROW,
+                        "waits",
+                        fill=PALE,
+                        ink=QUIET,
+                    )
+                drawing.box(
+                    LEFT + start * UNIT, y, (stop - start) * UNIT, ROW, f"{number}", device=worker
+                )
+                end = stop
+    drawing.arrow(LEFT, 364, LEFT + 15 * UNIT, 364)
+    drawing.text(LEFT, 384, "time; the number in a box is that of the step", anchor="start")
+    return drawing
+
+
+def schedule(staleness):
+    """Return for each worker the start and the end of each step."""
+    steps = [[] for _ in COMPUTE]
+    for t in range(STEPS):
+        slowest = 0
+        if t > staleness:
+            slowest = max(done[t - 1 - staleness][1] for done in steps)
+        for done, compute in zip(steps, COMPUTE, strict=True):
+            start = max(done[-1][1] if done else 0, slowest)
+            done.append((start, start + compute))
+    return steps
