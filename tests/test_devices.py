@@ -489,6 +489,7 @@ def test_a_scaled_link_is_slower_and_says_so():
     assert link.pageable == pytest.approx(PRESETS["pcie3"].pageable / 100)
     assert link.latency == PRESETS["pcie3"].latency
     assert str(link) == "pcie3 slowed 100x (157.5 MB/s, latency 10 µs)"
+    assert str(Link(1e8, 2e-3)) == "link (100 MB/s, latency 2 ms)"
     assert link.source == PRESETS["pcie3"].source
     assert Link(1e9).scaled(2) == Link(5e8, name="link slowed 2x")
     for factor in (0, -1, math.nan):

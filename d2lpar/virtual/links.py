@@ -64,7 +64,8 @@ class Link:
     def __str__(self):
         text = f"{self.name} ({format_bytes(self.bandwidth)}/s"
         if self.latency:
-            text += f", latency {self.latency * 1e6:.3g} µs"
+            factor, unit = (1e3, "ms") if self.latency >= 1e-3 else (1e6, "µs")
+            text += f", latency {self.latency * factor:.3g} {unit}"
         return text + ")"
 
 
