@@ -118,3 +118,30 @@ def resnet18(num_classes, in_channels=1):
     net.add_module("global_avg_pool", nn.AdaptiveAvgPool2d((1, 1)))
     net.add_module("fc", nn.Sequential(nn.Flatten(), nn.Linear(512, num_classes)))
     return net
+
+
+def resnet_body(widths=(32, 64, 128), in_channels=3):
+    """Build a small ResNet without its last layer: a body, to which a head is added.
+
+    Args:
+        widths: channels of the stages. Each has one `Residual`, and all but the first halve the
+            side of the image; so does the stem before them.
+        in_channels: channels of the images.
+
+    Returns:
+        A network of the children stem, stage1, stage2 and so on, and pool, from images
+        (N, in_channels, H, W) to features (N, widths[-1]).
+    """
+    num_inputs = widths[0]
+    body = nn.Sequential()
+    convolution = nn.Conv2d(in_channels, num_inputs, kernel_size=3, stride=2, padding=1)
+    body.add_module("stem", nn.Sequential(convolution, nn.BatchNorm2d(num_inputs), nn.ReLU()))
+    for stage, num_channels in enumerate(widths, 1):
+        if stage == 1:
+            block = Residual(num_channels)
+        else:
+            block = Residual(num_channels, use_1x1conv=True, strides=2, in_channels=num_inputs)
+        body.add_module(f"stage{stage}", block)
+        num_inputs = num_channels
+    body.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten()))
+    return body

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from d2lpar import _d2l
-from d2lpar.models import Residual, alexnet, lenet, resnet18
+from d2lpar.models import Residual, alexnet, lenet, resnet18, resnet_body
 
 
 def num_parameters(net):
@@ -28,6 +28,17 @@ def test_alexnet_shape_and_parameters():
     convolutions = sum(n * m * size**2 + m for n, m, size in sizes)
     dense = sum(n * m + m for n, m in ((256 * 5 * 5, 4096), (4096, 4096), (4096, 10)))
     assert num_parameters(net) == convolutions + dense
+
+
+def test_resnet_body_shape_and_stages():
+    body = resnet_body()
+    assert [name for name, _ in body.named_children()] == [
+        "stem", "stage1", "stage2", "stage3", "pool",
+    ]  # fmt: skip
+    images = torch.rand(2, 3, 32, 32)
+    assert body(images).shape == (2, 128)
+    assert body[:-1](images).shape == (2, 128, 4, 4)
+    assert resnet_body((8, 16), in_channels=1)(torch.rand(2, 1, 28, 28)).shape == (2, 16)
 
 
 def test_resnet18_shape_and_parameters():
