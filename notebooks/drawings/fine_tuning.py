@@ -23,8 +23,8 @@ def draw():
     drawing.text(349, 22, "the body", bold=True)
     drawing.text(639, 22, "the head", bold=True)
     drawing.text(68, 146, "copy the\nparameters")
-    drawing.text(639, 136, "not copied", ink=QUIET)
-    drawing.text(639, 160, "drawn at random", ink=QUIET)
+    drawing.text(639, 122, "not copied", ink=QUIET)
+    drawing.text(639, 172, "random at the start", ink=QUIET)
     for left, right, words in ((150, 548, "small learning rate"), (584, 694, "large one")):
         drawing.line(left, 262, right, 262)
         drawing.text((left + right) / 2, 282, words)
