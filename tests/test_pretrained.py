@@ -18,10 +18,10 @@ pytestmark = pytest.mark.skipif(
 def checkpoint(tmp_path, monkeypatch):
     """Return where the weights belong, in a hub folder of its own, without a connection."""
 
-    def offline(note):
+    def offline(*_):
         raise ConnectionError("no connection")
 
-    monkeypatch.setattr(pretrained, "_require_connection", offline)
+    monkeypatch.setattr(pretrained, "require_connection", offline)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("D2LPAR_DATA", raising=False)
     before = torch.hub.get_dir()

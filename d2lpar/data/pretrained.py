@@ -11,10 +11,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from d2lpar.data.fashion_mnist import STALL_SECONDS, _cache, _require_connection, _socket_timeout
+from d2lpar.data.sources import STALL_SECONDS, cache, require_connection, socket_timeout
 
 URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
 SHA256 = "f37072fd"  # how that of the file begins, as its name says
+BEGINS = (b"PK", b"\x80\x02")  # what torch.save writes: a zip archive, or a pickle in older files
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours (torchvision)
 
 
@@ -71,10 +72,10 @@ def _weights():
     """
     path = Path(torch.hub.get_dir(), "checkpoints", Path(URL).name)
     if not path.is_file():
-        _cache().mkdir(parents=True, exist_ok=True)
-        _require_connection(_cache() / "offline")
+        cache().mkdir(parents=True, exist_ok=True)
+        require_connection(URL, cache() / "resnet18.offline", BEGINS)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _socket_timeout(STALL_SECONDS):
+        with socket_timeout(STALL_SECONDS):
             torch.hub.download_url_to_file(URL, str(path), SHA256, progress=False)
     found = hashlib.sha256(path.read_bytes()).hexdigest()
     if not found.startswith(SHA256):

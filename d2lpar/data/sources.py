@@ -196,11 +196,12 @@ def cache():
     return Path(base) / "d2lpar"
 
 
-def require_connection(address, note):
+def require_connection(address, note, begins=(b"\x1f\x8b",)):
     """Raise ConnectionError unless a file can be read within PROBE_SECONDS.
 
-    address: of the file, which gzip has compressed.
+    address: of the file.
     note: a file whose age tells when a process last looked in vain.
+    begins: with which two bytes the file may begin, to tell it from a login page; those of gzip.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -213,7 +214,7 @@ def require_connection(address, note):
     def probe():
         with contextlib.suppress(Exception):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
-                answers.append(response.read(2) == b"\x1f\x8b")  # gzip, not a login page
+                answers.append(response.read(2) in begins)
 
     # In a thread, since looking up a host's name knows no time limit.
     thread = threading.Thread(target=probe, daemon=True)
