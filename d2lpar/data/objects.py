@@ -29,20 +29,23 @@ class Canvas(drawing.Brush):
         side = torch.where(self.chance(0.5), 1.0, -1.0)
         self.x = side * (x * angle.cos() + y * angle.sin()) / self.scale
         self.y = (y * angle.cos() - x * angle.sin()) / self.scale
-        ground = 0.5 + (self.color() - 0.5) * 0.5  # pale, so that most objects stand out
-        self.image = paint(ground, self.color(), 0.4 * self.slope(px, py)[:, None])
+        # The ground is darker than most objects, so that these stand out.
+        self.image = paint(self.ground(), self.ground(), self.slope(px, py)[:, None])
         self.image = self.image + 0.05 * self.noise(8)[:, None]
         for _ in range(4):  # the clutter
             start = self.uniform(-16, 16), self.uniform(-16, 16)
             end = start[0] + self.normal(0, 6), start[1] + self.normal(0, 6)
             mask = cover(stroke(px, py, start, end, self.uniform(0.5, 2.5), self.uniform(0.5, 2.5)))
-            self.image = paint(self.image, (mask * self.uniform(0.2, 0.8))[:, None], self.color())
+            self.image = paint(self.image, (mask * self.uniform(0.3, 0.9))[:, None], self.ground() * 1.7)
 
     def color(self):
-        """Return n random colours, (n, 3, 1, 1)."""
-        grey = self.uniform(0.05, 0.95)[:, None]
+        """Return n random colours, most of them light, (n, 3, 1, 1)."""
         rgb = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
-        return grey + (rgb - grey) * self.uniform(0.2, 1.0)[:, None]
+        return 1 - 0.75 * rgb * self.uniform(0.3, 1.0)[:, None]
+
+    def ground(self):
+        """Return n random dark colours, (n, 3, 1, 1)."""
+        return 0.6 * (1 - self.color()) + 0.05
 
     def slope(self, x, y):
         """Return a value that rises from 0 to 1 over the image, in any direction."""
