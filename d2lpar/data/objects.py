@@ -36,7 +36,9 @@ class Canvas(drawing.Brush):
             start = self.uniform(-16, 16), self.uniform(-16, 16)
             end = start[0] + self.normal(0, 6), start[1] + self.normal(0, 6)
             mask = cover(stroke(px, py, start, end, self.uniform(0.5, 2.5), self.uniform(0.5, 2.5)))
-            self.image = paint(self.image, (mask * self.uniform(0.3, 0.9))[:, None], self.ground() * 1.7)
+            self.image = paint(
+                self.image, (mask * self.uniform(0.3, 0.9))[:, None], self.ground() * 1.7
+            )
 
     def color(self):
         """Return n random colours, most of them light, (n, 3, 1, 1)."""
