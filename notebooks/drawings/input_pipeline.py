@@ -6,10 +6,10 @@ from pen import PALE, Drawing
 def draw():
     drawing = Drawing(270, "The input pipeline from the disk to two devices")
     drawing.box(20, 100, 90, 70, "disk,\nmemory")
-    for i, y in enumerate((60, 110, 160)):
+    for i, y in enumerate((65, 115, 165)):
         drawing.arrow(110, 135, 160, y + 20)
         drawing.box(160, y, 120, 40, f"worker {i}")
-        drawing.arrow(280, y + 20, 330, 135)
+        drawing.arrow(280, y + 20, 330, 117 + 18 * i)
     drawing.box(330, 100, 120, 70, "batch in\npinned memory", fill=PALE)
     for device, y in enumerate((60, 150)):
         drawing.arrow(450, 135, 520, y + 30)
@@ -18,7 +18,7 @@ def draw():
     drawing.text(220, 45, "image by image", size=15)
     drawing.text(630, 26, "B: or here, on the device,", bold=True)
     drawing.text(630, 45, "a batch at once", size=15)
-    drawing.text(485, 105, "copy", size=15)
-    drawing.text(220, 226, "cores of the host, shared\nby all devices", size=15)
+    drawing.text(478, 90, "copy", size=15)
+    drawing.text(220, 236, "cores of the host, shared\nby all devices", size=15)
     drawing.text(630, 236, "grows with the number of devices", size=15)
     return drawing
