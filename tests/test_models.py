@@ -47,6 +47,9 @@ def test_resnet18_shape_and_parameters():
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 20
     assert net(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     assert resnet18(5, in_channels=3)(torch.rand(2, 3, 32, 32)).shape == (2, 5)
+    thin = resnet18(10, 3, width=8, stem_stride=2)
+    assert thin[0](torch.rand(2, 3, 32, 32)).shape == (2, 8, 16, 16)
+    assert thin(torch.rand(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_resnet18_stages_halve_the_image():

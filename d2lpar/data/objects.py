@@ -23,25 +23,31 @@ class Canvas(drawing.Brush):
     def __init__(self, n, generator):
         super().__init__(n, generator, SIDE)
         px, py = drawing.pixels(SIDE)
-        self.scale = self.uniform(0.72, 1.15)
+        self.scale = self.uniform(0.85, 1.2)
         angle = self.normal(0, 0.12)
         x, y = px - self.normal(0, 2.2), py - self.normal(0, 1.8)
         side = torch.where(self.chance(0.5), 1.0, -1.0)
         self.x = side * (x * angle.cos() + y * angle.sin()) / self.scale
         self.y = (y * angle.cos() - x * angle.sin()) / self.scale
-        self.image = paint(self.color(), self.color(), self.slope(px, py)[:, None])
-        self.image = self.image + 0.08 * self.noise(8)[:, None]
-        for _ in range(5):  # the clutter
+        # The ground is darker than most objects, so that these stand out.
+        self.image = paint(self.ground(), self.ground(), self.slope(px, py)[:, None])
+        self.image = self.image + 0.05 * self.noise(8)[:, None]
+        for _ in range(4):  # the clutter
             start = self.uniform(-16, 16), self.uniform(-16, 16)
             end = start[0] + self.normal(0, 6), start[1] + self.normal(0, 6)
             mask = cover(stroke(px, py, start, end, self.uniform(0.5, 2.5), self.uniform(0.5, 2.5)))
-            self.image = paint(self.image, (mask * self.uniform(0.2, 0.9))[:, None], self.color())
+            self.image = paint(
+                self.image, (mask * self.uniform(0.3, 0.9))[:, None], self.ground() * 1.7
+            )
 
     def color(self):
-        """Return n random colours, (n, 3, 1, 1)."""
-        grey = self.uniform(0.05, 0.95)[:, None]
+        """Return n random colours, most of them light, (n, 3, 1, 1)."""
         rgb = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
-        return grey + (rgb - grey) * self.uniform(0.2, 1.0)[:, None]
+        return 1 - 0.75 * rgb * self.uniform(0.3, 1.0)[:, None]
+
+    def ground(self):
+        """Return n random dark colours, (n, 3, 1, 1)."""
+        return 0.6 * (1 - self.color()) + 0.05
 
     def slope(self, x, y):
         """Return a value that rises from 0 to 1 over the image, in any direction."""
@@ -64,10 +70,10 @@ class Canvas(drawing.Brush):
         """Return the images in some light, as a camera with noise takes them."""
         px, py = drawing.pixels(SIDE)
         cast = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
-        light = self.uniform(0.45, 1.25)[:, None] * (0.8 + 0.4 * cast)
+        light = self.uniform(0.55, 1.2)[:, None] * (0.8 + 0.4 * cast)
         light = light * (1 + self.normal(0, 0.25) * (self.slope(px, py) - 0.5))[:, None]
         grain = torch.randn(self.image.shape, generator=self.generator, device="cpu")
-        return (self.image.clamp(0, 1) * light + 0.03 * grain).clamp(0, 1)
+        return (self.image.clamp(0, 1) * light + 0.02 * grain).clamp(0, 1)
 
 
 def box(x, y, left, right, top, bottom):
