@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 _NAMES = {
     "data.batches": ("split_batch",),
+    "data.cifar10": ("load_cifar10",),
     "data.fashion_mnist": ("load_data_fashion_mnist",),
     "devices": (
         "describe",

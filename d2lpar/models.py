@@ -91,24 +91,27 @@ class Residual(nn.Module):
         return F.relu(Y + short_cut)
 
 
-def resnet18(num_classes, in_channels=1):
+def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     """Build the ResNet-18 for small images of d2l 12.6: a 3x3 stem and no max-pooling.
 
     Args:
         num_classes: number of outputs.
         in_channels: channels of the images.
+        width: channels after the stem; the four stages have 1, 2, 4 and 8 times as many.
+        stem_stride: step of the stem's convolution.
 
     Returns:
         A network from images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and
         1 channel it has 11,175,818 parameters, by the same names as d2l's.
     """
     net = nn.Sequential(
-        nn.Conv2d(in_channels, 64, kernel_size=3, padding=1),
-        nn.BatchNorm2d(64),
+        nn.Conv2d(in_channels, width, kernel_size=3, stride=stem_stride, padding=1),
+        nn.BatchNorm2d(width),
         nn.ReLU(),
     )
-    num_inputs = 64
-    for stage, num_channels in enumerate((64, 128, 256, 512), 1):
+    num_inputs = width
+    for stage in (1, 2, 3, 4):
+        num_channels = width * 2 ** (stage - 1)
         if stage == 1:
             first = Residual(num_channels)
         else:
@@ -116,5 +119,32 @@ def resnet18(num_classes, in_channels=1):
         net.add_module(f"resnet_block{stage}", nn.Sequential(first, Residual(num_channels)))
         num_inputs = num_channels
     net.add_module("global_avg_pool", nn.AdaptiveAvgPool2d((1, 1)))
-    net.add_module("fc", nn.Sequential(nn.Flatten(), nn.Linear(512, num_classes)))
+    net.add_module("fc", nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_classes)))
     return net
+
+
+def resnet_body(widths=(32, 64, 128), in_channels=3):
+    """Build a small ResNet without its last layer: a body, to which a head is added.
+
+    Args:
+        widths: channels of the stages. Each has one `Residual`, and all but the first halve the
+            side of the image; so does the stem before them.
+        in_channels: channels of the images.
+
+    Returns:
+        A network of the children stem, stage1, stage2 and so on, and pool, from images
+        (N, in_channels, H, W) to features (N, widths[-1]).
+    """
+    num_inputs = widths[0]
+    body = nn.Sequential()
+    convolution = nn.Conv2d(in_channels, num_inputs, kernel_size=3, stride=2, padding=1)
+    body.add_module("stem", nn.Sequential(convolution, nn.BatchNorm2d(num_inputs), nn.ReLU()))
+    for stage, num_channels in enumerate(widths, 1):
+        if stage == 1:
+            block = Residual(num_channels)
+        else:
+            block = Residual(num_channels, use_1x1conv=True, strides=2, in_channels=num_inputs)
+        body.add_module(f"stage{stage}", block)
+        num_inputs = num_channels
+    body.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten()))
+    return body

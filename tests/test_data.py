@@ -8,6 +8,7 @@ import http.server
 import importlib.util
 import io
 import os
+import pickle
 import socket
 import threading
 import time
@@ -22,7 +23,9 @@ import torch
 
 import d2lpar
 from d2lpar import _d2l
-from d2lpar.data import fashion_mnist, garments
+from d2lpar.data import cifar10, fashion_mnist, garments, objects, sources
+
+SOURCE = fashion_mnist.SOURCE
 
 with_torchvision = pytest.mark.skipif(
     importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed"
@@ -45,9 +48,8 @@ def contents(monkeypatch):
         files[f"{part}-images-idx3-ubyte"] = idx(images)
         files[f"{part}-labels-idx1-ubyte"] = idx(torch.arange(n, dtype=torch.uint8) % 10)
     md5s = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    monkeypatch.setattr(fashion_mnist, "FILES", md5s)
-    monkeypatch.setattr(fashion_mnist, "NUM_TRAIN", 20)
-    monkeypatch.setattr(fashion_mnist, "NUM_TEST", 10)
+    monkeypatch.setattr(SOURCE, "files", md5s)
+    monkeypatch.setattr(SOURCE, "sizes", (20, 10))
     return files
 
 
@@ -63,9 +65,9 @@ def empty_machine(tmp_path, monkeypatch):
         raise urllib.error.URLError("unreachable")
 
     monkeypatch.setattr(urllib.request, "urlopen", offline)
-    fashion_mnist._load.cache_clear()
+    SOURCE.forget()
     yield
-    fashion_mnist._load.cache_clear()
+    SOURCE.forget()
 
 
 def write(folder, contents, compress=False):
@@ -173,26 +175,24 @@ class FakeTorchvision:
 @pytest.fixture
 def online(monkeypatch, contents):
     fake = FakeTorchvision(contents)
-    monkeypatch.setattr(fashion_mnist, "_require_connection", lambda note: None)
+    monkeypatch.setattr(sources, "require_connection", lambda address, note: None)
     monkeypatch.setattr(_d2l, "import_torchvision", lambda: fake)
     return fake
 
 
 def test_downloads_once_into_the_cache(tmp_path, online):
     assert name_and_first_batch()[0] == "Fashion-MNIST"
-    fashion_mnist._load.cache_clear()
+    SOURCE.forget()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
-    assert online.time_limits == [fashion_mnist.STALL_SECONDS]
+    assert online.time_limits == [sources.STALL_SECONDS]
     raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
-    assert {path.name for path in raw.iterdir()} == set(fashion_mnist.FILES)
+    assert {path.name for path in raw.iterdir()} == set(SOURCE.files)
 
 
 def test_two_ask_at_once_and_one_downloads(tmp_path, online):
     root, results = tmp_path / "cache" / "d2lpar", []
-    threads = [
-        threading.Thread(target=lambda: results.append(fashion_mnist._download(root))) for _ in "ab"
-    ]
+    threads = [threading.Thread(target=lambda: results.append(SOURCE.download(root))) for _ in "ab"]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -213,7 +213,7 @@ def test_download_replaces_a_damaged_cache(tmp_path, online):
     raw = write(tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw", online.contents)
     (raw / "train-images-idx3-ubyte").write_bytes(b"")
     assert name_and_first_batch()[0] == "Fashion-MNIST"
-    fashion_mnist._load.cache_clear()
+    SOURCE.forget()
     assert name_and_first_batch()[0] == "Fashion-MNIST"
     assert online.calls == 1
 
@@ -265,7 +265,7 @@ def test_downloads_through_torchvision(tmp_path, contents, network, monkeypatch)
     monkeypatch.setattr(dataset, "resources", md5s)
     with serving(folder) as (address, asked):
         monkeypatch.setattr(dataset, "mirrors", [address])
-        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
+        monkeypatch.setattr(SOURCE, "probe", f"{address}t10k-labels-idx1-ubyte.gz")
         assert name_and_first_batch()[0] == "Fashion-MNIST"
         assert {path.lstrip("/") for path in asked} == {path.name for path in archives}
 
@@ -280,7 +280,7 @@ def test_interrupted_download_is_not_used(tmp_path, contents, network, monkeypat
     archives[0].write_bytes(archives[0].read_bytes()[:-100])
     with serving(folder) as (address, _):
         monkeypatch.setattr(dataset, "mirrors", [address])
-        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
+        monkeypatch.setattr(SOURCE, "probe", f"{address}t10k-labels-idx1-ubyte.gz")
         assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
     assert "Error downloading train-images-idx3-ubyte.gz" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
@@ -289,7 +289,7 @@ def test_interrupted_download_is_not_used(tmp_path, contents, network, monkeypat
 @with_torchvision
 def test_files_and_mirror_are_those_of_torchvision():
     dataset = _d2l.import_torchvision().datasets.FashionMNIST
-    assert [name for name, _ in dataset.resources] == [f"{name}.gz" for name in fashion_mnist.FILES]
+    assert [name for name, _ in dataset.resources] == [f"{name}.gz" for name in SOURCE.files]
     assert dataset.mirrors == [fashion_mnist.MIRROR]
 
 
@@ -306,16 +306,16 @@ def test_offline_is_announced_in_one_line_and_once(contents, capsys):
 
 
 def test_silent_mirror_is_given_up_and_not_asked_again(tmp_path, network, monkeypatch):
-    monkeypatch.setattr(fashion_mnist, "PROBE_SECONDS", 0.2)
+    monkeypatch.setattr(sources, "PROBE_SECONDS", 0.2)
     note = tmp_path / "offline"
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        monkeypatch.setattr(fashion_mnist, "MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}/")
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}/"
         with pytest.raises(ConnectionError, match="no connection"):
-            fashion_mnist._require_connection(note)
+            sources.require_connection(address, note)
         silent.settimeout(5)
         silent.accept()[0].close()
         with pytest.raises(ConnectionError, match="no connection"):
-            fashion_mnist._require_connection(note)
+            sources.require_connection(address, note)
         silent.settimeout(0.5)
         with pytest.raises(TimeoutError):
             silent.accept()
@@ -323,27 +323,27 @@ def test_silent_mirror_is_given_up_and_not_asked_again(tmp_path, network, monkey
 
 def test_probe_does_not_wait_for_a_name_that_is_looked_up(tmp_path, monkeypatch):
     released, finished = threading.Event(), []
-    monkeypatch.setattr(fashion_mnist, "PROBE_SECONDS", 0.1)
+    monkeypatch.setattr(sources, "PROBE_SECONDS", 0.1)
     monkeypatch.setattr(
         urllib.request, "urlopen", lambda *_, **__: finished.append(released.wait(10))
     )
     with pytest.raises(ConnectionError):
-        fashion_mnist._require_connection(tmp_path / "offline")
+        sources.require_connection(SOURCE.probe, tmp_path / "offline")
     assert not finished
     released.set()
 
 
 def test_probe_takes_less_than_five_seconds():
-    assert fashion_mnist.PROBE_SECONDS < 5
+    assert sources.PROBE_SECONDS < 5
 
 
 def test_login_page_is_no_connection(tmp_path, network, monkeypatch):
     (tmp_path / "portal").mkdir()
     (tmp_path / "portal" / "t10k-labels-idx1-ubyte.gz").write_text("<html>please log in</html>")
     with serving(tmp_path / "portal") as (address, _):
-        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
+        address += "t10k-labels-idx1-ubyte.gz"
         with pytest.raises(ConnectionError):
-            fashion_mnist._require_connection(tmp_path / "offline")
+            sources.require_connection(address, tmp_path / "offline")
 
 
 def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monkeypatch):
@@ -351,12 +351,12 @@ def test_connection_is_noticed_when_it_is_back(tmp_path, contents, network, monk
     note = tmp_path / "offline"
     note.touch()
     with serving(folder) as (address, asked):
-        monkeypatch.setattr(fashion_mnist, "MIRROR", address)
+        address += "t10k-labels-idx1-ubyte.gz"
         with pytest.raises(ConnectionError):
-            fashion_mnist._require_connection(note)
+            sources.require_connection(address, note)
         assert not asked
-        monkeypatch.setattr(fashion_mnist, "OFFLINE_SECONDS", 0)
-        fashion_mnist._require_connection(note)
+        monkeypatch.setattr(sources, "OFFLINE_SECONDS", 0)
+        sources.require_connection(address, note)
         assert asked
 
 
@@ -364,10 +364,10 @@ def test_a_note_from_the_future_keeps_nobody_offline(tmp_path, monkeypatch):
     """The clock of the machine was wrong, and is right again."""
     note = tmp_path / "offline"
     note.touch()
-    later = time.time() + 1000 * fashion_mnist.OFFLINE_SECONDS
+    later = time.time() + 1000 * sources.OFFLINE_SECONDS
     os.utime(note, (later, later))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *_, **__: io.BytesIO(b"\x1f\x8b"))
-    fashion_mnist._require_connection(note)
+    sources.require_connection(SOURCE.probe, note)
 
 
 @pytest.mark.parametrize("before", [None, 7.0])
@@ -375,7 +375,7 @@ def test_time_limit_of_sockets_ends_with_the_download(before):
     users = socket.getdefaulttimeout()
     socket.setdefaulttimeout(before)
     try:
-        with pytest.raises(OSError, match="stalled"), fashion_mnist._socket_timeout(3.0):
+        with pytest.raises(OSError, match="stalled"), sources.socket_timeout(3.0):
             assert socket.getdefaulttimeout() == 3.0
             raise OSError("stalled")
         assert socket.getdefaulttimeout() == before
@@ -394,15 +394,15 @@ def test_synthetic_can_be_asked_for(tmp_path, contents, monkeypatch, capsys):
 
 
 def test_synthetic_is_cached_and_a_damaged_cache_is_drawn_anew(tmp_path, contents, monkeypatch):
-    drawn = fashion_mnist._synthetic()
+    drawn = SOURCE.synthetic()
     (cached,) = (tmp_path / "cache" / "d2lpar").iterdir()
     with monkeypatch.context() as patch:
         patch.setattr(garments, "draw", None)
-        assert all(map(torch.equal, fashion_mnist._synthetic(), drawn))
+        assert all(map(torch.equal, SOURCE.synthetic(), drawn))
     content = cached.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
         cached.write_bytes(damaged)
-        assert all(map(torch.equal, fashion_mnist._synthetic(), drawn))
+        assert all(map(torch.equal, SOURCE.synthetic(), drawn))
         assert cached.read_bytes() == content
 
 
@@ -624,3 +624,67 @@ def test_a_seed_of_the_readers_does_not_sort_the_stand_in(seed):
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
     _, labels = garments.draw(1000, seed=seed)
     assert len(labels[order][:100].unique()) > 5
+
+
+# CIFAR-10
+
+
+@pytest.fixture
+def pickles(monkeypatch):
+    """Return the files of a CIFAR-10 of 50 and 10 images, which cifar10.py takes for the right."""
+    files = {}
+    for first, name in enumerate(cifar10.FILES):
+        data = torch.arange(10 * 3072).add(first).remainder(256).to(torch.uint8).view(10, 3072)
+        files[name] = pickle.dumps({"data": data.numpy(), "labels": list(range(10))})
+    md5s = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    monkeypatch.setattr(cifar10.SOURCE, "files", md5s)
+    monkeypatch.setattr(cifar10.SOURCE, "sizes", (100, 20))
+    cifar10.SOURCE.forget()
+    yield files
+    cifar10.SOURCE.forget()
+
+
+def test_cached_cifar10_is_used(tmp_path, pickles):
+    write(tmp_path / "data" / "cifar-10-batches-py", pickles)
+    train, test = d2lpar.load_cifar10()
+    assert (train.name, len(train), len(test)) == ("CIFAR-10", 50, 10)
+    assert train.images.shape == (50, 3, 32, 32) and train.labels.dtype == torch.int64
+    assert train.images[10, 0, 0, :3].tolist() == [1, 2, 3]  # the second file
+    assert test.images[0, 1, 0, 0] == (1024 + 5) % 256 and train.classes[9] == "truck"
+
+
+def test_a_damaged_file_of_cifar10_is_not_unpickled(tmp_path, pickles, monkeypatch, capsys):
+    monkeypatch.setattr(pickle, "loads", None)
+    pickles["test_batch"] += b"!"
+    write(tmp_path / "data" / "cifar-10-batches-py", pickles)
+    train, test = d2lpar.load_cifar10()
+    assert (train.name, len(train), len(test)) == ("synthetic CIFAR-10", 100, 20)
+    assert train.classes == objects.CLASSES
+    out = capsys.readouterr().out
+    assert "CIFAR-10 is not read: test_batch is wrong" in out and "(no connection)" in out
+
+
+@with_torchvision
+def test_files_of_cifar10_are_those_of_torchvision():
+    dataset = _d2l.import_torchvision().datasets.CIFAR10
+    assert [tuple(pair) for pair in dataset.train_list + dataset.test_list] == [
+        *cifar10.FILES.items()
+    ]
+    assert dataset.base_folder == cifar10.SOURCE.layouts[0] and dataset.url == cifar10.SOURCE.probe
+
+
+def test_drawn_objects_are_balanced_and_depend_on_the_seed_alone():
+    images, labels = objects.draw(500, seed=3)
+    assert images.shape == (500, 3, 32, 32) and images.dtype == torch.uint8
+    assert labels.bincount().tolist() == [50] * 10 and labels[:50].unique().numel() == 10
+    torch.manual_seed(7)
+    assert torch.equal(objects.draw(500, seed=3)[0], images)
+    assert len(images.flatten(1).unique(dim=0)) == 500
+
+
+def test_the_color_of_an_image_does_not_tell_its_class():
+    (X, y), (X_test, y_test) = objects.draw(2000, seed=0), objects.draw(1000, seed=1)
+    X, X_test = X.float().mean((2, 3)), X_test.float().mean((2, 3))
+    means = torch.stack([X[y == c].mean(0) for c in range(10)])
+    accuracy = (torch.cdist(X_test, means).argmin(1) == y_test).float().mean()
+    assert accuracy < 0.2

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from d2lpar import _d2l
-from d2lpar.models import Residual, alexnet, lenet, resnet18
+from d2lpar.models import Residual, alexnet, lenet, resnet18, resnet_body
 
 
 def num_parameters(net):
@@ -30,12 +30,26 @@ def test_alexnet_shape_and_parameters():
     assert num_parameters(net) == convolutions + dense
 
 
+def test_resnet_body_shape_and_stages():
+    body = resnet_body()
+    assert [name for name, _ in body.named_children()] == [
+        "stem", "stage1", "stage2", "stage3", "pool",
+    ]  # fmt: skip
+    images = torch.rand(2, 3, 32, 32)
+    assert body(images).shape == (2, 128)
+    assert body[:-1](images).shape == (2, 128, 4, 4)
+    assert resnet_body((8, 16), in_channels=1)(torch.rand(2, 1, 28, 28)).shape == (2, 16)
+
+
 def test_resnet18_shape_and_parameters():
     net = resnet18(10)
     assert num_parameters(net) == 11_175_818
     assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == 20
     assert net(torch.rand(2, 1, 28, 28)).shape == (2, 10)
     assert resnet18(5, in_channels=3)(torch.rand(2, 3, 32, 32)).shape == (2, 5)
+    thin = resnet18(10, 3, width=8, stem_stride=2)
+    assert thin[0](torch.rand(2, 3, 32, 32)).shape == (2, 8, 16, 16)
+    assert thin(torch.rand(2, 3, 32, 32)).shape == (2, 10)
 
 
 def test_resnet18_stages_halve_the_image():

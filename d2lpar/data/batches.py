@@ -3,6 +3,38 @@
 import torch
 
 
+class ImageDataset(torch.utils.data.Dataset):
+    """Images and labels in memory.
+
+    Args:
+        images: (n, channels, height, width), uint8.
+        labels: (n,).
+        name: for the titles of figures.
+        classes: their names, in the order of the labels.
+        resize: side, or height and width, that images are scaled to when they are read.
+    """
+
+    def __init__(self, images, labels, name, classes, resize=None):
+        self.images, self.labels = images, labels.to(torch.int64)
+        self.name, self.classes = name, classes
+        self.resize = (resize, resize) if isinstance(resize, int) else resize
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        X, y = self.__getitems__([index])
+        return X[0], int(y[0])
+
+    def __getitems__(self, indices):
+        """Return images (n, channels, height, width), float32 in [0, 1], and labels (n,), int64."""
+        indices = torch.as_tensor(indices, device="cpu")
+        X = self.images[indices].to(torch.float32).div_(255)
+        if self.resize:
+            X = torch.nn.functional.interpolate(X, self.resize, mode="bilinear", antialias=True)
+        return X, self.labels[indices]
+
+
 class BatchLoader:
     """Batches of a data set, (X, y), without a worker process.
 

@@ -10,15 +10,16 @@ Coordinates are in pixels from the middle of the image: x to the right, y downwa
 functions take and return tensors that broadcast to (n, 28, 28), for n images at once.
 """
 
-from concurrent.futures import ThreadPoolExecutor
-
 import torch
 
+from d2lpar.data import drawing
+from d2lpar.data.drawing import cover, knots, largest, mixed, paint, stroke
+
 SIDE = 28  # pixels
-CHUNK = 300  # images drawn at once: their pixels fit into a core's cache
+SHAPE = (1, SIDE, SIDE)
 
 
-class Brush:
+class Brush(drawing.Brush):
     """The random numbers and the warped canvas for n images.
 
     ``x`` and ``y`` are the coordinates of the pixels. One of them stays constant along the other
@@ -26,10 +27,8 @@ class Brush:
     """
 
     def __init__(self, n, generator, lying=False):
-        self.n = n
-        self.generator = generator
-        at = torch.arange(SIDE, dtype=torch.float32, device="cpu") - (SIDE - 1) / 2
-        x, y = at.view(1, 1, SIDE), at.view(1, SIDE, 1)
+        super().__init__(n, generator, SIDE)
+        x, y = drawing.pixels(SIDE)
         x = (x - self.normal(0, 0.5)) / self.normal(1.05, 0.05).clamp(0.85, 1.15)
         y = (y - self.normal(0, 0.4)) / self.normal(1.04, 0.04).clamp(0.88, 1.12)
         tilt, bend = self.normal(0, 0.03), self.normal(0, 0.3)
@@ -40,75 +39,10 @@ class Brush:
         else:
             self.x, self.y = x + tilt * y + bend * torch.sin(rate * y + phase), y
 
-    def uniform(self, low, high):
-        """Return n numbers between two bounds, (n, 1, 1)."""
-        return low + (high - low) * torch.rand(self.n, 1, 1, generator=self.generator, device="cpu")
-
-    def normal(self, mean, std):
-        """Return n normally distributed numbers, (n, 1, 1)."""
-        return mean + std * torch.randn(self.n, 1, 1, generator=self.generator, device="cpu")
-
-    def chance(self, probability):
-        """Return n booleans that are True with a probability, (n, 1, 1)."""
-        return torch.rand(self.n, 1, 1, generator=self.generator, device="cpu") < probability
-
-    def noise(self, side=SIDE):
-        """Return normal noise on side x side points, enlarged linearly to (n, 28, 28)."""
-        grid = torch.randn(self.n, side, side, generator=self.generator, device="cpu")
-        if side == SIDE:
-            return grid
-        at = torch.linspace(0, side - 1, SIDE, device="cpu").view(SIDE, 1)
-        weight = (1 - (at - torch.arange(side, device="cpu")).abs()).clamp(min=0)  # (28, side)
-        return weight @ grid @ weight.T
-
-
-def knots(t, *points):
-    """Return the piecewise linear function through points (position, value), constant outside."""
-    (t0, value), *rest = points
-    total = torch.as_tensor(value, dtype=torch.float32)
-    for t1, v1 in rest:
-        width = torch.as_tensor(t1 - t0, dtype=torch.float32).clamp(min=1e-3)
-        total = total + (v1 - value) * ((t - t0) / width).clamp(0, 1)
-        t0, value = t1, v1
-    return total
-
-
-def stroke(x, y, start, end, radius, end_radius=None):
-    """Return the signed distance to a stroke from start to end, each a pair (x, y)."""
-    (x0, y0), (x1, y1) = start, end
-    dx, dy = x1 - x0, y1 - y0
-    length = (dx * dx + dy * dy).sqrt().clamp(min=1e-3)
-    dx, dy = dx / length, dy / length
-    along = x * dx + (y * dy - x0 * dx - y0 * dy)
-    beside = x * dy - (y * dx + x0 * dy - y0 * dx)
-    inside = along.clamp(min=0).clamp_(max=length)
-    distance = along.sub_(inside).square_().add_(beside.square_()).sqrt_()
-    if end_radius is not None:
-        distance.sub_(inside.mul_((end_radius - radius) / length))
-    return distance.sub_(radius)
-
-
-def largest(*distances):
-    """Return the intersection of shapes given by signed distances."""
-    result = distances[0]
-    for distance in distances[1:]:
-        result = torch.maximum(result, distance)
-    return result
-
-
-def cover(distance):
-    """Return how much of each pixel a shape covers, in [0, 1], from its signed distance."""
-    return (0.5 - distance).clamp_(0, 1)
-
 
 def stripes(b, t, low, high):
     """Return stripes along t with n random periods in pixels and phases, in [0, 1]."""
     return cover(torch.sin(t * (6.2832 / b.uniform(low, high)) + b.uniform(0, 6.3)))
-
-
-def paint(tone, mask, value):
-    """Lay a value over a tone where a mask says so."""
-    return torch.lerp(tone, value, mask.to(tone.dtype))
 
 
 def textured(b, plain=0.5, horizontal=0.2, vertical=0.1, checked=0.1):
@@ -199,16 +133,6 @@ def sleeves(b, ax, shoulder, sleeve, upper, cuff):
     end = (shoulder[0] + 21 * sleeve * angle.sin(), shoulder[1] + 21 * sleeve * angle.cos())
     arm = stroke(ax, b.y, shoulder, end, b.uniform(*upper), b.uniform(*cuff))
     return arm.add_(9.0 * (sleeve < 0.05)), end[1]
-
-
-def mixed(b, *parts):
-    """Return one of several (probability, low, high) ranges, drawn for each image."""
-    draw, value, total = b.uniform(0, 1), None, 0.0
-    for probability, low, high in parts:
-        sample = b.uniform(low, high)
-        value = sample if value is None else torch.where(draw < total, value, sample)
-        total += probability
-    return value
 
 
 def t_shirt(b):
@@ -387,50 +311,12 @@ def ankle_boot(b):
 # In the order of Fashion-MNIST's labels.
 GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle_boot)
 SHOES = (sandal, sneaker, ankle_boot)
-ORDER = 0x6A72  # added to the seed of the order of the images
+
+
+def _drawing(garment):
+    return lambda n, generator: garment(Brush(n, generator, lying=garment in SHOES))
 
 
 def draw(num_images, seed):
-    """Draw a balanced, shuffled data set of synthetic garments.
-
-    Args:
-        num_images: a multiple of the ten classes.
-        seed: of the random numbers. The same seed draws the same images, on any number of cores.
-
-    Returns:
-        Images (num_images, 1, 28, 28) and labels (num_images,), both uint8.
-
-    Raises:
-        ValueError: the images do not divide into the classes.
-    """
-    each, rest = divmod(num_images, len(GARMENTS))
-    if rest or not each:
-        raise ValueError(f"{num_images} images do not divide into {len(GARMENTS)} classes")
-    images = torch.empty(num_images, 1, SIDE, SIDE, dtype=torch.uint8, device="cpu")
-    labels = torch.empty(num_images, dtype=torch.uint8, device="cpu")
-    # not seeded with `seed`: with that, a reader's own manual_seed would undo this very order
-    order = torch.randperm(num_images, generator=_generator(seed + ORDER), device="cpu")
-
-    def draw_chunk(number, label, rows):
-        brush = Brush(len(rows), _generator(seed + 1000 * number), lying=GARMENTS[label] in SHOES)
-        images[rows, 0] = (GARMENTS[label](brush) * 255).to(torch.uint8)
-        labels[rows] = label
-
-    chunks = [
-        (label, rows)
-        for label, all_rows in enumerate(order.split(each))
-        for rows in all_rows.split(CHUNK)
-    ]
-    # Threads of one core each: small operators are slow when several cores share them.
-    num_threads = torch.get_num_threads()
-    try:
-        with ThreadPoolExecutor(num_threads, initializer=lambda: torch.set_num_threads(1)) as pool:
-            for done in [pool.submit(draw_chunk, i, *c) for i, c in enumerate(chunks, start=1)]:
-                done.result()
-    finally:
-        torch.set_num_threads(num_threads)
-    return images, labels
-
-
-def _generator(seed):
-    return torch.Generator("cpu").manual_seed(seed)
+    """Draw a data set of synthetic garments with `drawing.draw_classes`."""
+    return drawing.draw_classes([_drawing(g) for g in GARMENTS], SHAPE, num_images, seed)

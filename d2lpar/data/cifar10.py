@@ -1,0 +1,70 @@
+"""CIFAR-10, or a synthetic stand-in for it (see `sources`)."""
+
+import pickle
+
+import torch
+
+from d2lpar.data import objects
+from d2lpar.data.batches import ImageDataset
+from d2lpar.data.sources import Source
+
+CLASSES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+# MD5 of the files, in the order in which they are read.
+FILES = {
+    "data_batch_1": "c99cafc152244af753f735de768cd75f",
+    "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
+    "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
+    "data_batch_4": "634d18415352ddfa80567beed471001a",
+    "data_batch_5": "482c414d41f54cd18b22e5b47cb7c3cb",
+    "test_batch": "40351d587109b95175f43aff81a1287e",
+}
+
+
+def _parse(contents):
+    """Return the four tensors in the contents of the files, whose MD5 is known to be right."""
+    images, labels = [], []
+    for content in contents:
+        batch = pickle.loads(content, encoding="latin1")
+        images.append(torch.from_numpy(batch["data"]).view(-1, 3, 32, 32))
+        labels.append(torch.tensor(batch["labels"]))
+    return torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1]
+
+
+SOURCE = Source(
+    name="CIFAR-10",
+    dataset="CIFAR10",
+    files=FILES,
+    layouts=("cifar-10-batches-py", "."),
+    probe="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+    parse=_parse,
+    stand_in=objects,
+    sizes=(10_000, 2_000),
+)
+
+
+def load_cifar10():
+    """Return the training and the test images of CIFAR-10, or of its synthetic stand-in.
+
+    Returns:
+        Two `ImageDataset`s, of images of 3x32x32 pixels in ten classes. Their `name` and `classes`
+        tell which data set it is; D2LPAR_DATA=synthetic in the environment asks for the stand-in.
+
+    Raises:
+        FileNotFoundError: D2LPAR_DATA names a folder without the files of CIFAR-10.
+        ValueError: the files there are others.
+    """
+    name, tensors = SOURCE.load()
+    classes = CLASSES if name == SOURCE.name else objects.CLASSES
+    return tuple(ImageDataset(*pair, name, classes) for pair in (tensors[:2], tensors[2:]))
