@@ -147,6 +147,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
     texts = figure.axes[0].texts
     assert sorted(text.get_text() for text in texts) == ["backward", "forward", "step"]
     assert legend_labels(figure) == ["kernel", "update"]
+    assert row_labels(figure) == ["host", "cuda:0 compute", "cuda:1 compute"]
     drawn = boxes(figure, texts)
     assert not any(a.overlaps(b) for i, a in enumerate(drawn) for b in drawn[:i])
 

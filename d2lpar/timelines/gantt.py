@@ -71,6 +71,11 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
         axes.spines["left"].set_visible(False)
         axes.grid(True, axis="x")
         handles = _draw_groups(axes, groups, num_lanes, (start, end), scale)
+        if num_lanes:
+            axes.set_yticks(
+                [num_lanes / 2, *axes.get_yticks()],
+                ["host", *(label.get_text() for label in axes.get_yticklabels())],
+            )
         handles += _draw_phases(figure, axes, phases, (start, end), scale)
         if handles:
             figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))

@@ -20,5 +20,5 @@ def draw():
     drawing.text(630, 45, "a batch at once", size=15)
     drawing.text(478, 90, "copy", size=15)
     drawing.text(220, 236, "cores of the host, shared\nby all devices", size=15)
-    drawing.text(630, 236, "grows with the number of devices", size=15)
+    drawing.text(630, 236, "as many as there are devices", size=15)
     return drawing
