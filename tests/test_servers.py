@@ -163,10 +163,10 @@ def test_neither_the_push_itself_nor_one_before_a_reset_makes_it_stale(store):
     for _ in range(2):
         store.pull("w")
         store.push("w", torch.ones(2, 5))
-        assert store.staleness[-1] == 0
+        assert store.delays[-1] == 0
     store.reset(values())
     store.push("w", torch.ones(2, 5))
-    assert store.staleness[-1] == 0
+    assert store.delays[-1] == 0
 
 
 def test_synchronous_steps_equal_allreduce(store):
@@ -221,7 +221,7 @@ def test_staleness_is_bounded(store, staleness):
             worker.pull("w", key)
             worker.push("w", torch.ones(1), key)
             worker.tick(staleness)
-        return worker.ahead, worker.staleness
+        return worker.ahead, worker.delays
 
     run = store.start(step, num_workers=3)
     wait_until(run.done)

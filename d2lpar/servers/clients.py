@@ -15,7 +15,7 @@ class Client:
         name: what stands for it in `Store.traffic`.
         pushes: how many of its pushes were acknowledged.
         seconds: a dict, the time spent in "pull", "push", "tick" and "barrier".
-        staleness: for each push of a tensor, how many pushes of others were added to it, on the
+        delays: for each push of a tensor, how many pushes of others were added to it, on the
             server where they were most, since this client's last pull of it.
     """
 
@@ -23,7 +23,7 @@ class Client:
         self.name, self._servers, self._layout = name, servers, layout
         self.pushes, self._number = 0, 0
         self.seconds = {"pull": 0.0, "push": 0.0, "tick": 0.0, "barrier": 0.0}
-        self.staleness = []
+        self.delays = []
         self._seen = {}
 
     def pull(self, name, keys=None):
@@ -87,7 +87,7 @@ class Client:
                 updates - 1 - self._seen.get((name, i), updates - 1)
                 for (i, _, _), updates in zip(parts, self._answers(calls), strict=True)
             ]
-            self.staleness.append(max(others, default=0))
+            self.delays.append(max(others, default=0))
             self.pushes += 1
 
     def _find(self, name):
