@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 
 def lenet(num_classes=10, in_channels=1):
-    """Build the small convolutional network of d2l 12.5, as modules.
+    """Build the small convolutional network of d2l 13.5, as modules.
 
     Args:
         num_classes: number of outputs.
@@ -92,7 +92,7 @@ class Residual(nn.Module):
 
 
 def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
-    """Build the ResNet-18 for small images of d2l 12.6: a 3x3 stem and no max-pooling.
+    """Build the ResNet-18 for small images of d2l 13.6: a 3x3 stem and no max-pooling.
 
     Args:
         num_classes: number of outputs.

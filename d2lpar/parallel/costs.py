@@ -87,7 +87,7 @@ def server_seconds(num_workers, num_servers, num_bytes, link):
 
     The parameters are cut evenly over the servers, which are machines of their own. A server's
     link carries w messages of n / s bytes, a worker's s of them; the busier link decides:
-    2 max(w, s) (L + n / (s B)) (d2l 12.7 has the bandwidth's part, without the factor 2).
+    2 max(w, s) (L + n / (s B)) (d2l 13.7 has the bandwidth's part, without the factor 2).
 
     Args:
         num_workers, num_servers: w and s.
