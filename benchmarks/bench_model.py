@@ -48,7 +48,7 @@ def modelled(n, model, **options):
 
 
 def products(gpu, k):
-    """50 products of 4000 x 4000 on each of k GPUs (d2l 12.3)."""
+    """50 products of 4000 x 4000 on each of k GPUs (d2l 13.3)."""
     inputs = [torch.empty(4000, 4000, device=device) for device in modelled(k, gpu)]
     return seconds_of(lambda: [X.mm(X) for X in inputs for _ in range(50)])
 
@@ -90,7 +90,7 @@ def data_parallel_step(devices):
 
 
 def data_parallel_epoch(gpu, k):
-    """An epoch of Fashion-MNIST with `data_parallel_step` (d2l 12.6)."""
+    """An epoch of Fashion-MNIST with `data_parallel_step` (d2l 13.6)."""
     return seconds_of(data_parallel_step(modelled(k, gpu))) * -(-60_000 // (256 * k))
 
 
@@ -319,13 +319,13 @@ DLPERF = "Oneflow-Inc/DLPerf, NVIDIA's PyTorch 20.03"
 
 def rows():
     """Yield (name, GPU, program, {number of GPUs: published seconds}, source)."""
-    yield "50 products of 4000 x 4000", "v100", products, {1: 0.4660, 2: 0.4659}, "d2l.ai 12.3"
+    yield "50 products of 4000 x 4000", "v100", products, {1: 0.4660, 2: 0.4659}, "d2l.ai 13.3"
     yield (
         "ResNet-18, nn.DataParallel",
         "v100",
         data_parallel_epoch,
         {1: 12.2, 2: 7.5},
-        "d2l.ai 12.6",
+        "d2l.ai 13.6",
     )
     for name, published in (
         ("resnet50", (0.100, 0.103, 0.103, 0.104, 0.104)),
@@ -358,7 +358,7 @@ def rows():
 def others():
     """Yield (name, published, predicted, source) of rows of another kind: seconds and ratios."""
     loading = (3.0 - lenet_epoch(1, 0)) / 235  # fitted to the row of one GPU
-    yield "LeNet from scratch, 2 GPUs, s", 2.8, lenet_epoch(2, loading), "d2l.ai 12.5"
+    yield "LeNet from scratch, 2 GPUs, s", 2.8, lenet_epoch(2, loading), "d2l.ai 13.5"
     program = ddp(lambda: resnet18(10), images_of_64, sgd, through_the_host)
     alone = program("rtx4090", 1)
     for k, published in ((2, 1.76), (4, 3.29)):
@@ -395,7 +395,7 @@ def table():
     ):
         alone = products_and_copies("v100", copies, overlapped)
         off = f"{alone / published - 1:+6.1%}"
-        print(f"{name:38} {1:4} {published:10.4g} {alone:10.4g}  {off}   d2l.ai 12.3")
+        print(f"{name:38} {1:4} {published:10.4g} {alone:10.4g}  {off}   d2l.ai 13.3")
     for name, gpu, program, published, source in rows():
         alone = program(gpu, 1)
         off = f"{alone / published[1] - 1:+6.1%}"

@@ -95,7 +95,7 @@ def test_servers_are_what_their_messages_take(w, s):
 
 
 def test_four_gpus_of_d2l():
-    """d2l 12.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them.
+    """d2l 13.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them.
 
     Its 80 ms by way of the CPU are those of one server that is none of the workers.
     """

@@ -13,12 +13,12 @@ import torch
 from .links import PRESETS, Link, as_link
 
 # What is not in any datasheet, and what it was fitted to: rows of one GPU, never of several.
-PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 12.3)
+PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
 TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 (see SOURCES)
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # of a kernel on a V100, from the launch of one to that of the next
 LAUNCH_SECONDS = 8e-6  # of the host for an operator in eager mode: 7 to 8 µs on hosts of A100s
-NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned or not (d2l 12.3:
+NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned or not (d2l 13.3:
 NEW_MEMORY_FROM = 32 * 2**20  # 2.3125 s for 50 copies of 64 MB); less is taken from what it has
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 
@@ -183,10 +183,10 @@ def tf32_is_allowed():
 
 
 PCIE3 = Link(
-    12.1e9, 5e-6, 5.2e9, "PCIe 3.0 x16", "bandwidthTest and nvprof on a V100-SXM2; latency d2l 12.4"
+    12.1e9, 5e-6, 5.2e9, "PCIe 3.0 x16", "bandwidthTest and nvprof on a V100-SXM2; latency d2l 13.4"
 )
-PCIE4 = Link(25.7e9, 5e-6, 10e9, "PCIe 4.0 x16", "bandwidthTest on a DGX A100; latency d2l 12.4")
-PCIE5 = Link(54.3e9, 5e-6, None, "PCIe 5.0 x16", "p2pmark: 86 % of 63 GB/s; latency d2l 12.4")
+PCIE4 = Link(25.7e9, 5e-6, 10e9, "PCIe 4.0 x16", "bandwidthTest on a DGX A100; latency d2l 13.4")
+PCIE5 = Link(54.3e9, 5e-6, None, "PCIe 5.0 x16", "p2pmark: 86 % of 63 GB/s; latency d2l 13.4")
 THROUGH_HOST = Link(
     20.9e9, 12e-6, None, "PCIe 4.0 through the host", "p2pBandwidthLatencyTest with P2P off"
 )
