@@ -118,7 +118,8 @@ def _draw_groups(axes, groups, top, part, scale):
                 if not seen:
                     continue
                 apart = seen if kind == "collective" else _long(seen, _LEAST * pixel)
-                short = union((span for span in seen if span not in apart), gap=pixel)
+                alone = {id(span) for span in apart}
+                short = union((span for span in seen if id(span) not in alone), gap=pixel)
                 parts = sorted(
                     [(*part, 0.0) for part in short] + [(s.start, s.end, 0.8) for s in apart]
                 )
