@@ -4,6 +4,7 @@
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
+# make exercises  execute the exercises in place, with their solutions
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene of the notebooks, and what must agree
 # make bench      the benchmarks
@@ -24,6 +25,7 @@ READY := $(VENV)/ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
+EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 FIRST := $(firstword $(filter notebooks/0%,$(NOTEBOOKS)))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
@@ -31,7 +33,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += process_groups modelled_groups run cuda_names
+SLOW += exercises process_groups modelled_groups run cuda_names
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -40,7 +42,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test lab notebooks drawings check bench
+.PHONY: run test lab notebooks exercises drawings check bench
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -55,13 +57,16 @@ lab: $(READY)
 notebooks: $(READY)
 	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
 
+exercises: $(READY)
+	@$(BIN)/python tools/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
+
 drawings: $(READY)
 	@$(BIN)/python tools/drawings.py
 
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS)
+	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS) $(EXERCISES)
 	@$(BIN)/python tools/drawings.py --check
 	@$(BIN)/python -m pytest -q tests/lint
 

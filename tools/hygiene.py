@@ -111,18 +111,25 @@ def check_headings(notebook):
 
 
 def check_prose(notebook):
-    """A sentence stands before every code cell, and after every figure."""
+    """A sentence stands before every code cell, and after every figure.
+
+    In an exercise one sentence is for all: what is given, the answer and its check.
+    """
     sentences = {number for number, text in _prose(notebook) if _sentences(text)}
     for number, cell in _code(notebook):
-        if number - 1 not in sentences:
+        if number - 1 not in sentences and not _of_exercise(cell):
             yield f"cell {number}: no prose before it"
         if count_figures([cell]) and number + 1 not in sentences:
             yield f"cell {number}: no prose after its figure"
 
 
 def check_length(notebook):
-    """No code cell is long, imports aside, or empty."""
-    lines = {number: _num_lines(cell.source.strip()) for number, cell in _code(notebook)}
+    """No code cell is long, imports and exercises aside, or empty."""
+    lines = {
+        number: _num_lines(cell.source.strip())
+        for number, cell in _code(notebook)
+        if not _of_exercise(cell)
+    }
     for number, count in lines.items():
         if count == 0:
             yield f"cell {number}: empty"
@@ -194,6 +201,11 @@ def count_figures(cells):
     """Count the images among the outputs of some cells."""
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     return sum(any(kind.startswith("image/") for kind in out.get("data", {})) for out in outputs)
+
+
+def _of_exercise(cell):
+    """Tell whether a cell belongs to an exercise."""
+    return "nbgrader" in cell.metadata or "given" in cell.metadata.get("tags", [])
 
 
 def _code(notebook):

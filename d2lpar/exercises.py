@@ -1,0 +1,108 @@
+"""Checks of the exercise notebooks: what was expected, what came, and the points for it."""
+
+import contextlib
+
+import torch
+
+
+def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
+    """Compare what an answer gave with what it should give.
+
+    Args:
+        what: what is compared, in words, for the message.
+        got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
+        want: what it should be. Lists and tuples count as the same.
+        tolerance: the largest relative difference of numbers and tensors; None means equal.
+        hints: pairs of a wrong value, or a function that tells whether a value is the wrong one,
+            and a sentence that says what went wrong.
+        hint: a sentence for every other wrong value.
+
+    Raises:
+        AssertionError: with what was expected, what came, and the hint.
+    """
+    if _agree(got, want, tolerance):
+        return
+    for wrong, sentence in hints:
+        if wrong(got) if callable(wrong) else _agree(got, wrong, tolerance):
+            hint = sentence
+            break
+    raise AssertionError(f"{what}: expected {_show(want)}, got {_show(got)}. {hint}".rstrip())
+
+
+class Marks:
+    """The points of one exercise, part by part.
+
+    Args:
+        points: what all parts together are worth.
+    """
+
+    def __init__(self, points):
+        self.points, self.given, self.reached = points, 0, 0
+
+    @contextlib.contextmanager
+    def part(self, points, name):
+        """Give `points` if the block passes, and print which; an exception in it is caught."""
+        self.given += points
+        try:
+            yield
+        except NotImplementedError:
+            print(f"open  0 of {points}  {name}: not answered yet")
+        except AssertionError as error:
+            print(f"wrong 0 of {points}  {name}: {error}")
+        except Exception as error:
+            print(f"wrong 0 of {points}  {name}: {type(error).__name__}: {_short(str(error))}")
+        else:
+            self.reached += points
+            print(f"ok    {points} of {points}  {name}")
+
+    def total(self):
+        """Return the points reached, the last value of a check cell, which nbgrader reads."""
+        assert self.given == self.points, f"the parts give {self.given} points, not {self.points}"
+        print(f"{self.reached} of {self.points} points")
+        return self.reached
+
+
+def _agree(got, want, tolerance):
+    """Tell whether two values are the same, or close enough."""
+    if isinstance(want, (list, tuple)):
+        return (
+            isinstance(got, (list, tuple))
+            and len(got) == len(want)
+            and all(_agree(*pair, tolerance) for pair in zip(got, want, strict=True))
+        )
+    if isinstance(want, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == want.keys()
+            and all(_agree(got[key], want[key], tolerance) for key in want)
+        )
+    if isinstance(want, torch.Tensor):
+        if not isinstance(got, torch.Tensor) or got.shape != want.shape:
+            return False
+        got, want = got.detach().cpu().double(), want.detach().cpu().double()
+        largest = (got - want).abs().max().item() if want.numel() else 0.0
+        return largest <= (tolerance or 0) * (want.abs().max().item() if want.numel() else 0.0)
+    if tolerance is not None and isinstance(got, (int, float)):
+        return abs(got - want) <= tolerance * abs(want)
+    return type(got) is not torch.Tensor and bool(got == want)
+
+
+def _show(value):
+    """Return a value as a message shows it."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 8:
+            return f"a tensor of shape {tuple(value.shape)}"
+        value = value.tolist()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return _short("[" + ", ".join(_show(one) for one in value) + "]")
+    return _short(repr(value))
+
+
+def _short(text, length=160):
+    """Return a text without its line breaks, cut if it is long."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 4] + " ..."
