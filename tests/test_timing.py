@@ -68,8 +68,8 @@ def recorder(clock, monkeypatch):
             for records in self.open:
                 records.append(Span(device=device, **{"stream": 0, **times, **fields}))
 
-        def copy(self, source, target, start, end, num_bytes, engine="p2p", stream=0):
-            fields = {"source": source, "target": target, "num_bytes": num_bytes}
+        def copy(self, source, target, start, end, num_bytes, engine="p2p", stream=0, **more):
+            fields = more | {"source": source, "target": target, "num_bytes": num_bytes}
             fields |= {"name": "copy", "kind": "copy", "engine": engine, "stream": stream}
             self.run(target if source == CPU else source, start, end, **fields)
 
@@ -216,9 +216,9 @@ def timeline(clock, recorder):
             recorder.run(GPU0, 2, 4, issued=1.5)
             recorder.run(GPU1, 3, 8, issued=2)
             clock.now += 4
-        recorder.copy(GPU1, GPU0, 5, 6, 100, stream=3)
+        recorder.copy(GPU1, GPU0, 5, 6, 100, stream=3, issued=5.5)
         recorder.copy(GPU1, GPU0, 7, 8, 100)
-        recorder.run(GPU1, 5, 8, name="synchronize", kind="wait", engine="host")
+        recorder.run(GPU1, 5, 8, name="synchronize", kind="wait", engine="host", issued=5.5)
         clock.now += 4
     return timeline
 
@@ -244,6 +244,17 @@ def test_select(timeline):
     assert [s.name for s in timeline.select(name="relu")] == ["aten.relu"]
     assert [s.start for s in timeline.select(mark="forward")] == [1, 2, 3]
     assert timeline.select(GPU0, stream=3) == []
+
+
+def test_what_is_issued_as_a_phase_ends_belongs_to_it(clock, recorder):
+    """On modelled GPUs a launch ends when its phase does, and the next phase begins."""
+    with Timeline() as timeline:
+        for name, end in (("a", 2), ("b", 4)):
+            with timeline.mark(name):
+                clock.now += 2
+                recorder.run(GPU0, 5, 6, name=name, issued=end)
+    for name in "ab":
+        assert [span.name for span in timeline.select(mark=name)] == [name]
 
 
 def test_questions(timeline):

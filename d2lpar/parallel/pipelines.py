@@ -1,6 +1,5 @@
 """Pipeline parallelism: a network cut by layers, micro-batches, and who computes what when."""
 
-import bisect
 import contextlib
 import copy
 import functools
@@ -252,8 +251,8 @@ def record_tasks(step, devices, repeats=3):
     """Measure when each device works on each marked part of the quickest of `repeats` steps.
 
     Args:
-        step: a function that takes `mark`, as `Timeline.mark` is, and marks what it launches; the
-            parts do not overlap.
+        step: a function that takes `mark`, as `Timeline.mark` is, and marks what it launches; each
+            part has a name of its own.
         devices: a list of devices.
         repeats: how many steps are recorded, after one to warm up.
 
@@ -267,16 +266,11 @@ def record_tasks(step, devices, repeats=3):
             step(mark=timeline.mark)
         runs.append(timeline)
     timeline = min(runs[1:], key=lambda timeline: timeline.seconds)
-    parts = sorted(timeline.marks, key=lambda mark: mark.start)
-    starts, ran = [part.start for part in parts], {}
-    for span in timeline.select(kind="kernel"):
-        number = bisect.bisect_left(starts, span.issued) - 1  # a launch ends within its part
-        if number >= 0 and span.issued <= parts[number].end:
-            ran.setdefault((span.device, number), []).append(span)
     marks = {device: [] for device in map(torch.device, devices)}
-    for (device, number), spans in ran.items():
-        end = max(span.end for span in spans)
-        marks[device].append(Mark(parts[number].name, spans[0].start, end))
+    for name in dict.fromkeys(mark.name for mark in timeline.marks):
+        for device, of_device in marks.items():
+            if spans := timeline.select(device, "kernel", mark=name):
+                of_device.append(Mark(name, spans[0].start, max(span.end for span in spans)))
     return [sorted(of_device, key=lambda mark: mark.start) for of_device in marks.values()]
 
 

@@ -176,7 +176,8 @@ class Timeline:
             engine: "compute", "h2d", "d2h", "p2p", "collectives", "send 1" or "recv 1" (messages
                 to and from a rank), "stream" or "host".
             name: a part of the name.
-            mark: name of a phase: what the host issued in it, whenever it ran.
+            mark: name of a phase: what the host issued in it, whenever it ran. What is issued at
+                the very end of a phase belongs to it, because a launch comes before its end.
 
         Returns:
             A list of spans, ordered by start.
@@ -208,7 +209,7 @@ class Timeline:
                 span
                 for span in spans
                 if span.issued is not None
-                and any(phase.start <= span.issued < phase.end for phase in phases)
+                and any(phase.start < span.issued <= phase.end for phase in phases)
             ]
         return list(spans)
 
