@@ -107,11 +107,11 @@ def test_backward_counts_all_that_was_issued_in_it_and_nothing_else(ranks):
         return Span("x", kind, gpu, 0, "compute", start, end, issued)
 
     timeline._spans = [
-        span("kernel", 0.0, 5.0, backward.start - 1e-6),
-        span("wait", 0.0, 20.0, backward.start),
-        span("kernel", 5.0, 6.0, backward.start),
-        span("collective", 5.5, 9.0, backward.start),
-        span("collective", 9.0, 30.0, backward.end),
+        span("kernel", 0.0, 5.0, backward.start),
+        span("wait", 0.0, 20.0, backward.start + 1e-6),
+        span("kernel", 5.0, 6.0, backward.start + 1e-6),
+        span("collective", 5.5, 9.0, backward.end),
+        span("collective", 9.0, 30.0, backward.end + 1e-6),
     ]
     assert ddp.backward_seconds(timeline) == 4.0
 

@@ -394,7 +394,7 @@ def test_chrome_trace(timeline, tmp_path):
     [copy] = [e for e in complete if threads[names[e["pid"]], e["tid"]] == "p2p, stream 3"]
     assert (copy["ts"], copy["dur"], copy["cat"]) == (5e6, 1e6, "copy")
     assert copy["args"] == {
-        "issued_us": 5e6,
+        "issued_us": 5.5e6,
         "bytes": 100,
         "source": "cuda:1",
         "target": "cuda:0",
