@@ -3,8 +3,11 @@
 import faulthandler
 import gc
 import os
+import re
 
 import pytest
+from nbformat.v4 import new_code_cell
+from nbval.plugin import IPyNbCell, IPyNbFile
 from xdist.scheduler import LoadScopeScheduling
 
 
@@ -43,6 +46,33 @@ def _end_what_hangs():
     The option `faulthandler_timeout` of pytest does not watch the tear-down of a test that failed.
     """
     faulthandler.dump_traceback_later(HANGS, exit=True, file=_terminal[0])
+
+
+_FOLD = re.compile(r"<details>.*?</details>", re.DOTALL)
+_CODE = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def code_in_folds(notebook):
+    """Return the code blocks in the answers of a chapter, in their order."""
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    return [block for fold in _FOLD.findall(text) for block in _CODE.findall(fold)]
+
+
+def pytest_collection_modifyitems(items):
+    """After the last cell of a chapter, nbval runs the code of its answers in the same kernel."""
+    for chapter in {item.parent: None for item in items if isinstance(item.parent, IPyNbFile)}:
+        place = 1 + max(i for i, item in enumerate(items) if item.parent is chapter)
+        first = 1 + items[place - 1].cell_num
+        items[place:place] = [
+            IPyNbCell.from_parent(
+                chapter,
+                name=f"Answer {number}",
+                cell_num=first + number,
+                cell=new_code_cell(source),
+                options={"check": False},
+            )
+            for number, source in enumerate(code_in_folds(chapter.nb))
+        ]
 
 
 def pytest_collection_finish():
