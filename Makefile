@@ -7,6 +7,7 @@
 # make exercises  execute the exercises in place, with their solutions
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene of the notebooks, and what must agree
+# make browser    a browser walks through the first hour of a newcomer in JupyterLab
 # make bench      the benchmarks
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
@@ -42,7 +43,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test lab notebooks exercises drawings check bench
+.PHONY: run test lab notebooks exercises drawings check browser bench
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -69,6 +70,9 @@ check: $(READY)
 	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS) $(EXERCISES)
 	@$(BIN)/python tools/drawings.py --check
 	@$(BIN)/python -m pytest -q tests/lint
+
+browser: $(READY)
+	@$(BIN)/python -m pytest tests/browser
 
 bench: $(READY)
 	@status=0; for file in $(BENCHMARKS); do \

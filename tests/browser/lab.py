@@ -195,8 +195,13 @@ class Lab:
         self.driver.find_element(By.CSS_SELECTOR, button).click()
 
     def output(self, number):
-        """Return the text below a cell."""
-        return self.ask(self._cell + "return cell.outputArea?.node.innerText ?? ''", number)
+        """Scroll to a cell, and return the text below it."""
+        self.select(number)
+        has_some = self._cell + "return cell.model.outputs.length > 0"
+        shown = self._cell + "return cell.outputArea.node.innerText"
+        if self.ask(has_some, number):
+            self.until(lambda: self.ask(shown, number).strip(), "the output is drawn")
+        return self.ask(shown, number)
 
     def errors(self):
         """Return the numbers of the cells that show an error."""

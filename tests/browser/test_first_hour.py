@@ -60,7 +60,7 @@ def add_cell_below(tab, number, source):
     return number + 1
 
 
-def first_cell_after_the_devices(tab):
+def cell_of_devices(tab):
     """Return the number of the cell that describes the devices."""
     return tab.number_of("d2lpar.describe(")
 
@@ -69,11 +69,11 @@ def test_open_a_chapter_and_run_all(tab):
     tab.open(tab.address, CHAPTER)
     tab.run_all()
     assert tab.errors() == []
-    assert "2 virtual GPUs" in tab.output(first_cell_after_the_devices(tab))
+    assert "2 virtual GPUs" in tab.output(cell_of_devices(tab))
 
 
 def test_change_a_number_and_run_the_cell(tab):
-    place = first_cell_after_the_devices(tab)
+    place = cell_of_devices(tab)
     number = add_cell_below(tab, place, "torch.ones(3, 3, device=devices[0]).sum().item()")
     tab.run(number)
     tab.finished()
@@ -95,12 +95,11 @@ ENDLESS = {
 def test_interrupt_an_endless_loop_and_go_on(tab, work):
     number = add_cell_below(
         tab,
-        first_cell_after_the_devices(tab),
+        cell_of_devices(tab),
         f"a = torch.ones(300, 300, device=devices[0])\n{ENDLESS[work]}",
     )
     tab.run(number)
     tab.until(lambda: tab.status() == "busy", "the loop runs")
-    tab.driver.implicitly_wait(1)
     tab.stop()
     tab.finished()
     assert "KeyboardInterrupt" in tab.output(number)
@@ -113,7 +112,7 @@ def test_interrupt_an_endless_loop_and_go_on(tab, work):
 def test_break_it_read_the_message_and_mend_it(tab):
     number = add_cell_below(
         tab,
-        first_cell_after_the_devices(tab),
+        cell_of_devices(tab),
         "torch.ones(2, 3, device=devices[0]) @ torch.ones(3, 2, device=devices[1])",
     )
     tab.run(number)
