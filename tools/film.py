@@ -1,0 +1,79 @@
+"""Film chapter 03 at work in JupyterLab, as a GIF for the README.
+
+python tools/film.py notebooks/figures/chapter.gif      needs Chromium and chromedriver
+"""
+
+import io
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import lab
+from PIL import Image
+
+CHAPTER = Path(__file__).resolve().parents[1] / "notebooks" / "03_automatic_parallelism.ipynb"
+SHOWN = ("import torch\n", "d2lpar.describe(", "def run(x", "flop = 2 * n**3", "without waiting",
+         '"GPU1 & GPU2"', "def sum_or_max(", '"Two devices at the same time"')  # fmt: skip
+SIZE = (900, 640)  # pixels
+READING = 1.8  # seconds for an output
+
+
+def film(tab):
+    """Run the first cells of the chapter one by one; return pairs (image, seconds shown)."""
+    frames = []
+
+    def look(seconds):
+        image = Image.open(io.BytesIO(tab.driver.get_screenshot_as_png())).convert("RGB")
+        image = image.resize(SIZE, Image.Resampling.LANCZOS)
+        if frames and frames[-1][0].tobytes() == image.tobytes():
+            frames[-1] = (image, frames[-1][1] + seconds)
+        else:
+            frames.append((image, seconds))
+
+    for text in SHOWN:
+        number = tab.number_of(text)
+        tab.select(number)
+        time.sleep(0.4)  # until it has scrolled
+        look(0.7)
+        tab.run(number)
+        tab.select(number)
+        look(0.3)
+        tab.finished()
+        tab.select(number)
+        time.sleep(0.4)
+        look(READING)
+    return frames
+
+
+def write(frames, path):
+    """Write frames as a GIF that runs for ever, with one palette for all."""
+    palette = frames[-1][0].quantize(96)
+    images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image, _ in frames]
+    durations = [round(1000 * seconds) for _, seconds in frames]
+    durations[-1] += 2000
+    first, *rest = images
+    first.save(path, save_all=True, append_images=rest, duration=durations, loop=0, optimize=True)
+
+
+def main(path):
+    """Film the chapter in a copy of its folder."""
+    found, reason = lab.find_browser()
+    if not found:
+        sys.exit(reason)
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(CHAPTER, folder)
+        with lab.jupyter_lab(Path(folder), D2LPAR_DEVICES="vgpu:2") as address:
+            tab = lab.Lab(*found, width=SIZE[0] * 4 // 3, height=SIZE[1] * 4 // 3)
+            try:
+                tab.open(address, CHAPTER.name)
+                tab.command("application:toggle-left-area")
+                tab.command("notebook:clear-all-cell-outputs")
+                write(film(tab), path)
+            finally:
+                tab.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
