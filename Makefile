@@ -5,7 +5,8 @@
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
 # make drawings   put the drawings of notebooks/drawings into the chapters
-# make check      ruff (lint and format), hygiene of the notebooks, and what must agree
+# make check      ruff (lint and format), hygiene of the notebooks, and what must agree: names that
+#                 Windows or macOS lacks, what GitHub reads, versions
 # make bench      the benchmarks
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
@@ -31,7 +32,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += process_groups modelled_groups run cuda_names
+SLOW += process_groups modelled_groups run cuda_names platforms packaging
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
