@@ -1,8 +1,8 @@
 """Windows and macOS lack some names of Linux: mypy, told to be there, finds where they are used.
 
-It sees the standard library only, because torch's types would bring more noise than light, and of
-its complaints only those about names that a module has not count. A name that is used behind
-`hasattr(os, "fork")` or `sys.platform == "linux"` is none.
+It sees the standard library only, because torch's types would bring more noise than light. Of its
+complaints those count that are about names which a module lacks. A name behind an `if` that asks
+`hasattr(os, "fork")` or `sys.platform == "linux"` is no fault.
 """
 
 import re
