@@ -5,15 +5,17 @@ built for. tests/lint/test_missing_names.py looks for names that are missing the
 """
 
 import ctypes
-import multiprocessing
 import os
 import subprocess
 import sys
 from types import SimpleNamespace
 
 import fresh
+import nbformat
 import pytest
+import run as runner
 import torch
+from nbformat.v4 import new_code_cell, new_notebook
 from torch.utils.data import DataLoader, Dataset
 
 import d2lpar
@@ -189,17 +191,17 @@ def test_memory_of_windows(groups, monkeypatch, tmp_path):
     assert limits.memory_of_this_process() == 123
 
 
-# -- processes that are no forks
+# -- processes that are not forked
 
 
 @pytest.fixture
 def only_spawn(monkeypatch):
     """As on Windows: every process begins with an import of torch."""
-    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    monkeypatch.setattr("d2lpar.processes.agent.START_METHOD", "spawn")
     monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
 
 
-def test_launch_spawns_where_it_cannot_fork(only_spawn, capfd):
+def test_launch_without_a_fork_server(only_spawn, capfd):
     scale = 10
 
     def rank_and_sum():
@@ -269,6 +271,15 @@ def test_workers_that_are_spawned_apply_transforms_of_torchvision(monkeypatch):
     context = workers.worker_context(1)
     (X,) = DataLoader(Mirrored(), 4, num_workers=1, multiprocessing_context=context)
     assert torch.equal(X, images.flip(-1))
+
+
+def test_the_runner_without_forked_kernels(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "FORKS_KERNELS", False)
+    cell = new_code_cell("import sys; assert 'ipykernel_launcher' in str(sys.orig_argv)")
+    nbformat.write(new_notebook(cells=[cell]), tmp_path / "01_first.ipynb")
+    folders = ["--folder", str(tmp_path), "--build", str(tmp_path / "build")]
+    assert runner.main(folders) == 0
+    assert "all 1 ok" in capsys.readouterr().out
 
 
 def test_without_workers_there_is_no_context():

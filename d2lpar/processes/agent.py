@@ -30,8 +30,9 @@ from d2lpar.processes import roll_call
 from d2lpar.processes.rank import STREAMS, output_path, serve
 from d2lpar.virtual.interrupts import in_main_thread
 
-# Loaded once, by the server that all processes are forked from. Where the system cannot fork, each
-# process starts anew and imports torch itself.
+# On Linux processes are forks of a server that has torch. Windows cannot fork, and on macOS a fork
+# of a process with torch is not safe: there each process starts anew and imports torch itself.
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _PRELOAD = ["d2lpar.processes.preload"]
 _ADDRESS = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -62,11 +63,9 @@ class Agent(LocalElasticAgent):
         self.output = _Output(folder)
         self.interrupted = False
         self.error = None
-        start_method = "spawn"
-        if "forkserver" in multiprocessing.get_all_start_methods():
-            start_method = "forkserver"
+        if START_METHOD == "forkserver":
             multiprocessing.set_forkserver_preload(_PRELOAD)
-        super().__init__(spec, self.output, start_method=start_method)
+        super().__init__(spec, self.output, start_method=START_METHOD)
 
     @property
     def processes(self):
