@@ -6,7 +6,8 @@
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
 # make drawings   put the drawings of notebooks/drawings into the chapters
-# make check      ruff (lint and format), hygiene of the notebooks, and what must agree
+# make check      ruff (lint and format), hygiene of the notebooks, and what must agree: names that
+#                 Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer in JupyterLab
 # make bench      the benchmarks
 #
@@ -34,7 +35,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names
+SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)

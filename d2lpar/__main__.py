@@ -32,9 +32,14 @@ def main(arguments=None):
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         run.error("which command?")
-    from .programs.run import run_command
+    if sys.platform == "linux":
+        from .programs.run import run_command
 
-    return run_command(command, options.gpus, options.model, options.trace)
+        return run_command(command, options.gpus, options.model, options.trace)
+    run.error(
+        f"virtual GPUs can stand for CUDA's on Linux only, and this is {sys.platform}: on Windows "
+        "use WSL, on macOS a container. Notebooks and launch run here, too"
+    )
 
 
 def _positive(text):

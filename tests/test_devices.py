@@ -2,7 +2,6 @@
 
 import gc
 import math
-import os
 import sys
 import threading
 
@@ -119,7 +118,7 @@ def test_nothing_happens_before_the_first_call_and_the_process_ends(monkeypatch)
 def test_ensure_gpus_takes_virtual_ones_and_says_so(real, capsys):
     devices = d2lpar.ensure_gpus(2, threads=3)
     assert devices == [torch.device("vgpu:0"), torch.device("vgpu:1")]
-    cores = os.cpu_count()
+    cores = virtual.cores_of_this_process()
     assert capsys.readouterr().out == (
         f"2 virtual GPUs on 6 threads of {cores} CPU cores (this machine has no real GPU)\n"
     )
@@ -300,21 +299,11 @@ def settings_of(device):
     return found.memory.limit, found.memory.fraction, found.link, found.peer_link, found.threads
 
 
-def test_memory_and_cores_are_those_of_this_process_and_its_group(monkeypatch, tmp_path):
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    limit = tmp_path / "memory.max"
-    monkeypatch.setattr(virtual, "CGROUP_LIMITS", (str(tmp_path / "none"), str(limit)))
-    assert memory_of_this_process() == machine
-    limit.write_text("max\n")
-    assert memory_of_this_process() == machine
-    limit.write_text(f"{2**63 - 4096}\n")
-    assert memory_of_this_process() == machine
-    limit.write_text(f"{10**9}\n")
-    assert memory_of_this_process() == 10**9
+def test_memory_and_cores_are_those_of_this_process(monkeypatch):
+    monkeypatch.setattr(virtual, "memory_of_this_process", lambda: 10**9)
     devices = d2lpar.virtual_gpus(2)
     assert {registry.find(device).memory.limit for device in devices} == {4 * 10**8}
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(99)), raising=False)
-    assert virtual.cores_of_this_process() == 99
+    monkeypatch.setattr(virtual, "cores_of_this_process", lambda: 99)
     with pytest.warns(UserWarning, match="793 threads of virtual GPUs share 99 CPU cores"):
         virtual._warn_of_crowding(793)
 
@@ -450,7 +439,7 @@ def test_describe_lists_devices_cpu_and_versions(gpus):
         "latency 10 µs), to other devices: unlimited"
     )
     assert lines[1].endswith("to other devices: nvlink2 (150 GB/s, latency 5 µs)")
-    assert f"{os.cpu_count()} cores" in lines[2]
+    assert f"{virtual.cores_of_this_process()} cores" in lines[2]
     for version in (d2lpar.__version__, torch.__version__, sys.version.split()[0]):
         assert version in lines[3]
     markdown = table._repr_markdown_().splitlines()

@@ -1,4 +1,4 @@
-"""Forks Jupyter kernels from a process that has imported what all chapters import.
+"""Forks Jupyter kernels from a process that has imported what all chapters import. On Linux only.
 
 `run` starts it, with the number of an open socket. A request is a line of JSON, and so is its
 answer: the arguments, folder and environment of a new kernel give its process id, {"ended": id}

@@ -35,6 +35,7 @@ from traitlets import default
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 FORKS = Path(__file__).with_name("kernel_server.py")
+FORKS_KERNELS = sys.platform == "linux"  # elsewhere each imports torch itself
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
@@ -237,7 +238,7 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
-        kernel_manager_class=Kernel,
+        kernel_manager_class=Kernel if FORKS_KERNELS else AsyncKernelManager,
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         store_widget_state=False,
@@ -316,7 +317,8 @@ def write_in_place(result):
         result.failure = f"not written: {found[0][0]} shows a path of this machine"
         result.details = "\n".join(f"{where}: {path}" for where, path in found)
         return
-    with tempfile.NamedTemporaryFile("w", dir=result.path.parent, delete=False) as file:
+    folder = result.path.parent
+    with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
         nbformat.write(result.notebook, file)
     os.chmod(file.name, result.path.stat().st_mode)
     os.replace(file.name, result.path)

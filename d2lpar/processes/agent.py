@@ -22,15 +22,17 @@ import cloudpickle
 from torch.distributed import HashStore
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, Std
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from d2lpar.processes import roll_call
-from d2lpar.processes.rank import serve
+from d2lpar.processes.rank import STREAMS, output_path, serve
 from d2lpar.virtual.interrupts import in_main_thread
 
-# Loaded once, by the server that all processes are forked from.
+# On Linux processes are forks of a server that has torch. Windows cannot fork, and on macOS a fork
+# of a process with torch is not safe: there each process starts anew and imports torch itself.
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _PRELOAD = ["d2lpar.processes.preload"]
 _ADDRESS = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.02
@@ -61,8 +63,9 @@ class Agent(LocalElasticAgent):
         self.output = _Output(folder)
         self.interrupted = False
         self.error = None
-        multiprocessing.set_forkserver_preload(_PRELOAD)
-        super().__init__(spec, self.output, start_method="forkserver")
+        if START_METHOD == "forkserver":
+            multiprocessing.set_forkserver_preload(_PRELOAD)
+        super().__init__(spec, self.output, start_method=START_METHOD)
 
     @property
     def processes(self):
@@ -180,10 +183,13 @@ class _Rendezvous(StaticTCPRendezvous):
 
 
 class _Output(DefaultLogsSpecs):
-    """What the ranks print: they write it to files, from which it is shown here."""
+    """What the ranks print: they write it to files, from which it is shown here.
+
+    They do so themselves (`rank.serve`): torch redirects nothing on Windows and on macOS.
+    """
 
     def __init__(self, folder):
-        super().__init__(folder, redirects=Std.ALL)
+        super().__init__(folder)
         self.files = []
 
     def reify(self, envs):
@@ -191,12 +197,12 @@ class _Output(DefaultLogsSpecs):
         self.close()
         for env in envs.values():
             env.update({**os.environ, **env})
-        logs = super().reify(envs)
-        for stream, paths in (("stdout", logs.stdouts), ("stderr", logs.stderrs)):
-            for rank, path in paths.items():
-                Path(path).touch()
+        for stream in STREAMS:
+            for rank, env in envs.items():
+                path = output_path(self.root_log_dir, env, stream)
+                path.touch()
                 self.files.append([rank, stream, open(path, "rb"), b""])
-        return logs
+        return super().reify(envs)
 
     def show(self, last=False):
         """Print the lines that are complete, with the rank in front."""
@@ -227,7 +233,8 @@ def _apart():
     the script that calls `launch` once more in each process, to find functions there: ours travel
     by value.
     """
-    setting, signum, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", signal.SIGURG, sys.modules["__main__"]
+    setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
+    signum = signal.Signals["SIGBREAK" if sys.platform == "win32" else "SIGURG"]
     before, handler = os.environ.get(setting), signal.getsignal(signum)
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     logger.disabled = True

@@ -35,7 +35,7 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
     What the ranks print appears here, line by line, with the rank in front. The function, its
     arguments and the results are copies, pickled by value. The processes share nothing with this
     one: neither its virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and
-    return, the `.cpu()`.
+    return, the `.cpu()`. On Windows and macOS the processes are spawned, which takes seconds.
 
     Args:
         fn: the function; it may be defined in a notebook.

@@ -41,6 +41,7 @@ from d2lpar.virtual import virtual_gpus
 from d2lpar.virtual.distributed import BACKEND
 
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
+STREAMS = ("stdout", "stderr")
 
 
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
@@ -125,8 +126,7 @@ def serve(folder, timeout):
     # As in any script: a DataLoader here would start a server of its own, which imports torch.
     multiprocessing.set_start_method(None, force=True)
     gc.freeze()  # what was imported stays: collecting it takes longer than starting
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")
+    _write_to_files(folder)
     rank = int(os.environ["RANK"])
     attempt = Path(folder, os.environ["TORCHELASTIC_RESTART_COUNT"])
     name = f"{attempt}.{rank}"
@@ -150,6 +150,27 @@ def serve(folder, timeout):
     for child in multiprocessing.active_children():
         child.terminate()
     _end(code)
+
+
+def output_path(folder, environment, stream):
+    """Return the file of what a process prints.
+
+    Args:
+        folder: of the call.
+        environment: of the process.
+        stream: "stdout" or "stderr".
+    """
+    attempt, rank = environment["TORCHELASTIC_RESTART_COUNT"], environment["RANK"]
+    return Path(folder, f"{attempt}.{rank}.{stream}")
+
+
+def _write_to_files(folder):
+    """Let what this process prints, its C++ code and its children too, go to its files."""
+    for number, stream in enumerate(STREAMS, 1):
+        with open(output_path(folder, os.environ, stream), "ab") as file:
+            os.dup2(file.fileno(), number)
+        text = open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # line by line
+        setattr(sys, stream, text)
 
 
 def _end(code):

@@ -1,7 +1,7 @@
 """`d2lpar run`: a command whose processes have virtual GPUs under the names of CUDA's.
 
 This starts the command, passes on what asks it to end, leaves nothing behind, and says at the end
-what the ranks did. It does not import torch: the command does.
+what the ranks did. It does not import torch: the command does. All this needs Linux.
 """
 
 import ctypes
@@ -16,6 +16,8 @@ from pathlib import Path
 
 from .autoload import GPUS, REPORTS, TRACE
 from .summary import read_reports, summary, write_trace
+
+assert sys.platform == "linux", "the command has refused the others"
 
 SECONDS_TO_END = 5.0  # for what was asked to end
 SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
@@ -140,9 +142,8 @@ class _Job:
 
 
 def _adopt_orphans(yes):
-    """Let this process be the parent of descendants whose parents end; only Linux can do it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+    """Let this process be the parent of descendants whose parents end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
 def _descendants(without=()):

@@ -22,6 +22,7 @@ While GPUs are modelled:
 Beside them:
 
     links       how fast bytes travel
+    limits      the cores and the memory that this process may use
     spans       what a recording holds
     vgpu        torch.vgpu
     backward    backward on the streams of forward
@@ -42,6 +43,7 @@ import threading
 import time
 import warnings
 
+from .limits import cores_of_this_process, memory_of_this_process
 from .links import PRESETS, Link, as_link
 from .spans import Span
 
@@ -312,34 +314,6 @@ def hardware_name():
     """Return what is modelled, "8 x V100-SXM2-16GB" for example; "" by the wall clock."""
     scheduler = sys.modules.get(f"{__name__}.scheduler")
     return "" if scheduler is None or scheduler.simulation is None else scheduler.simulation.name
-
-
-def cores_of_this_process():
-    """Return the number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count()
-
-
-def memory_of_this_process():
-    """Return the bytes of memory that this process may use.
-
-    They are those of the machine, or the limit of the process's control group if that is lower.
-    """
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for path in CGROUP_LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:
-                limits.append(int(file.read()))
-        except (OSError, ValueError):  # there is no such file, or it says "max"
-            pass
-    return min(limits)
-
-
-CGROUP_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
 
 
 def _warn_of_crowding(threads):

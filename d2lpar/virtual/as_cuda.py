@@ -46,7 +46,8 @@ def stand_for_cuda(n, **options):
     private.patch_make_wrapper(_own, say_cuda)
     _let_autocast_know()
     when_imported("torch.distributed.fsdp._init_utils", _say_cuda_in_fsdp)
-    os.register_at_fork(after_in_child=_forgive_fork)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=_forgive_fork)
     return devices
 
 

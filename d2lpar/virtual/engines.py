@@ -37,11 +37,12 @@ class Worker:
         # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
         # So a fork waits for the op that runs now and holds the next one back. The functions that
         # are called are in C: an interrupt in one written in Python would be lost.
-        os.register_at_fork(
-            before=self.running.acquire,
-            after_in_parent=self.running.release,
-            after_in_child=self.running.release,
-        )
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=self.running.acquire,
+                after_in_parent=self.running.release,
+                after_in_child=self.running.release,
+            )
 
     def start(self):
         """Start the thread, once.

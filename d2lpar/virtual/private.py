@@ -361,6 +361,9 @@ def _answer_without_python():
     _mark_pinned(get_hooks())
 
 
+_READ_WRITE_EXECUTE = 7  # as Linux counts; the module mmap has no names for it on Windows
+
+
 def _guards():
     """Return torch's table of device guards, one address for each type of device."""
     name = "_ZN3c104impl26device_guard_impl_registryE"
@@ -376,7 +379,7 @@ def _answer(address, places, code):
 
     The object gets a copy of its table of methods with the other addresses in it.
     """
-    page = mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    page = mmap.mmap(-1, mmap.PAGESIZE, prot=_READ_WRITE_EXECUTE)
     page.write(code)
     methods = ctypes.c_void_p.from_address(address)
     num_bytes = (_BEFORE + _NUM_METHODS) * _WORD

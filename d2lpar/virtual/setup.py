@@ -79,7 +79,7 @@ def register():
 def note_forks():
     """Let a fork of this process, which has devices, know that it is one; once."""
     global _notes_forks
-    if not _notes_forks:
+    if not _notes_forks and hasattr(os, "register_at_fork"):
         _notes_forks = True
         os.register_at_fork(after_in_child=scheduler.note_fork)
 

@@ -1,0 +1,90 @@
+"""The CPU cores and the memory that this process may use: fewer than the machine's in a container.
+
+Linux says so by the affinity of the process and by its control groups. Elsewhere the figures are
+those of the machine.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path, PurePosixPath
+
+CGROUPS = Path("/sys/fs/cgroup")  # where control groups are mounted, of either version
+MEMBERSHIP = Path("/proc/self/cgroup")  # those of this process
+
+
+def cores_of_this_process():
+    """Return the number of CPU cores that this process may use, at least one.
+
+    A control group may also limit the time on them: then it is the number of whole cores that the
+    process can keep busy.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = [len(os.sched_getaffinity(0))]
+    else:
+        cores = [os.cpu_count() or 1]
+    for folder in _groups("cpu"):
+        quota = _words(folder / "cpu.max")  # microseconds of each period, and the period
+        quota = quota or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
+        match quota:
+            case [limit, period] if limit.isdecimal():  # otherwise "max", or -1 in version 1
+                cores.append(int(limit) // int(period))
+    return max(1, min(cores))
+
+
+def memory_of_this_process():
+    """Return the bytes of memory that this process may use.
+
+    They are those of the machine, or the lowest limit of the process's control groups.
+    """
+    limits = [_memory_of_this_machine()]
+    for folder in _groups("memory"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            limits += [int(word) for word in _words(folder / name) if word.isdecimal()]
+    return min(limits)
+
+
+def _memory_of_this_machine():
+    if sys.platform == "win32":
+        status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+        ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))
+        return status.total
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+class _MemoryStatus(ctypes.Structure):
+    """What Windows calls MEMORYSTATUSEX."""
+
+    _fields_ = [
+        ("length", ctypes.c_uint32),
+        ("load", ctypes.c_uint32),
+        ("total", ctypes.c_uint64),
+        ("others", ctypes.c_uint64 * 6),
+    ]
+
+
+def _groups(controller):
+    """Return the folders of the control groups that `controller` may limit this process by.
+
+    They are its own and those around it, in version 1 (`4:memory:/a/b`) and 2 (`0::/a/b`). In a
+    container the path can be that on the machine, of which only the outermost folder is visible.
+    """
+    found = []
+    for line in _lines(MEMBERSHIP):
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            mount = CGROUPS / controller if controllers else CGROUPS
+            inner = PurePosixPath(path).relative_to("/")
+            found += [mount / part for part in (inner, *inner.parents)]
+    return found
+
+
+def _lines(path):
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except OSError:  # another system, or a group without this limit
+        return []
+
+
+def _words(path):
+    return [word for line in _lines(path) for word in line.split()]

@@ -1,0 +1,99 @@
+"""The sdist and the wheel: what is in them, and that they work where nothing else of ours is."""
+
+import os
+import re
+import shutil
+import site
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import d2lpar
+
+ROOT = Path(__file__).resolve().parents[1]
+NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")
+
+
+def run(*command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """Return the sdist and the wheel that was built from it, without a network."""
+    folder = tmp_path_factory.mktemp("build") / "d2lpar"
+    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    run(sys.executable, "-m", "build", "--no-isolation", cwd=folder)
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return sdist, wheel
+
+
+def sources():
+    """Return the files of the package that are under version control or new, as texts."""
+    return {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "d2lpar").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_holds_the_package_and_no_more(built):
+    with zipfile.ZipFile(built[1]) as wheel:
+        names = set(wheel.namelist())
+        metadata = f"d2lpar-{d2lpar.__version__}.dist-info"
+        said = wheel.read(f"{metadata}/METADATA").decode()
+        scripts = wheel.read(f"{metadata}/entry_points.txt").decode()
+    assert {name for name in names if not name.startswith(metadata)} == sources()
+    assert f"{metadata}/licenses/LICENSE" in names
+    assert "d2lpar = d2lpar.__main__:main" in scripts and "[torch.backends]" in scripts
+    assert "License-Expression: MIT" in said and "Requires-Python: >=3.11" in said
+    urls = re.findall("^Project-URL: (.*), https://github.com/d2lpar/d2lpar", said, re.MULTILINE)
+    assert {"Homepage", "Issues", "Changelog"} <= set(urls)
+
+
+def test_the_sdist_holds_what_a_wheel_is_built_from_and_no_chapters(built):
+    with tarfile.open(built[0]) as sdist:
+        names = {
+            name.partition("/")[2] for name in sdist.getnames() if sdist.getmember(name).isfile()
+        }
+    ours = {name for name in names if not re.match(r"d2lpar\.egg-info/|PKG-INFO|setup\.cfg", name)}
+    others = {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"}
+    assert ours == sources() | others | {"CITATION.cff"}
+
+
+def test_the_wheel_works_in_a_clean_environment(built, tmp_path):
+    """With torch and the like from here, but nothing of ours."""
+    venv.create(tmp_path / "clean")
+    python = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    (here,) = (path for path in site.getsitepackages() if Path(path, "torch").is_dir())
+    find = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(run(python, "-c", find).strip())
+    (packages / "of_the_tests.pth").write_text(f"{here}\n")
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "install", "--no-index", "--no-deps", built[1])
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    options = {"cwd": tmp_path, "env": environment}
+    use = """
+import d2lpar, torch
+print(d2lpar.__file__)
+from d2lpar.plotting.figures import new_figure
+from d2lpar.servers.ray_setup import RAY_PATH
+assert new_figure(1, 1) and __import__("os").listdir(RAY_PATH)
+x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
+assert (x + 1).sum().item() == 6
+"""
+    assert Path(run(python, "-c", use, **options).strip()).is_relative_to(packages)
+    command = python.with_name("d2lpar")
+    said = subprocess.run([command, "doctor"], capture_output=True, text=True, **options).stdout
+    assert "torch.backends lists d2lpar" in said
+    if sys.platform == "linux":
+        count = "import torch; print(torch.cuda.device_count())"
+        assert run(command, "run", "--gpus", "3", python, "-c", count, **options) == "3\n"
