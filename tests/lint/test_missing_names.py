@@ -63,6 +63,7 @@ def test_the_package_and_chapters_use_nothing_that_is_missing(platform, tmp_path
         (path,) = (ROOT / "notebooks").glob(f"{number:02}_*.ipynb")
         cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
         text = "\n".join(re.sub("^[%!]", "# ", cell.source, flags=re.MULTILINE) for cell in cells)
+        assert '"fork"' not in text, f"{path.name}: Windows cannot fork"
         (tmp_path / f"chapter_{number:02}.py").write_text(text, encoding="utf-8")
     assert TESTS
     tools = set((ROOT / "tools").glob("*.py")) - ON_LINUX_ONLY
