@@ -1,6 +1,7 @@
 """Settings of Sphinx for the book; tools/book.py gathers its sources and calls Sphinx."""
 
 import functools
+import re
 
 import latex2mathml.converter
 from docutils.nodes import SkipNode
@@ -17,15 +18,18 @@ nb_render_markdown_format = "myst"  # tables and formulas in outputs
 
 default_role = "py:obj"  # `names` in docstrings, which lead to what they name
 add_module_names = False
+autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
 autodoc_typehints = "none"
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 python_use_unqualified_type_names = True
 
+smartquotes_action = "D"  # dashes, and quotes as they are
+
 html_theme = "sphinx_book_theme"
 html_theme_options = {
+    "navbar_persistent": [],
     "repository_url": "https://github.com/d2lpar/d2lpar",
     "use_download_button": False,
     "use_repository_button": True,
@@ -63,6 +67,30 @@ def visit_math(writer, node):
     raise SkipNode
 
 
+def to_rst(app, what, name, obj, options, lines):
+    """Turn what our docstrings have of plain text into Sphinx's markup, in place."""
+    text = "\n".join(lines)
+    text = re.sub(r"(?<!\w)`(\.\w[^`\n]*)`", r"``\1``", text)  # `.item()`, which is no name of ours
+    text = re.sub(r"`([^`\n]+)`(?=\w)", r"`\1`\\ ", text)  # `Task`s
+    text = re.sub(r"(?<=\n)Returns:\n( +)", r"Returns:\n\1: ", text)  # no type before a colon
+    before, section, after = re.split(r"(?m)(^(?:Args|Attributes|Returns|Raises):$|\Z)", text, 1)
+    before = re.sub(r"(?<=\n\n)(?=    \S)", "::\n\n", before, count=1)  # an example of code
+    lines[:] = (before + section + after).split("\n")
+
+
+def no_fields(app, what, name, obj, skip, options):
+    """Leave out the fields of named tuples, which have no docstrings of their own."""
+    return True if (getattr(obj, "__doc__", None) or "").startswith("Alias for field") else None
+
+
+def plain_defaults(app, what, name, obj, options, signature, returned):
+    """Show a default that only says "not given" as dots."""
+    return signature and re.sub(r"=<[^>]*>", "=...", signature), returned
+
+
 def setup(app):
-    """Let Sphinx write formulas as MathML."""
+    """Let Sphinx write formulas as MathML and read our docstrings."""
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math, None))
+    app.connect("autodoc-process-docstring", to_rst, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", no_fields)
+    app.connect("autodoc-process-signature", plain_defaults)

@@ -125,7 +125,7 @@ class Sources:
             else:
                 cell.metadata["mystnb"] = {"image": {"alt": _description(after)}}
         first = notebook.cells[0]
-        first.source = re.sub(r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1)
+        first.source = re.sub(r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M)
         target = self.folder / path.relative_to(self.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)
@@ -163,7 +163,8 @@ class Sources:
             text = nbformat.read(path, as_version=4).cells[0].source
             question = _QUESTION.search(text)
             name = path.relative_to(self.root).as_posix()
-            rows.append(f"| [{path.name[:2]} {_title(text)}]({name}) | {question[1]} |")
+            asked = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", question[1])  # without links
+            rows.append(f"| [{path.name[:2]} {_title(text)}]({name}) | {asked} |")
         names = {
             "Chapters": self.chapters,
             "Exercises": self.exercises,

@@ -35,16 +35,17 @@ def reference():
         sections = []
         for module in modules:
             home = module if wing == "others" else f"d2lpar.{wing}.{module}".rstrip(".")
-            sections.append(_section(home, public_names(home), home))
+            names = public_names(home)
+            shared = [f"`{name}`" for name in names if name in d2lpar.__all__]
+            sections.append(_section(home, [n for n in names if n not in d2lpar.__all__], home))
+            if shared:
+                sections[-1] += f"\n\n{', '.join(shared)}: see [{TOP}](d2lpar.md)."
         texts[wing] = "\n\n".join([f"# {title}", *sections])
     return texts
 
 
 def public_names(home):
-    """Return the functions and classes that a module has for others, in the order of its source.
-
-    Those of the top of the package are left out.
-    """
+    """Return the functions and classes that a module has for others, in the order of its source."""
     module = importlib.import_module(home)
     names = getattr(module, "__all__", None) or [
         name
@@ -52,11 +53,7 @@ def public_names(home):
         if not name.startswith("_") and getattr(value, "__module__", None) == home
     ]
     values = [(name, getattr(module, name)) for name in names]
-    return [
-        name
-        for name, value in values
-        if callable(value) and value.__doc__ and name not in d2lpar.__all__
-    ]
+    return [name for name, value in values if callable(value) and value.__doc__]
 
 
 def _section(home, names, owner):

@@ -38,7 +38,7 @@ def machine_paths(notebook):
         where = f"cell {number}"
         texts += [(where, cell.source), (where, json.dumps(cell.metadata))]
         texts += [(where, text) for output in cell.get("outputs", []) for text in _texts(output)]
-    pattern = _path_pattern()
+    pattern = path_pattern()
     return [(where, found[0]) for where, text in texts for found in pattern.finditer(text)]
 
 
@@ -223,7 +223,7 @@ def _texts(output):
     return texts
 
 
-def _path_pattern():
+def path_pattern():
     repository = Path(__file__).resolve().parents[1]
     folders = {"/root", "/home", "/Users", "/tmp", tempfile.gettempdir(), str(Path.home())}
     folders |= {str(repository), str(repository.parent)}
