@@ -41,6 +41,7 @@ html_css_files = ["book.css"]
 html_copy_source = False
 html_show_sourcelink = False
 html_show_copyright = False
+html_use_index = False
 html_math_renderer = "mathml"
 
 
@@ -73,9 +74,10 @@ def to_rst(app, what, name, obj, options, lines):
     text = re.sub(r"(?<!\w)`(\.\w[^`\n]*)`", r"``\1``", text)  # `.item()`, which is no name of ours
     text = re.sub(r"`([^`\n]+)`(?=\w)", r"`\1`\\ ", text)  # `Task`s
     text = re.sub(r"(?<=\n)Returns:\n( +)", r"Returns:\n\1: ", text)  # no type before a colon
-    before, section, after = re.split(r"(?m)(^(?:Args|Attributes|Returns|Raises):$|\Z)", text, 1)
+    sections = r"^((?:Args|Attributes|Returns|Raises):)$"
+    before, *after = re.split(sections, text, maxsplit=1, flags=re.MULTILINE)
     before = re.sub(r"(?<=\n\n)(?=    \S)", "::\n\n", before, count=1)  # an example of code
-    lines[:] = (before + section + after).split("\n")
+    lines[:] = "".join([before, *after]).split("\n")
 
 
 def no_fields(app, what, name, obj, skip, options):

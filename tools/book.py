@@ -125,7 +125,9 @@ class Sources:
             else:
                 cell.metadata["mystnb"] = {"image": {"alt": _description(after)}}
         first = notebook.cells[0]
-        first.source = re.sub(r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M)
+        first.source = re.sub(
+            r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
+        )
         target = self.folder / path.relative_to(self.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)
@@ -197,8 +199,8 @@ def _how_to_run(name):
     )
     return (
         "{.run}\n"
-        f"Run it: in JupyterLab on your machine, where [`make lab`](../index.md#run-it) opens "
-        f"`notebooks/{name}`; or in {services}."
+        f"Run it: in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
+        f"`notebooks/{name}`), or in {services}."
     )
 
 
@@ -240,10 +242,11 @@ def build(folder, root=ROOT):
 def main(arguments=None):
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="where notebooks and teaching are")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "book", help="where to")
     options = parser.parse_args(arguments)
     start = time.perf_counter()
-    found = build(options.build)
+    found = build(options.build, options.root)
     pages = len(list((options.build / "html").rglob("*.html")))
     for line in found:
         print(line)

@@ -21,7 +21,9 @@ SOLUTIONS = ("BEGIN SOLUTION", "END SOLUTION", "BEGIN HIDDEN TESTS", "END HIDDEN
 
 _IN_CSS = re.compile(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)")
 _IN_SCRIPT = re.compile(r"\b(?:import|fetch|importScripts)\s*\(?\s*['\"`](https?:[^'\"`]+)")
-_FORMULA = re.compile(r"(?<![\w\\$])\$(?=\S)[^$\n]{0,200}?[\\_^=][^$\n]{0,200}?(?<=\S)\$(?!\d)|\$\$")
+_FORMULA = re.compile(
+    r"(?s)\$\$.*?\$\$|(?<![\w\\$])\$(?=\S)[^$\n]{0,200}?[\\_^=][^$\n]{0,200}?(?<=\S)\$(?!\d)"
+)
 _NO_TEXT = ("code", "pre", "script", "style", "math")
 
 

@@ -15,7 +15,10 @@ WINGS = {  # page: its title and its modules
         ("collectives", "pipelines", "sharded_layers", "splits", "costs", "side_streams"),
     ),
     "processes": ("Many processes", ("ddp", "collective_bytes")),
-    "servers": ("Parameter servers", ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots")),
+    "servers": (
+        "Parameter servers",
+        ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
+    ),
     "virtual": ("Virtual and modelled GPUs", ("", "hardware", "calibration")),
     "data": ("Data", ("batches", "pretrained")),
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),

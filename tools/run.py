@@ -1,6 +1,6 @@
-"""Execute the chapters in order, show how far they are, and write them as HTML pages.
+"""Execute the chapters in order, and show how far they are and how they fared.
 
-python tools/run.py                  every chapter; pages and an index under build/
+python tools/run.py                  every chapter; the executed ones come under build/
 python tools/run.py 03 07            some of them
 python tools/run.py --core           what a lesson needs: each up to "Going deeper"
 python tools/run.py --in-place       write the executed chapters back, cleaned
@@ -29,7 +29,6 @@ from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from pages import write_index, write_page
 from tqdm import tqdm
 from traitlets import default
 
@@ -362,11 +361,11 @@ def own_settings():
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
-    """Run chapters in order, print tracebacks and the table, and write their pages.
+    """Run chapters in order, print tracebacks and the table, and write what was executed.
 
     Args:
         chapters: paths of notebooks.
-        build: the folder of the HTML pages.
+        build: the folder to write the executed chapters to.
         in_place: write the executed chapters back.
         cell_seconds: how long a cell may take.
         core: whether to run the cores only.
@@ -388,8 +387,8 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     )
     results = []
     build.mkdir(parents=True, exist_ok=True)
-    for page in build.glob("*.html"):
-        page.unlink()
+    for earlier in build.glob("*.ipynb"):
+        earlier.unlink()
     with own_settings(), bar:
         for path in chapters:
             try:
@@ -402,12 +401,11 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
             if result.details:
                 details = result.details if terminal else _ANSI.sub("", result.details)
                 bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
-            write_page(result, build)
+            nbformat.write(result.notebook, build / path.name)
             if result.failure == INTERRUPTED:
                 break
-    write_index(results, build)
     print(table(results))
-    print(f"pages: {os.path.relpath(build / 'index.html')}")
+    print(f"executed chapters: {os.path.relpath(build)}")
     if results[-1].failure == INTERRUPTED:
         return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
@@ -421,7 +419,7 @@ def main(arguments=None):
     parts.add_argument("--core", action="store_true", help='up to "Going deeper" only')
     parts.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
-    parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="HTML pages")
+    parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="where to")
     parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
     options = parser.parse_args(arguments)
     try:
