@@ -477,6 +477,7 @@ def test_chapters_by_number_name_and_path(tmp_path):
     assert run.find_chapters(tmp_path) == paths[:3]
     assert run.find_chapters(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
     assert run.find_chapters(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
+    assert run.find_chapters(tmp_path, ["notes"]) == [paths[3]]
     with pytest.raises(ValueError, match="no chapter '07'; there are: 01_a, 02_b, 10_c"):
         run.find_chapters(tmp_path, ["01", "07"])
 

@@ -34,6 +34,7 @@ ANSWER = "YOUR ANSWER HERE"
 
 _DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_ANCHOR = re.compile(r"\]\(#[^)\s]+\)")
 _QUESTION = re.compile(r"^\*\*The question\.\*\*\s+(.+)$", re.MULTILINE)
 _MARK = re.compile(r"^\s*### (BEGIN|END) (SOLUTION|HIDDEN TESTS)\s*$")
 
@@ -145,7 +146,10 @@ class Sources:
         return _DRAWING.sub(write, text)
 
     def with_links(self, text, path):
-        """Return a text whose links to files that the book lacks lead to the repository."""
+        """Return a text whose links to files that the book lacks lead to the repository.
+
+        Links within a page have the form that JupyterLab knows, `#A-heading`; here it is lower case.
+        """
 
         def lead(found):
             target = Path(os.path.normpath(path.parent / found[1]))
@@ -156,6 +160,7 @@ class Sources:
                 return found[0]
             return f"]({REPOSITORY}/{target.relative_to(self.root).as_posix()}{found[2] or ''})"
 
+        text = _ANCHOR.sub(lambda found: found[0].lower(), text)
         return _LINK.sub(lead, text)
 
     def index(self, references):

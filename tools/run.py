@@ -173,7 +173,8 @@ def find_chapters(folder, names=()):
 
     Args:
         folder: the folder that holds them, as `NN_topic.ipynb`.
-        names: numbers (`03`), names or paths of chapters; none of them means all.
+        names: numbers (`03`), names or paths of chapters; none of them means all. The name of
+            another notebook of the folder is taken, too.
 
     Returns:
         A list of paths, in the order of the chapters.
@@ -184,6 +185,8 @@ def find_chapters(folder, names=()):
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
     found = [path for path in chapters if {path.stem, path.stem[:2]} & wanted]
+    others = sorted({*Path(folder).glob("*.ipynb")} - {*chapters})
+    found += [path for path in others if path.stem in wanted]
     for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
         known = ", ".join(path.stem for path in chapters) or "none"
         raise ValueError(f"no chapter {name!r}; there are: {known}")
