@@ -86,6 +86,10 @@ FAULTS = {
             outputs=[new_output("display_data", {hygiene.WIDGET_TYPES[0]: {"model_id": "1"}})]
         ),
     ),
+    "a zoomable timeline": (
+        "widgets", "cell 4: a zoomable timeline",
+        lambda nb: nb.cells[3].update(outputs=[new_output("display_data", {hygiene.ZOOMABLE: {}})]),
+    ),
     "a path in an output": (
         "paths", "/home/ada/d2lpar/x.py",
         lambda nb: nb.cells[3].update(outputs=output("in /home/ada/d2lpar/x.py, line 3")),
@@ -389,7 +393,9 @@ def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
     notebook.cells[1].id = kept
     del notebook.cells[2]["id"]
     notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
+    notebook.cells[1].outputs[-1].data[hygiene.ZOOMABLE] = {"mark": "bar"}
     run.clean(notebook)
+    assert sorted(notebook.cells[1].outputs[-1].data) == ["image/png", "text/plain"]
     assert "transient" not in notebook.cells[1].outputs[0]
     ids = [cell.id for cell in notebook.cells]
     assert ids[:3] == [kept, "cell-02", "cell-03"]

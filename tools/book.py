@@ -148,7 +148,7 @@ class Sources:
     def with_links(self, text, path):
         """Return a text whose links to files that the book lacks lead to the repository.
 
-        Links within a page have the form that JupyterLab knows, `#A-heading`; here it is lower case.
+        Links within a page have the form that JupyterLab knows, `#A-heading`: here lower case.
         """
 
         def lead(found):

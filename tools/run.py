@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from hygiene import count_figures, machine_paths
+from hygiene import ZOOMABLE, count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
@@ -281,7 +281,8 @@ async def _execute(client):
 def clean(notebook):
     """Leave in an executed notebook only what is the same on every machine.
 
-    Drops widget state, timestamps and view settings; gives every cell an id of its own.
+    Drops widget state, zoomable timelines, timestamps and view settings; gives every cell an id of
+    its own.
 
     Args:
         notebook: a notebook node, changed in place.
@@ -302,6 +303,7 @@ def clean(notebook):
         taken.add(cell.id)
         for output in cell.get("outputs", []):
             output.pop("transient", None)
+            output.get("data", {}).pop(ZOOMABLE, None)  # the picture beside it stays
 
 
 def write_in_place(result):
