@@ -169,6 +169,7 @@ def test_no_solution_gets_into_the_book(small):
     folder, _ = small
     page = (folder / "html" / "notebooks" / "exercises" / "01_a.html").read_text()
     assert "YOUR CODE HERE" in page and "assignments</span>" in page
+    assert 'href="exercises/01_a.html"' in (folder / "html" / "notebooks" / "01_a.html").read_text()
     for path in folder.rglob("*"):
         if path.is_file():
             data = path.read_bytes()

@@ -96,7 +96,10 @@ class Sources:
     def write(self):
         """Write all of them."""
         for path in self.chapters:
-            self.write_notebook(path, f"# {path.name[:2]} ", _how_to_run(path.name))
+            note = _how_to_run(path.name)
+            if path.parent / "exercises" / path.name in self.exercises:
+                note += f" Its exercises check themselves: [do them](exercises/{path.name})."
+            self.write_notebook(path, f"# {path.name[:2]} ", note)
         for path in self.exercises:
             self.write_notebook(path, f"# {path.name[:2]} ", _how_to_do(path.name))
         for path in [*self.teaching, *self.others]:

@@ -33,11 +33,7 @@ class Zoomable:
         modelled = f", modelled: {timeline.hardware}" if timeline.hardware else ""
         known = {"phase": "#a9c4e0", **{kind: colour for kind, (colour, *_) in KINDS.items()}}
         colours = {kind: known[kind] for kind in known if any(bar["kind"] == kind for bar in bars)}
-        zoom = {
-            "name": "zoom",
-            "bind": "scales",
-            "select": {"type": "interval", "encodings": ["x"]},
-        }
+        wheel = {"type": "interval", "encodings": ["x"]}
         time = {"field": "start", "type": "quantitative", "title": f"time (ms){modelled}"}
         return {
             "$schema": "https://vega.github.io/schema/vega-lite/v5.json",
@@ -46,13 +42,7 @@ class Zoomable:
             "width": 640,
             "height": {"step": 24},
             "data": {"values": shown},
-            "params": [
-                {
-                    "name": "zoom",
-                    "bind": "scales",
-                    "select": {"type": "interval", "encodings": ["x"]},
-                }
-            ],
+            "params": [{"name": "zoom", "bind": "scales", "select": wheel}],
             "mark": {"type": "bar", "clip": True, "stroke": "white", "strokeWidth": 0.5},
             "encoding": {
                 "x": time | {"scale": {"domain": [0, _milliseconds(timeline.seconds)]}},
