@@ -1,7 +1,8 @@
-# make run        execute every chapter, write HTML pages under build/
+# make run        execute every chapter, write what came out under build/
 #                 PART=core for what comes before "Going deeper" in each
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
+# make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
@@ -18,7 +19,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,test,ray,d2l-unpinned
+EXTRAS := lab,book,test,ray,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv
@@ -35,7 +36,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging
+SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -44,7 +45,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test lab notebooks exercises drawings check browser bench
+.PHONY: run test book lab notebooks exercises drawings check browser bench
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -52,6 +53,9 @@ run: $(READY)
 
 test: $(READY)
 	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
+
+book: $(READY)
+	@$(BIN)/python tools/book.py
 
 lab: $(READY)
 	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)

@@ -16,6 +16,7 @@ from nbformat.v4.rwbase import rejoin_lines
 
 MAX_LINES = 30
 MAX_BYTES = 1_500_000
+ZOOMABLE = "application/vnd.vegalite.v5+json"  # a timeline; `run.clean` takes it out
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
 _FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
@@ -38,7 +39,7 @@ def machine_paths(notebook):
         where = f"cell {number}"
         texts += [(where, cell.source), (where, json.dumps(cell.metadata))]
         texts += [(where, text) for output in cell.get("outputs", []) for text in _texts(output)]
-    pattern = _path_pattern()
+    pattern = path_pattern()
     return [(where, found[0]) for where, text in texts for found in pattern.finditer(text)]
 
 
@@ -78,13 +79,15 @@ def check_errors(notebook):
 
 
 def check_widgets(notebook):
-    """It holds no widget state: a page without a kernel cannot show it."""
+    """It holds no widget state, and no other output that a page without a kernel cannot show."""
     if "widgets" in notebook.metadata:
         yield "metadata: widget state"
     for number, cell in _code(notebook):
         for output in cell.outputs:
             if any(kind.startswith(WIDGET_TYPES) for kind in output.get("data", {})):
                 yield f"cell {number}: a widget as output"
+            if ZOOMABLE in output.get("data", {}):
+                yield f"cell {number}: a zoomable timeline as output"
 
 
 def check_paths(notebook):
@@ -235,7 +238,7 @@ def _texts(output):
     return texts
 
 
-def _path_pattern():
+def path_pattern():
     repository = Path(__file__).resolve().parents[1]
     folders = {"/root", "/home", "/Users", "/tmp", tempfile.gettempdir(), str(Path.home())}
     folders |= {str(repository), str(repository.parent)}

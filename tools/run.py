@@ -1,6 +1,6 @@
-"""Execute the chapters in order, show how far they are, and write them as HTML pages.
+"""Execute the chapters in order, and show how far they are and how they fared.
 
-python tools/run.py                  every chapter; pages and an index under build/
+python tools/run.py                  every chapter; the executed ones come under build/
 python tools/run.py 03 07            some of them
 python tools/run.py --core           what a lesson needs: each up to "Going deeper"
 python tools/run.py --in-place       write the executed chapters back, cleaned
@@ -23,13 +23,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from hygiene import count_figures, machine_paths
+from hygiene import ZOOMABLE, count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
-from pages import write_index, write_page
 from tqdm import tqdm
 from traitlets import default
 
@@ -175,7 +174,8 @@ def find_chapters(folder, names=()):
 
     Args:
         folder: the folder that holds them, as `NN_topic.ipynb`.
-        names: numbers (`03`), names or paths of chapters; none of them means all.
+        names: numbers (`03`), names or paths of chapters; none of them means all. The name of
+            another notebook of the folder is taken, too.
 
     Returns:
         A list of paths, in the order of the chapters.
@@ -186,6 +186,8 @@ def find_chapters(folder, names=()):
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
     found = [path for path in chapters if {path.stem, path.stem[:2]} & wanted]
+    others = sorted({*Path(folder).glob("*.ipynb")} - {*chapters})
+    found += [path for path in others if path.stem in wanted]
     for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
         known = ", ".join(path.stem for path in chapters) or "none"
         raise ValueError(f"no chapter {name!r}; there are: {known}")
@@ -280,7 +282,8 @@ async def _execute(client):
 def clean(notebook):
     """Leave in an executed notebook only what is the same on every machine.
 
-    Drops widget state, timestamps and view settings; gives every cell an id of its own.
+    Drops widget state, zoomable timelines, timestamps and view settings; gives every cell an id of
+    its own.
 
     Args:
         notebook: a notebook node, changed in place.
@@ -301,6 +304,7 @@ def clean(notebook):
         taken.add(cell.id)
         for output in cell.get("outputs", []):
             output.pop("transient", None)
+            output.get("data", {}).pop(ZOOMABLE, None)  # the picture beside it stays
 
 
 def write_in_place(result):
@@ -364,11 +368,11 @@ def own_settings():
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
-    """Run chapters in order, print tracebacks and the table, and write their pages.
+    """Run chapters in order, print tracebacks and the table, and write what was executed.
 
     Args:
         chapters: paths of notebooks.
-        build: the folder of the HTML pages.
+        build: the folder to write the executed chapters to.
         in_place: write the executed chapters back.
         cell_seconds: how long a cell may take.
         core: whether to run the cores only.
@@ -390,8 +394,8 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     )
     results = []
     build.mkdir(parents=True, exist_ok=True)
-    for page in build.glob("*.html"):
-        page.unlink()
+    for earlier in build.glob("*.ipynb"):
+        earlier.unlink()
     with own_settings(), bar:
         for path in chapters:
             try:
@@ -404,12 +408,11 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
             if result.details:
                 details = result.details if terminal else _ANSI.sub("", result.details)
                 bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
-            write_page(result, build)
+            nbformat.write(result.notebook, build / path.name)
             if result.failure == INTERRUPTED:
                 break
-    write_index(results, build)
     print(table(results))
-    print(f"pages: {os.path.relpath(build / 'index.html')}")
+    print(f"executed chapters: {os.path.relpath(build)}")
     if results[-1].failure == INTERRUPTED:
         return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
@@ -423,7 +426,7 @@ def main(arguments=None):
     parts.add_argument("--core", action="store_true", help='up to "Going deeper" only')
     parts.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
-    parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="HTML pages")
+    parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="where to")
     parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
     options = parser.parse_args(arguments)
     try:

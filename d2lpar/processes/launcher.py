@@ -44,7 +44,8 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
             return after the first.
         max_restarts: how often all ranks start again after one has failed. `fn` is then called
             anew, and goes on from the checkpoint that it wrote, if it looks for one.
-        *args, **kwargs: for `fn`. `nproc`, `timeout` and `max_restarts` are `launch`'s own: give
+        *args: for `fn`.
+        **kwargs: for `fn`. `nproc`, `timeout` and `max_restarts` are `launch`'s own: give
             parameters of `fn` that have these names by position or with `functools.partial`.
 
     Returns:

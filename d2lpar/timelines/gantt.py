@@ -59,7 +59,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     unit, scale = ("s", 1.0) if end - start >= 5 else ("ms", 1e3)
     phases = lanes(mark for mark in timeline.marks if mark.end > start and mark.start < end)
     num_lanes = max((lane + 1 for lane, _ in phases), default=0)
-    groups = _groups(timeline, kinds)
+    groups = rows_by_device(timeline, kinds)
     height = num_lanes + sum(len(rows) + _GAP for rows in groups)
     figure, [[axes]] = new_figure(figsize=(8, 1.2 + 0.24 * height))
     with style():
@@ -82,7 +82,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     return figure
 
 
-def _groups(timeline, kinds):
+def rows_by_device(timeline, kinds):
     """Return the rows of a chart, grouped by device: lists of pairs (label, spans)."""
     queues = defaultdict(list)
     for span in timeline.spans:

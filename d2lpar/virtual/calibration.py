@@ -69,7 +69,8 @@ class Calibration:
     Attributes:
         name: the device that was measured.
         memory: its bytes.
-        link, peer_link: its links to the CPU and to other devices.
+        link: its link to the CPU.
+        peer_link: its links to other devices.
         launch_seconds: what the host takes to issue an operator.
         seconds: a dict from the signatures of kernels to seconds.
         estimated: signatures of kernels that were asked for and had not been measured.

@@ -16,10 +16,12 @@ class Span:
         stream: number of the stream; 0 is the default stream.
         engine: "compute", "h2d", "d2h" or "p2p"; for collectives "collectives", "send 1" or
             "recv 1"; for waits "host" or "stream", who waited.
-        start, end: seconds from the start of the clock or of the timeline.
+        start: seconds from the start of the clock or of the timeline.
+        end: the same for its end.
         issued: when the host asked for it, in the same seconds; None if unknown.
         num_bytes: bytes that a copy moved, or that a rank sent in a collective.
-        source, target: devices of a copy; of a collective both are this rank's.
+        source: device that a copy comes from; for a collective this rank's.
+        target: device that it goes to; for a collective this rank's.
     """
 
     name: str

@@ -1,0 +1,266 @@
+"""The book: it builds from what is committed, without a fault and without a solution."""
+
+import ast
+import importlib
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+
+import book_check
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+import book
+import d2lpar
+
+ROOT = Path(__file__).resolve().parents[1]
+CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def make_book(folder, *options):
+    """Build a book as `make book` does; return the process."""
+    command = [sys.executable, ROOT / "tools" / "book.py", "--build", folder, *options]
+    return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+
+@pytest.fixture(scope="session")
+def html(tmp_path_factory):
+    """Build the book; return the folder of its pages."""
+    folder = tmp_path_factory.mktemp("book")
+    done = make_book(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "no problems" in done.stdout and not done.stderr, done.stderr
+    return folder / "html"
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_chapters_are_whole(html, path):
+    page = (html / "notebooks" / f"{path.stem}.html").read_text()
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    figures = sum("image/png" in output.get("data", {}) for output in outputs)
+    drawings = len(re.findall(r"^\[\w+\]: data:", text, re.MULTILINE))
+    assert page.count("<details>") == text.count("<details>")
+    assert len(re.findall(r"<img [^>]*_images/[0-9a-f]{20}", page)) == figures
+    assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
+    assert page.count("<math") > 3
+    assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
+    for address in book.SERVICES.values():
+        assert f'href="{address}d2lpar/d2lpar/blob/main/notebooks/{path.name}"' in page
+
+
+def test_the_first_page_lists_the_chapters_with_their_questions(html):
+    page = (html / "index.html").read_text()
+    for path in CHAPTERS:
+        assert f'href="notebooks/{path.stem}.html"' in page
+    assert "When do two devices nevertheless work at the same time" in page
+
+
+def test_search_finds_words_of_the_chapters(html):
+    index = (html / "searchindex.js").read_text()
+    assert "pageabl" in index and "notebooks/04_overlapping_copies" in index
+
+
+def described(html):
+    """Return the names in the reference, with their modules."""
+    data = (html / "objects.inv").read_bytes()
+    lines = zlib.decompress(data.split(b"\n", 4)[4]).decode().splitlines()
+    return {line.split()[0] for line in lines}
+
+
+def test_reference_has_every_shared_name_and_what_chapters_import(html):
+    names = described(html)
+    assert {f"d2lpar.{name}" for name in d2lpar.__all__} <= names
+    assert "d2lpar.Timeline.overlap" in names
+    missing = set()
+    for path in CHAPTERS:
+        cells = nbformat.read(path, as_version=4).cells
+        for cell in cells:
+            if cell.cell_type == "code" and "import" in cell.source:
+                missing |= set(imported_names(cell.source)) - names
+    assert missing == set()
+
+
+def imported_names(source):
+    """Yield the functions and classes of ours that a cell imports, with their modules."""
+    for node in ast.walk(ast.parse(re.sub(r"(?m)^\s*[%!].*$", "", source))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("d2lpar."):
+            module = importlib.import_module(node.module)
+            for alias in node.names:
+                if callable(getattr(module, alias.name, None)):
+                    shared = alias.name in d2lpar.__all__
+                    yield f"{'d2lpar' if shared else node.module}.{alias.name}"
+
+
+# Exercises without their solutions, and what Sphinx refuses.
+
+SOLUTION = """\
+def ring(parts):
+    given = parts
+    ### BEGIN SOLUTION
+    secret_of_the_ring = sum(parts)
+    return secret_of_the_ring
+    ### END SOLUTION
+"""
+CHECK = "assert ring([1, 2]) == 3\n### BEGIN HIDDEN TESTS\nassert hidden_one\n### END HIDDEN TESTS"
+
+
+def exercise():
+    """Make an exercise with solutions of all kinds."""
+    cells = [
+        new_markdown_cell("# Rings\n\nWrite one: $x_1$."),
+        new_code_cell(SOLUTION, metadata={"nbgrader": {"solution": True, "grade": False}}),
+        new_code_cell(CHECK, metadata={"nbgrader": {"grade": True, "solution": False}}),
+        new_code_cell("secret_number = 42", metadata={"nbgrader": {"solution": True}}),
+        new_markdown_cell("A secret reason.", metadata={"nbgrader": {"solution": True}}),
+    ]
+    cells[1].outputs = [nbformat.v4.new_output("stream", text="secret output\n")]
+    return new_notebook(cells=cells)
+
+
+def test_an_exercise_loses_its_solutions_and_keeps_the_rest():
+    notebook = exercise()
+    book.without_solutions(notebook)
+    text = nbformat.writes(notebook)
+    for word in ("secret", "hidden", "SOLUTION", "HIDDEN"):
+        assert word not in text
+    sources = [cell.source for cell in notebook.cells]
+    assert sources[0] == "# Rings\n\nWrite one: $x_1$."
+    stub = "    # YOUR CODE HERE\n    raise NotImplementedError()"
+    assert sources[1] == f"def ring(parts):\n    given = parts\n{stub}"
+    assert sources[2] == "assert ring([1, 2]) == 3"
+
+
+@pytest.mark.parametrize("source", [
+    "### BEGIN SOLUTION\nx = 1",
+    "x = 1\n### END SOLUTION",
+    "### BEGIN SOLUTION\nx = 1\n### BEGIN SOLUTION\n### END SOLUTION",
+    "### BEGIN SOLUTION\nx = 1\n### END HIDDEN TESTS",
+])  # fmt: skip
+def test_marks_without_a_counterpart_are_refused(source):
+    notebook = new_notebook(cells=[new_code_cell(source)])
+    with pytest.raises(ValueError, match="cell 1: .* has no counterpart"):
+        book.without_solutions(notebook)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    """Build a small book with an exercise, a page for teachers and two faults."""
+    root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("small")
+    (root / "notebooks" / "exercises").mkdir(parents=True)
+    (root / "teaching").mkdir()
+    for name in ("notation.md", "troubleshooting.ipynb"):
+        shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
+    chapter = "# A title\n\n**The question.** Why?\n\n[no file](02_b.ipynb) and $\\nosuchcommand$"
+    nbformat.write(
+        new_notebook(cells=[new_markdown_cell(chapter)]), root / "notebooks" / "01_a.ipynb"
+    )
+    nbformat.write(exercise(), root / "notebooks" / "exercises" / "01_a.ipynb")
+    (root / "teaching" / "course.md").write_text("# The course\n\n[one](../notebooks/01_a.ipynb)")
+    return folder, make_book(folder, "--root", root)
+
+
+def test_no_solution_gets_into_the_book(small):
+    folder, _ = small
+    page = (folder / "html" / "notebooks" / "exercises" / "01_a.html").read_text()
+    assert "YOUR CODE HERE" in page and "assignments</span>" in page
+    assert 'href="exercises/01_a.html"' in (folder / "html" / "notebooks" / "01_a.html").read_text()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            data = path.read_bytes()
+            assert b"secret_of_the_ring" not in data and b"hidden_one" not in data, path
+            assert b"secret_number" not in data and b"secret reason" not in data, path
+            assert b"secret output" not in data, path
+
+
+def test_pages_for_teachers_are_in_the_book(small):
+    folder, _ = small
+    page = (folder / "html" / "teaching" / "course.html").read_text()
+    assert 'href="../notebooks/01_a.html"' in page
+
+
+def test_a_warning_of_sphinx_fails_the_build(small):
+    _, done = small
+    assert done.returncode == 1
+    assert "02_b.ipynb" in done.stderr and "unknown formula: \\nosuchcommand" in done.stderr
+    assert "Sphinx warns" in done.stdout
+
+
+# The check: it finds each fault in an otherwise good book, and only that one.
+
+INDEX = """<html><head><link rel="stylesheet" href="_static/book.css"><style>a {}</style></head>
+<body><h1 id="top">A book</h1> <a href="#top">top</a> <a href="sub/a%20page.html?x=1#here">there</a>
+<a href="https://d2l.ai">elsewhere</a> <img src="data:image/png;base64,AA" alt="a figure">
+<p>It costs $3 and then $4.</p> <math><mi>x</mi></math> <pre>"$a_1$" # a shell's $PATH=$HOME</pre>
+<script src="_static/book.js"></script><script>let a = "https://d2l.ai"</script></body></html>"""
+SUB = '<html><body><p id="here">Here.</p><a href="../">back</a></body></html>'
+
+
+def good_book(folder):
+    """Write a small book in which nothing is wrong."""
+    for name in ("_static", "sub"):
+        (folder / name).mkdir()
+    (folder / "index.html").write_text(INDEX)
+    (folder / "sub" / "a page.html").write_text(SUB)
+    (folder / "_static" / "book.css").write_text("a { background: url(data:image/png;base64,AA) }")
+    (folder / "_static" / "book.js").write_text("")
+    return folder
+
+
+def test_a_good_book_passes(tmp_path):
+    assert book_check.problems(good_book(tmp_path)) == []
+    assert book_check.main(tmp_path) == 0
+
+
+def test_a_folder_without_pages_is_no_book(tmp_path):
+    assert book_check.problems(tmp_path) == ["no index.html among the 0 pages"]
+    assert book_check.main(tmp_path) == 1
+
+
+FAULTS = {
+    "a link to no page": ("nowhere", '<a href="other.html">x</a>'),
+    "a link out of the book": ("nowhere", '<a href="../../x.html">x</a>'),
+    "a link to no anchor": ("no anchor", '<a href="#other">x</a>'),
+    "a link to no anchor of a page": ("no anchor", '<a href="../index.html#here">x</a>'),
+    "a link to a file": ("unknown kind", '<a href="file:///x">x</a>'),
+    "a script": ("external", '<script src="https://cdn.x/mathjax.js"></script>'),
+    "a script without a protocol": ("external", '<script src="//cdn.x/mathjax.js"></script>'),
+    "an imported script": ("external", '<script>import("https://cdn.x/a.js")</script>'),
+    "a style": ("external", '<link rel="stylesheet" href="http://x/a.css">'),
+    "a font": ("external", "<style>@font-face { src: url('https://x/a.woff2') }</style>"),
+    "an imported style": ("external", '<style>@import "https://x/a.css";</style>'),
+    "an image": ("external", '<img src="https://x/badge.svg" alt="a badge">'),
+    "an image as ground": ("external", '<p style="background: url(https://x/a.png)">x</p>'),
+    "a frame": ("external", '<iframe src="https://x/"></iframe>'),
+    "a missing image": ("not there", '<img src="a.png" alt="a figure">'),
+    "a formula as code": ("as code", '<code class="formula">x</code>'),
+    "an unknown command": ("as code", r"<math><mi>\foo</mi></math>"),
+    "an unrecognized formula": ("not recognized", "<p>a $x_1$ b</p>"),
+    "an unrecognized block": ("not recognized", "<p>$$x$$</p>"),
+    "a solution": ("a solution", "<pre>### BEGIN SOLUTION</pre>"),
+    "hidden tests": ("a solution", "<pre>### BEGIN HIDDEN TESTS</pre>"),
+    "a path": ("path of the machine", "<pre>in /home/ada/x.py</pre>"),
+    "an image without a description": ("without a description", '<img src="../_static/book.js">'),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_check_finds_its_fault(tmp_path, fault):
+    expected, text = FAULTS[fault]
+    path = good_book(tmp_path) / "sub" / "a page.html"
+    path.write_text(SUB.replace("Here.", f"Here.</p>{text}<p>"))
+    found = book_check.problems(tmp_path)
+    assert len(found) == 1, found
+    assert found[0].startswith("sub/a page.html: ") and expected in found[0], found
+
+
+def test_check_reads_styles(tmp_path):
+    (good_book(tmp_path) / "_static" / "book.css").write_text("@import url(https://x/a.css)")
+    assert book_check.problems(tmp_path) == [
+        "_static/book.css: an external source: https://x/a.css"
+    ]

@@ -1,0 +1,268 @@
+"""Build the book, HTML pages that need no network, from the committed notebooks.
+
+python tools/book.py                 everything, into build/book
+python tools/book.py --build FOLDER  somewhere else
+
+The sources are gathered in a folder of their own: chapters as they are, exercises without their
+solutions, the teacher's pages, and a page for each wing of the package. Nothing is executed.
+"""
+
+import argparse
+import base64
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import nbformat
+from book_check import problems
+from book_reference import reference
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).resolve().parents[1]
+SETTINGS = ROOT / "book"
+REPOSITORY = "https://github.com/d2lpar/d2lpar/blob/main"
+SERVICES = {
+    "Studio Lab": "https://studiolab.sagemaker.aws/import/github/",
+    "Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/",
+    "Colab": "https://colab.research.google.com/github/",
+}
+STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
+ANSWER = "YOUR ANSWER HERE"
+
+_DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
+_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_ANCHOR = re.compile(r"\]\(#[^)\s]+\)")
+_QUESTION = re.compile(r"^\*\*The question\.\*\*\s+(.+)$", re.MULTILINE)
+_MARK = re.compile(r"^\s*### (BEGIN|END) (SOLUTION|HIDDEN TESTS)\s*$")
+
+
+def without_solutions(notebook):
+    """Take the solutions, the hidden tests and all outputs out of an exercise, in place.
+
+    Raises:
+        ValueError: a solution or hidden tests begin without an end, or end without a beginning.
+    """
+    for number, cell in enumerate(notebook.cells, start=1):
+        try:
+            text = _without_marked(cell.source)
+        except ValueError as error:
+            raise ValueError(f"cell {number}: {error}") from None
+        if cell.metadata.get("nbgrader", {}).get("solution") and text == cell.source:
+            text = STUB if cell.cell_type == "code" else ANSWER  # all of it is the answer
+        cell.source = text
+        cell.pop("attachments", None)
+        if cell.cell_type == "code":
+            cell.update(outputs=[], execution_count=None)
+
+
+def _without_marked(source):
+    lines, inside = [], None
+    for line in source.splitlines():
+        if mark := _MARK.match(line):
+            edge, what = mark.groups()
+            if (edge == "END") != (inside == what) or (edge == "BEGIN" and inside):
+                raise ValueError(f"{line.strip()} has no counterpart")
+            inside = what if edge == "BEGIN" else None
+            if inside == "SOLUTION":
+                indent = line[: len(line) - len(line.lstrip())]
+                lines += [indent + each for each in STUB.splitlines()]
+        elif inside is None:
+            lines.append(line)
+    if inside:
+        raise ValueError(f"### BEGIN {inside} has no counterpart")
+    return "\n".join(lines).rstrip()
+
+
+class Sources:
+    """The folder of what Sphinx reads, with the paths that the files have in the repository.
+
+    Args:
+        folder: where it is; what was there is deleted.
+        root: the repository, or a folder like it.
+    """
+
+    def __init__(self, folder, root=ROOT):
+        self.folder, self.root = folder, root
+        shutil.rmtree(folder, ignore_errors=True)
+        self.chapters = sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+        self.exercises = sorted((root / "notebooks" / "exercises").glob("[0-9][0-9]_*.ipynb"))
+        self.teaching = sorted((root / "teaching").glob("*.md"), key=lambda p: (p.stem[0] < "a", p))
+        self.others = [root / "notebooks" / n for n in ("troubleshooting.ipynb", "notation.md")]
+        self.pages = [*self.chapters, *self.exercises, *self.teaching, *self.others]
+
+    def write(self):
+        """Write all of them."""
+        for path in self.chapters:
+            note = _how_to_run(path.name)
+            if path.parent / "exercises" / path.name in self.exercises:
+                note += f" Its exercises check themselves: [do them](exercises/{path.name})."
+            self.write_notebook(path, f"# {path.name[:2]} ", note)
+        for path in self.exercises:
+            self.write_notebook(path, f"# {path.name[:2]} ", _how_to_do(path.name))
+        for path in [*self.teaching, *self.others]:
+            if path.suffix == ".ipynb":
+                self.write_notebook(path, "# ", _how_to_run(path.name))
+            else:
+                self.write_text(path.relative_to(self.root), path.read_text("utf-8"))
+        texts = reference().items()
+        references = [self.write_text(f"reference/{name}.md", text) for name, text in texts]
+        self.write_text("index.md", self.index(references))
+
+    def write_text(self, name, text):
+        """Write a page of text; return its name without its ending, for a table of contents."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.with_links(text, self.root / name), "utf-8")
+        return str(name).rpartition(".")[0]
+
+    def write_notebook(self, path, heading, note):
+        """Write a notebook; `heading` takes the place of "# ", and `note` stands below it."""
+        notebook = nbformat.read(path, as_version=4)
+        if path in self.exercises:
+            without_solutions(notebook)
+        for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
+            if cell.cell_type == "markdown":
+                cell.source = self.with_links(self.with_drawings(cell.source), path)
+            else:
+                cell.metadata["mystnb"] = {"image": {"alt": _description(after)}}
+        first = notebook.cells[0]
+        first.source = re.sub(
+            r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
+        )
+        target = self.folder / path.relative_to(self.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, target)
+
+    def with_drawings(self, text):
+        """Return a cell's text that names its drawings as files, which are written."""
+
+        def write(found):
+            svg = base64.b64decode(found[2])
+            path = self.folder / "drawings" / f"{found[1][1:-1]}.svg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(svg)
+            return f"{found[1]}: /drawings/{path.name}"
+
+        return _DRAWING.sub(write, text)
+
+    def with_links(self, text, path):
+        """Return a text whose links to files that the book lacks lead to the repository.
+
+        Links within a page have the form that JupyterLab knows, `#A-heading`: here lower case.
+        """
+
+        def lead(found):
+            target = Path(os.path.normpath(path.parent / found[1]))
+            if target == self.root / "README.md" and found[2] in (None, "#chapters"):
+                up = "../" * (len(path.relative_to(self.root).parts) - 1)
+                return f"]({up}index.md{found[2] or ''})"
+            if target in self.pages or not target.exists():  # Sphinx names what does not exist
+                return found[0]
+            return f"]({REPOSITORY}/{target.relative_to(self.root).as_posix()}{found[2] or ''})"
+
+        text = _ANCHOR.sub(lambda found: found[0].lower(), text)
+        return _LINK.sub(lead, text)
+
+    def index(self, references):
+        """Return the first page: what the book is, a table of chapters, and the contents."""
+        rows = ["| chapter | question |", "| --- | --- |"]
+        for path in self.chapters:
+            text = nbformat.read(path, as_version=4).cells[0].source
+            question = _QUESTION.search(text)
+            name = path.relative_to(self.root).as_posix()
+            asked = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", question[1])  # without links
+            rows.append(f"| [{path.name[:2]} {_title(text)}]({name}) | {asked} |")
+        names = {
+            "Chapters": self.chapters,
+            "Exercises": self.exercises,
+            "For teachers": self.teaching,
+            "Help": self.others,
+        }
+        contents = {c: [self.name(path) for path in paths] for c, paths in names.items()}
+        contents["Reference"] = references
+        tables = [
+            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *docs, "```"])
+            for caption, docs in contents.items()
+            if docs
+        ]
+        text = (SETTINGS / "index.md").read_text("utf-8")
+        return text.replace("CHAPTERS", "\n".join(rows)) + "\n" + "\n\n".join(tables) + "\n"
+
+    def name(self, path):
+        """Return what a page is called in a table of contents."""
+        return path.relative_to(self.root).with_suffix("").as_posix()
+
+
+def _title(text):
+    return re.search(r"^# (.+)$", text, re.MULTILINE)[1]
+
+
+def _how_to_run(name):
+    services = ", ".join(
+        f"[{service}]({address}d2lpar/d2lpar/blob/main/notebooks/{name})"
+        for service, address in SERVICES.items()
+    )
+    return (
+        "{.run}\n"
+        f"Run it: in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
+        f"`notebooks/{name}`), or in {services}."
+    )
+
+
+def _how_to_do(name):
+    return (
+        "{.run}\n"
+        "Do it: `make assignments` writes this notebook for you, as you see it here. "
+        f"The one in the repository, `notebooks/exercises/{name}`, holds the solutions too."
+    )
+
+
+def _description(cell):
+    """Return the first sentence of the text after a figure."""
+    text = cell.source if cell is not None and cell.cell_type == "markdown" else ""
+    text = " ".join(line for line in text.splitlines() if not line.startswith("#")).strip()
+    sentence = re.match(r".*?[.!?](?=\s|$)", text)
+    return re.sub(r"[*_`$\\]", "", sentence[0]) if sentence else "A figure; the text describes it."
+
+
+def build(folder, root=ROOT):
+    """Build the book and check it.
+
+    Args:
+        folder: where to; the pages come into its subfolder "html".
+        root: the repository, or a folder like it.
+
+    Returns:
+        A list of lines that say what is wrong; what Sphinx found it has printed itself.
+    """
+    Sources(folder / "source", root).write()
+    html = folder / "html"
+    shutil.rmtree(html, ignore_errors=True)
+    options = ["-W", "--keep-going", "-q", "-j", "auto", "-d", f"{folder / 'doctrees'}"]
+    status = build_main([*options, "-c", f"{SETTINGS}", f"{folder / 'source'}", f"{html}"])
+    found = ["Sphinx warns, see above"] if status else []
+    return found + problems(html)
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="where notebooks and teaching are")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "book", help="where to")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+    found = build(options.build, options.root)
+    pages = len(list((options.build / "html").rglob("*.html")))
+    for line in found:
+        print(line)
+    index = os.path.relpath(options.build / "html" / "index.html")
+    seconds = time.perf_counter() - start
+    print(f"{index}: {pages} pages in {seconds:.0f} s, {len(found) or 'no'} problems")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
