@@ -528,6 +528,11 @@ def test_a_drawing_is_put_behind_the_text_that_names_it(tmp_path):
     drawing.write_text(text.format(20))
     assert drawings.main(["--folder", f"{tmp_path}"]) == 0
     assert nbformat.read(path, as_version=4).cells[0].source.endswith("base64,PHN2Zz4yMDwvc3ZnPg==")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "two_boxes.svg").touch()
+    assert [drawings.main(["--folder", f"{tmp_path}", *o]) for o in (["--check"], [])] == [1, 0]
+    assert (tmp_path / "figures" / "two_boxes.svg").read_text() == "<svg>20</svg>\n"
+    assert drawings.main(["--folder", f"{tmp_path}", "--check"]) == 0
 
 
 def test_an_unknown_drawing_is_named(tmp_path):
