@@ -8,6 +8,9 @@
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene of the notebooks, and what must agree
 # make bench      the benchmarks
+# make assignments  the exercises without their solutions, under build/assignments, to hand out
+# make grade SUBMITTED=folder  grade the notebooks folder/STUDENT/NN_topic.ipynb (Linux; it
+#                 executes them in a sandbox): a table, build/grades/grades.csv, pages of feedback
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
 # another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.29.2
@@ -16,7 +19,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,test,ray,d2l-unpinned
+EXTRAS := lab,test,ray,teach,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv
@@ -75,6 +78,13 @@ bench: $(READY)
 	    echo "== $$file"; $(BIN)/python $$file || status=1; \
 	done; exit $$status
 
+assignments: $(READY)
+	@$(BIN)/python tools/assignments.py $(CHAPTERS)
+
+grade: $(READY)
+	@test -n "$(SUBMITTED)" || { echo "Say where the submissions are: make grade SUBMITTED=folder"; exit 1; }
+	@$(BIN)/python tools/grade.py "$(SUBMITTED)" $(CHAPTERS)
+
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
 	    echo "d2lpar needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)."; \
@@ -88,8 +98,17 @@ $(READY): pyproject.toml Makefile
 	@$(call logged,$(PIP) -e '.[$(EXTRAS)]')
 	@echo "  3/4 $(D2L) and $(TORCHVISION), without their own pins"
 	@$(call logged,$(PIP) --no-deps $(D2L) $(TORCHVISION))
-	@echo "  4/4 settings of JupyterLab: no news, no look for updates"
-	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo "  4/4 settings of JupyterLab: no news, no look for updates, no menus of nbgrader"
+	@mkdir -p $(VENV)/share/jupyter/lab/settings $(VENV)/etc/jupyter/jupyter_server_config.d
+	@echo '{"disabledExtensions":' \
+	    '{"@jupyter/nbgrader": true, "@jupyter-notebook/lab-extension": true}}' \
+	    > $(VENV)/share/jupyter/lab/settings/page_config.json
+	@echo '{"ServerApp": {"jpserver_extensions": {' \
+	    '"nbgrader.server_extensions.formgrader": false,' \
+	    '"nbgrader.server_extensions.validate_assignment": false,' \
+	    '"nbgrader.server_extensions.assignment_list": false,' \
+	    '"nbgrader.server_extensions.course_list": false}}}' \
+	    > $(VENV)/etc/jupyter/jupyter_server_config.d/nbgrader_off.json
 	@echo '{"@jupyterlab/apputils-extension:notification":' \
 	    '{"fetchNews": "false", "checkForUpdates": false}}' \
 	    > $(VENV)/share/jupyter/lab/settings/overrides.json
