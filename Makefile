@@ -11,6 +11,11 @@
 #                 Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer in JupyterLab
 # make bench      the benchmarks
+# make assignments
+#                 the exercises without their solutions, under build/assignments, to hand out
+# make grade SUBMITTED=folder
+#                 grade the notebooks folder/STUDENT/NN_topic.ipynb (Linux; it executes them in a
+#                 sandbox): a table, build/grades/grades.csv, pages of feedback
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
 # another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.29.2
@@ -19,7 +24,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,book,test,ray,d2l-unpinned
+EXTRAS := lab,book,test,ray,teach,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv
@@ -36,7 +41,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book
+SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book grading
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -45,7 +50,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test book lab notebooks exercises drawings check browser bench
+.PHONY: run test book lab notebooks exercises drawings check browser bench assignments grade
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -84,6 +89,13 @@ bench: $(READY)
 	    echo "== $$file"; $(BIN)/python $$file || status=1; \
 	done; exit $$status
 
+assignments: $(READY)
+	@$(BIN)/python tools/assignments.py $(CHAPTERS)
+
+grade: $(READY)
+	@test -n "$(SUBMITTED)" || { echo "Say where the submissions are: make grade SUBMITTED=folder"; exit 1; }
+	@$(BIN)/python tools/grade.py "$(SUBMITTED)" $(CHAPTERS)
+
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
 	    echo "d2lpar needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)."; \
@@ -97,8 +109,17 @@ $(READY): pyproject.toml Makefile
 	@$(call logged,$(PIP) -e '.[$(EXTRAS)]')
 	@echo "  3/4 $(D2L) and $(TORCHVISION), without their own pins"
 	@$(call logged,$(PIP) --no-deps $(D2L) $(TORCHVISION))
-	@echo "  4/4 settings of JupyterLab: no news, no look for updates"
-	@mkdir -p $(VENV)/share/jupyter/lab/settings
+	@echo "  4/4 settings of JupyterLab: no news, no look for updates, no menus of nbgrader"
+	@mkdir -p $(VENV)/share/jupyter/lab/settings $(VENV)/etc/jupyter/jupyter_server_config.d
+	@echo '{"disabledExtensions":' \
+	    '{"@jupyter/nbgrader": true, "@jupyter-notebook/lab-extension": true}}' \
+	    > $(VENV)/share/jupyter/lab/settings/page_config.json
+	@echo '{"ServerApp": {"jpserver_extensions": {' \
+	    '"nbgrader.server_extensions.formgrader": false,' \
+	    '"nbgrader.server_extensions.validate_assignment": false,' \
+	    '"nbgrader.server_extensions.assignment_list": false,' \
+	    '"nbgrader.server_extensions.course_list": false}}}' \
+	    > $(VENV)/etc/jupyter/jupyter_server_config.d/nbgrader_off.json
 	@echo '{"@jupyterlab/apputils-extension:notification":' \
 	    '{"fetchNews": "false", "checkForUpdates": false}}' \
 	    > $(VENV)/share/jupyter/lab/settings/overrides.json
