@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from assignments import release
 from book_check import problems
 from book_reference import reference
 from sphinx.cmd.build import build_main
@@ -29,51 +30,11 @@ SERVICES = {
     "Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/",
     "Colab": "https://colab.research.google.com/github/",
 }
-STUB = "# YOUR CODE HERE\nraise NotImplementedError()"
-ANSWER = "YOUR ANSWER HERE"
 
 _DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
 _LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\]\(#[^)\s]+\)")
 _QUESTION = re.compile(r"^\*\*The question\.\*\*\s+(.+)$", re.MULTILINE)
-_MARK = re.compile(r"^\s*### (BEGIN|END) (SOLUTION|HIDDEN TESTS)\s*$")
-
-
-def without_solutions(notebook):
-    """Take the solutions, the hidden tests and all outputs out of an exercise, in place.
-
-    Raises:
-        ValueError: a solution or hidden tests begin without an end, or end without a beginning.
-    """
-    for number, cell in enumerate(notebook.cells, start=1):
-        try:
-            text = _without_marked(cell.source)
-        except ValueError as error:
-            raise ValueError(f"cell {number}: {error}") from None
-        if cell.metadata.get("nbgrader", {}).get("solution") and text == cell.source:
-            text = STUB if cell.cell_type == "code" else ANSWER  # all of it is the answer
-        cell.source = text
-        cell.pop("attachments", None)
-        if cell.cell_type == "code":
-            cell.update(outputs=[], execution_count=None)
-
-
-def _without_marked(source):
-    lines, inside = [], None
-    for line in source.splitlines():
-        if mark := _MARK.match(line):
-            edge, what = mark.groups()
-            if (edge == "END") != (inside == what) or (edge == "BEGIN" and inside):
-                raise ValueError(f"{line.strip()} has no counterpart")
-            inside = what if edge == "BEGIN" else None
-            if inside == "SOLUTION":
-                indent = line[: len(line) - len(line.lstrip())]
-                lines += [indent + each for each in STUB.splitlines()]
-        elif inside is None:
-            lines.append(line)
-    if inside:
-        raise ValueError(f"### BEGIN {inside} has no counterpart")
-    return "\n".join(lines).rstrip()
 
 
 class Sources:
@@ -122,7 +83,7 @@ class Sources:
         """Write a notebook; `heading` takes the place of "# ", and `note` stands below it."""
         notebook = nbformat.read(path, as_version=4)
         if path in self.exercises:
-            without_solutions(notebook)
+            notebook = release(notebook)
         for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
             if cell.cell_type == "markdown":
                 cell.source = self.with_links(self.with_drawings(cell.source), path)
