@@ -191,6 +191,12 @@ def best_cuts(seconds, num_bytes, k, bandwidth):
             4,
             "which one do other devices wait for",
         ),
+        "four devices and micro-batches only": (
+            BOTH.replace("    for j", "    assert k == m == 4, 'not drawn yet'\n    for j")
+            % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[0], t[1] == 'forward'))"),
+            2,
+            "schedules that run: not drawn yet",
+        ),
         "one way after the other": (
             BOTH % ("(j, k - 1 - j)", "tasks"),
             1,

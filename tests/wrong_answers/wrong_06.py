@@ -137,6 +137,16 @@ WRONG = {
             1,
             "Divided by k, the bias gets a part of its gradient",
         ),
+        "the bias in the first term only": (
+            PAIR
+            % (
+                "copied(parts)",
+                "H, Vs, [es[0], *[None] * (len(es) - 1)]",
+                *("", "summed(terms)"),
+            ),
+            1,
+            "Add it on every device",
+        ),
         "no bias": (
             PAIR % ("copied(parts)", "H, Vs", "", "summed(terms)"),
             0,

@@ -205,7 +205,7 @@ def fair_parts(b, seconds, fixed):
         "statistics without a gradient": (
             NORM % (f"({MEAN}).detach()", f"({VARIANCE}).detach()"),
             4,
-            "so do not detach them",
+            "So do not detach them",
         ),
         "all examples on one device": (
             """
