@@ -26,7 +26,10 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
         if wrong(got) if callable(wrong) else _agree(got, wrong, tolerance):
             hint = sentence
             break
-    raise AssertionError(f"{what}: expected {_show(want)}, got {_show(got)}. {hint}".rstrip())
+    shown = _show(got)
+    if shown == _show(want) and isinstance(got, torch.Tensor):
+        shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
+    raise AssertionError(f"{what}: expected {_show(want)}, got {shown}. {hint}".rstrip())
 
 
 class Marks:
@@ -79,12 +82,19 @@ def _agree(got, want, tolerance):
     if isinstance(want, torch.Tensor):
         if not isinstance(got, torch.Tensor) or got.shape != want.shape:
             return False
-        got, want = got.detach().cpu().double(), want.detach().cpu().double()
-        largest = (got - want).abs().max().item() if want.numel() else 0.0
-        return largest <= (tolerance or 0) * (want.abs().max().item() if want.numel() else 0.0)
+        scale = want.detach().cpu().double().abs().max().item() if want.numel() else 0.0
+        return _largest_difference(got, want) <= (tolerance or 0) * scale
+    if getattr(got, "ndim", None) == 0:  # a number of torch or numpy
+        got = got.item()
     if tolerance is not None and isinstance(got, (int, float)):
         return abs(got - want) <= tolerance * abs(want)
-    return type(got) is not torch.Tensor and bool(got == want)
+    return not isinstance(got, torch.Tensor) and bool(got == want)
+
+
+def _largest_difference(a, b):
+    """Return the largest difference between two tensors of one shape."""
+    difference = a.detach().cpu().double() - b.detach().cpu().double()
+    return difference.abs().max().item() if difference.numel() else 0.0
 
 
 def _show(value):

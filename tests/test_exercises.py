@@ -115,6 +115,13 @@ def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, mes
     assert str(caught.value).startswith(message)
 
 
+def test_expect_tells_how_far_a_large_tensor_is_off():
+    with pytest.raises(AssertionError, match=r"got a tensor that differs by up to 2\."):
+        expect("x", torch.full((9,), 3.0), torch.ones(9))
+    with pytest.raises(AssertionError, match=r"got a tensor of shape \(9, 1\)\."):
+        expect("x", torch.ones(9, 1), torch.ones(9))
+
+
 @pytest.mark.parametrize(
     "got, want, tolerance",
     [
@@ -125,6 +132,8 @@ def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, mes
         ({"a": [1.05]}, {"a": [1]}, 0.1),
         (torch.tensor([1.0, 9.5]), torch.tensor([1.5, 10]), 0.1),
         (torch.zeros(0), torch.zeros(0), None),
+        (torch.tensor(4), 4, None),
+        (torch.tensor(4.3), 4, 0.1),
     ],
 )
 def test_expect_accepts(got, want, tolerance):
