@@ -68,7 +68,7 @@ WRONG = {
             1,
             "holds one complete sum only",
         ),
-        "nothing": ("star_hub = ring_each = ring_total = None", 0, "got None"),
+        "nothing": ("star_hub = ring_each = ring_total = None", 0, "not answered yet"),
     },
     "mend-average": {
         "the mean of the means": (
