@@ -20,10 +20,13 @@ WINGS = {  # page: its title and its modules
         ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
     ),
     "virtual": ("Virtual and modelled GPUs", ("", "hardware", "calibration")),
-    "data": ("Data", ("batches", "pretrained")),
+    "data": ("Data", ("batches", "pretrained", "workers")),
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
     "plotting": ("Figures", ("charts", "figures")),
-    "others": ("Models and training", ("d2lpar.models", "d2lpar.training")),
+    "others": (
+        "Models, training, exercises",
+        ("d2lpar.models", "d2lpar.training", "d2lpar.exercises"),
+    ),
 }
 
 
