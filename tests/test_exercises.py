@@ -4,6 +4,7 @@ import functools
 import importlib.util
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from exercises import NOTEBOOKS, read, run_cells
@@ -125,10 +126,17 @@ def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, mes
         ({"a": [1.05]}, {"a": [1]}, 0.1),
         (torch.tensor([1.0, 9.5]), torch.tensor([1.5, 10]), 0.1),
         (torch.zeros(0), torch.zeros(0), None),
+        (torch.tensor(4), 4, None),
+        (numpy.float32(4.3), 4, 0.1),
     ],
 )
 def test_expect_accepts(got, want, tolerance):
     expect("x", got, want, tolerance=tolerance)
+
+
+def test_expect_does_not_take_a_tensor_on_a_device_for_a_number():
+    with pytest.raises(AssertionError):
+        expect("x", torch.tensor(4.0, device=d2lpar.virtual_gpus(2)[0]), 4.0)
 
 
 def test_the_hint_for_a_known_wrong_value_comes_before_the_general_one():
