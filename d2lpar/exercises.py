@@ -1,6 +1,7 @@
 """Checks of the exercise notebooks: what was expected, what came, and the points for it."""
 
 import contextlib
+import numbers
 
 import torch
 
@@ -11,7 +12,8 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
     Args:
         what: what is compared, in words, for the message.
         got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
-        want: what it should be. Lists and tuples count as the same.
+        want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
+            of one number on the CPU.
         tolerance: the largest relative difference of numbers and tensors; None means equal.
         hints: pairs of a wrong value, or a function that tells whether a value is the wrong one,
             and a sentence that says what went wrong.
@@ -82,9 +84,13 @@ def _agree(got, want, tolerance):
         got, want = got.detach().cpu().double(), want.detach().cpu().double()
         largest = (got - want).abs().max().item() if want.numel() else 0.0
         return largest <= (tolerance or 0) * (want.abs().max().item() if want.numel() else 0.0)
-    if tolerance is not None and isinstance(got, (int, float)):
-        return abs(got - want) <= tolerance * abs(want)
-    return type(got) is not torch.Tensor and bool(got == want)
+    if isinstance(got, torch.Tensor):
+        if got.device.type != "cpu" or got.dim() > 0:
+            return False
+        got = got.item()
+    if tolerance is not None and isinstance(got, numbers.Real):
+        return bool(abs(got - want) <= tolerance * abs(want))
+    return bool(got == want)
 
 
 def _show(value):
