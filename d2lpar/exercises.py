@@ -1,6 +1,7 @@
 """Checks of the exercise notebooks: what was expected, what came, and the points for it."""
 
 import contextlib
+import numbers
 import warnings
 
 import torch
@@ -12,7 +13,8 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
     Args:
         what: what is compared, in words, for the message.
         got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
-        want: what it should be. Lists and tuples count as the same.
+        want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
+            of one number on the CPU.
         tolerance: the largest relative difference of numbers and tensors; None means equal.
         hints: pairs of a wrong value, or a function that tells whether a value is the wrong one,
             and a sentence that says what went wrong.
@@ -93,11 +95,13 @@ def _agree(got, want, tolerance):
             return False
         scale = want.detach().cpu().double().abs().max().item() if want.numel() else 0.0
         return _largest_difference(got, want) <= (tolerance or 0) * scale
-    if getattr(got, "ndim", None) == 0:  # a number of torch or numpy
+    if isinstance(got, torch.Tensor):
+        if got.device.type != "cpu" or got.dim() > 0:
+            return False
         got = got.item()
-    if tolerance is not None and isinstance(got, (int, float)):
-        return abs(got - want) <= tolerance * abs(want)
-    return not isinstance(got, torch.Tensor) and bool(got == want)
+    if tolerance is not None and isinstance(got, numbers.Real):
+        return bool(abs(got - want) <= tolerance * abs(want))
+    return bool(got == want)
 
 
 def _largest_difference(a, b):

@@ -5,6 +5,7 @@ import importlib.util
 import warnings
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 from exercises import NOTEBOOKS, read, run_cells
@@ -134,10 +135,16 @@ def test_expect_tells_how_far_a_large_tensor_is_off():
         (torch.zeros(0), torch.zeros(0), None),
         (torch.tensor(4), 4, None),
         (torch.tensor(4.3), 4, 0.1),
+        (numpy.float32(4.3), 4, 0.1),
     ],
 )
 def test_expect_accepts(got, want, tolerance):
     expect("x", got, want, tolerance=tolerance)
+
+
+def test_expect_does_not_take_a_tensor_on_a_device_for_a_number():
+    with pytest.raises(AssertionError):
+        expect("x", torch.tensor(4.0, device=d2lpar.virtual_gpus(2)[0]), 4.0)
 
 
 def test_the_hint_for_a_known_wrong_value_comes_before_the_general_one():
