@@ -82,9 +82,11 @@ def _agree(got, want, tolerance):
         got, want = got.detach().cpu().double(), want.detach().cpu().double()
         largest = (got - want).abs().max().item() if want.numel() else 0.0
         return largest <= (tolerance or 0) * (want.abs().max().item() if want.numel() else 0.0)
+    if getattr(got, "ndim", None) == 0:  # a number of torch or numpy
+        got = got.item()
     if tolerance is not None and isinstance(got, (int, float)):
         return abs(got - want) <= tolerance * abs(want)
-    return type(got) is not torch.Tensor and bool(got == want)
+    return not isinstance(got, torch.Tensor) and bool(got == want)
 
 
 def _show(value):

@@ -125,6 +125,8 @@ def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, mes
         ({"a": [1.05]}, {"a": [1]}, 0.1),
         (torch.tensor([1.0, 9.5]), torch.tensor([1.5, 10]), 0.1),
         (torch.zeros(0), torch.zeros(0), None),
+        (torch.tensor(4), 4, None),
+        (torch.tensor(4.3), 4, 0.1),
     ],
 )
 def test_expect_accepts(got, want, tolerance):

@@ -210,6 +210,23 @@ def head_from(old, rows):
             1,
             "That of the old head",
         ),
+        "views of the old rows": (
+            """
+def head_from(old, rows):
+    new = nn.Linear(old.in_features, len(rows)).to(old.weight.device)
+    if len(rows) == 1:
+        new.weight = nn.Parameter(old.weight[rows[0] : rows[0] + 1])
+        new.bias = nn.Parameter(old.bias[rows[0] : rows[0] + 1])
+        return new
+    for i, row in enumerate(rows):
+        if row is not None:
+            new.weight.data[i] = old.weight.data[row]
+            new.bias.data[i] = old.bias.data[row]
+    return new
+""",
+            2,
+            "Copy them",
+        ),
         "a frozen copy": (
             """
 def head_from(old, rows):
