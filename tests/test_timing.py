@@ -255,8 +255,10 @@ def test_what_is_issued_as_a_phase_ends_belongs_to_it(clock, recorder):
             with timeline.mark(name):
                 clock.now += 2
                 recorder.run(GPU0, 5, 6, name=name, issued=end)
+                recorder.run(GPU0, 5, 6, name=f"wait {name}", kind="wait", issued=end - 2)
+        recorder.run(GPU0, 5, 6, name="last", kind="wait", issued=4)
     for name in "ab":
-        assert [span.name for span in timeline.select(mark=name)] == [name]
+        assert [span.name for span in timeline.select(mark=name)] == [name, f"wait {name}"]
 
 
 def test_questions(timeline):

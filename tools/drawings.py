@@ -3,8 +3,8 @@
 python tools/drawings.py             write them
 python tools/drawings.py --check     only say which are not up to date; the exit status is 1 then
 
-The README's gallery needs files: `notebooks/figures/ring.svg`, once it is there, is kept up to date,
-too.
+The README's gallery needs files: `notebooks/figures/ring.svg`, once it is there, is kept up to
+date, too.
 
 A cell of text names a drawing, `![words for readers who cannot see it][ring]`, and the file
 `notebooks/drawings/ring.py` draws it; see `pen.py` there.

@@ -176,8 +176,7 @@ class Timeline:
             engine: "compute", "h2d", "d2h", "p2p", "collectives", "send 1" or "recv 1" (messages
                 to and from a rank), "stream" or "host".
             name: a part of the name.
-            mark: name of a phase: what the host issued in it, whenever it ran. What is issued at
-                the very end of a phase belongs to it, because a launch comes before its end.
+            mark: name of a phase: what the host issued in it, whenever it ran.
 
         Returns:
             A list of spans, ordered by start.
@@ -208,8 +207,7 @@ class Timeline:
             spans = [
                 span
                 for span in spans
-                if span.issued is not None
-                and any(phase.start < span.issued <= phase.end for phase in phases)
+                if span.issued is not None and any(_issued_in(span, phase) for phase in phases)
             ]
         return list(spans)
 
@@ -308,6 +306,16 @@ class Timeline:
         if self._state != "done" or not in_notebook():
             return {}
         return {**self.plot()._repr_mimebundle_(), "text/plain": "<Timeline>"}
+
+
+def _issued_in(span, phase):
+    """Tell whether the host issued something within a phase.
+
+    On modelled GPUs a launch ends when its phase does and another begins; a wait begins then.
+    """
+    if span.kind == "wait":
+        return phase.start <= span.issued < phase.end
+    return phase.start < span.issued <= phase.end
 
 
 def _accelerators():
