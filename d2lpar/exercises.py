@@ -34,7 +34,9 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
             break
     shown = _show(got)
     if shown == _show(want) and isinstance(got, torch.Tensor):
-        shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
+        shown = f"a tensor on {got.device}"
+        if isinstance(want, torch.Tensor):
+            shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
     raise AssertionError(f"{what}: expected {_show(want)}, got {shown}. {hint}".rstrip())
 
 
