@@ -146,6 +146,17 @@ def loss_of_rank(losses, mask):
             0,
             "the sum over the tokens, not their mean",
         ),
+        "one rank asks the others": (
+            """
+def loss_of_rank(losses, mask):
+    total = mask.sum()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+    return (losses * mask).sum() / total
+""",
+            0,
+            "the ranks do not call the same collectives",
+        ),
         "never divides by 0": (
             """
 def loss_of_rank(losses, mask):
