@@ -5,6 +5,7 @@
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
+# make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene of the notebooks, and what must agree
 # make browser    a browser walks through the first hour of a newcomer in JupyterLab
@@ -17,7 +18,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,test,ray,d2l-unpinned
+EXTRAS := lab,test,slides,ray,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv
@@ -34,7 +35,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names
+SLOW += exercises process_groups modelled_groups run cuda_names slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -43,7 +44,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test lab notebooks exercises drawings check browser bench
+.PHONY: run test lab notebooks exercises slides drawings check browser bench
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -60,6 +61,9 @@ notebooks: $(READY)
 
 exercises: $(READY)
 	@$(BIN)/python tools/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
+
+slides: $(READY)
+	@$(BIN)/python tools/slides.py $(CHAPTERS)
 
 drawings: $(READY)
 	@$(BIN)/python tools/drawings.py
