@@ -3,6 +3,7 @@
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
+# make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make lab        JupyterLab at the first chapter
 # make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
@@ -24,7 +25,7 @@ PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
-EXTRAS := lab,book,test,ray,teach,d2l-unpinned
+EXTRAS := lab,book,slides,test,ray,teach,d2l-unpinned
 CHAPTERS ?=
 
 VENV := .venv
@@ -41,7 +42,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book grading
+SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -50,7 +51,7 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test book lab notebooks exercises drawings check browser bench assignments grade
+.PHONY: run test book slides lab notebooks exercises drawings check browser bench assignments grade
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -70,6 +71,9 @@ notebooks: $(READY)
 
 exercises: $(READY)
 	@$(BIN)/python tools/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
+
+slides: $(READY)
+	@$(BIN)/python tools/slides.py $(CHAPTERS)
 
 drawings: $(READY)
 	@$(BIN)/python tools/drawings.py

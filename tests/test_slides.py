@@ -1,0 +1,258 @@
+"""The decks that `make slides` writes for the cores of all chapters."""
+
+import base64
+import re
+
+import nbformat
+import pytest
+import slides
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from run import FOLDER, find_chapters, read_chapter
+
+CHAPTERS = find_chapters(FOLDER)
+PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\3\xc0\0\0\0\xf0").decode()
+all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """The folder with all decks."""
+    folder = tmp_path_factory.mktemp("slides")
+    assert slides.main(["--build", str(folder)]) == 0
+    return folder
+
+
+def kinds(cells):
+    """Return what the cells are, without headings and notes."""
+    found = [cell.metadata.kind for cell in cells]
+    return [kind for kind in found if kind not in ("header", "notes")]
+
+
+def split(cells):
+    """Return the slides as lists of their cells."""
+    found = []
+    for cell in cells:
+        if cell.metadata.get("slideshow", {}).get("slide_type") in ("slide", "subslide"):
+            found.append([])
+        found[-1].append(cell)
+    return found
+
+
+def notes(cells):
+    """Return the text of all speaker notes."""
+    return "\n\n".join(cell.source for cell in cells if cell.metadata.kind == "notes")
+
+
+# The rule, on a small chapter.
+
+
+def small_chapter():
+    cells = [
+        new_markdown_cell(
+            "# A title\n\n**The question.** Why? It matters.\n\nFor one thing, this."
+        ),
+        new_code_cell("import torch\nimport d2lpar"),
+        new_markdown_cell(
+            "## The idea\n\nThis first sentence is longer than a line on a slide, so it is enough. "
+            "Not this one. A **word** counts. This formula is\n\n$$a^2$$\n\n"
+            "> **Predict.** How many?"
+        ),
+        new_code_cell("x = 1\nprint(x)", outputs=[new_output("stream", text="one\n")]),
+        new_markdown_cell("## Going deeper\n\nToo deep."),
+    ]
+    figure = new_output("display_data", {"image/png": PNG, "text/plain": "<Figure>"})
+    cells[3].outputs.append(figure)
+    cells.insert(
+        4,
+        new_markdown_cell(
+            "It rises, as the formula says that it does for all of the values of x. Ha."
+        ),
+    )
+    return new_notebook(cells=cells)
+
+
+def test_the_rule(tmp_path):
+    path = tmp_path / "01_small.ipynb"
+    nbformat.write(small_chapter(), path)
+    found = split(slides.slides(read_chapter(path, core=True)).cells)
+    assert [kinds(cells) for cells in found] == [
+        ["title", "question"], ["few"], ["ask"], ["code", "printed"], ["picture", "caption"],
+    ]  # fmt: skip
+    title, text, ask, code, picture = found
+    assert "Why?" in title[-1].source and "For one thing, this." in notes(title)
+    assert "import torch" in notes(text)
+    assert "Not this one." not in text[-1].source and "Not this one." in notes(text)
+    assert "A **word** counts.\n\nThis formula is\n\n$$a^2$$" in text[-1].source
+    assert ask[-1].source == "> **Predict.** How many?"
+    assert code[-1].metadata.slideshow.slide_type == "fragment"  # one step after the code
+    assert (
+        picture[-1].source
+        == "It rises, as the formula says that it does for all of the values of x."
+    )
+    page = slides.write_deck(path, tmp_path).read_text()
+    assert "<msup>" in page and "Too deep" not in page and "<title>A title</title>" in page
+
+
+def test_cells_marked_as_notes_are_on_no_slide():
+    notebook = small_chapter()
+    for cell in notebook.cells[3:5]:
+        cell.metadata["slideshow"] = {"slide_type": "notes"}
+    cells = slides.slides(notebook).cells
+    assert "print(x)" in notes(cells) and "code" not in kinds(cells)
+
+
+@pytest.mark.parametrize(("paragraph", "expected"), [
+    ("It is `a. B`. And $x. Y$ (so. So), e.g. Ada.", 2),
+    ("**A label.** One sentence. *Two*. \"Three.\"", 3),
+    ("See [a. B](x.ipynb). No?", 2),
+])  # fmt: skip
+def test_sentences(paragraph, expected):
+    found = slides.sentences(paragraph)
+    assert len(found) == expected
+    assert " ".join(found) == paragraph
+
+
+def test_long_rows_of_a_table_lose_blanks_that_all_of_them_have():
+    rows = [f"{name:30}{value:60}{name:>30}" for name, value in (("a b", 1), ("cd", 22))]
+    assert slides._narrower("\n".join(["short", *rows])) == "short\na b   1  a b\ncd   22   cd"
+
+
+def test_letters_of_code_are_from_26_down_to_18_pixels():
+    assert slides.code_size(["x = 1"], slides.HIGH) == 26
+    assert slides.code_size(["x" * 100], slides.HIGH) == 20
+    assert slides.code_size(["x\n" * 29 + "x"], slides.HIGH) == 18
+    assert slides.code_size(["x\n" * 40], slides.HIGH) is None
+
+
+# All chapters.
+
+
+@all_chapters
+def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
+    core = read_chapter(path, core=True)
+    expected, found = [], []
+    for cell in core.cells:
+        if cell.cell_type == "markdown":
+            drawings = dict(slides._DEFINITION.findall(cell.source))
+            for line in cell.source.split("\n"):
+                if line.startswith("> **"):
+                    expected.append(line)
+                elif used := re.match(r"!\[.*\]\[(\w+)\]$", line):
+                    expected.append(drawings[used[1]])
+        elif not slides._mostly_imports(cell.source):
+            expected.append(re.sub(r"\n{3,}", "\n\n", cell.source))
+            expected += [
+                output.data["image/png"]
+                for output in cell.outputs
+                if "image/png" in output.get("data", {})
+            ]
+    for cell in slides.slides(core).cells:
+        if cell.metadata.kind in ("ask", "code"):
+            found.append(cell.source.split("\n")[0] if cell.metadata.kind == "ask" else cell.source)
+        elif cell.metadata.kind == "picture":
+            data = re.search(r'src="([^"]+)"', cell.source)
+            found.append(data[1] if data else cell.outputs[0].data["image/png"])
+    assert found == expected
+
+
+@all_chapters
+def test_a_prediction_is_alone_and_what_is_printed_comes_after_its_code(path):
+    core = read_chapter(path, core=True)
+    code = ""
+    for cells in split(slides.slides(core).cells):
+        if "ask" in kinds(cells):
+            assert kinds(cells) == ["ask"]
+        for cell in cells:
+            if cell.metadata.kind == "code":
+                code = cell.source
+            if cell.metadata.kind == "printed":
+                of = [c for c in core.cells if re.sub(r"\n{3,}", "\n\n", c.source) == code]
+                first = cell.outputs[0].text.split()[0]
+                assert any(first in str(output) for output in of[0].outputs)
+
+
+@all_chapters
+def test_whole_paragraphs_are_in_the_notes(path):
+    core = read_chapter(path, core=True)
+    said = notes(slides.slides(core).cells)
+    for kind, content in slides.blocks(core):
+        if kind == "paragraph":
+            assert content in said
+
+
+@all_chapters
+def test_nothing_of_going_deeper_and_nothing_from_the_network(path, build):
+    page = (build / f"{path.stem}.html").read_text()
+    whole, core = read_chapter(path), read_chapter(path, core=True)
+    assert len(core.cells) < len(whole.cells)
+    for cell in whole.cells[len(core.cells) :]:
+        for heading in re.findall(r"^#+ ([^`$\n]+)$", cell.source, re.MULTILINE):
+            assert not re.search(rf"<h\d>{re.escape(heading)}</h\d>", page)
+    markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
+    assert re.findall(r"<(?:script|link|iframe|object)\b", markup) == []
+    assert re.findall(r'src="(?!data:)[^"]*', markup) == []
+    assert re.findall(r"@import|url\((?!['\"]?data:)[^)]*", markup) == []
+
+
+# In a browser.
+
+WITHIN = """
+const out = [];
+for (const slide of Reveal.getSlides()) {
+    const place = Reveal.getIndices(slide);
+    Reveal.slide(place.h, place.v, 99);
+    for (const part of slide.querySelectorAll("*")) {
+        if (part.closest("aside, math")) continue;
+        const box = part.getBoundingClientRect();
+        const name = `${place.h}/${place.v} ${part.className || part.tagName}`;
+        if (box.right > innerWidth + 1 || box.bottom > innerHeight + 1 || box.left < 0)
+            out.push(`${name}: beyond the slide`);
+        if (getComputedStyle(part).display != "inline" && part.scrollWidth > part.clientWidth + 1)
+            out.push(`${name}: cut`);
+        if (part.tagName == "PRE" && parseFloat(getComputedStyle(part).fontSize) < 18)
+            out.push(`${name}: too small`);
+    }
+}
+return out;
+"""
+
+
+@pytest.fixture(scope="module")
+def tab():
+    """A tab of 1280 x 720 pixels."""
+    lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
+    found, reason = lab.find_browser()
+    if found is None:
+        pytest.skip(reason)
+    browser, driver = found
+    options = lab.webdriver.ChromeOptions()
+    options.binary_location = browser
+    for option in lab.QUIET:
+        options.add_argument(option)
+    tab = lab.webdriver.Chrome(options=options, service=lab.Service(driver))
+    size = {"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": False}
+    tab.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield tab
+    tab.quit()
+
+
+@all_chapters
+def test_nothing_is_cut_in_a_browser(path, build, tab):
+    tab.get((build / f"{path.stem}.html").as_uri())
+    assert tab.execute_script(WITHIN) == []
+    loaded = tab.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert [name for name in loaded if not name.startswith("data:")] == []
+
+
+def test_a_deck_can_be_printed(build, tab):
+    from selenium.webdriver.support.ui import WebDriverWait
+
+    deck = build / f"{CHAPTERS[0].stem}.html"
+    tab.get(deck.as_uri())
+    count = tab.execute_script("return Reveal.getTotalSlides()")
+    tab.get(deck.as_uri() + "?print-pdf")
+    wait = "return document.querySelectorAll('.pdf-page').length"
+    WebDriverWait(tab, 20).until(lambda tab: tab.execute_script(wait) == count)
+    printed = tab.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
+    data = base64.b64decode(printed["data"])
+    assert len(re.findall(rb"/Type\s*/Page\b", data)) == count
