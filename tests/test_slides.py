@@ -253,6 +253,9 @@ def test_a_deck_can_be_printed(build, tab):
     tab.get(deck.as_uri() + "?print-pdf")
     wait = "return document.querySelectorAll('.pdf-page').length"
     WebDriverWait(tab, 20).until(lambda tab: tab.execute_script(wait) == count)
+    parts = "return [...document.querySelectorAll('.pdf-page section > *')]"
+    left = f"{parts}.map(part => part.getBoundingClientRect()).filter(box => box.width)"
+    assert min(tab.execute_script(f"{left}.map(box => box.left)")) == 28
     printed = tab.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True})
     data = base64.b64decode(printed["data"])
     assert len(re.findall(rb"/Type\s*/Page\b", data)) == count

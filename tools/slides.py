@@ -12,10 +12,10 @@ The rule by which text becomes slides:
 - Of a paragraph the slide shows the first sentence (and the next one, if it is short),
   each question, each sentence with a word in bold, and one that does not end in a full stop but
   leads to what follows. The speaker notes (key S) have the whole paragraph.
-- Lists, formulas and tables are shown in full.
+- Lists, formulas and tables are shown in full. A slide that has little text shows it larger.
 - Code stands below its text, and what it prints below the code, one step later. What does not fit
-  goes to the next slide. The longer the code, the smaller its letters: 24 to 18 pixels of 720.
-- Only the notes have: imports, folds, and what the first cell says after its question and list.
+  goes to the next slide. The longer the code, the smaller its letters: 26 to 18 pixels of 720.
+- Only the notes have imports, folds, and the paragraphs of the first cell after its question.
 
 A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too.
 """
@@ -57,6 +57,7 @@ html, body, main {{ height: 100%; margin: 0; background: #fff }}
 .reveal .slides section {{ box-sizing: border-box; width: {WIDTH}px; height: {HEIGHT}px;
   padding: 14px 28px; text-align: left }}
 .reveal .slides section.stack {{ padding: 0 }}
+html.reveal-print .reveal .slides .pdf-page section {{ padding: 14px 28px !important }}
 .reveal h1 {{ font-size: 60px; line-height: 1.15; margin: 110px 0 48px; color: #12355b }}
 .reveal .header {{ font-size: 22px; line-height: 30px; height: 32px; margin: 0 0 14px;
   padding-right: 90px; border-bottom: 2px solid #8fb8de; color: #12355b;
