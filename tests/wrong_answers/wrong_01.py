@@ -123,7 +123,7 @@ def fusing_bound(spans):
         ),
     },
     "mend-breaks": {
-        "nothing mended": ("whole = broken", 2, "expected at most 2, got 4"),
+        "nothing mended": ("whole = broken", 1, "expected at most 2, got 4"),
         "one side is not safe": (
             WHOLE % ("X / X.max()", "return torch.where(H.min() > 0, H.sqrt(), H)"),
             3,
@@ -136,7 +136,7 @@ def fusing_bound(spans):
         ),
         "the number is still Python's": (
             WHOLE % ("X / float(X.numpy().max())", SAFE_ROOT),
-            3,
+            2,
             "float(), .item(), and an if on a value break a graph",
         ),
         "always divided": (

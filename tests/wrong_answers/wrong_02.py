@@ -86,10 +86,10 @@ WRONG = {
         ),
     },
     "mend-waits": {
-        "nothing mended": ("train = waiting_train", 2, "expected at most 10, got 60"),
+        "nothing mended": ("train = waiting_train", 1, "expected at most 10, got 60"),
         "copies that block": (
             TRAIN % ("", "", "chosen.sum()", "total.item() / len(batches)", CHECK),
-            2,
+            1,
             "expected at most 10, got 21",
         ),
         "a loss is read in each step": (
@@ -98,7 +98,7 @@ WRONG = {
             .replace(
                 "chosen.sum()\n        w", "chosen.sum()\n        total = total.item()\n        w"
             ),
-            3,
+            2,
             "expected at most 1, got 10",
         ),
         "the error is lost": (
@@ -108,12 +108,12 @@ WRONG = {
         ),
         "a mean over everyone": (
             TRAIN % (FREE, FREE, "len(y)", "total.item() / len(batches)", CHECK),
-            1,
+            0,
             "mean loss: expected",
         ),
         "the mean stays on the device": (
             TRAIN % (FREE, FREE, "chosen.sum()", "total / len(batches)", CHECK),
-            1,
+            0,
             "should be a Python number",
         ),
     },
@@ -194,7 +194,7 @@ def one_late(step, show, num_steps):
     for i, loss in enumerate(losses):
         show(i, loss.item())
 """,
-            3,
+            1,
             "Show a loss behind the launch of the next",
         ),
     },

@@ -201,7 +201,7 @@ def hidden_part(copies, kernels):
         ),
     },
     "lean-prefetch": {
-        "the prefetcher as it is": ("lean_prefetch = prefetch", 3, "at the peak, got"),
+        "the prefetcher as it is": ("lean_prefetch = prefetch", 1, "at the peak, got"),
         "no prefetching": (
             """
 def lean_prefetch(batches, device):
@@ -213,7 +213,7 @@ def lean_prefetch(batches, device):
         ),
         "the host waits": (
             LEAN % ("compute.synchronize()", "compute.wait_event(ahead[0][1])"),
-            3,
+            1,
             "Let streams wait for events, not the host",
         ),
         "nobody waits for the copy": (
@@ -223,7 +223,7 @@ def lean_prefetch(batches, device):
         ),
         "no wait of the side stream": (
             LEAN % ("pass", "compute.wait_event(ahead[0][1])"),
-            3,
+            1,
             "batches that overwrite one in use",
         ),
     },

@@ -219,6 +219,31 @@ def train(w, batches, lr, all_reduce):
             1,
             "In each round every example should have the weight 1/b",
         ),
+        "a rank without a batch sums only the number": (
+            """
+def train(w, batches, lr, all_reduce):
+    for r in range(10):
+        total = torch.zeros(1)
+        if r < len(batches):
+            X, y = batches[r]
+            total = torch.cat([gradient(w, X, y), torch.tensor([float(len(X))])])
+        all_reduce(total)
+        if total[-1] == 0:
+            return w
+        w = w - lr / total[-1] * total[:-1]
+""",
+            1,
+            "the ranks sum tensors of shapes [(1,), (5,)]",
+        ),
+        "a number is summed": (
+            """
+def train(w, batches, lr, all_reduce):
+    all_reduce(len(batches))
+    return broken_train(w, batches, lr, all_reduce)
+""",
+            0,
+            "all_reduce takes a tensor, not 2",
+        ),
         "no end": (TRAIN % "w = w - lr / max(total[-1], 1) * total[:-1]", 0, "and no end"),
         "no result": (
             TRAIN
