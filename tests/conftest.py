@@ -4,6 +4,7 @@ import faulthandler
 import gc
 import os
 import re
+from collections import defaultdict
 
 import pytest
 from nbformat.v4 import new_code_cell
@@ -69,7 +70,7 @@ def pytest_collection_modifyitems(items):
                 name=f"Answer {number}",
                 cell_num=first + number,
                 cell=new_code_cell(source),
-                options={"check": False},
+                options=defaultdict(bool),
             )
             for number, source in enumerate(code_in_folds(chapter.nb))
         ]

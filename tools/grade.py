@@ -461,7 +461,7 @@ def capacity():
     """Return how many notebooks may run at a time: the cores, or as many as memory allows."""
     from d2lpar.virtual import cores_of_this_process, memory_of_this_process
 
-    each = sandbox.MEMORY + sandbox.TMP + sandbox.SHARED_MEMORY
+    each = sandbox.MEMORY + sum(sandbox.WRITABLE.values())
     return max(1, min(cores_of_this_process(), memory_of_this_process() // each))
 
 

@@ -27,7 +27,7 @@ with contextlib.suppress(ImportError):  # there is neither on Windows, nor is th
 
 MEMORY = 4 * 2**30  # of all processes together, and of each
 TMP = 2**29
-SHARED_MEMORY = 2**29
+WRITABLE = {"/tmp": TMP, "/dev/shm": 2**29}  # bytes
 PROCESSES = 64
 THREADS = 512
 FOLDER = "/tmp/work"  # the current one
@@ -166,13 +166,22 @@ def clear():
     with contextlib.suppress(ChildProcessError):
         while True:
             os.waitpid(-1, 0)
-    for folder in ("/tmp", "/dev/shm"):
+    for folder in WRITABLE:
         for entry in os.scandir(folder):
+            if _leads_to_a_mount(entry.path):  # Python's own folder may lie in /tmp
+                continue
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path, ignore_errors=True)
             else:
                 os.unlink(entry.path)
     os.makedirs(FOLDER, exist_ok=True)
+
+
+def _leads_to_a_mount(path):
+    """Tell whether something is mounted at a path or below it."""
+    with open("/proc/self/mountinfo", "rb") as file:
+        points = [line.split()[4] for line in file]
+    return any(point == path.encode() or point.startswith(path.encode() + b"/") for point in points)
 
 
 def _signal_all(number):
@@ -255,7 +264,12 @@ def _visible(hidden, package):
 def _build(root, visible, hidden, uid, gid):
     """Make `root` the root of the file system, with nothing in it but what is meant to be."""
     _call("mount", None, "/", None, MS_REC | MS_PRIVATE, None)
-    _call("mount", "tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, "mode=755,size=1m")
+    flags = MS_NOSUID | MS_NODEV
+    _call("mount", "tmpfs", root, "tmpfs", flags, "mode=755,size=1m")
+    for name, size in WRITABLE.items():  # first, because what is visible may lie below them
+        os.makedirs(root + name)
+        options = f"mode=1777,size={size},nr_inodes=100k"
+        _call("mount", "tmpfs", root + name, "tmpfs", flags, options)
     for path in [*visible, *(f"/dev/{name}" for name in DEVICES)]:
         target = Path(root + path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -266,22 +280,16 @@ def _build(root, visible, hidden, uid, gid):
         _call("mount", path, target, None, MS_BIND | MS_REC, None)
     for path in hidden:
         if os.path.isdir(f"{root}{path}"):
-            _call(
-                "mount", "tmpfs", f"{root}{path}", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0,size=4k"
-            )
+            _call("mount", "tmpfs", f"{root}{path}", "tmpfs", flags, "mode=0,size=4k")
     for path, text in FILES.items():
         Path(root + path).parent.mkdir(exist_ok=True)
         Path(root + path).write_text(text.format(uid=uid, gid=gid))
     os.symlink("/proc/self/fd", f"{root}/dev/fd")
-    for name in ("proc", "tmp", "dev/shm"):
-        os.makedirs(f"{root}/{name}", exist_ok=True)
-    attributes = struct.pack("4Q", ATTR_RDONLY | ATTR_NOSUID, 0, 0, 0)
-    _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, root, AT_RECURSIVE, attributes, len(attributes))
-    flags = MS_NOSUID | MS_NODEV
+    os.mkdir(f"{root}/proc")
+    _set_attributes(root, AT_RECURSIVE, ATTR_RDONLY | ATTR_NOSUID, 0)
+    for name in WRITABLE:
+        _set_attributes(root + name, 0, 0, ATTR_RDONLY)
     _call("mount", "proc", f"{root}/proc", "proc", flags | MS_NOEXEC, None)
-    for name, size in (("tmp", TMP), ("dev/shm", SHARED_MEMORY)):
-        options = f"mode=1777,size={size},nr_inodes=100k"
-        _call("mount", "tmpfs", f"{root}/{name}", "tmpfs", flags, options)
     os.chdir(root)
     _call("pivot_root", ".", ".")
     _call("umount2", ".", MNT_DETACH)
@@ -289,6 +297,12 @@ def _build(root, visible, hidden, uid, gid):
     socket.sethostname("sandbox")
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", IFF_UP))
+
+
+def _set_attributes(path, how_far, added, removed):
+    """Change the attributes of a mount, or of all below it."""
+    attributes = struct.pack("4Q", added, removed, 0, 0)
+    _call("syscall", SYS_MOUNT_SETATTR, AT_FDCWD, path, how_far, attributes, len(attributes))
 
 
 def _give_up_rights(uid, gid):
