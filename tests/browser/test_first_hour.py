@@ -6,7 +6,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from exercises import SOLUTION
+from assignments import release
 
 lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
 FOUND, REASON = lab.find_browser()
@@ -31,10 +31,8 @@ def tab(tmp_path_factory):
     """A tab of a JupyterLab that sees a copy of the notebooks, the exercises without solutions."""
     folder = tmp_path_factory.mktemp("notebooks")
     shutil.copy(ROOT / "notebooks" / CHAPTER, folder)
-    handed_out = nbformat.read(ROOT / "notebooks" / "exercises" / EXERCISES, as_version=4)
-    for cell in handed_out.cells:
-        cell.source = SOLUTION.sub(r"\1raise NotImplementedError()", cell.source)
-    nbformat.write(handed_out, folder / "exercises.ipynb")
+    source = nbformat.read(ROOT / "notebooks" / "exercises" / EXERCISES, as_version=4)
+    nbformat.write(release(source), folder / "exercises.ipynb")
     with lab.jupyter_lab(folder, D2LPAR_DEVICES="vgpu:2") as address:
         tab = lab.Lab(*FOUND)
         tab.address = address
@@ -60,6 +58,13 @@ def add_cell_below(tab, number, source):
     return number + 1
 
 
+def run_cells(tab, *numbers):
+    """Run cells one after the other."""
+    for number in numbers:
+        tab.run(number)
+        tab.finished()
+
+
 def cell_of_devices(tab):
     """Return the number of the cell that describes the devices."""
     return tab.number_of("d2lpar.describe(")
@@ -75,12 +80,10 @@ def test_open_a_chapter_and_run_all(tab):
 def test_change_a_number_and_run_the_cell(tab):
     place = cell_of_devices(tab)
     number = add_cell_below(tab, place, "torch.ones(3, 3, device=devices[0]).sum().item()")
-    tab.run(number)
-    tab.finished()
+    run_cells(tab, number)
     assert "9.0" in tab.output(number)
     tab.write(number, "torch.ones(4, 4, device=devices[1]).sum().item()")
-    tab.run(number)
-    tab.finished()
+    run_cells(tab, number)
     assert "16.0" in tab.output(number)
 
 
@@ -104,8 +107,7 @@ def test_interrupt_an_endless_loop_and_go_on(tab, work):
     tab.finished()
     assert "KeyboardInterrupt" in tab.output(number)
     tab.write(number, "a.sum().item()")
-    tab.run(number)
-    tab.finished()
+    run_cells(tab, number)
     assert "90000.0" in tab.output(number)
 
 
@@ -115,14 +117,12 @@ def test_break_it_read_the_message_and_mend_it(tab):
         cell_of_devices(tab),
         "torch.ones(2, 3, device=devices[0]) @ torch.ones(3, 2, device=devices[1])",
     )
-    tab.run(number)
-    tab.finished()
+    run_cells(tab, number)
     assert "Expected all tensors to be on the same device" in tab.output(number)
     tab.write(
         number, "(torch.ones(2, 3, device=devices[0]) @ torch.ones(3, 2, device=devices[0])).cpu()"
     )
-    tab.run(number)
-    tab.finished()
+    run_cells(tab, number)
     assert "3., 3." in tab.output(number)
 
 
@@ -130,19 +130,13 @@ def test_do_an_exercise_and_see_it_graded(tab):
     tab.open(tab.address, "exercises.ipynb")
     numbers = [tab.number_of("import torch\n"), tab.number_of("def ring_allreduce(data)")]
     answer, check = tab.number_of("def part_sizes("), tab.number_of("part_sizes(64, 4)")
-    for number in (*numbers, answer, check):
-        tab.run(number)
-        tab.finished()
+    run_cells(tab, *numbers, answer, check)
     assert "not answered yet" in tab.output(check)
     assert "0 of 2 points" in tab.output(check)
     tab.write(answer, "def part_sizes(b, k):\n    return [b // k] * k")
-    for number in (answer, check):
-        tab.run(number)
-        tab.finished()
+    run_cells(tab, answer, check)
     assert "The parts do not add up to 10" in tab.output(check)
     assert "1 of 2 points" in tab.output(check)
     tab.write(answer, "def part_sizes(b, k):\n    return [(b + k - 1 - i) // k for i in range(k)]")
-    for number in (answer, check):
-        tab.run(number)
-        tab.finished()
+    run_cells(tab, answer, check)
     assert "2 of 2 points" in tab.output(check)
