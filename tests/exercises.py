@@ -11,7 +11,7 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks" / "exercises"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
 
-_SOLUTION = re.compile(r"^( *)### BEGIN _SOLUTION\n.*?^ *### END _SOLUTION", re.DOTALL | re.MULTILINE)
+SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION", re.DOTALL | re.MULTILINE)
 
 
 class Exercise:
@@ -24,7 +24,7 @@ class Exercise:
     @property
     def stub(self):
         """The answer cells as students get them."""
-        return [_SOLUTION.sub(r"\1raise NotImplementedError()", cell) for cell in self.answers]
+        return [SOLUTION.sub(r"\1raise NotImplementedError()", cell) for cell in self.answers]
 
 
 def read(path):
