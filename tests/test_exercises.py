@@ -1,6 +1,7 @@
 """The exercises: a solution gets all points, a stub none, a wrong answer what it should."""
 
 import functools
+import gc
 import importlib.util
 import warnings
 from pathlib import Path
@@ -30,10 +31,16 @@ def grade(path, exercise, answers):
     """Return the points that answers to an exercise get, and what the check printed."""
     setup, _ = read(path)
     names = {"__name__": "__main__"}
-    _, printed = run_cells([*setup, *exercise.given], names)
-    assert "Error" not in printed, printed
-    _, printed = run_cells(answers, names)
-    value, message = run_cells([exercise.check], names)
+    try:
+        _, printed = run_cells([*setup, *exercise.given], names)
+        assert "Error" not in printed, printed
+        _, printed = run_cells(answers, names)
+        value, message = run_cells([exercise.check], names)
+    finally:
+        # A result of an autograd.Function made here would live for ever: it holds its class, that
+        # the names, and they the result. Python does not see the first of it.
+        for name in [name for name in names if not name.startswith("__")]:
+            del names[name]
     return value, printed + message
 
 
@@ -55,9 +62,12 @@ def every_wrong_answer():
 
 @pytest.fixture(autouse=True)
 def devices_as_before():
-    """Leave two virtual GPUs by the wall clock behind."""
+    """Leave two virtual GPUs by the wall clock behind, and no memory in use."""
     yield
-    d2lpar.virtual_gpus(2)
+    torch.compiler.reset()  # what is compiled may hold tensors
+    gc.collect()
+    devices = d2lpar.virtual_gpus(2)
+    assert [torch.vgpu.memory_allocated(device) for device in devices] == [0, 0]
 
 
 @pytest.mark.parametrize("path, exercise", list(every_exercise()))

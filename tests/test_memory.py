@@ -132,6 +132,18 @@ def test_a_part_that_grows_keeps_the_content_of_the_whole(devices):
     assert part[:6].tolist() == [0, 1, 2, 3, 4, 5]
 
 
+def test_an_error_that_was_raised_holds_no_memory(devices):
+    before = used(devices[0])
+    for fails in (
+        lambda x: x.__setitem__(0, torch.ones(7, 5, device=x.device)),
+        lambda x: x.copy_(torch.ones(3, 5)),
+        lambda x: torch.ones(3, 5, device=x.device).cpu().copy_(x),
+    ):
+        with pytest.raises(RuntimeError):
+            fails(torch.ones(4, 5, device=devices[0]))
+        assert used(devices[0]) == before
+
+
 def test_what_an_op_was_given_is_free_when_it_has_run(devices):
     host = torch.ones(1000).pin_memory()
     x = torch.empty(1000, device=devices[0])

@@ -447,7 +447,7 @@ def raise_now(op, device):
         Exception: what the op raised.
         torch.AcceleratorError: an op before it failed, or one that computed what it reads.
     """
-    error = op.error
+    error, op.error = op.error, None  # its traceback holds tensors, and the stream this op
     if error is not None:
         device.forget(op)
     if isinstance(error, Unavailable):

@@ -27,8 +27,12 @@ class VirtualWork(dist.Work):
         for op in self._ops:
             if self._blocks:
                 scheduler.wait(op, op.stream.device.torch_device)
-            if op.done and op.error is not None:
-                raise_now(op, op.stream.device)
+            error = op.error
+            if op.done and error is not None:
+                try:
+                    raise_now(op, op.stream.device)
+                finally:
+                    op.error = error  # for `exception`, and for who waits once more
         for device in {op.stream.device for op in self._ops}:
             device.current_stream().wait_for(self._ops)
         _let_go(self._ops)
