@@ -123,7 +123,7 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     return net
 
 
-def resnet_body(widths=(32, 64, 128), in_channels=3):
+def resnet_body(widths=(16, 32, 64), in_channels=3):
     """Build a small ResNet without its last layer: a body, to which a head is added.
 
     Args:

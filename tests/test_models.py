@@ -36,8 +36,8 @@ def test_resnet_body_shape_and_stages():
         "stem", "stage1", "stage2", "stage3", "pool",
     ]  # fmt: skip
     images = torch.rand(2, 3, 32, 32)
-    assert body(images).shape == (2, 128)
-    assert body[:-1](images).shape == (2, 128, 4, 4)
+    assert body(images).shape == (2, 64)
+    assert body[:-1](images).shape == (2, 64, 4, 4)
     assert resnet_body((8, 16), in_channels=1)(torch.rand(2, 1, 28, 28)).shape == (2, 16)
 
 
