@@ -297,6 +297,13 @@ def test_bars():
         plot_bars(["a", "b"], [1, 2], [1], "s")
 
 
+def test_counts_have_no_fractions_below_their_axis():
+    x = list(range(1, 21))
+    figure = plot_curves(x, {"loss": x}, "step", "loss")
+    figure.draw_without_rendering()
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+
+
 def test_curves():
     figure = plot_curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
     measured, ideal = figure.axes[0].lines

@@ -115,6 +115,8 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
         if len(x) <= 12:
             axes.set_xticks(x, [f"{value:g}" for value in x])
             axes.set_xticks([], minor=True)
+        elif xscale == "linear" and all(value == int(value) for value in x):
+            axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(True)
         figure.legend(
             loc="outside lower center", ncols=3 if max(map(len, ys), default=0) < 16 else 2

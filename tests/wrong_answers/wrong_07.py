@@ -209,13 +209,28 @@ def accuracy(replicas, batches, devices):
 def accuracy(replicas, batches, devices):
     correct, total = 0, 0
     for X, y in batches:
-        y_hat = net(X.to(devices[0]), replicas[0]).argmax(dim=1)
-        correct = correct + (y_hat == y.to(devices[0])).sum()
+        X, y = (tensor.to(devices[0], non_blocking=True) for tensor in (X, y))
+        correct = correct + (net(X, replicas[0]).argmax(dim=1) == y).sum()
         total += len(y)
     return correct.item() / total
 """,
             3,
             "products of matrices on each device: expected [4, 4, 4, 4], got [4, 0, 0, 0]",
+        ),
+        "copies that block": (
+            """
+def accuracy(replicas, batches, devices):
+    correct, total = [0] * len(devices), 0
+    for X, y in batches:
+        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)))
+        for i, (X_i, y_i) in enumerate(parts):
+            y_hat = net(X_i.to(devices[i]), replicas[i]).argmax(dim=1)
+            correct[i] = correct[i] + (y_hat == y_i.to(devices[i])).sum()
+        total += len(y)
+    return sum(c.item() for c in correct) / total
+""",
+            3,
+            "waits of the host: expected at most 4, got 36",
         ),
         "a mean of means": (
             """
@@ -225,8 +240,9 @@ def accuracy(replicas, batches, devices):
         correct = 0
         parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices, replicas)
         for X_i, y_i, device, params in parts:
-            y_hat = net(X_i.to(device), params).argmax(dim=1)
-            correct = correct + (y_hat == y_i.to(device)).sum().to(devices[0])
+            X_i, y_i = (tensor.to(device, non_blocking=True) for tensor in (X_i, y_i))
+            right = net(X_i, params).argmax(dim=1) == y_i
+            correct = correct + right.sum().to(devices[0])
         means.append(correct / len(y))
     return (sum(means) / len(means)).item()
 """,

@@ -145,6 +145,13 @@ def owner(key, K, P):
             0,
             "pulls for step 1 before all have pushed in step 0",
         ),
+        "it does not compute": (
+            (WORKER % ("", 'yield "barrier"', 'yield "tick", 0')).replace(
+                '        yield "compute", compute\n', ""
+            ),
+            0,
+            "how often each worker asks for compute: expected [8, 8, 8], got [4, 4, 4]",
+        ),
         "the barrier in the wrong place": (
             WORKER % ('yield "barrier"', "", 'yield "tick", 0'),
             1,
