@@ -27,7 +27,7 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
     if _agree(got, want, tolerance):
         return
     if got is None:
-        raise NotImplementedError(what)
+        raise NotImplementedError
     for wrong, sentence in hints:
         if wrong(got) if callable(wrong) else _agree(got, wrong, tolerance):
             hint = sentence
@@ -61,12 +61,13 @@ class Marks:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
-        except NotImplementedError:
-            print(f"open  0 of {points}  {name}: not answered yet")
         except AssertionError as error:
             print(f"wrong 0 of {points}  {name}: {error}")
         except Exception as error:
-            print(f"wrong 0 of {points}  {name}: {type(error).__name__}: {_short(str(error))}")
+            if isinstance(error, NotImplementedError) and not error.args:  # as in a stub
+                print(f"open  0 of {points}  {name}: not answered yet")
+            else:
+                print(f"wrong 0 of {points}  {name}: {type(error).__name__}: {_short(str(error))}")
         else:
             self.reached += points
             print(f"ok    {points} of {points}  {name}")

@@ -165,13 +165,15 @@ def test_the_hint_for_a_known_wrong_value_comes_before_the_general_one():
 
 
 def test_marks_add_up_the_parts_that_pass(capsys):
-    marks = Marks(7)
+    marks = Marks(8)
     with marks.part(1, "good"):
         pass
     with marks.part(2, "wrong"):
         expect("x", 1, 2)
     with marks.part(3, "broken"):
         raise ZeroDivisionError("division\nby zero")
+    with marks.part(1, "unknown"):
+        raise NotImplementedError("aten::nothing")  # torch's, of an operator that is not there
     with marks.part(1, "to do"):
         expect("x", None, 2)
     assert marks.total() == 1
@@ -179,8 +181,9 @@ def test_marks_add_up_the_parts_that_pass(capsys):
         "ok    1 of 1  good",
         "wrong 0 of 2  wrong: x: expected 2, got 1.",
         "wrong 0 of 3  broken: ZeroDivisionError: division by zero",
+        "wrong 0 of 1  unknown: NotImplementedError: aten::nothing",
         "open  0 of 1  to do: not answered yet",
-        "1 of 7 points",
+        "1 of 8 points",
     ]
 
 

@@ -5,6 +5,7 @@ rights that are not needed, actions that are not pinned, texts of strangers in c
 """
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -120,6 +121,26 @@ def test_the_parts_of_a_release_fit():
     names = [step["with"]["name"] for job in (build, publish) for step in job["steps"][-2:]
              if "artifact" in step.get("uses", "")]  # fmt: skip
     assert names == ["dist", "dist"]
+
+
+def test_on_pypi_pictures_and_links_of_the_readme_lead_to_github(tmp_path):
+    (run,) = (step["run"] for step in jobs("release")["build"]["steps"] if "PAGES" in str(step))
+    before = (ROOT / "README.md").read_text()
+    (tmp_path / "README.md").write_text(before)
+    names = {**os.environ, "FILES": "o/r/v1", "PAGES": "o/r/blob/v1"}
+    subprocess.run(["bash", "-euc", run], cwd=tmp_path, env=names, check=True)
+    after = (tmp_path / "README.md").read_text()
+    link = r"\]\(([^)\s]+)\)|^\[[^\]]+\]: (\S+)$"
+    pairs = [("".join(found) for found in re.findall(link, text, re.M)) for text in (before, after)]
+    files = "https://raw.githubusercontent.com/o/r/v1/"
+    for was, now in zip(*pairs, strict=True):
+        if was.startswith(("http", "#")):
+            assert now == was
+        elif f"]({now})" in after and re.search(rf"!\[[^\]]*\]\({re.escape(now)}\)", after):
+            assert now == files + was
+        else:
+            assert now == "https://github.com/o/r/blob/v1/" + was
+    assert after.count(files) == len(re.findall(r"!\[[^\]]*\]\((?!http)", before)) > 5
 
 
 def test_version_and_changelog_agree():
