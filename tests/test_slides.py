@@ -54,8 +54,8 @@ def small_chapter():
         new_code_cell("import torch\nimport d2lpar"),
         new_markdown_cell(
             "## The idea\n\nThis first sentence is longer than a line on a slide, so it is enough. "
-            "Not this one. A **word** counts. This formula is\n\n$$a^2$$\n\n"
-            "> **Predict.** How many?"
+            + 40 * "Not this one. "
+            + "A **word** counts. This formula is\n\n$$a^2$$\n\n> **Predict.** How many?"
         ),
         new_code_cell("x = 1\nprint(x)", outputs=[new_output("stream", text="one\n")]),
         new_markdown_cell("## Going deeper\n\nToo deep."),
@@ -76,14 +76,14 @@ def test_the_rule(tmp_path):
     nbformat.write(small_chapter(), path)
     found = split(slides.slides(read_chapter(path, core=True)).cells)
     assert [kinds(cells) for cells in found] == [
-        ["title", "question"], ["few"], ["ask"], ["code", "printed"], ["picture", "caption"],
+        ["title", "question"], ["text", "asked"], ["code", "printed"], ["picture", "caption"],
     ]  # fmt: skip
-    title, text, ask, code, picture = found
+    title, (*_, text, ask), code, picture = found
     assert "Why?" in title[-1].source and "For one thing, this." in notes(title)
-    assert "import torch" in notes(text)
-    assert "Not this one." not in text[-1].source and "Not this one." in notes(text)
-    assert "A **word** counts.\n\nThis formula is\n\n$$a^2$$" in text[-1].source
-    assert ask[-1].source == "> **Predict.** How many?"
+    assert "import torch" in notes(found[1])
+    assert "Not this one." not in text.source and "Not this one." in notes(found[1])
+    assert "A **word** counts.\n\nThis formula is\n\n$$a^2$$" in text.source
+    assert ask.source == "> **Predict.** How many?"
     assert code[-1].metadata.slideshow.slide_type == "fragment"  # one step after the code
     assert (
         picture[-1].source
@@ -91,6 +91,34 @@ def test_the_rule(tmp_path):
     )
     page = slides.write_deck(path, tmp_path).read_text()
     assert "<msup>" in page and "Too deep" not in page and "<title>A title</title>" in page
+
+
+def slides_of(*texts):
+    """Return what the slides of a chapter with these texts are, and their sources."""
+    cells = [new_markdown_cell("# A title"), *map(new_markdown_cell, texts)]
+    return [
+        [(cell.metadata.kind, cell.source) for cell in part if cell.metadata.kind != "notes"]
+        for part in split(slides.slides(new_notebook(cells=cells)).cells)[1:]
+    ]
+
+
+def test_a_prediction_stands_below_the_whole_paragraph_before_it_and_above_its_table():
+    long = "This is a sentence of some length, which a longer paragraph would not show. " * 6
+    ((_, text, ask, table),) = slides_of(f"## A\n\n{long}\n\n> **Predict.** x?\n>\n> | a |\n> |-|")
+    assert text == ("text", long.strip()) and ask[0] == "asked" and "|" not in ask[1]
+    assert table == ("text", "| a |\n|-|")
+    before, ask, after = slides_of(f"## A\n\n{2 * long}\n\n{2 * long}", "> **x?**", "An answer.")
+    assert ("few" in dict(before)) != ("text" in dict(before))  # there was no room below it
+    assert ask[1:] == [("ask", "> **x?**")] and after[1:] == [("few", "An answer.")]
+
+
+def test_a_short_paragraph_is_whole_and_a_marked_cell_begins_a_slide():
+    notebook = new_notebook(cells=[new_markdown_cell(f"# {i}\n\nOne. Two.") for i in range(3)])
+    notebook.cells[2].source = "Three. Four."
+    assert len(split(slides.slides(notebook).cells)) == 2
+    notebook.cells[2].metadata["slideshow"] = {"slide_type": "slide"}
+    *_, before, after = split(slides.slides(notebook).cells)
+    assert before[-1].source == "One. Two." and after[-1].source == "Three. Four."
 
 
 def test_cells_marked_as_notes_are_on_no_slide():
@@ -147,8 +175,10 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
                 if "image/png" in output.get("data", {})
             ]
     for cell in slides.slides(core).cells:
-        if cell.metadata.kind in ("ask", "code"):
-            found.append(cell.source.split("\n")[0] if cell.metadata.kind == "ask" else cell.source)
+        if cell.metadata.kind in ("ask", "asked"):
+            found.append(cell.source.split("\n")[0])
+        elif cell.metadata.kind == "code":
+            found.append(cell.source)
         elif cell.metadata.kind == "picture":
             data = re.search(r'src="([^"]+)"', cell.source)
             found.append(data[1] if data else cell.outputs[0].data["image/png"])
@@ -156,12 +186,13 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
 
 
 @all_chapters
-def test_a_prediction_is_alone_and_what_is_printed_comes_after_its_code(path):
+def test_nothing_but_text_is_beside_a_prediction_and_what_is_printed_follows_its_code(path):
     core = read_chapter(path, core=True)
     code = ""
     for cells in split(slides.slides(core).cells):
-        if "ask" in kinds(cells):
-            assert kinds(cells) == ["ask"]
+        assert kinds(cells) == ["ask"] or "ask" not in kinds(cells)
+        if "asked" in kinds(cells):
+            assert kinds(cells) in (["text", "asked"], ["asked", "text"], ["text", "asked", "text"])
         for cell in cells:
             if cell.metadata.kind == "code":
                 code = cell.source

@@ -7,17 +7,21 @@ A deck is one file, which needs no network: reveal.js, formulas (MathML) and pic
 The rule by which text becomes slides:
 
 - A heading of level 2 begins a column. Each slide says which section it belongs to.
-- A prediction (any quote), a drawing and a figure each have a slide of their own. Under a drawing
-  or a figure stands the first sentence of the text after it.
-- Of a paragraph the slide shows the first sentence (and the next one, if it is short),
-  each question, each sentence with a word in bold, and one that does not end in a full stop but
-  leads to what follows. The speaker notes (key S) have the whole paragraph.
+- A prediction (any quote), a drawing and a figure each have a slide of their own. Above a prediction
+  stands the paragraph before it, if there is room; under a drawing or a figure the first sentence
+  of the text after it.
+- A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one the
+  slide shows the first sentence (and the next one, if it is short), each question, each sentence
+  with a word in bold, and one that does not end in a full stop but leads to what follows. The
+  speaker notes (key S) have the whole paragraph.
 - Lists, formulas and tables are shown in full. A slide that has little text shows it larger.
 - Code stands below its text, and what it prints below the code, one step later. What does not fit
   goes to the next slide. The longer the code, the smaller its letters: 26 to 18 pixels of 720.
 - Only the notes have imports, folds, and the paragraphs of the first cell after its question.
 
-A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too.
+A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too. One with
+`"slide"` begins a slide: for a text that leads to the next code, and says nothing of the figure
+before it.
 """
 
 import argparse
@@ -50,6 +54,7 @@ GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
 ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and Menlo have 0.602
 COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
 BRIEF = 70  # characters of a sentence that is shorter than a line
+FEW = 4  # lines of a paragraph that is shown in full
 
 _STYLE = f"""
 html, body, main {{ height: 100%; margin: 0; background: #fff }}
@@ -81,6 +86,7 @@ html.reveal-print .reveal .slides .pdf-page section {{ padding: 14px 28px !impor
 .reveal blockquote {{ margin: 0; padding: 32px 40px; font-size: {ASK}px; background: #fff6e3;
   border-left: 12px solid #edae49; width: 100%; box-sizing: border-box }}
 .reveal blockquote p {{ margin: 0 }}
+.reveal .asked + .text {{ margin-top: {GAP}px }}
 .reveal .question, .reveal .few {{ font-size: {ASK}px }}
 .reveal .picture img {{ display: block; width: {WIDE}px; object-fit: contain }}
 .reveal .caption {{ font-size: {CAPTION}px; text-align: center }}
@@ -188,6 +194,8 @@ def blocks(notebook):
     """Yield what a notebook is made of, as pairs of a kind and its content, in order."""
     for number, cell in enumerate(notebook.cells):
         aside = cell.metadata.get("slideshow", {}).get("slide_type") in ("notes", "skip")
+        if cell.metadata.get("slideshow", {}).get("slide_type") == "slide":
+            yield "break", ""
         if cell.cell_type == "markdown":
             for kind, content in _text_blocks(cell.source):
                 first = number == 0 and kind == "paragraph" and not _is_label(content)
@@ -282,8 +290,15 @@ def sentences(paragraph):
     return [re.sub(r"\0(\d+)\0", lambda found: kept[int(found[1])], part) for part in parts]
 
 
-def points(paragraph):
-    """Return the sentences of a paragraph that stand on a slide; see the rule above."""
+def points(paragraph, few=FEW):
+    """Return the sentences of a paragraph that stand on a slide; see the rule above.
+
+    Args:
+        paragraph: a text.
+        few: how many lines it may take to be shown in full.
+    """
+    if lines(paragraph, TEXT) <= few:
+        return [paragraph]
     parts = sentences(paragraph)
     while len(parts) > 1 and len(parts[0]) < BRIEF:
         parts[:2] = [" ".join(parts[:2])]
@@ -392,9 +407,17 @@ class Deck:
             self.add(new_markdown_cell(source), "text", high)
 
     def ask(self, source):
-        """Give a prediction a slide of its own."""
-        self.close()
-        self.add(new_markdown_cell(source), "ask", HIGH)
+        """Show a prediction below the text of the slide, or alone, and its table below it."""
+        rows = source.split("\n")
+        table = [row[2:] for row in rows if row.startswith("> |")]
+        quote = "\n".join(row for row in rows if not row.startswith("> |"))
+        high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + 40 * len(table)
+        if self.used + high > HIGH or any(piece.metadata.kind != "text" for piece in self.pieces):
+            self.close()
+        self.add(new_markdown_cell(quote), "asked" if self.pieces or table else "ask", high)
+        if table:
+            self.add(new_markdown_cell("\n".join(table)), "text", 0)
+        self.used = HIGH  # the answer is not on this slide
 
     def picture(self, kind, content, caption):
         """Begin a slide with a drawing or a figure, and with the text below it."""
@@ -459,9 +482,11 @@ def slides(notebook):
             deck.add(new_markdown_cell("\n\n".join(points(content))), "question", HIGH)
             deck.notes.append(content)
         elif kind in ("paragraph", "points"):
-            if kind == "paragraph" and _lead_to_code(queue):
+            if kind == "paragraph" and (follows == "ask" or _lead_to_code(queue)):
                 deck.leave_code_and_pictures()
-            parts = points(content) if kind == "paragraph" else content
+            parts = content
+            if kind == "paragraph":
+                parts = [content] if follows == "ask" else points(content)
             if parts:
                 beside = FORMULA_HIGH if follows == "formula" else 0
                 deck.text("\n\n".join(parts), sum(map(text_high, parts)), beside)
@@ -480,10 +505,12 @@ def slides(notebook):
             deck.notes.append(content)
         elif kind == "ask":
             deck.ask(content)
+        elif kind == "break":
+            deck.close()
         elif kind in ("drawing", "figure"):
             caption = ""
             if follows == "paragraph" and (kind == "figure" or queue[1][0] != "code"):
-                caption, *rest = points(after)
+                caption, *rest = points(after, few=0)
                 queue[0] = ("points", rest)
             deck.picture(kind, content, caption)
             if caption:
