@@ -7,13 +7,13 @@ A deck is one file, which needs no network: reveal.js, formulas (MathML) and pic
 The rule by which text becomes slides:
 
 - A heading of level 2 begins a column. Each slide says which section it belongs to.
-- A prediction (any quote), a drawing and a figure each have a slide of their own. Above a prediction
-  stands the paragraph before it, if there is room; under a drawing or a figure the first sentence
-  of the text after it.
-- A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one the
-  slide shows the first sentence (and the next one, if it is short), each question, each sentence
-  with a word in bold, and one that does not end in a full stop but leads to what follows. The
-  speaker notes (key S) have the whole paragraph.
+- A prediction (any quote), a drawing and a figure each have a slide of their own. Above a
+  prediction stands the paragraph before it, if there is room; under a drawing or a figure the first
+  sentence of the text after it.
+- A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
+  the slide shows the first sentence (and the next one, if it is short), each question, each
+  sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
+  The speaker notes (key S) have the whole paragraph.
 - Lists, formulas and tables are shown in full. A slide that has little text shows it larger.
 - Code stands below its text, and what it prints below the code, one step later. What does not fit
   goes to the next slide. The longer the code, the smaller its letters: 26 to 18 pixels of 720.
