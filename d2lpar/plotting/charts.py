@@ -115,7 +115,7 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
         if len(x) <= 12:
             axes.set_xticks(x, [f"{value:g}" for value in x])
             axes.set_xticks([], minor=True)
-        elif xscale == "linear" and all(value == int(value) for value in x):
+        elif xscale == "linear" and all(float(value).is_integer() for value in x):
             axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(True)
         figure.legend(

@@ -447,9 +447,10 @@ def raise_now(op, device):
         Exception: what the op raised.
         torch.AcceleratorError: an op before it failed, or one that computed what it reads.
     """
-    error, op.error = op.error, None  # its traceback holds tensors, and the stream this op
+    error = op.error
     if error is not None:
         device.forget(op)
+        op.error = None  # its traceback will hold tensors, and the stream holds this op
     if isinstance(error, Unavailable):
         device.raise_error()
         raise torch.AcceleratorError(
