@@ -193,8 +193,9 @@ class Exporter(SlidesExporter):
 def blocks(notebook):
     """Yield what a notebook is made of, as pairs of a kind and its content, in order."""
     for number, cell in enumerate(notebook.cells):
-        aside = cell.metadata.get("slideshow", {}).get("slide_type") in ("notes", "skip")
-        if cell.metadata.get("slideshow", {}).get("slide_type") == "slide":
+        slide_type = cell.metadata.get("slideshow", {}).get("slide_type")
+        aside = slide_type in ("notes", "skip")
+        if slide_type == "slide":
             yield "break", ""
         if cell.cell_type == "markdown":
             for kind, content in _text_blocks(cell.source):
@@ -363,11 +364,16 @@ class Deck:
         """Begin an empty slide."""
         self.pieces, self.notes, self.used, self.column = [], [], 0, False
 
+    @property
+    def only_text(self):
+        """Whether nothing but text is on the slide."""
+        return all(piece.metadata.kind == "text" for piece in self.pieces)
+
     def close(self):
         """End the slide, if there is anything on it."""
         if not self.pieces:
             return
-        if all(piece.metadata.kind == "text" for piece in self.pieces) and self.used < HIGH / 2:
+        if self.only_text and self.used < HIGH / 2:
             self.pieces[0].metadata.kind = "few"
         if self.pieces[0].metadata.kind != "title":
             heading = new_markdown_cell("\n\n".join(self.headings), metadata={"kind": "header"})
@@ -389,14 +395,13 @@ class Deck:
         self.used += high
 
     def leave_code_and_pictures(self):
-        """End a slide that has more than text, before the text of the next code."""
-        if any(piece.metadata.kind != "text" for piece in self.pieces):
+        """End a slide that has more than text, before a prediction or the text of the next code."""
+        if not self.only_text:
             self.close()
 
     def text(self, source, high, beside=0):
         """Put text onto the slide, or onto the next one with what has to be beside it."""
-        only_text = all(piece.metadata.kind == "text" for piece in self.pieces)
-        if self.pieces and self.used + high + beside > (TEXT_HIGH if only_text else HIGH):
+        if self.pieces and self.used + high + beside > (TEXT_HIGH if self.only_text else HIGH):
             self.close()
         last = self.pieces[-1] if self.pieces else None
         if last and last.metadata.kind == "text":
@@ -412,7 +417,8 @@ class Deck:
         table = [row[2:] for row in rows if row.startswith("> |")]
         quote = "\n".join(row for row in rows if not row.startswith("> |"))
         high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + 40 * len(table)
-        if self.used + high > HIGH or any(piece.metadata.kind != "text" for piece in self.pieces):
+        self.leave_code_and_pictures()
+        if self.used + high > HIGH:
             self.close()
         self.add(new_markdown_cell(quote), "asked" if self.pieces or table else "ask", high)
         if table:
