@@ -136,6 +136,16 @@ def loss_of_rank(losses, mask):
             0,
             "DDP divides the sum of the gradients by the number of ranks",
         ),
+        "made for two ranks": (
+            """
+def loss_of_rank(losses, mask):
+    total = mask.sum()
+    dist.all_reduce(total)
+    return 2 * (losses * mask).sum() / total
+""",
+            0,
+            "There are three here",
+        ),
         "padding counts": (
             "def loss_of_rank(losses, mask):\n    return (losses * mask).mean()",
             0,
