@@ -177,6 +177,17 @@ def test_nothing_overlaps_in_a_chart_of_many_rows():
     assert legend.y0 >= 0 and min(box.x0 for box in labels) >= 0
 
 
+def test_a_long_title_takes_a_second_line():
+    for figure in (
+        plot_timeline(timeline([span(GPU0, "compute", 0, 1)]), "a title " * 12),
+        plot_curves([1, 2], {"a": [1, 2]}, "x", "y", title="a title " * 9),
+    ):
+        axes = figure.axes[0]
+        title, drawn = boxes(figure, [axes.title, axes.patch])
+        assert 0 <= title.x0 < title.x1 <= figure.bbox.width
+        assert drawn.y1 < title.y0 < title.y1 <= figure.bbox.height
+
+
 def test_colours_survive_greyscale():
     def lightness(colour):
         red, green, blue = colors.to_rgb(colour)

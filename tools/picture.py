@@ -34,7 +34,7 @@ def main():
         f"busy for {seconds[0]:.2f} and {seconds[1]:.2f} s of {best.seconds:.2f} s, "
         f"both at once for {best.overlap(*devices):.2f} s"
     )
-    title = "nn.DataParallel on two virtual GPUs: one training step of a network of four layers"
+    title = "One training step with nn.DataParallel on two virtual GPUs"
     best.plot(title, kinds=("kernel", "copy")).savefig(PICTURE)
 
 

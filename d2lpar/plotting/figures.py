@@ -83,4 +83,7 @@ def new_figure(nrows=1, ncols=1, figsize=(3.5, 2.5)):
     """
     with style():
         figure = _figure_class()(figsize=figsize, dpi=120, layout="constrained")
-        return figure, figure.subplots(nrows, ncols, squeeze=False)
+        all_axes = figure.subplots(nrows, ncols, squeeze=False)
+        for axes in all_axes.flat:
+            axes.title.set_wrap(True)  # or a long title is cut off
+        return figure, all_axes
