@@ -140,6 +140,14 @@ def test_sentences(paragraph, expected):
     assert " ".join(found) == paragraph
 
 
+def test_a_full_stop_stays_with_the_formula_before_it():
+    html = slides.Exporter().markdown2html({}, "From $a$ to $b$. (And $c$.)")
+    kept = re.findall(
+        r'<span class="whole"><math[^>]*><mrow><mi>(.)</mi></mrow></math>(.+?)</span>', html
+    )
+    assert kept == [("b", "."), ("c", ".)")]
+
+
 def test_long_rows_of_a_table_lose_blanks_that_all_of_them_have():
     rows = [f"{name:30}{value:60}{name:>30}" for name, value in (("a b", 1), ("cd", 22))]
     assert slides._narrower("\n".join(["short", *rows])) == "short\na b   1  a b\ncd   22   cd"

@@ -93,6 +93,7 @@ html.reveal-print .reveal .slides .pdf-page section {{ padding: 14px 28px !impor
 .reveal table {{ border-collapse: collapse; font-size: 26px }}
 .reveal th, .reveal td {{ padding: 4px 16px 4px 0; border-bottom: 1px solid #bbb; text-align: left;
   vertical-align: top }}
+.reveal .whole {{ white-space: nowrap }}
 .reveal .formula {{ margin: 20px 0 26px }}
 .reveal .slide-number {{ top: 14px; right: 28px; bottom: auto; background: none;
   font: 20px sans-serif }}
@@ -146,6 +147,7 @@ Reveal.initialize({
 _BLOCK = re.compile(
     r"<details[\s\S]*?</details>|```[\s\S]*?\n```|\$\$[\s\S]*?\$\$\S*|(?:[^\n]*\S[^\n]*(?:\n|$))+"
 )
+_MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # not at a line's beginning
 _ITEM = re.compile(r"^(?:[-*]|\d+\.) ", re.MULTILINE)
 _DRAWING = re.compile(r"!\[([^\]]+)\]\[(\w+)\]")
 _DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
@@ -187,7 +189,8 @@ class Exporter(SlidesExporter):
     @pass_context
     def markdown2html(self, context, source):
         """Render the text of a cell."""
-        return MarkdownWithMath(renderer=Renderer(escape=False)).render(source)
+        html = MarkdownWithMath(renderer=Renderer(escape=False)).render(source)
+        return _MARK.sub(r'<span class="whole">\g<0></span>', html)
 
 
 def blocks(notebook):
