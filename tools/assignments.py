@@ -22,6 +22,7 @@ from nbgrader.preprocessors import (
     LockCells,
 )
 from nbgrader.utils import is_solution
+from run import find_chapters
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 BUILD = NOTEBOOKS.parent / "build" / "assignments"
@@ -32,26 +33,15 @@ _LOG = logging.getLogger("nbgrader")
 
 
 def find_exercises(folder, names=()):
-    """List exercise notebooks.
-
-    Args:
-        folder: the folder that holds them, as `NN_topic.ipynb`.
-        names: numbers (`03`) or names; none of them means all.
-
-    Returns:
-        A list of paths, in the order of the chapters.
+    """List exercise notebooks, as `find_chapters` lists chapters.
 
     Raises:
         ValueError: for a name that fits none, or if there are none at all.
     """
-    paths = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
-    known = ", ".join(path.stem for path in paths) or "none"
-    wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
-    for name in wanted - {key for path in paths for key in (path.stem, path.stem[:2])}:
-        raise ValueError(f"no exercises {name!r}; there are: {known}")
+    paths = find_chapters(folder, names)
     if not paths:
         raise ValueError(f"no exercises NN_topic.ipynb in {folder}")
-    return [path for path in paths if not names or {path.stem, path.stem[:2]} & wanted]
+    return paths
 
 
 def without_solutions(notebook):
