@@ -23,13 +23,13 @@ def draw():
                         y,
                         (start - end) * UNIT,
                         ROW,
-                        "waits",
+                        "wait",
                         fill=PALE,
                         ink=QUIET,
                     )
-                drawing.box(
-                    LEFT + start * UNIT, y, (stop - start) * UNIT, ROW, f"{number}", device=worker
-                )
+                if number < STEPS:
+                    width = (stop - start) * UNIT
+                    drawing.box(LEFT + start * UNIT, y, width, ROW, f"{number}", device=worker)
                 end = stop
     drawing.arrow(LEFT, 364, LEFT + 15 * UNIT, 364)
     drawing.text(LEFT, 384, "time; the number in a box is that of the step", anchor="start")
@@ -37,9 +37,9 @@ def draw():
 
 
 def schedule(staleness):
-    """Return for each worker the start and the end of each step."""
+    """Return for each worker the start and the end of each step, and of one more."""
     steps = [[] for _ in COMPUTE]
-    for t in range(STEPS):
+    for t in range(STEPS + 1):
         slowest = 0
         if t > staleness:
             slowest = max(done[t - 1 - staleness][1] for done in steps)
