@@ -315,6 +315,16 @@ def test_counts_have_no_fractions_below_their_axis():
     assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
 
 
+def test_a_logarithmic_axis_has_plain_numbers():
+    for y, expected in (([0.15, 0.7], ["0.2", "0.3", "0.4", "0.6"]), ([1, 10**6], ["1", "1e+06"])):
+        figure = plot_curves([1, 2], {"a": y}, "x", "y", yscale="log")
+        figure.draw_without_rendering()
+        labels = (
+            figure.axes[0].yaxis.get_majorticklabels() + figure.axes[0].yaxis.get_minorticklabels()
+        )
+        assert {*expected} <= {label.get_text() for label in labels}
+
+
 def test_curves():
     figure = plot_curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
     measured, ideal = figure.axes[0].lines

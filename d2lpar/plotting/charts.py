@@ -117,11 +117,25 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
             axes.set_xticks([], minor=True)
         elif xscale == "linear" and all(float(value).is_integer() for value in x):
             axes.xaxis.get_major_locator().set_params(integer=True)
+        if yscale == "log":
+            _write_plain_numbers(axes.yaxis)
         axes.grid(True)
         figure.legend(
             loc="outside lower center", ncols=3 if max(map(len, ys), default=0) < 16 else 2
         )
     return figure
+
+
+def _write_plain_numbers(axis):
+    """Label the ticks of a logarithmic axis 20 and 0.3 instead of with powers of ten."""
+    from matplotlib.ticker import LogFormatter
+
+    class Plain(LogFormatter):
+        def __call__(self, x, pos=None):
+            return super().__call__(x, pos) and f"{x:g}"  # no label where ticks are close
+
+    axis.set_major_formatter(Plain())
+    axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
 _LOOKS = {  # of the first group of curves, and of the second
