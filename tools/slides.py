@@ -414,6 +414,12 @@ class Deck:
         else:
             self.add(new_markdown_cell(source), "text", high)
 
+    def points(self, parts, follows):
+        """Put sentences onto the slide, together with the formula that follows them."""
+        if parts:
+            beside = FORMULA_HIGH if follows == "formula" else 0
+            self.text("\n\n".join(parts), sum(map(text_high, parts)), beside)
+
     def ask(self, source):
         """Show a prediction below the text of the slide, or alone, and its table below it."""
         rows = source.split("\n")
@@ -490,17 +496,13 @@ def slides(notebook):
         elif kind == "question":
             deck.add(new_markdown_cell("\n\n".join(points(content))), "question", HIGH)
             deck.notes.append(content)
-        elif kind in ("paragraph", "points"):
-            if kind == "paragraph" and (follows == "ask" or _lead_to_code(queue)):
+        elif kind == "paragraph":
+            if follows == "ask" or _lead_to_code(queue):
                 deck.leave_code_and_pictures()
-            parts = content
-            if kind == "paragraph":
-                parts = [content] if follows == "ask" else points(content)
-            if parts:
-                beside = FORMULA_HIGH if follows == "formula" else 0
-                deck.text("\n\n".join(parts), sum(map(text_high, parts)), beside)
-            if kind == "paragraph":
-                deck.notes.append(content)
+            deck.points([content] if follows == "ask" else points(content), follows)
+            deck.notes.append(content)
+        elif kind == "points":
+            deck.points(content, follows)
         elif kind == "item":
             deck.text(content, text_high(content))
         elif kind == "formula":
