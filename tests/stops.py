@@ -186,7 +186,8 @@ class Kernel:
         """Run and stop a cell, run the next; return the stopped Cell. Raises Trouble."""
         cell = self.run(code, stop_after=delay)
         if cell.error != "KeyboardInterrupt":
-            raise Trouble("wrong", f"no KeyboardInterrupt, but {cell.error}\n{cell.traceback}")
+            text = f"no KeyboardInterrupt, but {cell.error}\n{cell.traceback}\n{cell.printed}"
+            raise Trouble("wrong", text)
         try:
             after = self.run(self.next_cell)
             if after.printed.strip() != self.right:

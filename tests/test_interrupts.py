@@ -16,6 +16,7 @@ import fresh
 import pytest
 import torch
 from gates import frame_in
+from IPython.core.ultratb import VerboseTB
 
 import d2lpar
 from d2lpar.virtual import device as registry
@@ -505,6 +506,22 @@ def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
     for error in (first, second):
         assert files_of(error)[0] == __file__
         assert not any(path.startswith(ours) for path in files_of(error))
+
+
+def test_ipython_shows_an_error_where_code_has_no_line():
+    """Python 3.11 raises some interrupts there, and IPython's own formatting fails then."""
+    stopped.__code__ = stopped.__code__.replace(co_linetable=b"")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        stopped()
+    assert [line for _, line in traceback.walk_tb(caught.tb)][-1] is None
+    notebook.hide_frames(caught.value)
+    error = caught.value
+    shown = VerboseTB("nocolor").structured_traceback(type(error), error, error.__traceback__)
+    assert f"{stopped.__code__.co_firstlineno}, in stopped()" in "\n".join(shown)
+
+
+def stopped():
+    raise KeyboardInterrupt
 
 
 def files_of(error):

@@ -45,6 +45,9 @@ def hide_frames(error):
         shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_HERE)]
         traceback = None
         for entry in reversed(shown):
-            traceback = TracebackType(traceback, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+            frame, line = entry.tb_frame, entry.tb_lineno
+            if line is None:  # an interrupt came where code has no line; IPython asks for one
+                line = frame.f_code.co_firstlineno
+            traceback = TracebackType(traceback, frame, entry.tb_lasti, line)
         error.__traceback__ = traceback
         error = error.__cause__ or error.__context__
