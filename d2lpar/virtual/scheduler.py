@@ -156,14 +156,14 @@ class Stream:
         op.stream = self
         op.after = after
         generator = op.generator
-        put = engine.arrivals.put
+        hand_over = engine.hand_over
         no_waits = None if then is None else {}
         with _issuing:
             if then is not None:
                 then.waits = then._waits_under_way()
             issued = perf_counter() if simulated_by is None else simulated_by.launch(op, self)
             op.issued = issued
-            # One step from here to `put`, see above: stores that make no container, then a C call.
+            # One step from here on, see above: stores that make no container, then a C call.
             op.previous = self.last
             op.waits = self.waits
             self.last = op
@@ -176,7 +176,7 @@ class Stream:
                 op.drawn = generator.last
                 generator.last = op
             engine.issued += 1
-            put(op)
+            hand_over(op)
         return op
 
     def tail(self):
@@ -220,6 +220,7 @@ class ReadyQueue:
     Attributes:
         arrivals: the ops that were handed over and are not admitted yet. None among them only
             wakes the engine.
+        hand_over: function, in C, that adds an op to them.
         issued: how many ops were handed over.
         finished: how many of them are done.
         simulation: None: it keeps to the wall clock.
@@ -230,6 +231,7 @@ class ReadyQueue:
 
     def __init__(self):
         self.arrivals = SimpleQueue()
+        self.hand_over = self.arrivals.put
         self.issued = self.finished = 0
         self.ending = False
         self._ready = []  # heap of (ready time, number, op)

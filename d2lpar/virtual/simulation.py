@@ -9,8 +9,8 @@ Nothing is simulated before somebody asks. A host that waits for an op has the s
 that op has ended, and sets its clock to that end. What it issues afterwards is ready later than
 everything that was simulated, and so cannot change it: that is why the result is exact.
 
-All of this happens in one thread, the simulator, which no interrupt reaches. Hosts hand it ops and
-questions in one queue, in the order in which they come.
+All of this happens in one thread, the simulator, which no interrupt reaches. It wakes for questions
+only, and before it answers one it takes over the ops that hosts have handed over.
 """
 
 import threading
@@ -25,7 +25,7 @@ from . import scheduler
 from .engines import Worker, set_thread_count
 from .memory import NO_VALUES, Cell, cells_in, fail, writers_of
 from .private import backward_number, in_backward
-from .scheduler import QUEUE_LIMIT, Op
+from .scheduler import QUEUE_LIMIT
 
 FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
 LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
@@ -51,6 +51,7 @@ class ModelledEngine(Resource):
         name: "compute", "h2d", "d2h" or "p2p".
         device: the `Device` that it belongs to.
         simulation: the `Simulation` that runs its ops.
+        hand_over: function, in C, that gives the simulator an op.
         issued: how many ops it was given.
         finished: how many of them the host knows to have ended.
         ends: when ops ended, in seconds, from number `finished` on.
@@ -60,7 +61,7 @@ class ModelledEngine(Resource):
         super().__init__(name)
         self.device = device
         self.simulation = simulation
-        self.arrivals = simulator.arrivals
+        self.hand_over = simulator.ops.append
         self.issued = self.finished = 0
         self.ends = deque()
 
@@ -241,7 +242,7 @@ class Simulation:
 
     def ask(self, function, *arguments):
         """Call a function in the simulator's thread, without waiting for it."""
-        simulator.arrivals.put((function, arguments, lambda error: None, lambda: None))
+        simulator.questions.put((function, arguments, lambda error: None, lambda: None))
 
     def poll(self):
         """Let the calling thread ask how far a device is, which costs it as much as a launch."""
@@ -253,7 +254,7 @@ class Simulation:
         scheduler.check_thread()
         simulator.start()
         gate, errors = scheduler.closed_gate(), []
-        simulator.arrivals.put((function, arguments, errors.append, gate.release))
+        simulator.questions.put((function, arguments, errors.append, gate.release))
         gate.acquire()
         if errors:
             raise errors[0]
@@ -374,34 +375,32 @@ class _Simulator(Worker):
     """The thread that runs simulations.
 
     Attributes:
-        arrivals: ops that were issued, and questions: (function, its arguments, what to call with
-            what it raises, what to call in the end).
+        ops: those that were handed over and are not admitted yet.
+        questions: (function, its arguments, what to call with what it raises, what to call in the
+            end), or None to end.
     """
 
     def __init__(self):
         super().__init__()
-        self.arrivals = SimpleQueue()
+        self.ops = deque()
+        self.questions = SimpleQueue()
 
     def serve(self):
         """Take ops and answer questions until `end`."""
-        while True:
-            item = self.arrivals.get()
-            if item is None:
-                break
-            if type(item) is Op:
-                item.engine.simulation.admit(item)
-            else:
-                function, arguments, note, wake = item
-                try:
-                    function(*arguments)
-                except BaseException as error:
-                    note(error)
-                wake()
-            item = function = arguments = None  # otherwise tensors would be kept while this waits
+        for function, arguments, note, wake in iter(self.questions.get, None):
+            while self.ops:
+                op = self.ops.popleft()
+                op.engine.simulation.admit(op)
+            try:
+                function(*arguments)
+            except BaseException as error:
+                note(error)
+            wake()
+            op = function = arguments = note = wake = None  # else this would keep tensors
 
     def end(self):
         """Let the thread end after what it was given so far."""
-        self.arrivals.put(None)
+        self.questions.put(None)
 
 
 simulator = _Simulator()
