@@ -434,6 +434,37 @@ def test_kernel_is_this_python(run_alone):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+FORK_SERVER = """
+import multiprocessing, os, pathlib, signal
+with multiprocessing.get_context("forkserver").Pool(1) as pool:
+    server = pool.apply(os.getppid)
+    assert pool.apply(signal.getsignal, (signal.SIGINT,)) is signal.default_int_handler
+command = pathlib.Path(f"/proc/{server}/cmdline").read_text().split("\\0")
+print(server, pathlib.Path(command[1]).name)
+"""
+
+
+@pytest.mark.skipif(not run.FORKS_KERNELS, reason="kernels are forked on Linux only")
+def test_the_fork_server_of_a_kernel_is_a_fork_too(tmp_path):
+    """One that has ended is replaced, by a new Python; none is left by a kernel."""
+    kill = "os.kill(server, signal.SIGKILL)\nos.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT);"
+    used = write_chapter(tmp_path / "01_used.ipynb", FORK_SERVER, kill, FORK_SERVER)
+    children = "print(open(f'/proc/self/task/{os.getpid()}/children').read())"
+    idle = write_chapter(tmp_path / "02_idle.ipynb", f"import os; {children}")
+    done = runner(tmp_path, "--in-place")
+    assert done.returncode == 0, done.stdout
+    (first, file), (second, option) = (text.split() for text in printed(used))
+    assert file == "kernel_server.py" and option.startswith("-")
+    for process in (first, second, *printed(idle)[0].split()):
+        wait_for(lambda process=process: not Path(f"/proc/{process}").exists(), 20)
+
+
+def printed(path):
+    """Return what each cell of a chapter printed, if it did."""
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell.outputs[0].text for cell in cells if cell.get("outputs")]
+
+
 def test_run_alone_changes_no_notebook(run_alone):
     """Only a run that writes back minds paths of the machine."""
     path, done, before = run_alone

@@ -7,6 +7,7 @@ its exit code, or null while it runs. It ends when the other end of the socket d
 
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -14,8 +15,15 @@ import os
 import signal
 import socket
 import sys
+from multiprocessing import util
 
-IMPORTS = ("torch._dynamo", "matplotlib.pyplot", "d2lpar", "ipykernel.kernelapp")
+IMPORTS = (
+    "torch._dynamo",
+    "torch.distributed.elastic.agent.server.local_elastic_agent",
+    "matplotlib.pyplot",
+    "d2lpar",
+    "ipykernel.kernelapp",
+)
 
 
 def serve(channel):
@@ -46,6 +54,7 @@ def be_kernel(arguments, folder, environment):
         os.chdir(folder)
         os.environ.clear()
         os.environ.update(environment)
+        keep_fork_server()
         from ipykernel.kernelapp import launch_new_instance
 
         parent = f"--IPKernelApp.parent_handle={os.getppid()}"  # with it the kernel ends
@@ -55,6 +64,51 @@ def be_kernel(arguments, folder, environment):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         atexit._run_exitfuncs()  # os._exit leaves them out: temporary folders would stay
         os._exit(code)
+
+
+def keep_fork_server():
+    """Keep a fork of this process, in which `multiprocessing` is to start its fork server.
+
+    A new Python would import torch first. A process can be forked as long as it has no threads.
+    """
+    ours, its = socket.socketpair()
+    pid = os.fork()
+    if not pid:
+        ours.close()
+        be_fork_server(its)
+    its.close()
+    spawn = util.spawnv_passfds
+
+    def start(path, arguments, files):
+        code = arguments[-1]
+        if "multiprocessing.forkserver" not in code:
+            return spawn(path, arguments, files)
+        util.spawnv_passfds = spawn
+        with ours:
+            socket.send_fds(ours, [json.dumps([code, files]).encode()], files)
+        return pid
+
+    util.spawnv_passfds = start
+
+
+def be_fork_server(channel):
+    """Wait for a fork server's code and open files, and run it; end this process."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a kernel is interrupted with its group
+    try:
+        with channel:
+            message, files, *_ = socket.recv_fds(channel, 2**16, 8)
+        if message:
+            code, numbers = json.loads(message)
+            copies = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
+            for copy, number in zip(copies, numbers, strict=True):
+                os.dup2(copy, number)
+            for file in {*files, *copies} - {*numbers}:
+                os.close(file)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            exec(code, {})
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -274,7 +274,9 @@ class Call:
             return None
         flat, spec = (result,), None
         if isinstance(result, (list, tuple)):
-            flat, spec = private.tree_flatten(result)
+            flat, spec = result, type(result)
+            if spec not in (list, tuple) or any(isinstance(item, (list, tuple)) for item in result):
+                flat, spec = private.tree_flatten(result)
         ids = reversed([*enumerate(map(private.storage_id, metas))])
         storages = {storage: position for position, storage in ids}
         outputs = []

@@ -153,7 +153,8 @@ class Plan:
         device: the `Device` that it runs on.
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
             number `source`, the SAME tensor as that input, or the CONSTANT `source`.
-        spec: how the results are nested; None for a single one.
+        spec: how the results are nested: None for a single one, `tuple` or `list` for a row of
+            them, otherwise as `tree_flatten` tells.
         single: the output of a single result; or None.
         changes: (number of an input, its layout afterwards) for inputs that are resized.
         only_views: whether all results are views, so that there is no work to do.
@@ -241,7 +242,10 @@ class Plan:
                 else:
                     results.append(tensors[source] if mode == SAME else source)
                 out.append(cell)
-            result = private.tree_unflatten(results, self.spec)
+            nest = self.spec
+            result = (
+                nest(results) if nest in (tuple, list) else private.tree_unflatten(results, nest)
+            )
             if self.only_views:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
@@ -280,7 +284,9 @@ class Plan:
             if type(out) is Cell:
                 out.data = self._fitting(result, out.layout)
             elif out is not None:
-                flat = private.tree_flatten(result)[0] if self.spec is not None else (result,)
+                flat = (result,) if self.spec is None else result
+                if self.spec not in (None, tuple, list):
+                    flat = private.tree_flatten(result)[0]
                 for cell, value in zip(out, flat, strict=True):
                     if cell is not None:
                         cell.data = self._fitting(value, cell.layout)
