@@ -484,7 +484,8 @@ def main(arguments=None):
         parser.error(f"{NO_SANDBOX} ({error})")
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # read once, here
     for name in kernel_server.IMPORTS:  # what the kernels, forks of this process, need not import
-        importlib.import_module(name)
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
     feedback.warm_up()
     gc.freeze()
     parallel = capacity()

@@ -15,6 +15,8 @@ import os
 import signal
 import socket
 import sys
+import traceback
+import types
 from multiprocessing import util
 
 IMPORTS = (
@@ -71,8 +73,8 @@ def keep_fork_server():
 
     A new Python would import torch first. A process can be forked as long as it has no threads.
     """
-    ours, its = socket.socketpair()
-    pid = os.fork()
+    ours, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    owner, pid = os.getpid(), os.fork()
     if not pid:
         ours.close()
         be_fork_server(its)
@@ -80,35 +82,46 @@ def keep_fork_server():
     spawn = util.spawnv_passfds
 
     def start(path, arguments, files):
-        code = arguments[-1]
-        if "multiprocessing.forkserver" not in code:
-            return spawn(path, arguments, files)
-        util.spawnv_passfds = spawn
-        with ours:
-            socket.send_fds(ours, [json.dumps([code, files]).encode()], files)
-        return pid
+        code, files = arguments[-1], [0, 1, 2, *files]
+        if "multiprocessing.forkserver" in code and os.getpid() == owner:
+            util.spawnv_passfds = spawn
+            state = dict(os.environ), os.getcwd(), [*os.sched_getaffinity(0)]
+            with ours, contextlib.suppress(OSError):  # the fork has ended
+                socket.send_fds(ours, [json.dumps([code, files, *state]).encode()], files)
+                return pid
+        return spawn(path, arguments, files[3:])
 
     util.spawnv_passfds = start
 
 
 def be_fork_server(channel):
-    """Wait for a fork server's code and open files, and run it; end this process."""
+    """Wait for the code, the open files and the state of a fork server, and be it; end after it."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a kernel is interrupted with its group
+    with channel:
+        message, files, *_ = socket.recv_fds(channel, 2**20, 16)
+    failed = bool(message)
     try:
-        with channel:
-            message, files, *_ = socket.recv_fds(channel, 2**16, 8)
         if message:
-            code, numbers = json.loads(message)
+            code, numbers, environment, folder, cores = json.loads(message)
             copies = [fcntl.fcntl(file, fcntl.F_DUPFD, max(numbers) + 1) for file in files]
             for copy, number in zip(copies, numbers, strict=True):
                 os.dup2(copy, number)
             for file in {*files, *copies} - {*numbers}:
                 os.close(file)
+            os.environ.clear()
+            os.environ.update(environment)
+            os.chdir(folder)
+            os.sched_setaffinity(0, cores)
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            exec(code, {})
+            main = sys.modules["__main__"] = types.ModuleType("__main__")
+            exec(code, main.__dict__)
+    except SystemExit:  # so it ends
+        failed = False
+    except BaseException:
+        traceback.print_exc()
     finally:
-        os._exit(0)
+        os._exit(failed)
 
 
 if __name__ == "__main__":
