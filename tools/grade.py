@@ -483,9 +483,7 @@ def main(arguments=None):
     except sandbox.NoSandbox as error:
         parser.error(f"{NO_SANDBOX} ({error})")
     os.environ["MPLBACKEND"] = "module://matplotlib_inline.backend_inline"  # read once, here
-    for name in kernel_server.IMPORTS:  # what the kernels, forks of this process, need not import
-        with contextlib.suppress(ImportError):
-            importlib.import_module(name)
+    kernel_server.import_ahead()
     feedback.warm_up()
     gc.freeze()
     parallel = capacity()

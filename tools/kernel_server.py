@@ -31,9 +31,7 @@ IMPORTS = (
 def serve(channel):
     """Answer requests until there are no more."""
     del sys.path[0]  # the folder of this file
-    for name in IMPORTS:
-        with contextlib.suppress(ImportError):  # the chapter that needs it will say so
-            importlib.import_module(name)
+    import_ahead()
     gc.collect()
     gc.freeze()
     with channel.makefile("rw") as file:
@@ -45,6 +43,13 @@ def serve(channel):
             elif not (answer := os.fork()):
                 be_kernel(**request)
             print(json.dumps(answer), file=file, flush=True)
+
+
+def import_ahead():
+    """Import what the kernels, forks of this process, need not import then."""
+    for name in IMPORTS:
+        with contextlib.suppress(ImportError):  # the chapter that needs it will say so
+            importlib.import_module(name)
 
 
 def be_kernel(arguments, folder, environment):
@@ -82,14 +87,14 @@ def keep_fork_server():
     spawn = util.spawnv_passfds
 
     def start(path, arguments, files):
-        code, files = arguments[-1], [0, 1, 2, *files]
+        code, passed = arguments[-1], [0, 1, 2, *files]
         if "multiprocessing.forkserver" in code and os.getpid() == owner:
             util.spawnv_passfds = spawn
             state = dict(os.environ), os.getcwd(), [*os.sched_getaffinity(0)]
             with ours, contextlib.suppress(OSError):  # the fork has ended
-                socket.send_fds(ours, [json.dumps([code, files, *state]).encode()], files)
+                socket.send_fds(ours, [json.dumps([code, passed, *state]).encode()], passed)
                 return pid
-        return spawn(path, arguments, files[3:])
+        return spawn(path, arguments, files)
 
     util.spawnv_passfds = start
 
