@@ -110,7 +110,9 @@ def check_none_missing(what, data):
 
 
 def step_seconds(net, X, y, dtype=torch.float32):
-    """Return the seconds of a training step with SGD, the best of three after one to warm up.
+    """Return the seconds of a training step with SGD, the best of two after one to warm up.
+
+    In its second step `DistributedDataParallel` makes its buckets anew.
 
     Args:
         net: a classifier, also one in `DataParallel` or `DistributedDataParallel`.
@@ -126,4 +128,4 @@ def step_seconds(net, X, y, dtype=torch.float32):
         loss.backward()
         optimizer.step()
 
-    return best_seconds(step, repeats=3)
+    return best_seconds(step, repeats=2)

@@ -59,9 +59,9 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
 
 
 def record_step(net, X, y, bucket_cap_mb, buckets=None):
-    """Record a step of `DistributedDataParallel`, the quickest of two after one to warm up.
+    """Record the second step of `DistributedDataParallel`.
 
-    The first one also has other buckets, since DDP does not know the order of the gradients yet.
+    The first one has other buckets, since DDP does not know the order of the gradients yet.
 
     Args:
         net: a classifier, the same on every rank.
@@ -79,8 +79,7 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
     else:
         ddp, wait = net, buckets(net, bucket_cap_mb).wait
     X, y = batch_of_rank(X, y)
-    steps = []
-    for _ in range(3):
+    for _ in range(2):
         net.zero_grad()
         dist.barrier()
         with Timeline() as timeline:
@@ -89,10 +88,7 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
             with timeline.mark("backward"):
                 loss.backward()
                 wait()
-        steps.append(timeline)
-    seconds = torch.tensor([timeline.seconds for timeline in steps[1:]])
-    dist.all_reduce(seconds, dist.ReduceOp.MAX)  # so that all ranks choose the same step
-    return steps[1:][seconds.argmin()], [p.grad.cpu() for p in net.parameters()]
+    return timeline, [p.grad.cpu() for p in net.parameters()]
 
 
 def merged_timeline(timelines, phases=True):
