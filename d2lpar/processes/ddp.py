@@ -61,8 +61,8 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
 def record_step(net, X, y, bucket_cap_mb, buckets=None):
     """Record the second step of `DistributedDataParallel`.
 
-    The first one has other buckets, since DDP does not know the order of the gradients yet. It makes
-    the new ones where the second forward pass begins.
+    The first one has other buckets, since DDP does not know the order of the gradients yet. It
+    makes the new ones where the second forward pass begins.
 
     Args:
         net: a classifier, the same on every rank.
