@@ -16,6 +16,8 @@ def draw():
         drawing.arrow(x + WIDE / 2, 80, x + WIDE / 2, 104)
         drawing.box(x, 104, WIDE, 40, "kernel", device=0)
         drawing.arrow(x + 20, 186, x + 20, 145)
+        if words == "· x":  # it reads two tensors, and all others one
+            drawing.arrow(x + 36, 186, x + 36, 145)
         drawing.arrow(x + WIDE - 20, 144, x + WIDE - 20, 185)
     for y in (62, 124):
         drawing.text(LEFT + len(OPERATORS) * STEP - 6, y, "…", bold=True)
