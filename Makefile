@@ -17,14 +17,18 @@
 # make grade SUBMITTED=folder
 #                 grade the notebooks folder/STUDENT/NN_topic.ipynb (Linux; it executes them in a
 #                 sandbox): a table, build/grades/grades.csv, pages of feedback
+# make address REPOSITORY=owner/name
+#                 write the address of this repository on GitHub where readers need it
 #
 # The first call of any target sets up .venv; later calls find it ready. Another Python or
 # another torch: make PYTHON=python3.12 TORCH=torch==2.15.0 TORCHVISION=torchvision==0.29.2
+# CPU=1 takes PyTorch's own builds of both without CUDA.
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
+INDEX := $(if $(CPU),--index-url https://download.pytorch.org/whl/cpu)
 EXTRAS := lab,book,slides,test,ray,teach,d2l-unpinned
 CHAPTERS ?=
 
@@ -51,7 +55,8 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test book slides lab notebooks exercises drawings check browser bench assignments grade
+.PHONY: run test book slides lab notebooks exercises drawings check browser bench assignments grade \
+	address
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -100,19 +105,25 @@ grade: $(READY)
 	@test -n "$(SUBMITTED)" || { echo "Say where the submissions are: make grade SUBMITTED=folder"; exit 1; }
 	@$(BIN)/python tools/grade.py "$(SUBMITTED)" $(CHAPTERS)
 
+address:
+	@$(PYTHON) tools/address.py "$${REPOSITORY?say which: make address REPOSITORY=owner/name}"
+
 $(READY): pyproject.toml Makefile
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2> /dev/null || { \
-	    echo "d2lpar needs Python 3.11 or newer; $(PYTHON) is: $$($(PYTHON) --version 2>&1)."; \
-	    echo "Name another one: make PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	    2> /dev/null || { \
+	    echo "d2lpar runs on Python 3.11, 3.12 and 3.13; newer ones have not been tried."; \
+	    echo "$(PYTHON) is: $$($(PYTHON) --version 2>&1). Name another one: make PYTHON=python3.12"; \
+	    exit 1; }
 	@mkdir -p $(VENV) && : > $(LOG)
 	@echo "Setting up $(VENV), once, with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || { $(call logged,$(PYTHON) -m venv $(VENV)); }
 	@echo "  1/4 $(TORCH) (the largest part)"
-	@$(call logged,$(PIP) $(TORCH))
+	@$(call logged,$(PIP) $(TORCH) $(INDEX))
 	@echo "  2/4 d2lpar with $(EXTRAS)"
 	@$(call logged,$(PIP) -e '.[$(EXTRAS)]')
 	@echo "  3/4 $(D2L) and $(TORCHVISION), without their own pins"
-	@$(call logged,$(PIP) --no-deps $(D2L) $(TORCHVISION))
+	@$(call logged,$(PIP) --no-deps $(D2L))
+	@$(call logged,$(PIP) --no-deps $(TORCHVISION) $(INDEX))
 	@echo "  4/4 settings of JupyterLab: no news, no look for updates, no menus of nbgrader"
 	@mkdir -p $(VENV)/share/jupyter/lab/settings $(VENV)/etc/jupyter/jupyter_server_config.d
 	@echo '{"disabledExtensions":' \

@@ -17,7 +17,7 @@ import torch
 from report import median, ratio_row
 
 import d2lpar
-from d2lpar.virtual.device import find
+from d2lpar.virtual.registry import find
 from d2lpar.virtual.scheduler import Op
 
 CALLS, ROUNDS = 200, 31

@@ -26,7 +26,8 @@ from d2lpar.models import resnet18
 from d2lpar.parallel.pipelines import gpipe, pipeline_step
 from d2lpar.parallel.splits import split_by_data
 from d2lpar.virtual import Link, clock, equal_ranks
-from d2lpar.virtual.hardware import GPUS, MACHINES, Machine, Scaled
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import MACHINES, Machine, Scaled
 
 
 def seconds_of(step):

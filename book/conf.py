@@ -4,6 +4,7 @@ import functools
 import re
 
 import latex2mathml.converter
+from address import repository
 from docutils.nodes import SkipNode
 from sphinx.util import logging
 
@@ -30,11 +31,12 @@ smartquotes_action = "D"  # dashes, and quotes as they are
 html_theme = "sphinx_book_theme"
 html_theme_options = {
     "navbar_persistent": [],
-    "repository_url": "https://github.com/d2lpar/d2lpar",
     "use_download_button": False,
-    "use_repository_button": True,
     "show_toc_level": 2,
 }
+if repository():
+    html_theme_options["repository_url"] = f"https://github.com/{repository()}"
+    html_theme_options["use_repository_button"] = True
 html_title = "d2lpar"
 html_static_path = ["static"]
 html_css_files = ["book.css"]

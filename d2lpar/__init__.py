@@ -1,9 +1,9 @@
 """Parallel training on one GPU, on many, or on none: the helper package of the d2lpar notebooks.
 
-The public names stand in the table below, each under the module that defines it, and are loaded
-on first use. Any other name is looked up in ``d2l.torch``, the package of the book "Dive into
-Deep Learning", so that a chapter of the book runs with ``import d2lpar as d2l``. A name of ours
-that stands in d2l too has the signature that d2l gives it.
+The public names are in the table below, each under the module that defines it, and are loaded on
+first use. Any other name is looked up in ``d2l.torch``, the package of the book "Dive into Deep
+Learning", so that a chapter of the book runs with ``import d2lpar as d2l``. A name that is in both
+has the signature that d2l gives it.
 """
 
 import importlib
@@ -43,17 +43,7 @@ _NAMES = {
     "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
     "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
-_WINGS = (
-    "data",
-    "graphs",
-    "parallel",
-    "plotting",
-    "processes",
-    "programs",
-    "servers",
-    "timelines",
-    "virtual",
-)
+_WINGS = "data graphs parallel plotting processes programs servers timelines virtual".split()
 _MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -61,7 +51,7 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name):
-    """Load a public name, a module of ours or, for any other name, what d2l.torch has under it."""
+    """Load a public name, a module of this package or, for any other name, what d2l.torch has."""
     if name in _MODULES:
         return importlib.import_module(f"{__name__}.{name}")
     if name in _HOME:
@@ -78,5 +68,5 @@ def __dir__():
     return sorted({*globals(), *__all__, *_MODULES})
 
 
-if os.environ.get("D2LPAR_CUDA"):  # under `d2lpar run`, where `import torch` loads a part of us
+if os.environ.get("D2LPAR_CUDA"):  # under `d2lpar run`, where `import torch` loads a part of d2lpar
     importlib.import_module("torch")

@@ -5,11 +5,7 @@ import sys
 
 
 def main(arguments=None):
-    """Do what the command line says and return the exit code.
-
-    Args:
-        arguments: a list of texts; by default those of this process.
-    """
+    """Run the command line, by default that of this process, and return the exit code."""
     parser = argparse.ArgumentParser(prog="d2lpar", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True)
     run = commands.add_parser(

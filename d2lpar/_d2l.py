@@ -12,8 +12,8 @@ _lock = threading.Lock()
 def lookup(name):
     """Return what d2l.torch has under a name.
 
-    Raises AttributeError, so that ``hasattr`` works, when d2l has no such name or cannot be
-    imported; the text then says how to install it. It also suggests a name that is spelt alike.
+    Raises AttributeError, so that ``hasattr`` works, if d2l lacks the name or cannot be imported;
+    the text says how to install it, or suggests a name with a similar spelling.
     """
     import d2lpar
 
@@ -37,7 +37,7 @@ def lookup(name):
 
 
 def _meant(name, known):
-    """Return a question that names what is spelt most like `name`, or an empty text."""
+    """Return a question that names the most similar known name, or an empty text."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -58,11 +58,8 @@ def import_torchvision():
     """Import and return torchvision, on a CPU build of torch too.
 
     The torchvision of PyPI is built for CUDA. Its compiled operators do not load on a CPU build
-    of torch, and its import then stops at "operator torchvision::nms does not exist". With the
-    schemas of the two operators defined, all but these operators works: data sets, transforms
-    and models.
-
-    Raises ModuleNotFoundError when torchvision is not installed.
+    of torch, and its import stops at "operator torchvision::nms does not exist". With the schemas
+    of two operators defined, all but these operators works: data sets, transforms and models.
     """
     with _lock:
         try:
@@ -84,7 +81,7 @@ def import_torchvision():
 
 
 def install_command():
-    """Return the commands that install d2l and torchvision beside the torch that is there."""
+    """Return the commands that install d2l and torchvision beside the installed torch."""
     import torch
 
     major, minor = torch.__version__.split(".")[:2]

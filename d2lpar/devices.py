@@ -3,7 +3,6 @@
 import os
 import platform
 import re
-import sys
 
 import torch
 
@@ -11,6 +10,7 @@ from .virtual import (
     cores_of_this_process,
     hardware_name,
     memory_of_this_process,
+    registry,
     virtual_gpus,
 )
 
@@ -27,10 +27,7 @@ __all__ = [
 
 def _virtual():
     """Return the virtual GPUs that are in use; asking does not switch them on."""
-    registry = sys.modules.get("d2lpar.virtual.device")
-    return (
-        [device.torch_device for device in registry.devices[: registry.count]] if registry else []
-    )
+    return [device.torch_device for device in registry.devices[: registry.count]]
 
 
 def _gpus():
@@ -64,15 +61,12 @@ def ensure_gpus(n, **options):
 
     The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
     `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or the name of a GPU
-    or a machine that is modelled, `v100` or `v100:8` for example. The options do not apply to real
-    and to modelled GPUs, which have memory and links of their own.
+    or machine to model, such as `v100` or `v100:8`. The options do not apply to real and to
+    modelled GPUs, which have memory and links of their own.
 
     Args:
         n: how many.
         **options: threads, memory, link, peer_link, for `virtual_gpus`.
-
-    Returns:
-        A list of devices.
 
     Raises:
         ValueError: `n` or the variable has another value.
@@ -113,7 +107,7 @@ def ensure_gpus(n, **options):
 
 
 def _choice():
-    """Return D2LPAR_DEVICES, and what it names: a kind of devices, and how many, or None."""
+    """Return D2LPAR_DEVICES, and the kind and the number, or None, of devices in it."""
     choice = os.environ.get("D2LPAR_DEVICES", "")
     known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
     if not known or (known[2] and known[1] in ("", "cuda")):
@@ -122,13 +116,9 @@ def _choice():
 
 
 def virtual_choice(n):
-    """Return the arguments of `virtual_gpus` that D2LPAR_DEVICES asks for, a dict.
+    """Return the arguments of `virtual_gpus` that D2LPAR_DEVICES asks for, for at least `n` GPUs.
 
-    Args:
-        n: how many there shall be at least.
-
-    Raises:
-        ValueError: the variable has another value than `ensure_gpus` takes.
+    Raises ValueError as `ensure_gpus` does.
     """
     _, kind, number = _choice()
     figures = {"n": max(n, int(number or n))}
@@ -184,8 +174,6 @@ def describe(*devices):
         properties = torch.get_device_module(device).get_device_properties(device)
         text = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
         if device.type == "vgpu":
-            from .virtual import device as registry
-
             found = registry.find(device)
             text += f", link to the CPU: {found.link or 'unlimited'}"
             if found.peer_link is not found.link:
@@ -196,12 +184,10 @@ def describe(*devices):
     rows += facts.items()
     cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
     rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
-    rows.append(
-        (
-            "software",
-            f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}",
-        )
+    software = (
+        f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )
+    rows.append(("software", software))
     return Description(rows)
 
 

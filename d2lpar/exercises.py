@@ -1,4 +1,4 @@
-"""Checks of the exercise notebooks: what was expected, what came, and the points for it."""
+"""Checks of the exercise notebooks: the expected value, the given one, and the points for it."""
 
 import contextlib
 import numbers
@@ -16,13 +16,13 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
         want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
             of one number on the CPU.
         tolerance: the largest relative difference of numbers and tensors; None means equal.
-        hints: pairs of a wrong value, or a function that tells whether a value is the wrong one,
-            and a sentence that says what went wrong.
+        hints: pairs of a wrong value, or a function that tells whether a value is wrong in this
+            way, and a sentence that says what went wrong.
         hint: a sentence for every other wrong value.
 
     Raises:
-        AssertionError: with what was expected, what came, and the hint.
-        NotImplementedError: there is no answer, but None.
+        AssertionError: with both values and the hint.
+        NotImplementedError: the answer is None, as in a stub.
     """
     if _agree(got, want, tolerance):
         return
@@ -41,11 +41,7 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
 
 
 class Marks:
-    """The points of one exercise, part by part.
-
-    Args:
-        points: what all parts together are worth.
-    """
+    """The points of one exercise, part by part; all parts together are worth `points`."""
 
     def __init__(self, points):
         self.points, self.given, self.reached = points, 0, 0
@@ -80,7 +76,6 @@ class Marks:
 
 
 def _agree(got, want, tolerance):
-    """Tell whether two values are the same, or close enough."""
     if isinstance(want, (list, tuple)):
         return (
             isinstance(got, (list, tuple))

@@ -6,14 +6,10 @@ from d2lpar.devices import synchronize
 
 
 def peak_bytes(work, devices):
-    """Return how far the memory of each device rises while `work` is called.
+    """Return how many bytes the memory of each device rises while `work()` is called.
 
-    Args:
-        work: a function without arguments.
-        devices: a list of GPUs.
-
-    Returns:
-        A list of bytes, one for each device: the highest allocation beyond that at the start.
+    That is the highest allocation beyond the one at the start, a list with one for each of the GPUs
+    in `devices`.
     """
     synchronize()
     accel = torch.get_device_module(devices[0])
@@ -29,14 +25,13 @@ def peak_bytes(work, devices):
 
 
 class SavedBytes:
-    """Count the bytes that a forward pass keeps for the backward pass, parameters left out.
+    """Count the bytes that a forward pass keeps for the backward pass.
 
         with SavedBytes(net) as saved:
             loss = net(X).sum()
         saved.total
 
-    Args:
-        net: the module whose parameters do not count.
+    The parameters of `net` do not count.
     """
 
     def __init__(self, net):
@@ -60,12 +55,3 @@ class SavedBytes:
 
     def __exit__(self, *error):
         self._hooks.__exit__(*error)
-
-
-def storage_bytes(tensors):
-    """Return the bytes of the storages behind tensors, each once; of a DTensor, of its shard."""
-    from torch.distributed.tensor import DTensor  # half a second, for this function only
-
-    local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors)
-    storages = (tensor.untyped_storage() for tensor in local)
-    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())

@@ -7,12 +7,7 @@ from torch.nn import functional as F
 def lenet(num_classes=10, in_channels=1):
     """Build the small convolutional network of d2l 13.5, as modules.
 
-    Args:
-        num_classes: number of outputs.
-        in_channels: channels of the images, which are 28x28.
-
-    Returns:
-        A network from images (N, in_channels, 28, 28) to logits (N, num_classes).
+    It maps images (N, in_channels, 28, 28) to logits (N, num_classes).
     """
     return nn.Sequential(
         nn.Conv2d(in_channels, 20, kernel_size=3),  # (N, 20, 26, 26)
@@ -31,12 +26,7 @@ def lenet(num_classes=10, in_channels=1):
 def alexnet(num_classes=10, in_channels=1):
     """Build AlexNet in the form of d2l 8.1 (Krizhevsky, Sutskever and Hinton 2012).
 
-    Args:
-        num_classes: number of outputs.
-        in_channels: channels of the images, which are 224x224.
-
-    Returns:
-        A network from images (N, in_channels, 224, 224) to logits (N, num_classes).
+    It maps images (N, in_channels, 224, 224) to logits (N, num_classes).
     """
     layers = []
     for num_channels, kernel_size, stride, padding, pool in (
@@ -56,14 +46,14 @@ def alexnet(num_classes=10, in_channels=1):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside a short cut (He et al. 2016, https://arxiv.org/abs/1512.03385).
+    """Two 3x3 convolutions beside a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
     Args:
         num_channels: channels of the output.
-        use_1x1conv: put a 1x1 convolution on the short cut, for an input of another shape.
-        strides: step of the first convolution and of the short cut's.
-        in_channels: channels of the input. Without it they are `num_channels`, or, with
-            `use_1x1conv`, those of the first input that comes (the layers are lazy until then).
+        use_1x1conv: put a 1x1 convolution on the shortcut, for an input of another shape.
+        strides: of the first convolution and of the shortcut's.
+        in_channels: channels of the input. By default `num_channels` or, with `use_1x1conv`, those
+            of the first input (the layers are lazy until then).
     """
 
     def __init__(self, num_channels, use_1x1conv=False, strides=1, in_channels=None):
@@ -94,15 +84,12 @@ class Residual(nn.Module):
 def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     """Build the ResNet-18 for small images of d2l 13.6: a 3x3 stem and no max-pooling.
 
-    Args:
-        num_classes: number of outputs.
-        in_channels: channels of the images.
-        width: channels after the stem; the four stages have 1, 2, 4 and 8 times as many.
-        stem_stride: step of the stem's convolution.
+    It maps images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and 1 channel
+    it has 11,175,818 parameters, with the same names as d2l's.
 
-    Returns:
-        A network from images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and
-        1 channel it has 11,175,818 parameters, by the same names as d2l's.
+    Args:
+        width: channels after the stem; the four stages have 1, 2, 4 and 8 times as many.
+        stem_stride: stride of the stem's convolution.
     """
     net = nn.Sequential(
         nn.Conv2d(in_channels, width, kernel_size=3, stride=stem_stride, padding=1),
@@ -126,14 +113,12 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
 def resnet_body(widths=(16, 32, 64), in_channels=3):
     """Build a small ResNet without its last layer: a body, to which a head is added.
 
+    It maps images (N, in_channels, H, W) to features (N, widths[-1]). Its children are stem,
+    stage1, stage2 and so on, and pool.
+
     Args:
         widths: channels of the stages. Each has one `Residual`, and all but the first halve the
             side of the image; so does the stem before them.
-        in_channels: channels of the images.
-
-    Returns:
-        A network of the children stem, stage1, stage2 and so on, and pool, from images
-        (N, in_channels, H, W) to features (N, widths[-1]).
     """
     num_inputs = widths[0]
     body = nn.Sequential()

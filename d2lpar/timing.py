@@ -13,7 +13,7 @@ from d2lpar.virtual import clock, clock_in_force, hardware_name
 
 
 class Timer:
-    """A stop watch that keeps every time it took; it runs from its making on."""
+    """A stopwatch that starts when it is made and keeps every time it took."""
 
     def __init__(self):
         self.times = []
@@ -26,8 +26,7 @@ class Timer:
     def stop(self):
         """Keep and return the seconds since the last start.
 
-        Raises:
-            RuntimeError: `virtual_gpus` has changed the clock since then.
+        Raises RuntimeError if `virtual_gpus` has changed the clock since then.
         """
         if clock_in_force() is not self._clock:
             raise RuntimeError(
@@ -37,11 +36,7 @@ class Timer:
         return self.times[-1]
 
     def avg(self):
-        """Return the mean of the times, in seconds.
-
-        Raises:
-            ValueError: nothing was timed yet.
-        """
+        """Return the mean of the times, in seconds; raise ValueError before the first one."""
         if not self.times:
             raise ValueError("no times yet: call stop() first")
         return sum(self.times) / len(self.times)
@@ -56,15 +51,15 @@ class Timer:
 
 
 class Benchmark:
-    """Print how long a block took, the work that it left on the devices included.
+    """Print how long a block took, including the work that it left on the devices.
 
     Args:
-        description: what stands before the seconds.
+        description: stands before the seconds.
         sync: wait for every device in use before the clock starts and before it is read. Without,
             the clock sees only how long it took to issue the work.
 
     Attributes:
-        seconds: what was measured; None until the block has ended well.
+        seconds: the measured time; None until the block has ended without an error.
     """
 
     def __init__(self, description="Done", sync=True):
@@ -91,16 +86,10 @@ class Benchmark:
 
 
 def best_seconds(work, repeats=3):
-    """Return the least of the seconds that `repeats` calls of `work` take, after one to warm up.
+    """Return the seconds of the fastest of `repeats` calls of `work()`, after one to warm up.
 
-    Each includes the work that the call leaves on the devices.
-
-    Args:
-        work: a function without arguments.
-        repeats: how many calls are timed.
-
-    Raises:
-        ValueError: there are fewer than one repeat.
+    Each includes the work that the call leaves on the devices. Raises ValueError if `repeats` is
+    less than 1.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
@@ -115,16 +104,10 @@ def best_seconds(work, repeats=3):
 
 
 def seconds_per_call(function, *args, number=1000):
-    """Return the seconds that a call takes: the best of five rounds of `number` calls, divided.
+    """Return the seconds of a call of `function(*args)`: the best of five rounds of `number` calls.
 
-    A round includes the work that it leaves on the devices.
-
-    Args:
-        function: what is called, with `*args`.
-        number: calls in a round.
-
-    Raises:
-        ValueError: there is fewer than one call.
+    A round includes the work that it leaves on the devices. Raises ValueError if `number` is less
+    than 1.
     """
     if number < 1:
         raise ValueError(f"number must be at least 1: got {number}")
@@ -137,14 +120,9 @@ def seconds_per_call(function, *args, number=1000):
 
 
 def product_flops(device, size=1000):
-    """Measure how many floating-point operations a device does per second, in matrix products.
+    """Return the floating-point operations per second of a device in matrix products.
 
-    Args:
-        device: a device.
-        size: side of the matrices.
-
-    Returns:
-        2 size^3 over the seconds of a product, the best of eight.
+    That is 2 size^3 over the seconds of a product of square matrices, the best of eight.
     """
     A = torch.randn(size, size, device=device)
     return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
@@ -153,12 +131,8 @@ def product_flops(device, size=1000):
 def compare(what, predicted, measured, unit="s"):
     """Print a predicted number beside the measured one, and measured over predicted.
 
-    While GPUs are modelled it says "modelled" in place of "measured", and which hardware.
-
-    Args:
-        what: what stands before them.
-        predicted, measured: numbers.
-        unit: what stands after them.
+    While GPUs are modelled it says "modelled" instead of "measured", and which hardware. `what`
+    stands before the numbers, `unit` after them.
     """
     ratio = f"{measured / predicted:.2f}" if predicted else "-"
     kind = "modelled" if hardware_name() else "measured"

@@ -8,11 +8,7 @@ from d2lpar.timing import best_seconds
 
 
 class Accumulator:
-    """Running sums of `n` quantities.
-
-    Args:
-        n: how many sums to keep.
-    """
+    """Running sums of `n` quantities."""
 
     def __init__(self, n):
         self.data = [0.0] * n
@@ -20,8 +16,7 @@ class Accumulator:
     def add(self, *args):
         """Add one number to each sum; a tensor is read, which waits for its device.
 
-        Raises:
-            ValueError: there are not as many numbers as sums.
+        Raises ValueError if there are not as many numbers as sums.
         """
         if len(args) != len(self.data):
             raise ValueError(f"{len(args)} numbers for {len(self.data)} sums")
@@ -36,14 +31,11 @@ class Accumulator:
 
 
 def accuracy(y_hat, y):
-    """Count the correct predictions; reading the count waits for the device.
+    """Return the number of correct predictions, a float; reading it waits for the device.
 
     Args:
         y_hat: scores (N, num_classes), or predicted classes (N,).
         y: true classes (N,).
-
-    Returns:
-        The number of correct predictions, a float.
     """
     if y_hat.dim() > 1 and y_hat.shape[1] > 1:
         y_hat = y_hat.argmax(dim=1)
@@ -51,15 +43,12 @@ def accuracy(y_hat, y):
 
 
 def evaluate_accuracy_gpu(net, data_iter, device=None):
-    """Compute the fraction of correct predictions over a data set.
+    """Return the fraction of correct predictions over a data set.
 
     Args:
         net: a module, which is left in evaluation mode as d2l leaves it, or any callable.
         data_iter: batches (X, y); X may be a list of tensors.
         device: where to send the batches; for a module, its first parameter's device by default.
-
-    Returns:
-        The accuracy, between 0 and 1.
 
     Raises:
         ValueError: `data_iter` holds no example.

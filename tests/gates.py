@@ -6,8 +6,7 @@ import threading
 import time
 
 import d2lpar
-from d2lpar.virtual import device as registry
-from d2lpar.virtual import engines, scheduler, start_recording, stop_recording
+from d2lpar.virtual import engines, registry, scheduler, start_recording, stop_recording
 from d2lpar.virtual.scheduler import Op, Stream
 
 _blocked = []  # engines that run, or will run, a gate that is closed
@@ -79,17 +78,20 @@ def is_stuck(host):
 
 
 def awaited_by(host):
-    """Return the op that a thread waits for in `scheduler.wait`, or None."""
-    frame = frame_in(host, scheduler.wait)
+    """Return the op that a thread waits for in `WallClock.wait`, or None."""
+    frame = frame_in(host, scheduler.WALL_CLOCK.wait)
     return None if frame is None else frame.f_locals.get("op")
 
 
 def frame_in(host, function):
     """Return the frame of `function` if a thread waits in it, or None.
 
-    Only its innermost frame is looked at: those outside it may end at any moment.
+    Only its innermost frame is looked at, or the one that waits by `scheduler.pass_gate`: those
+    outside may end at any moment.
     """
     frame = sys._current_frames().get(host)
+    if frame is not None and frame.f_code is scheduler.pass_gate.__code__:
+        frame = frame.f_back
     if frame is not None and frame.f_code is function.__code__:
         return frame
 
@@ -144,6 +146,30 @@ class HeldLink:
 
     def __exit__(self, *exception):
         self.open.set()
+
+
+class LateClock:
+    """A wall clock that moves only when an engine sleeps, which wakes up late, or a test moves it.
+
+    For `monkeypatch`.
+    """
+
+    LATE = 2e-4  # seconds
+
+    def __init__(self, monkeypatch):
+        self.now = time.perf_counter()
+        for engine in (engine for device in registry.devices for engine in device.engines):
+            for name in ("_free_at", "_last_end"):  # in the test by this clock, then as before
+                monkeypatch.setattr(engine, name, 0.0)
+        monkeypatch.setattr(engines, "perf_counter", self.read)
+        monkeypatch.setattr(scheduler, "perf_counter", self.read)
+        monkeypatch.setattr(engines, "sleep_until", self.sleep_until)
+
+    def read(self):
+        return self.now
+
+    def sleep_until(self, moment):
+        self.now = max(self.now, moment) + self.LATE
 
 
 @contextlib.contextmanager

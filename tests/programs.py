@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY_POINTS = """
 [torch.backends]
-d2lpar = d2lpar.programs.autoload:autoload
+d2lpar = d2lpar_autoload:autoload
 """
 
 

@@ -65,9 +65,7 @@ def repeat(step, number, began):
         try:
             signal.signal(number, HANDLERS[number])
             began()
-            while not dropped:
-                step()
-            raise dropped[0]
+            go_on(step)
         except BaseException as error:
             signal.signal(number, ignore)
             if is_of_threading(error):
@@ -76,6 +74,14 @@ def repeat(step, number, began):
     except RAISED[number] as error:
         signal.signal(number, ignore)
         return type(error), text_of(error)
+
+
+def go_on(step):
+    """Call `step` until an interrupt comes. This is a function of its own since no handler around a
+    loop of Python 3.12 and 3.13 covers its last jump, see interrupts.py."""
+    while not dropped:
+        step()
+    raise dropped[0]
 
 
 def is_of_threading(error):

@@ -55,20 +55,7 @@ def test_seconds_are_stacked_and_predictions_dashed():
     assert names == {*SECONDS, "predicted end"}
 
 
-def test_staleness_counts_pushes():
-    figure = plots.plot_staleness({"BSP": [[0, 1], [1, 1]], "ASP": [[5], [0]]})
-    bsp, asp = figure.axes
-    assert [bar.get_height() for bar in bsp.patches] == [0, 2, 0, 0, 0, 0, 1, 1, 0, 0, 0, 0]
-    assert [bar.get_y() for bar in bsp.patches[6:8]] == [0, 2]
-    assert bsp.get_ylim() == asp.get_ylim() and bsp.get_ylim()[1] > 3
-
-
-def test_learning_and_pushes_have_a_curve_each():
-    points = [(0.0, 0, 0.7, 0.5), (1.0, 6, 0.5, 0.8)]
-    axes = plots.plot_learning({"BSP": points, "ASP": points}).axes
-    assert [len(each.lines) for each in axes] == [2] * 4
-    assert axes[1].lines[1].get_xydata().tolist() == [[0, 0.7], [6, 0.5]]
-    assert axes[2].lines[1].get_xydata().tolist() == [[0, 0.5], [1, 0.8]]
+def test_pushes_have_a_row_for_each_worker():
     (axes,) = plots.plot_pushes({"stays": [10.0, 12.0], "joins": [11.0]}, killed=11.5).axes
     assert [list(row.get_positions()) for row in axes.collections] == [[0.0, 2.0], [1.0]]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["stays", "joins"]

@@ -50,15 +50,20 @@ def test_chapters_are_whole(html, path):
     assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
     assert page.count("<math") > 3
     assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
-    for address in book.SERVICES.values():
-        assert f'href="{address}d2lpar/d2lpar/blob/main/notebooks/{path.name}"' in page
+    for service in book.SERVICES:
+        opened = f'href="{book.link(service, book.repository(), path.name)}"'
+        assert (opened in page) == bool(book.repository())
 
 
-def test_the_first_page_lists_the_chapters_with_their_questions(html):
+def test_the_first_page_leads_to_chapters_and_pages(html):
     page = (html / "index.html").read_text()
-    for path in CHAPTERS:
-        assert f'href="notebooks/{path.stem}.html"' in page
-    assert "When do two devices nevertheless work at the same time" in page
+    for path in [*CHAPTERS, *(ROOT / "docs").glob("*.md")]:
+        folder = path.parent.name
+        assert f'href="{folder}/{path.stem}.html"' in page
+    assert "When do two devices work at the same time" in page
+    assert "ARCHITECTURE.md" in page  # which the book lacks: a link where there is an address
+    assert ("ARCHITECTURE.md</a>" in page) == bool(book.repository())
+    assert (html / "docs" / "modelled_gpus.html").read_text().count("<tr") > 20
 
 
 def test_search_finds_words_of_the_chapters(html):
@@ -131,13 +136,18 @@ def exercise():
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Build a small book with an exercise, a page for teachers and two faults."""
+    """Build a small book with an exercise, pages, an address and two faults."""
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("small")
     (root / "notebooks" / "exercises").mkdir(parents=True)
     (root / "teaching").mkdir()
     for name in ("notation.md", "troubleshooting.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
-    chapter = "# A title\n\n**The question.** Why?\n\n[no file](02_b.ipynb) and $\\nosuchcommand$"
+    chapter = "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$"
+    (root / "a.py").touch()
+    (root / "README.md").write_text("# A book\n\n## Run it\n\n[This page](docs/page.md).\n")
+    (root / "docs").mkdir()
+    (root / "docs" / "page.md").write_text("# A page\n\n[First](../README.md#run-it)")
+    (root / "CITATION.cff").write_text("repository-code: https://github.com/ada/course\n")
     nbformat.write(
         new_notebook(cells=[new_markdown_cell(chapter)]), root / "notebooks" / "01_a.ipynb"
     )
@@ -163,6 +173,15 @@ def test_pages_for_teachers_are_in_the_book(small):
     folder, _ = small
     page = (folder / "html" / "teaching" / "course.html").read_text()
     assert 'href="../notebooks/01_a.html"' in page
+
+
+def test_links_to_files_lead_to_the_repository_once_it_has_an_address(small):
+    folder, _ = small
+    page = (folder / "html" / "notebooks" / "01_a.html").read_text()
+    assert 'href="https://github.com/ada/course/blob/main/a.py">a tool</a>' in page
+    assert 'href="https://colab.research.google.com/github/ada/course/' in page
+    page = (folder / "html" / "docs" / "page.html").read_text()
+    assert 'href="../index.html#run-it"' in page
 
 
 def test_a_warning_of_sphinx_fails_the_build(small):

@@ -2,11 +2,10 @@
 
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, named, recorded
 
 import d2lpar
-from d2lpar.virtual import Link, clock, kernels
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import Link, clock, kernels, registry
 from d2lpar.virtual.calibration import Calibration
 
 
@@ -123,9 +122,19 @@ def test_a_simulation_takes_the_measured_times(gpu):
 
 def test_copies_over_an_unlimited_link_are_measured():
     (device,) = d2lpar.virtual_gpus(1)
-    X = torch.ones(2**20)
-    times = d2lpar.calibrate(lambda: X.to(device) + 1, device)
-    assert times.link.bandwidth > 0
+    X = torch.ones(2**18).pin_memory()
+
+    def program():
+        torch.vgpu._sleep(0.02)  # the copy waits for it, which takes no time of the link
+        X.to(device, non_blocking=True) + 1
+
+    with recorded() as recording:
+        times = d2lpar.calibrate(program, device, repeats=2)
+    _, *copies, _ = named(recording, "copy")  # first and last runs are not measured
+    assert len(copies) == 2
+    assert all(copy.start - copy.issued > 0.01 for copy in copies)  # it has waited
+    measured = 2 * 2**20 / sum(copy.seconds for copy in copies)
+    assert times.link.bandwidth == pytest.approx(measured)
     assert times.peer_link is None
 
 

@@ -6,11 +6,9 @@ import pytest
 from torch import nn
 
 from d2lpar.parallel import collectives
-from d2lpar.parallel.collectives import allreduce_bytes
 from d2lpar.parallel.costs import (
     allreduce_seconds,
     crossover_bytes,
-    server_seconds,
     training_flops,
     two_level_seconds,
 )
@@ -56,18 +54,6 @@ def test_halving_has_the_bytes_of_the_ring_and_the_messages_of_the_tree(k):
     assert allreduce_seconds("halving", k, 1e6, LINK) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("k", [2, 4, 8])
-def test_without_latency_the_busiest_device_decides(k):
-    """The bytes of `allreduce_bytes` over the bandwidth, one direction after the other."""
-    numel = 1000 * k
-    for algorithm, both_ways in (("star", True), ("ring", False)):
-        links = allreduce_bytes(algorithm, k, numel).items()
-        busiest = max(sum(n for (a, b), n in links if i in ((a, b) if both_ways else (a,)))
-                      for i in range(k))  # fmt: skip
-        seconds = allreduce_seconds(algorithm, k, 4 * numel, NO_LATENCY)
-        assert seconds == pytest.approx(busiest / 1e9)
-
-
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_one_device_has_nothing_to_send(algorithm):
     assert allreduce_seconds(algorithm, 1, 1e6, LINK) == 0
@@ -86,23 +72,11 @@ def test_at_the_crossover_tree_and_ring_take_as_long(k):
     assert crossover_bytes(2, LINK) == 0
 
 
-@pytest.mark.parametrize("w, s", [(1, 1), (4, 1), (4, 4), (6, 2), (2, 6)])
-def test_servers_are_what_their_messages_take(w, s):
-    push = [(i, w + j) for i in range(w) for j in range(s)]
-    pull = [(b, a) for a, b in push]
-    expected = played([push, pull], w + s, 1e6 / s, LINK)
-    assert server_seconds(w, s, 1e6, LINK) == pytest.approx(expected)
-
-
 def test_four_gpus_of_d2l():
-    """d2l 13.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them.
-
-    Its 80 ms by way of the CPU are those of one server that is none of the workers.
-    """
+    """d2l 13.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them."""
     link = Link(16e9)
     assert allreduce_seconds("star", 4, 160e6, link) == pytest.approx(60e-3)
     assert allreduce_seconds("sharded", 4, 160e6, link) == pytest.approx(15e-3)
-    assert server_seconds(4, 1, 160e6, link) == pytest.approx(80e-3)
 
 
 def test_two_levels():
@@ -125,16 +99,10 @@ def test_errors_give_values():
         allreduce_seconds("ring", 2.5, 1, LINK)
     with pytest.raises(ValueError, match="nothing to sum: k = 1"):
         crossover_bytes(1, LINK)
-    with pytest.raises(ValueError, match="num_servers must be at least 1: got 0"):
-        server_seconds(2, 0, 1, LINK)
     with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
         two_level_seconds(2, -1, 1, LINK, LINK)
-    for predict in (
-        lambda: allreduce_seconds("ring", 2, -5, LINK),
-        lambda: server_seconds(2, 2, -5, LINK),
-    ):
-        with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
-            predict()
+    with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
+        allreduce_seconds("ring", 2, -5, LINK)
 
 
 def test_operations_are_those_of_the_formula():

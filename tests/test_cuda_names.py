@@ -24,7 +24,7 @@ def run(program, gpus="vgpu:2", visible=None):
     """Run a program in a process that has these GPUs; return what it prints, in words."""
     code = SWITCH_ON.format(gpus=gpus, visible=visible) + textwrap.dedent(program)
     done = fresh.run(code, fresh.SET_UP)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and "Failed to record CUDA" not in done.stderr, done.stderr
     return done.stdout.split()
 
 
@@ -79,7 +79,28 @@ def test_devices_and_their_number():
         assert nn.Linear(1, 1).weight.is_cuda and torch.tensor([1]).is_cuda
     torch.set_default_device("cuda:0")
     assert torch.ones(1).device.index == 0
+    torch.set_default_tensor_type("torch.cuda.HalfTensor")
+    assert torch.ones(1).is_cuda and torch.ones(1).dtype == torch.float16
+    torch.set_default_tensor_type(torch.DoubleTensor)
+    assert not torch.ones(1).is_cuda and torch.ones(1).dtype == torch.float64
     """)
+
+
+def test_memory_that_a_stream_holds_is_cached():
+    run(
+        """
+    side, x = torch.cuda.Stream(), torch.ones(1024, device="cuda")
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10**9)
+    x.record_stream(side)
+    del x
+    assert torch.cuda.memory_allocated() == before - 4096
+    assert torch.cuda.memory_cached() == torch.cuda.memory_reserved() == before
+    assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved() >= before
+    """,
+        "v100:1",
+    )
 
 
 def test_errors_are_those_of_cuda():
@@ -275,6 +296,7 @@ def test_what_only_cuda_has_says_so_by_name():
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),
+        lambda: extension.load_inline("fast", "", with_cuda=True),
         lambda: extension.CUDAExtension("fast", ["a.cpp"]),
     ):
         assert "the CUDA extension 'fast' needs a real GPU" in error(make)
@@ -342,7 +364,7 @@ def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
 
 @pytest.mark.parametrize(
     ("gpus", "visible", "count"),
-    [("vgpu:4", None, 4), ("vgpu:4", "0,3", 2), ("vgpu:2", "1,7,0", 1), ("v100:8", "2", 1)],
+    [("vgpu:4", None, 4), ("vgpu:4", "0,3", 2), ("vgpu:2", "1,2,0", 1), ("v100:8", "2", 1)],
 )
 def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
@@ -370,6 +392,10 @@ def test_what_names_no_gpus(gpus):
         ("gloo", "cpu:gloo,vgpu:vccl"),
         ("cpu:gloo,cuda:nccl", "cpu:gloo,vgpu:vccl"),
         ("undefined", "cpu:gloo,vgpu:vccl"),
+        ("cuda:gloo", "vgpu:vccl"),
+        ("cuda:mpi", "cuda:mpi"),
+        ("mpi", "mpi"),
+        ("cpu:gloo", "cpu:gloo"),
     ],
 )
 def test_names_of_backends(given, ours):

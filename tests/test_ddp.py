@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
 
 import d2lpar
-from d2lpar import Mark, Timeline, memory, training
+from d2lpar import Mark, Timeline, training
 from d2lpar.processes import ddp
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.virtual import Link, Span
@@ -281,11 +281,6 @@ def test_saved_bytes_are_the_activations_without_parameters():
     assert saved.total == X.nbytes + 4 * 5 * 100
 
 
-def test_held_bytes_count_each_storage_once():
-    x = torch.zeros(10)
-    assert memory.storage_bytes([x, x[:2], torch.zeros(1)]) == 44
-
-
 @contextlib.contextmanager
 def rank_of(world_size, backend):
     """Be the last rank of a process group, for the length of a block."""
@@ -295,16 +290,6 @@ def rank_of(world_size, backend):
         yield
     finally:
         dist.destroy_process_group()
-
-
-def test_held_bytes_of_a_dtensor_are_those_of_its_shard():
-    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
-
-    with rank_of(2, "fake"):
-        shard = torch.zeros(10)
-        whole = DTensor.from_local(shard, init_device_mesh("cpu", (2,)), [Shard(0)])
-        assert whole.nbytes == 80
-        assert memory.storage_bytes([whole]) == memory.storage_bytes([whole, shard]) == 40
 
 
 def test_an_allreduce_is_timed_with_as_many_bytes_as_were_asked_for():

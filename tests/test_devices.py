@@ -12,9 +12,9 @@ import torch
 import d2lpar
 from d2lpar import devices as module
 from d2lpar import virtual
-from d2lpar.virtual import PRESETS, Link, engines, memory_of_this_process, private
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import PRESETS, Link, configuration, engines, memory_of_this_process, registry
 from d2lpar.virtual.links import as_link, format_bytes
+from d2lpar.virtual.private import check_version
 
 CPU = torch.device("cpu")
 
@@ -300,12 +300,12 @@ def settings_of(device):
 
 
 def test_memory_and_cores_are_those_of_this_process(monkeypatch):
-    monkeypatch.setattr(virtual, "memory_of_this_process", lambda: 10**9)
+    monkeypatch.setattr(configuration, "memory_of_this_process", lambda: 10**9)
     devices = d2lpar.virtual_gpus(2)
     assert {registry.find(device).memory.limit for device in devices} == {4 * 10**8}
-    monkeypatch.setattr(virtual, "cores_of_this_process", lambda: 99)
+    monkeypatch.setattr(configuration, "cores_of_this_process", lambda: 99)
     with pytest.warns(UserWarning, match="793 threads of virtual GPUs share 99 CPU cores"):
-        virtual._warn_of_crowding(793)
+        configuration._warn_of_crowding(793)
 
 
 def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
@@ -520,9 +520,19 @@ def test_presets_carry_the_published_figures_and_their_source():
         "nvlink2": 150e9,
         "nvlink3": 300e9,
         "nvlink4": 450e9,
+        "pcie3-measured": 12.1e9,
+        "pcie4-measured": 25.7e9,
+        "pcie5-measured": 54.3e9,
+        "pcie4-through-host-measured": 20.9e9,
+        "2xnvlink1-measured": 36.4e9,
+        "2xnvlink2-measured": 47.9e9,
+        "nvlink3-measured": 240e9,
+        "nvlink4-measured": 374e9,
     }
     for name, link in PRESETS.items():
-        assert link.name == name
+        wire = PRESETS.get(name.removesuffix("-measured"))
+        assert name.endswith("-measured") or link.name == name
+        assert wire is None or link is wire or link.bandwidth < wire.bandwidth
         assert link.source
         assert link.latency > 0
         assert link.pageable is None or link.pageable < link.bandwidth
@@ -552,18 +562,18 @@ def test_format_bytes(num_bytes, text):
 
 @pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.1+cu130", "2.14.0a0+git1"])
 def test_known_versions_of_torch(version):
-    private.check_version(version)
+    check_version(version)
 
 
 @pytest.mark.parametrize("version", ["2.10.1", "1.13.0", "2.16.0", "3.0.0+cpu", "2.9.1"])
 def test_unknown_versions_of_torch_are_refused(version):
     with pytest.raises(RuntimeError) as info:
-        private.check_version(version)
+        check_version(version)
     assert f"torch 2.11 to 2.15; this is torch {version}" in str(info.value)
 
 
 def test_the_threads_of_all_devices_together_are_said_to_be_too_many(gpus, monkeypatch):
-    monkeypatch.setattr("d2lpar.virtual.cores_of_this_process", lambda: 1)
+    monkeypatch.setattr("d2lpar.virtual.configuration.cores_of_this_process", lambda: 1)
     with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
         d2lpar.virtual_gpus(2, threads=5)
 

@@ -1,8 +1,10 @@
 """`d2lpar doctor`: what it says, and what it finds wrong."""
 
 import importlib.metadata
+import platform
 import re
 import shutil
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +22,7 @@ def found(monkeypatch):
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
+    monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
     disk = SimpleNamespace(free=2**34)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
 
@@ -56,6 +59,36 @@ def test_too_little(found, monkeypatch, capsys, name, value, wrong, text):
     assert "1 of these are wrong" in capsys.readouterr().out
 
 
+def test_a_machine_without_notebooks_is_not_wrong(found, monkeypatch, capsys):
+    monkeypatch.setattr(doctor, "LAB", ("no_such_package",))
+    assert found() == {}
+    assert doctor.examine() == 0
+    assert (
+        "notebooks     not installed; in a clone: pip install '.[lab]'" in capsys.readouterr().out
+    )
+
+
+def test_a_torchvision_of_another_build(found, monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "torchvision")
+    monkeypatch.syspath_prepend(tmp_path)
+    error = "operator torchvision::nms does not exist"
+    (tmp_path / "torchvision.py").write_text(f"raise RuntimeError({error!r})")
+    said = found()
+    assert list(said) == ["torchvision"] and error in said["torchvision"]
+    monkeypatch.setattr("torch.__version__", "2.15.0+cpu")
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert re.search(r" torch==2\.15\.0 torchvision --index-url \S+/cpu$", found()["torchvision"])
+    monkeypatch.setattr("torch.version.cuda", "12.9")
+    assert "--index-url" not in found()["torchvision"]
+
+
+def test_no_torchvision(found, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    assert found() == {}
+    doctor.examine()
+    assert "torchvision   not installed" in capsys.readouterr().out
+
+
 def test_full_disks(found, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=2**20))
     assert set(found()) <= {"disk", "shared memory"} and "disk" in found()
@@ -68,15 +101,20 @@ def test_a_torch_that_is_not_supported(found, monkeypatch):
     assert "2.99.0" in found()["torch"]
 
 
+def test_a_python_that_is_not_supported(found, monkeypatch):
+    monkeypatch.setattr(platform, "python_implementation", lambda: "PyPy")
+    assert "this is PyPy" in found()["Python"]
+
+
 def test_no_entry_point(found, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
     assert "install the package" in found()["entry point"]
 
 
 def test_another_machine(found, monkeypatch):
-    from d2lpar.virtual import private
+    from d2lpar.virtual.private import guards
 
-    monkeypatch.setattr(private, "can_answer_without_python", lambda: False)
+    monkeypatch.setattr(guards, "can_answer_without_python", lambda: False)
     assert "cannot stand for CUDA's" in found()["d2lpar run"]
 
 

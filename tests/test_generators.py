@@ -6,8 +6,7 @@ import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import device as registry
-from d2lpar.virtual import generators, virtual_gpus
+from d2lpar.virtual import generators, registry, virtual_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +109,10 @@ def test_the_state_of_a_generator_is_that_after_all_draws_so_far(devices):
         torch.rand(3, device=devices[0], generator=generator)
         state = generator.get_state()
     assert torch.equal(state, on_cpu.get_state())
-    twin = generator.clone_state()
+    torch.rand(3, generator=on_cpu)
+    with Gate(devices[0]) as gate, gate.opened_later():
+        torch.rand(3, device=devices[0], generator=generator)
+        twin = generator.clone_state()
     expected = torch.rand(3, generator=on_cpu).tolist()
     for each in (generator, twin):
         assert torch.rand(3, device=devices[0], generator=each).tolist() == expected

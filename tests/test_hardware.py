@@ -6,8 +6,11 @@ import pytest
 import torch
 from modelling import Fixed
 
-from d2lpar.virtual import Link, hardware, hardware_name, host_takes, virtual_gpus
-from d2lpar.virtual.hardware import GPU, GPUS, MACHINES, Machine, as_machine, machines_of
+from d2lpar.virtual import PRESETS, Link, hardware_name, host_takes, virtual_gpus
+from d2lpar.virtual import gpu as gpu_figures
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.gpu import GPU
+from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
 from d2lpar.virtual.kernels import Kernel, Product
 
 LINK = Link(1e9)
@@ -126,7 +129,7 @@ def test_machines_are_found_by_name_by_gpu_and_as_they_are():
 
 def test_devices_have_the_memory_and_the_links_of_what_they_model():
     virtual_gpus(3, model=["v100", "t4", "a100"])
-    from d2lpar.virtual import device as registry
+    from d2lpar.virtual import registry
 
     found = registry.devices[:3]
     models = [GPUS[name] for name in ("v100", "t4", "a100")]
@@ -143,7 +146,7 @@ def test_devices_have_the_memory_and_the_links_of_what_they_model():
 
 def test_over_the_network_its_link_counts():
     virtual_gpus(4, model=Machine("v100", gpus=2, network=Link(1.0, 3)))
-    from d2lpar.virtual import device as registry
+    from d2lpar.virtual import registry
 
     first, *others = registry.devices[:4]
     links = [first.link_to(other) for other in others]
@@ -155,8 +158,8 @@ def test_over_the_network_its_link_counts():
 
 def test_the_longest_of_three_counts():
     mine = gpu(bandwidth=1e6, peaks={"float32": 1e6})
-    assert mine.kernel_seconds(kernel()) == hardware.LEAST_SECONDS
-    by_bytes = 1000 / (1e6 * hardware.MEMORY_EFFICIENCY)
+    assert mine.kernel_seconds(kernel()) == gpu_figures.LEAST_SECONDS
+    by_bytes = 1000 / (1e6 * gpu_figures.MEMORY_EFFICIENCY)
     assert mine.kernel_seconds(kernel(num_bytes=1000)) == pytest.approx(by_bytes, rel=1e-12)
     product = Product(1, 128, 128, 64)
     by_product = mine.product_seconds(product)
@@ -167,15 +170,15 @@ def test_the_longest_of_three_counts():
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    mine, tile = gpu(), max(hardware.TILES)
+    mine, tile = gpu(), max(gpu_figures.TILES)
     product = Product(1, tile * waves, tile * 4, 1 << 20)
-    expected = product.flops / (hardware.PRODUCT_EFFICIENCY * 1e9)
+    expected = product.flops / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
     assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
     assert mine.product_seconds(Product(waves, tile, tile * 4, 1 << 20)) == pytest.approx(expected)
 
 
 def test_one_row_more_takes_longer_and_small_products_reach_little():
-    mine, tile = gpu(), max(hardware.TILES)
+    mine, tile = gpu(), max(gpu_figures.TILES)
     full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
     assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
     small = Product(1, 1, 1, 4096)
@@ -249,13 +252,14 @@ def test_what_torch_allows_counts_when_the_operator_is_issued():
 def test_every_gpu_says_where_its_figures_come_from(name):
     ours = GPUS[name]
     assert ours.source and ours.source != "the caller"
-    assert ours.link.source
-    assert ours.peer_link is None or ours.peer_link.source
+    measured = [link for key, link in PRESETS.items() if key.endswith("-measured")]
+    assert ours.link in measured
+    assert ours.peer_link is None or ours.peer_link in measured
     assert ours.bandwidth > ours.link.bandwidth
     assert list(ours.peaks.values()) and max(ours.peaks.values()) < 1e16
     rows = dict(ours.rows())
     assert ours.source in rows[ours.name]
-    for figure in (hardware.PRODUCT_EFFICIENCY, hardware.MEMORY_EFFICIENCY):
+    for figure in (gpu_figures.PRODUCT_EFFICIENCY, gpu_figures.MEMORY_EFFICIENCY):
         assert f"{figure:g}" in rows["fitted"]
 
 

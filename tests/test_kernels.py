@@ -2,17 +2,18 @@
 
 import contextlib
 import math
+import warnings
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import d2lpar
-from d2lpar.virtual import clock, virtual_gpus
-from d2lpar.virtual.kernels import Product, kernel_of
+from d2lpar.virtual import clock, gpu, virtual_gpus
+from d2lpar.virtual.kernels import Product, kernel_of, may_do_products
 from d2lpar.virtual.scheduler import Stream
 
 
@@ -274,3 +275,82 @@ def test_a_small_write_into_a_large_tensor_costs_what_it_writes():
     least = seconds_of(lambda: row + row)
     assert seconds_of(lambda: cache.index_copy_(0, index, row)) == pytest.approx(least)
     assert seconds_of(lambda: cache.add_(1)) > 50 * least
+
+
+# -- products that are not known
+
+
+@torch.library.custom_op("d2lpar_tests::scores", mutates_args=())
+def scores(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return a @ b
+
+
+@torch.library.custom_op("d2lpar_tests::halved", mutates_args=(), tags=(torch.Tag.pointwise,))
+def halved(a: torch.Tensor) -> torch.Tensor:
+    return a / 2
+
+
+scores.register_fake(lambda a, b: a.new_empty(a.shape[0], b.shape[1]))
+halved.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize(
+    ("name", "program"),
+    [
+        ("aten._euclidean_dist", torch.cdist),
+        ("aten.linalg_inv_ex", lambda a, b: torch.linalg.inv(a)),
+        ("aten._linalg_svd", lambda a, b: torch.linalg.svd(a)),
+        ("aten._fft_r2c", lambda a, b: torch.fft.rfft(a)),
+        ("d2lpar_tests.scores", scores),
+    ],
+)
+def test_an_operator_with_products_that_are_not_known_says_so_once(name, program):
+    gpu._warn_of_unknown_products.cache_clear()
+    (device,) = virtual_gpus(1, model="v100")
+    with pytest.warns(UserWarning) as noted:
+        for size in (30, 30, 40):
+            program(*torch.eye(size, device=device).repeat(2, 1, 1))
+    expected = f"{name} is counted by its bytes only: its products are not known to the model"
+    assert [str(warning.message)[: len(expected)] for warning in noted] == [expected]
+
+
+def everything_else(device):
+    """Do a step of everything that has no products but those that are known."""
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        nn.Embedding(50, 16), nn.Linear(16, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(0.1)
+    )
+    net.append(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True))
+    tail = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2))
+    net, tail = net.to(device), tail.to(device)
+    adam = torch.optim.Adam([*net.parameters(), *tail.parameters()])
+    found = net(torch.arange(32, device=device).reshape(4, 8))
+    found = F.interpolate(tail(found.unsqueeze(1)), scale_factor=2, mode="bilinear")
+    found = torch.cat([halved(found.detach()), found.flip(0)]).flatten(1)
+    F.cross_entropy(found, found.argmax(1)).backward()
+    nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+    adam.step()
+    F.softmax(found, 1).sort(1).values.cumsum(1).std(0).max().item()
+    torch.mv(found, found[0]), found[0].dot(found[0]), found.gather(1, found.argsort(1))
+
+
+def test_operators_without_products_and_known_ones_say_nothing():
+    (device,) = virtual_gpus(1, model="v100")
+    gpu._warn_of_unknown_products.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        everything_else(device)
+
+
+def test_what_torch_counts_as_products_may_do_them_and_what_it_calls_pointwise_does_none():
+    for packet in flop_registry:
+        assert may_do_products(str(packet)), packet
+    free = {torch.Tag.pointwise, torch.Tag.reduction}
+    checked = 0
+    for name in torch._C._dispatch_get_all_op_names():
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        found = getattr(torch.ops.aten, packet, None) if name.startswith("aten::") else None
+        if found is not None and free & set(getattr(found, overload or "default").tags):
+            assert not may_do_products(f"aten.{packet}"), name
+            checked += 1
+    assert checked > 500

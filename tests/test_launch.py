@@ -162,7 +162,7 @@ def test_ranks_have_vccl_one_thread_and_this_environment(monkeypatch):
 
 def devices_of_rank():
     """Return what a rank knows of its devices, and what it has on its own."""
-    from d2lpar.virtual import device as registry
+    from d2lpar.virtual import registry
 
     own = registry.current()
     dist.barrier()  # without a warning
@@ -354,7 +354,9 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
     assert str(Agent._why(agent, [1, None, None, 3])) == (
         "rank 3 ended with exit code 3 before it returned"
     )
-    for rank, error in ((2, IndexError("the reason")), (3, KeyError("later")), (1, broken)):
+    leave(2, IndexError("the reason"))
+    assert repr(Agent._why(agent, [1, None, 1, 3])) == "IndexError('the reason')"
+    for rank, error in ((3, KeyError("later")), (1, broken)):
         leave(rank, error)
     reason = Agent._why(agent, [1, 1, 1, 1])
     assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
@@ -633,7 +635,7 @@ def test_what_a_rank_has_started_ends_with_it(started):
 
 @pytest.mark.parametrize("users", [None, "SIGUSR1"])
 def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
-    from d2lpar.processes.agent import _apart
+    from d2lpar.processes.agent import _isolated
 
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     if users is None:
@@ -642,7 +644,7 @@ def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
         monkeypatch.setenv(name, users)
     main = sys.modules["__main__"]
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-    with pytest.raises(OSError), _apart():
+    with pytest.raises(OSError), _isolated():
         assert os.environ[name] == "SIGURG" and sys.modules["__main__"] is not main
         assert logger.disabled
         raise OSError

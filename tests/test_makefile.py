@@ -6,32 +6,37 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
-def make_run(folder, python):
+def make_run(folder, python, *options):
     """Call `make run` as from a terminal, also where these tests run under make."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "run", f"PYTHON={python}"]
+    command = ["make", "run", f"PYTHON={python}", *options]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
 
 
-def test_old_python_is_refused_with_its_version(tmp_path):
-    """`make` with a Python that is too old says which one it found and what to do."""
+@pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
+def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
+    """`make` says which one it found and what to do."""
+    numbers = tuple(map(int, version.split(".")))
     old = tmp_path / "python3"
     old.write_text(
         "#!/bin/sh\n"
-        '[ "$1" = --version ] && echo "Python 3.9.2"\n'
-        f'[ "$1" != -c ] || exec {sys.executable} -c "import sys; sys.version_info = (3, 9); $2"\n'
+        f'[ "$1" = --version ] && echo "Python {version}"\n'
+        f'[ "$1" != -c ] || exec {sys.executable} '
+        f'-c "import sys; sys.version_info = {numbers}; $2"\n'
     )
     old.chmod(0o755)
     (tmp_path / "Makefile").write_text(MAKEFILE)
     (tmp_path / "pyproject.toml").write_text("")
     done = make_run(tmp_path, old)
     assert done.returncode != 0
-    assert "needs Python 3.11 or newer" in done.stdout
-    assert "Python 3.9.2" in done.stdout
+    assert "runs on Python 3.11, 3.12 and 3.13" in done.stdout
+    assert f"Python {version}. Name another one: make PYTHON=python3.12" in done.stdout
     assert not (tmp_path / ".venv" / "ready").exists()
 
 
@@ -61,9 +66,20 @@ def test_second_call_does_not_set_up_again(tmp_path):
     assert second.stdout == ""
     calls = (tmp_path / "pip.txt").read_text().splitlines()
     assert "torch==" in calls[0]
-    assert any("--no-deps d2l==1.0.3 torchvision==0.28.0" in call for call in calls)
-    assert len(calls) == 3
+    assert calls[2].endswith("--no-deps d2l==1.0.3")
+    assert calls[3].endswith("--no-deps torchvision==0.28.0")
+    assert len(calls) == 4
     assert len((tmp_path / "run.txt").read_text().splitlines()) == 2
+
+
+def test_builds_without_cuda_are_those_of_torch_and_of_torchvision(tmp_path):
+    make_run(tmp_path, fake_python(tmp_path, pip_status=0), "CPU=1")
+    calls = (tmp_path / "pip.txt").read_text().splitlines()
+    index = "--index-url https://download.pytorch.org/whl/cpu"
+    assert [call.split()[-3] for call in calls if call.endswith(index)] == [
+        "torch==2.13.0",
+        "torchvision==0.28.0",
+    ]
 
 
 def test_failed_set_up_shows_the_log_and_is_tried_again(tmp_path):

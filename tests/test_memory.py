@@ -11,8 +11,7 @@ import torch
 from gates import Gate
 
 from d2lpar import SavedBytes
-from d2lpar.virtual import device as registry
-from d2lpar.virtual import virtual_gpus
+from d2lpar.virtual import registry, virtual_gpus
 
 MIB = 2**20
 

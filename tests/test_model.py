@@ -5,6 +5,7 @@ import sys
 import threading
 from collections import Counter
 
+import fresh
 import pytest
 import torch
 from gates import recorded
@@ -25,9 +26,8 @@ from d2lpar.parallel.pipelines import (
     split_layers,
 )
 from d2lpar.parallel.sharded_layers import tensor_parallel
-from d2lpar.virtual import Link, clock, hardware_name, host_takes, virtual_gpus
-from d2lpar.virtual import device as registry
-from d2lpar.virtual.hardware import GPUS, Machine
+from d2lpar.virtual import Link, clock, hardware_name, host_takes, registry, virtual_gpus
+from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.scheduler import Op
 
 
@@ -236,9 +236,9 @@ def threads_on_devices_of_their_own():
     [lambda: data_parallel_step(2), lambda: data_parallel_step(8), threads_on_devices_of_their_own],
     ids=["2 devices", "8 devices", "threads"],
 )
-def test_the_clock_tells_the_same_to_the_last_digit_in_every_run(program, interval, monkeypatch):
-    monkeypatch.setattr("d2lpar.virtual.model.SWITCH_INTERVAL", interval)
+def test_the_clock_tells_the_same_to_the_last_digit_in_every_run(program, interval):
     before = sys.getswitchinterval()
+    sys.setswitchinterval(interval)
     try:
         runs = {program() for _ in range(10)}
     finally:
@@ -646,12 +646,93 @@ def test_a_loop_that_asks_again_and_again_ends_without_launch_costs():
     assert event.query()
 
 
-@pytest.mark.parametrize("first, second", [("v100", "t4"), ("t4", "v100"), ("v100", "a100")])
-def test_the_slower_of_two_links_decides(first, second):
-    devices = virtual_gpus(2, model=[first, second])
-    links = [GPUS[name].peer_link or GPUS[name].link for name in (first, second)]
-    slower = min(links, key=lambda link: link.bandwidth)
+@pytest.mark.parametrize(
+    "links, seconds",
+    [((Link(2.0, 1), Link(4.0, 9)), 8 / 2 + 1), ((Link(4.0, 9), None), 8 / 4 + 9)],
+)
+@pytest.mark.parametrize("source", [0, 1])
+def test_the_slower_of_two_links_decides(links, seconds, source):
+    devices = virtual_gpus(2, model=Fixed(), peer_link=list(links))
     with d2lpar.Timeline() as timeline:
-        torch.ones(2**20, device=devices[0]).to(devices[1])
+        room(8, devices[source]).to(devices[1 - source])
     (copy,) = timeline.select(kind="copy")
-    assert copy.seconds == pytest.approx(slower.seconds(2**22))
+    assert copy.seconds == seconds
+
+
+# -- what is changed in the process
+
+
+def test_the_switch_interval_is_the_programs_own_but_for_engines_that_are_threads():
+    before = sys.getswitchinterval()
+    try:
+        virtual_gpus(1, model="v100")
+        sys.setswitchinterval(0.007)
+        for model, expected in ((None, 1e-4), (None, 1e-4), ("v100", 0.007), ("t4", 0.007)):
+            virtual_gpus(1, model=model)
+            assert sys.getswitchinterval() == pytest.approx(expected, rel=0.01)
+        virtual_gpus(1)
+        sys.setswitchinterval(0.003)  # what the program sets meanwhile counts
+        for model in (None, "v100"):
+            virtual_gpus(1, model=model)
+            assert sys.getswitchinterval() == pytest.approx(0.003, rel=0.01)
+        sys.setswitchinterval(1e-5)
+        virtual_gpus(1)
+        assert sys.getswitchinterval() == pytest.approx(1e-5, rel=0.01)  # short enough
+    finally:
+        sys.setswitchinterval(before)
+
+
+def test_threads_are_watched_only_while_gpus_are_modelled(monkeypatch):
+    virtual_gpus(1)
+    methods = threading.Thread.start, threading.Thread.join
+    for _ in range(2):
+        virtual_gpus(1, model="v100")
+        assert threading.Thread.start is not methods[0]
+        assert threading.Thread.join is not methods[1]
+        virtual_gpus(1)
+        assert (threading.Thread.start, threading.Thread.join) == methods
+    virtual_gpus(1, model="v100")
+    watched, calls = threading.Thread.start, []
+
+    def start(self):  # a debugger's, which stays where it is
+        calls.append(self)
+        watched(self)
+
+    with monkeypatch.context() as debugger:
+        debugger.setattr(threading.Thread, "start", start)
+        for model in (None, "v100", None):
+            virtual_gpus(1, model=model)
+            assert threading.Thread.start is start
+        thread = threading.Thread(target=lambda: None)
+        thread.start()
+        thread.join()
+        assert calls[-1] is thread
+    virtual_gpus(1, model="v100")
+    virtual_gpus(1)
+    assert (threading.Thread.start, threading.Thread.join) == methods
+
+
+PROCESS = """
+import atexit, os, sys
+atexit.register(lambda: print(f"{sys.getswitchinterval():.3f}"))
+sys.setswitchinterval(0.007)
+registered, register = [], os.register_at_fork
+os.register_at_fork = lambda **functions: (registered.append(functions), register(**functions))
+import torch, d2lpar
+import torch.distributed as dist
+d2lpar.virtual_gpus(1)
+before = len(registered)
+for device in d2lpar.virtual_gpus(8):
+    torch.ones(3, device=device)
+dist.init_process_group("vccl", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(3, device="vgpu:0"))
+dist.destroy_process_group()
+d2lpar.virtual_gpus(8, model="v100")
+d2lpar.virtual_gpus(8)
+print(len(registered) - before)
+"""
+
+
+def test_a_process_gets_no_functions_for_each_engine_and_its_switch_interval_back():
+    result = fresh.run(PROCESS, fresh.TORCH)
+    assert result.stdout.split() == ["0", "0.007"], result.stderr

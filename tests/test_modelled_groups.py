@@ -7,11 +7,16 @@ says, a link moves a byte a second, and launches take no time unless a test says
 import copy
 import gc
 import os
+import pickle
 import random
 import signal
 import socket
+import struct
 import threading
 import time
+from datetime import timedelta
+from multiprocessing import AuthenticationError
+from multiprocessing.connection import Client
 
 import fresh
 import pytest
@@ -36,7 +41,7 @@ from d2lpar.virtual import (
     virtual_gpus,
 )
 from d2lpar.virtual.distributed import timekeeper
-from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Rank
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Rank
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -553,7 +558,7 @@ def say(keeper, number, kind, *message):
 
 def post(keeper, number, key, members, now, text="all_reduce"):
     link = 1.0, 0.0
-    say(keeper, number, "post", now, key, members, text, now, "here", link, link, True)
+    say(keeper, number, "post", now, key, members, (text, now, "here", link, link, True))
 
 
 def heard(keeper, number):
@@ -680,6 +685,16 @@ def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
 def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_link, seconds):
     fixed_gpus(1, gpus=1, peer_link=peer_link and Link(peer_link), network=Link(0.5, latency=0.5))
     with equal_ranks(2):
+        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
+        assert end() == seconds
+
+
+@pytest.mark.parametrize(("k", "seconds"), [(2, 8.0), (3, 21.0)])
+def test_equal_ranks_that_fill_a_machine_use_no_network(k, seconds):
+    """2 ranks: 8 bytes at 1 byte a second. 3: 10 bytes at a half, and 4 latencies."""
+    link, network = Link(1.0), Link(0.5, latency=0.25)
+    fixed_gpus(1, gpus=2, peer_link=link, network=network)
+    with equal_ranks(k):
         dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
         assert end() == seconds
 
@@ -833,7 +848,7 @@ def test_messages_to_the_keeper_do_not_wait_for_others():
     _, device, group = set_up()
     dist.all_reduce(room(4, device), group=group)
     torch.vgpu.synchronize()
-    member = scheduler.simulation.meetings._member
+    member = scheduler.clock.meetings._member
     with socket.socket(fileno=os.dup(member._connection.fileno())) as tcp:
         assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
     for rank in member._keeper._ranks.values() if member._keeper is not None else ():
@@ -879,3 +894,95 @@ def test_simulations_and_groups_come_and_go_without_leaving_threads_or_connectio
     leave_behind(10)
     dist.barrier()
     assert left() == before
+
+
+# -- who may talk to the keeper
+
+
+class Executed:
+    """What leaves a file behind where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (str(self.path), "w")
+
+
+def enter(keeper):
+    """Return a connection that has shown that it knows the secret."""
+    return Client(("127.0.0.1", keeper.port), authkey=keeper.secret)
+
+
+def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path):
+    keeper, evil = Keeper(1, timeout=1000), pickle.dumps(Executed(tmp_path / "executed"))
+    stay = []  # connections that stay open
+    for sent in (b"", b"x" * 1000, struct.pack("!i", 2**31 - 1), framed(evil), framed(b"[0]")):
+        stay.append(socket.create_connection(("127.0.0.1", keeper.port)))
+        stay[-1].sendall(sent)
+    with pytest.raises(AuthenticationError):
+        Client(("127.0.0.1", keeper.port), authkey=b"wrong")
+    for sent in (evil, b"{", b"[" * 10_000, b"1", b'"_give_leave"', b"null", b" " * 2**20 + b"0"):
+        with enter(keeper) as stranger:
+            stranger.send_bytes(sent)
+            assert stranger.poll(20), sent[:20]
+            with pytest.raises((EOFError, OSError)):
+                stranger.recv_bytes()
+    assert not keeper._ranks
+    store = dist.HashStore()
+    store.add(f"{timekeeper._KEY}/ranks", 1)
+    store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
+    member = Member(store, 0, 1, timedelta(seconds=20), lambda *what: None)
+    key, link = ("a group", None, 7), (3.0, 0.1 + 0.2)
+    member.post(1.0, key, (0,), "all_reduce", 0.7, ("here",), link, (1.0, NEVER), True)
+    assert member.ask(NEVER) == [("meet", key, 0.7, 3.0, 0.1 + 0.2, True)]
+    member._connection.send_bytes(evil)  # it has lost its mind
+    answers = []
+    with in_thread(lambda: answers.extend([member.ask(5.0), member.ask(6.0)])):
+        pass
+    assert answers == [[("lost",)]] * 2
+    assert keeper._ranks[0].ended
+    assert not list(tmp_path.iterdir())
+    for connection in stay:
+        connection.close()
+
+
+def framed(message):
+    """Return a message as `multiprocessing.connection` writes it."""
+    return struct.pack("!i", len(message)) + message
+
+
+def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
+    keeper = Keeper(1, timeout=1000, address="127.0.0.2")
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", keeper.port))
+    Client(("127.0.0.2", keeper.port), authkey=keeper.secret).close()
+    for name in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert timekeeper._own_address() == "127.0.0.1"
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    assert timekeeper._own_address() in ("127.0.0.1", "::1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(RuntimeError, match="MASTER_ADDR=127.0.0.1 .* others of 4 ranks"):
+        timekeeper._own_address()
+    monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    assert timekeeper._own_address() == "127.0.0.1"
+
+
+def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper):
+    for number, (link, network, host) in enumerate(
+        [
+            ((8.0, 0.1), (1.0, 2.0), "a"),
+            ((4.0, 0.3), (3.0, 1.0), "a"),
+            ((9.0, 0.2), (9.0, 0.2), "b"),
+        ]
+    ):
+        for members in ((0, 1), (0, 1, 2)):
+            if number in members:
+                figures = "all_reduce", 1.0, host, link, network, True
+                say(keeper, number, "post", 1.0, members, members, figures)
+    met = [message for message in heard(keeper, 1) if message[0] == "meet"]
+    assert met == [("meet", (0, 1), 1.0, 4.0, 0.3, True), ("meet", (0, 1, 2), 1.0, 1.0, 2.0, True)]

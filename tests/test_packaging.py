@@ -16,6 +16,7 @@ import pytest
 import d2lpar
 
 ROOT = Path(__file__).resolve().parents[1]
+AUTOLOAD = "d2lpar_autoload.py"
 NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")
 
 
@@ -25,11 +26,33 @@ def run(*command, **options):
     return done.stdout
 
 
+def copied(folder):
+    """Return a copy of this repository in a folder."""
+    ignore = shutil.ignore_patterns(*NOT_COPIED)
+    return shutil.copytree(ROOT, folder / "d2lpar", ignore=ignore)
+
+
+@pytest.fixture
+def clean(tmp_path):
+    """Return a Python with torch and the like from here, but nothing of ours, and its packages."""
+    venv.create(tmp_path / "clean")
+    python = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python"
+    (here,) = (path for path in site.getsitepackages() if Path(path, "torch").is_dir())
+    find = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    packages = Path(run(python, "-c", find).strip())
+    (packages / "of_the_tests.pth").write_text(f"{here}\n")
+    return python, packages
+
+
+def install(python, *what):
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "install", "--no-index", "--no-deps", "--no-build-isolation", *what)
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Return the sdist and the wheel that was built from it, without a network."""
-    folder = tmp_path_factory.mktemp("build") / "d2lpar"
-    shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED))
+    folder = copied(tmp_path_factory.mktemp("build"))
     run(sys.executable, "-m", "build", "--no-isolation", cwd=folder)
     (sdist,) = (folder / "dist").glob("*.tar.gz")
     (wheel,) = (folder / "dist").glob("*.whl")
@@ -51,12 +74,10 @@ def test_the_wheel_holds_the_package_and_no_more(built):
         metadata = f"d2lpar-{d2lpar.__version__}.dist-info"
         said = wheel.read(f"{metadata}/METADATA").decode()
         scripts = wheel.read(f"{metadata}/entry_points.txt").decode()
-    assert {name for name in names if not name.startswith(metadata)} == sources()
+    assert {name for name in names if not name.startswith(metadata)} == sources() | {AUTOLOAD}
     assert f"{metadata}/licenses/LICENSE" in names
     assert "d2lpar = d2lpar.__main__:main" in scripts and "[torch.backends]" in scripts
-    assert "License-Expression: MIT" in said and "Requires-Python: >=3.11" in said
-    urls = re.findall("^Project-URL: (.*), https://github.com/d2lpar/d2lpar", said, re.MULTILINE)
-    assert {"Homepage", "Issues", "Changelog"} <= set(urls)
+    assert "License-Expression: MIT" in said and "Requires-Python: <3.14,>=3.11" in said
 
 
 def test_the_sdist_holds_what_a_wheel_is_built_from_and_no_chapters(built):
@@ -66,19 +87,12 @@ def test_the_sdist_holds_what_a_wheel_is_built_from_and_no_chapters(built):
         }
     ours = {name for name in names if not re.match(r"d2lpar\.egg-info/|PKG-INFO|setup\.cfg", name)}
     others = {"pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"}
-    assert ours == sources() | others | {"CITATION.cff"}
+    assert ours == sources() | others | {"CITATION.cff", "tools/build_backend.py", AUTOLOAD}
 
 
-def test_the_wheel_works_in_a_clean_environment(built, tmp_path):
-    """With torch and the like from here, but nothing of ours."""
-    venv.create(tmp_path / "clean")
-    python = tmp_path / "clean" / ("Scripts" if os.name == "nt" else "bin") / "python"
-    (here,) = (path for path in site.getsitepackages() if Path(path, "torch").is_dir())
-    find = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = Path(run(python, "-c", find).strip())
-    (packages / "of_the_tests.pth").write_text(f"{here}\n")
-    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
-    run(*pip, "install", "--no-index", "--no-deps", built[1])
+def test_the_wheel_works_in_a_clean_environment(built, clean, tmp_path):
+    python, packages = clean
+    install(python, built[1])
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"cwd": tmp_path, "env": environment}
     use = """
@@ -91,9 +105,55 @@ x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
 assert (x + 1).sum().item() == 6
 """
     assert Path(run(python, "-c", use, **options).strip()).is_relative_to(packages)
+    alone = """
+import sys
+sys.modules.update(dict.fromkeys(["matplotlib", "tqdm"]))
+import d2lpar, torch
+from d2lpar.plotting.animator import progress
+for choice in ({}, {"model": "v100"}):
+    devices = d2lpar.virtual_gpus(2, **choice)
+    with d2lpar.Timeline() as timeline:
+        torch.ones(3, device=devices[1]).sum().item()
+    assert timeline.busy(devices[1]) > 0
+for draw, missing in ((timeline.plot, "matplotlib"), (lambda: [*progress([1])], "tqdm")):
+    try:
+        draw()
+    except ImportError as error:
+        print(missing, f"pip install {missing}" in str(error))
+"""
+    assert run(python, "-c", alone, **options) == "matplotlib True\ntqdm True\n"
     command = python.with_name("d2lpar")
     said = subprocess.run([command, "doctor"], capture_output=True, text=True, **options).stdout
     assert "torch.backends lists d2lpar" in said
     if sys.platform == "linux":
         count = "import torch; print(torch.cuda.device_count())"
         assert run(command, "run", "--gpus", "3", python, "-c", count, **options) == "3\n"
+
+
+@pytest.mark.parametrize("editable", [False, True])
+def test_torch_is_imported_where_the_package_has_gone(built, clean, tmp_path, editable):
+    python, packages = clean
+    if editable:
+        folder = copied(tmp_path)
+        install(python, "-e", folder)
+        shutil.rmtree(folder)
+    else:
+        install(python, built[1])
+        shutil.rmtree(packages / "d2lpar")
+    assert (packages / AUTOLOAD).read_text() == (ROOT / AUTOLOAD).read_text()
+    gone = """
+import importlib.metadata
+try:
+    import d2lpar
+except ModuleNotFoundError:
+    (point,) = importlib.metadata.entry_points(group="torch.backends", name="d2lpar")
+    import torch
+    print(point.load().__module__, torch.ones(2).sum().item())
+"""
+    for gpus in ("", "vgpu:2"):  # unasked, and asked by a command of another Python
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        options = {"cwd": tmp_path, "env": environment | {"D2LPAR_CUDA": gpus}}
+        assert run(python, "-c", gone, **options) == "d2lpar_autoload 2.0\n"
+    pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
+    run(*pip, "uninstall", "--yes", "d2lpar")
+    assert not list(packages.glob("*d2lpar*"))

@@ -1,5 +1,4 @@
 import functools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -115,19 +114,6 @@ def test_what_is_sent_and_what_is_kept():
     assert all(d >= (m - p + s) * 2 * part for s, d in enumerate(difference))
 
 
-def test_marks_of_the_stages_follow_the_schedule():
-    stages, schedule = even_stages(network(), 2), one_forward_one_backward(2, 4)
-    marks = pipelines.record_schedule(stages, *batch(), F.cross_entropy, schedule, repeats=1)
-    ends = {}
-    for s, (stage, tasks) in enumerate(zip(marks, schedule, strict=True)):
-        assert [mark.name for mark in stage] == [f"{kind} {i}" for kind, i in tasks]
-        assert all(a.end <= b.start for a, b in zip(stage, stage[1:], strict=False))
-        ends |= {(s, mark.name): mark for mark in stage}
-    for i in range(4):
-        assert ends[0, f"forward {i}"].end <= ends[1, f"forward {i}"].start
-        assert ends[1, f"backward {i}"].end <= ends[0, f"backward {i}"].start
-
-
 def test_parts_of_a_step_are_recorded_where_their_kernels_ran():
     devices = d2lpar.virtual_gpus(2)
     a, b = (torch.ones(64, 64, device=device) for device in devices)
@@ -164,36 +150,6 @@ def test_a_modelled_part_has_its_last_kernel():
     [[a, b]] = pipelines.record_tasks(step, [device], repeats=1)
     assert (a.name, b.name) == ("a", "b")
     assert a.end - a.start == pytest.approx(b.end - b.start) and a.end == pytest.approx(b.start)
-
-
-def test_quickest_step_counts_from_the_first_to_the_last_task_of_stage_0(monkeypatch):
-    """The first step, to warm up, was quicker still."""
-    runs = [[[Mark("a", start, start + 1), Mark("b", 5, end)]] for start, end in
-            ((4, 6), (0, 9), (2, 8), (1, 9))]  # fmt: skip
-    steps = iter(runs)
-    monkeypatch.setattr(pipelines, "pipeline_step", lambda *_: None)
-    monkeypatch.setattr(pipelines, "_stage_marks", lambda *_: next(steps)[0])
-    assert pipelines.record_schedule([nn.Linear(1, 1)], None, None, None, None) == runs[2]
-
-
-def test_a_task_lasts_from_its_first_kernel_to_the_end_of_its_last():
-    """Kernels may overlap; those of other stages and tasks are others'."""
-    kernels = {
-        "forward 0 of stage 1": [(1, 2), (1.5, 5), (3, 4)],
-        "backward 0 of stage 1": [(6, 7)],
-    }
-
-    def select(device, kind, mark):
-        assert (device, kind) == (torch.device("cpu"), "kernel")
-        return [Mark("aten.mm", *times) for times in kernels[mark]]
-
-    marks = [
-        Mark(name, 0, 0) for name in ("forward 0 of stage 0", *kernels, "forward 0 of stage 11")
-    ]
-    timeline = SimpleNamespace(marks=marks, select=select)
-    assert pipelines._stage_marks(timeline, 1, nn.Linear(1, 1)) == [
-        ("forward 0", 1, 5), ("backward 0", 6, 7)
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("names", [["cpu", "vgpu:0"], ["vgpu:0", "cpu"], ["cpu", "cpu"]])

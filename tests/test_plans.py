@@ -7,7 +7,7 @@ import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import issuing, memory, plans, saving, virtual_gpus
+from d2lpar.virtual import cells, issuing, plans, saving, virtual_gpus
 
 
 @pytest.fixture(autouse=True)
@@ -216,6 +216,26 @@ def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, li
         assert library.shapeless(x).tolist() == [2] * 3
 
 
+def test_a_custom_operator_without_a_shape_inference_is_known_by_that(device):
+    """Not by what an error says."""
+
+    def increment(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    def refuse(x):
+        raise RuntimeError("there is no fake impl for today")
+
+    plain = torch.library.custom_op("d2lpar_test_custom::plain", increment, mutates_args=())
+    fails = torch.library.custom_op("d2lpar_test_custom::fails", increment, mutates_args=())
+    fails.register_fake(refuse)
+    x = torch.ones(2, device=device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert plain(x).tolist() == [2, 2]
+    with pytest.warns(UserWarning, match="fails waits for its result.*for today"):
+        assert fails(x).tolist() == [2, 2]
+
+
 @pytest.mark.filterwarnings("ignore:.*rest waits for its result")
 def test_a_view_without_a_shape_inference_takes_no_memory(device, library):
     x = torch.arange(3.0, device=device)
@@ -304,11 +324,11 @@ def test_the_dtype_of_a_number_of_the_cpu_matters(device):
 
 
 def test_no_more_layouts_are_kept_than_fit(device, monkeypatch):
-    monkeypatch.setattr(memory, "MAX_LAYOUTS", 30)
+    monkeypatch.setattr(cells, "MAX_LAYOUTS", 30)
     total = torch.zeros((), device=device)
     for n in range(1001, 1061):
         total += torch.ones(n, device=device)[1000:].sum()
-        assert len(memory.Layout._known) <= 30
+        assert len(cells.Layout._known) <= 30
     assert total.item() == sum(range(1, 61))
 
 

@@ -117,6 +117,40 @@ def test_the_other_systems_are_refused_what_needs_linux(monkeypatch, capsys):
     assert "on Linux only, and this is win32" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("platform.python_implementation = lambda: 'PyPy'", "this is PyPy"),
+        (
+            "sys.version_info = (3, 10, 0); platform.python_version = lambda: '3.10.0'",
+            "CPython 3.10",
+        ),
+        (
+            "sys.version_info = (3, 99, 0); platform.python_version = lambda: '3.99.0'",
+            "CPython 3.99",
+        ),
+        ("sysconfig.get_config_var = {'Py_GIL_DISABLED': 1}.get", "free-threaded CPython"),
+    ],
+)
+def test_another_python_is_refused_before_anything_is_patched(change, named):
+    code = f"""
+import platform, sys, sysconfig
+import torch
+import d2lpar.virtual.setup
+before = dict(vars(torch))
+{change}
+try:
+    d2lpar.virtual.virtual_gpus(1)
+except RuntimeError as error:
+    print(error)
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+assert [name for name in before if getattr(torch, name) is not before[name]] == []
+"""
+    done = fresh.run(code, fresh.SET_UP)
+    assert done.returncode == 0, done.stderr
+    assert named in done.stdout and "make an environment with CPython 3.13" in done.stdout
+
+
 # -- cores and memory
 
 

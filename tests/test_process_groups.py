@@ -10,18 +10,31 @@ import signal
 import threading
 import time
 import warnings
+from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
 from gates import Gate, awaited_by, in_thread, named, recorded, run_what_can
-from ranks import a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, set_up, tell
+from ranks import (
+    LIMIT,
+    a_group,
+    end_jobs,
+    everywhere,
+    failure_of,
+    hear,
+    in_ranks,
+    job_of,
+    set_up,
+    tell,
+)
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
-from d2lpar.virtual import Link, virtual_gpus
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import Link, registry, virtual_gpus
 from d2lpar.virtual.distributed import costs
+from d2lpar.virtual.distributed.agreement import Agreement, Table
+from d2lpar.virtual.distributed.collective import Collective
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
@@ -53,7 +66,7 @@ def combined(op, values):
     if op == Op.AVG:
         if values.dtype.is_floating_point:
             return (values / len(values)).sum(0).to(values.dtype)
-        return values.sum(0).div(len(values), rounding_mode="floor").to(values.dtype)
+        return (values.sum(0) / len(values)).trunc().to(values.dtype)
     if op == Op.PRODUCT:
         return values.prod(0).to(values.dtype)
     return values.amin(0) if op == Op.MIN else values.amax(0)
@@ -102,6 +115,20 @@ def test_all_reduce_of_every_number_by_every_operation():
             assert_same(x, combined(op, of_all(2, 5, dtype=dtype)))
 
 
+@in_ranks(2)
+def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl():
+    """FuncSumPostDiv::divide in NCCL's reduce_kernel.h divides the magnitude."""
+    rank, device, group = set_up()
+    for dtype in (torch.int8, torch.int32, torch.int64):
+        mine = torch.tensor([[-3, 5, -1, 3], [-2, -8, 0, 4]][rank], dtype=dtype)  # -5, -3, -1, 7
+        x = mine.to(device)
+        dist.all_reduce(x, Op.AVG, group=group)
+        assert x.tolist() == [-2, -1, 0, 3]
+        part = torch.zeros(2, dtype=dtype, device=device)
+        dist.reduce_scatter_tensor(part, mine.to(device), Op.AVG, group=group)
+        assert part.tolist() == [[-2, -1], [0, 3]][rank]
+
+
 @in_ranks(2, 3)
 def test_all_reduce_of_truth_values_is_any_or_all():
     rank, device, group = set_up()
@@ -114,6 +141,7 @@ def test_all_reduce_of_truth_values_is_any_or_all():
         x = torch.tensor([True, rank == 1, False], device=device)
         dist.all_reduce(x, op, group=group)
         assert x.tolist() == expected
+    raises(TypeError, "AVG with boolean inputs", dist.all_reduce, x, Op.AVG, group=group)
 
 
 @in_ranks(1, 3)
@@ -134,6 +162,9 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor():
             x = numbers(rank, 4, dtype=dtype).to(device)
             dist.all_reduce(x, dist._make_nccl_premul_sum(factor), group=group)
             assert_same(x, of_all(4, dtype=dtype).sum(0) * 0.5)
+    x = numbers(rank, 4, dtype=torch.int32).to(device)
+    op = dist._make_nccl_premul_sum(2.0)
+    raises(TypeError, "PreMulSum Data type", dist.all_reduce, x, op, group=group)
 
 
 @in_ranks(2)
@@ -274,6 +305,18 @@ def test_memory_formats_and_what_is_not_dense():
         lambda: dist.all_gather_into_tensor(torch.ones(8, 2, device=device), columns, group=group),
     ):
         raises(ValueError, "contiguous", call)
+
+
+@in_ranks(2)
+def test_functional_collectives_take_tensors_that_are_not_dense():
+    from torch.distributed import _functional_collectives as functional
+
+    rank, device, group = set_up()
+    x = numbers(rank, 2, 4)
+    part = functional.reduce_scatter_tensor(x.to(device).t(), "sum", 0, group)
+    assert part.tolist() == of_all(2, 4).sum(0).t()[2 * rank :][:2].tolist()
+    whole = functional.all_gather_tensor(x.to(device).t(), 0, group)
+    assert whole.tolist() == torch.cat([each.t() for each in of_all(2, 4)]).tolist()
 
 
 @in_ranks(2)
@@ -558,6 +601,23 @@ def test_collectives_of_a_group_follow_each_other_whatever_their_streams():
 
 
 @in_ranks(2)
+def test_collectives_of_a_group_follow_each_other_whatever_their_devices():
+    rank, devices = dist.get_rank(), virtual_gpus(4)
+    mine = devices[2 * rank : 2 * rank + 2]
+    group = a_group()
+    x, y = (torch.ones(3, device=device) for device in mine)
+    torch.vgpu.synchronize(), torch.vgpu.synchronize(mine[1])
+    with Gate(mine[0]):
+        first = dist.all_reduce(x, group=group, async_op=True)
+        second = dist.all_reduce(y, group=group, async_op=True)
+        run_what_can()
+        assert not second.is_completed()
+    with torch.vgpu.device(mine[0]):
+        first.wait(), second.wait()
+    assert x.tolist() == y.tolist() == [2, 2, 2]
+
+
+@in_ranks(2)
 def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
     rank, device, group = set_up()
     torch.vgpu.synchronize()
@@ -576,6 +636,32 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
         del x, work
     gc.collect()
     assert torch.vgpu.memory_allocated(device) == before
+    x = torch.ones(1000, device=device)
+    work = dist.all_reduce(x, group=group, async_op=True)  # for which nothing waits
+    torch.vgpu.synchronize()
+    del x, work
+    gc.collect()
+    assert torch.vgpu.memory_allocated(device) == before
+
+
+@in_ranks(2)
+def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp():
+    rank, device, group = set_up()
+    net = torch.nn.Linear(1, 1, bias=False).to(device)
+    ddp = torch.nn.parallel.DistributedDataParallel(
+        net, process_group=group, gradient_as_bucket_view=True
+    )  # nothing in the pass reads what the collective has written
+    x = torch.full((1, 1), 2.0 + 2 * rank, device=device)
+    loss = ddp(x).sum()
+    if rank == 1:
+        hear("rank 0 is through")
+    loss.backward()
+    doubled = 2 * net.weight.grad
+    if rank == 0:
+        tell("rank 0 is through")
+    assert doubled.item() == 6  # twice the mean of 2 and 4
+    del ddp, loss
+    gc.collect()
 
 
 @in_ranks(2)
@@ -727,6 +813,28 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     assert costs.all_reduce(1, 800, 1.0, 1.0).seconds(1.0, 1.0) == 0
 
 
+def test_ranks_agree_on_the_last_start_and_the_slowest_link():
+    def agreed(*rows):
+        return Table._agreement(torch.tensor(rows, dtype=torch.float64), ready=5.0)
+
+    one, other = (1, 5.0, 2e9, 1e-6, 7, 0), (1, 6.0, 1e9, 3e-6, 7, 0)
+    for rows in ((one, other), (other, one)):
+        assert agreed(*rows) == Agreement(start=6.0, bandwidth=1e9, latency=3e-6)
+    elsewhere = (1, 1e12, 1e9, 3e-6, 8, 0)  # the time on another host says nothing here
+    assert time.perf_counter() < agreed(one, elsewhere).start + 60 < 1e12
+
+
+def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
+    tensors = [torch.ones(i) for i in range(1, 10)]
+    shapes = ", ".join(f"float32[{i}]" for i in range(1, 9))
+    for count, text in (
+        (8, f"all_reduce({shapes}, sum)"),
+        (9, f"all_reduce({shapes}, ... (9 tensors, 45 elements), sum)"),
+    ):
+        call = Collective("all_reduce", tensors[:count], [], None, None, "sum")
+        assert call.text == text
+
+
 # -- errors
 
 
@@ -794,6 +902,16 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
 
 
 @in_ranks(2)
+def test_a_failed_collective_says_so_each_time_it_is_asked():
+    rank, device, group = set_up()
+    work = dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)
+    wait_until(work.is_completed)
+    for _ in range(2):
+        raises(dist.DistBackendError, "the ranks disagree", work.wait)
+        assert not work.is_success() and "the ranks disagree" in str(work.exception())
+
+
+@in_ranks(2)
 def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
     def uneven(rank, device, group):
         x = torch.ones(3, device=device)
@@ -838,6 +956,18 @@ def test_a_rank_that_never_comes_is_named():
 
 
 @in_ranks(2)
+def test_a_group_may_be_given_another_time_out():
+    rank, device, group = set_up(timeout=LIMIT)
+    group.set_timeout(timedelta(seconds=1))
+    if rank == 1:
+        hear("rank 0 gave up")  # it does not wait for as long as at first
+        return
+    text = failure_of(lambda: dist.all_reduce(torch.ones(3, device=device), group=group))
+    tell("rank 0 gave up")
+    assert "rank 0 waited 1 s in all_reduce" in text, text
+
+
+@in_ranks(2)
 def test_a_rank_that_comes_too_late_is_told_so():
     rank, device, group = set_up(timeout=2)
     x = torch.ones(3, device=device)
@@ -868,6 +998,19 @@ def test_the_second_error_of_a_group_is_the_first():
     for _ in range(2):
         again = failure_of(lambda: dist.broadcast(x, 0, group=group))
         assert "failed before" in again and "float32[4]" in again and "float32[3]" in text
+
+
+@in_ranks(2)
+def test_what_was_issued_before_the_first_error_fails_by_it():
+    rank, device, group = set_up()
+    with Gate(device):
+        works = [dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)]
+        works += [dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)]
+    wait_until(works[1].is_completed)
+    raises(dist.DistBackendError, "^the ranks disagree", works[0].wait)
+    raises(dist.DistBackendError, "^this process group has failed: the ranks dis", works[1].wait)
+    again = failure_of(lambda: dist.all_reduce(torch.ones(1, device=device), group=group))
+    assert "failed before: the ranks disagree" in again
 
 
 @in_ranks(2)
@@ -930,6 +1073,18 @@ def test_groups_come_and_go_without_leaving_threads_or_engines():
     after = len(found.collective_engines), len(os.listdir("/proc/self/task"))
     assert after[0] == before[0] and after[1] <= before[1] + 2, (before, after)
     assert torch.vgpu.memory_allocated(device) == memory
+
+
+@in_ranks(2)
+def test_a_group_that_is_destroyed_runs_what_it_was_given():
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    with Gate(device) as gate:
+        work = dist.all_reduce(x, group=group, async_op=True)
+        with gate.opened_later():
+            dist.destroy_process_group(group)
+        assert work.is_success()
+    assert x.tolist() == [2, 2, 2]
 
 
 @in_ranks(2, may_die=(1,))

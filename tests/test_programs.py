@@ -365,6 +365,7 @@ def test_processes_of_mp_spawn(tmp_path):
     expected = on_cpu(tmp_path, sys.executable, program, "store_of_cpu")
     for device in "cuda:0", "cuda:1":
         assert f"{device}, collectives" in done.stderr  # their bytes, among those of the copies
+        assert [device[-1], device] in [line.split()[:2] for line in done.stderr.splitlines()]
     assert result.pop("names") == expected.pop("names") == ["rank 0", "rank 1"]
     assert result == {name: pytest.approx(value, rel=1e-4) for name, value in expected.items()}
 

@@ -1,5 +1,6 @@
 """`d2lpar run`: what the command sees, what is said of it, and what is left behind."""
 
+import ctypes
 import json
 import os
 import select
@@ -9,12 +10,18 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from programs import d2lpar, environment, written
 
+import d2lpar as d2lpar_package
+from d2lpar.programs import report as report_module
+from d2lpar.programs import run
 from d2lpar.programs.run import run_command
 from d2lpar.programs.summary import read_reports, summary, write_trace
+from d2lpar.virtual import Span
 
 STEPS = """
     import gc, torch
@@ -27,6 +34,8 @@ STEPS = """
             net(torch.ones(2, 4, device=device)).sum().backward()
             trainer.step()
 
+    torch.empty(2**20, device="cuda")
+    torch.cuda.reset_peak_memory_stats()
     for device, steps in (("cpu", 9), ("cuda", 3), ("cuda", 5), ("cuda", 4)):
         train(device, steps)
         gc.collect()
@@ -60,7 +69,10 @@ def test_a_program_and_its_summary(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["trained", "cuda:0", "3"]
-    assert "3 virtual GPUs; 1 process used them" in done.stderr and "exit code 0" in done.stderr
+    assert (
+        "3 x virtual GPU; processes that used them: 1;" in done.stderr
+        and "exit code 0" in done.stderr
+    )
     said = rows(done.stderr)
     # 4 times 32 x 64 numbers, the weight, and the bias
     copied = f"{(4 * 32 * 64 + 64 * 64 + 64) * 4 / 1e6:.3f}"
@@ -76,6 +88,8 @@ def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, written(tmp_path, STEPS))
     assert done.returncode == 0, done.stderr
     assert ["-", "5"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+    (peak,) = [row[9] for row in rows(done.stderr) if row[:2] == ["-", "cuda:0"]]
+    assert peak == "4.0", "a peak counts though the program has reset its own"
 
 
 def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
@@ -85,7 +99,7 @@ def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
     arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
     done = d2lpar(tmp_path, "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert "2 x V100-SXM2-16GB, modelled; 2 processes used them" in done.stderr
+    assert "2 x V100-SXM2-16GB, modelled; processes that used them: 2;" in done.stderr
     devices = [row[:2] for row in rows(done.stderr)]
     assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
     events = json.loads(trace.read_text())["traceEvents"]
@@ -100,7 +114,8 @@ def test_the_exit_code_is_that_of_the_command(code, capfd):
     assert run_command(["sh", "-c", code], 2) == wanted
     printed = capfd.readouterr()
     assert not printed.out and f"exit code {wanted}" in printed.err
-    assert "is d2lpar installed in the Python" in printed.err
+    said = "failed before any process gave them work" if wanted else "is d2lpar installed"
+    assert said in printed.err
 
 
 def test_gpus_that_no_process_may_see(monkeypatch, capfd):
@@ -168,6 +183,22 @@ def test_what_the_command_leaves_is_ended(tmp_path, capfd):
     assert not alive(int((tmp_path / "pid").read_text()))
 
 
+def test_what_the_command_leaves_may_end_by_itself(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_FOR_CHILDREN", 30.0)
+    assert run_command(["sh", "-c", f"(sleep 0.3; touch {tmp_path}/flag) &"], 1) == 0
+    assert (tmp_path / "flag").exists()
+
+
+def test_what_the_command_leaves_is_asked_to_end_before_it_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SECONDS_FOR_CHILDREN", 0.1)
+    monkeypatch.setattr(run, "SECONDS_TO_END", 30.0)
+    asked, ready = tmp_path / "asked", tmp_path / "ready"
+    child = f"(trap 'touch {asked}; exit' TERM; touch {ready}; while :; do sleep 0.05; done) &"
+    code = f"{child} until [ -e {ready} ]; do sleep 0.05; done"
+    assert run_command(["sh", "-c", code], 1) == 0
+    assert asked.exists()
+
+
 WAITING = """
     import signal, sys, time
     handler = {handler}
@@ -178,10 +209,13 @@ WAITING = """
 """
 
 
-def started(tmp_path, handler):
+def started(tmp_path, handler, seconds_to_end=60):
+    """Start a command that handles an interrupt so; what does not end is killed after some time."""
     program = written(tmp_path, WAITING.format(handler=handler))
+    code = f"from d2lpar.programs import run; run.SECONDS_TO_END = {seconds_to_end}; "
+    code += f"raise SystemExit(run.run_command([{sys.executable!r}, {program!r}], 1))"
     job = subprocess.Popen(
-        [sys.executable, "-m", "d2lpar", "run", sys.executable, program],
+        [sys.executable, "-c", code],
         env=environment(tmp_path, TMPDIR=str(tmp_path)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -208,6 +242,13 @@ def test_a_second_interrupt_ends_everything(tmp_path):
     out, error = job.communicate(timeout=60)
     assert (job.returncode, out) == (128 + signal.SIGKILL, ""), error
     assert not list(tmp_path.glob("d2lpar-run-*"))
+
+
+def test_a_command_that_ignores_an_interrupt_is_killed_in_the_end(tmp_path):
+    job = started(tmp_path, "lambda *_: print('no', flush=True)", seconds_to_end=0.2)
+    job.send_signal(signal.SIGINT)
+    out, error = job.communicate(timeout=60)
+    assert (job.returncode, out) == (128 + signal.SIGKILL, "no\n"), error
 
 
 def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
@@ -273,6 +314,43 @@ def test_summary(tmp_path):
     assert "rank 0 (process 3) did not" not in text
 
 
+def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
+    tmp_path, monkeypatch
+):
+    (device,) = d2lpar_package.virtual_gpus(1)
+    report = report_module.Report(tmp_path, False)
+    report._started, report._pid = True, 7  # so that it writes nothing
+    cpu = torch.device("cpu")
+    report.extend(
+        [
+            Span("aten.mm", "kernel", device, 0, "compute", 3.0, 5.0),
+            Span("copy", "copy", device, 0, "h2d", 2.0, 2.5, None, 80, cpu, device),
+            Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
+            Span(
+                "all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device
+            ),
+            Span("wait", "wait", device, 0, "host", 1.0, 1.75),
+            Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
+        ]
+    )
+    parameters = [torch.ones(1, device=device)]
+    often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
+    for now, optimizer in ((1.0, rarely), (2.0, often), (4.0, often), (7.0, often), (50, rarely)):
+        clock = SimpleNamespace(now=lambda now=now: now)
+        monkeypatch.setattr(report_module, "scheduler", SimpleNamespace(clock=clock))
+        report.note_step(optimizer, (), {})
+    report.note_step(torch.optim.SGD([torch.ones(1)]), (), {})
+    said = report._contents(ended=True)
+    assert (said["begin"], said["end"], said["waiting"]) == (2.0, 9.0, 0.75)
+    (figures,) = said["devices"].values()
+    assert figures["ops"] == 4
+    assert figures["busy"] == {"compute": 2.0, "h2d": 0.75, "collectives": 2.0}
+    assert said["links"] == [
+        ["cpu", str(device), 100, 0.75, 2], [str(device), str(device), 8, 2.0, 1]
+    ]  # fmt: skip
+    assert (said["steps"], said["step_seconds"]) == (3, 2.5)
+
+
 def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path):
     span = ["aten.mm", "kernel", "cuda:1", 0, "compute", 12.0, 13.0, 11.5, 0, None, None]
     (tmp_path / "7.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
@@ -298,7 +376,7 @@ def test_a_killed_rank_leaves_its_report(tmp_path):
     )
     done = d2lpar(tmp_path, "run", sys.executable, program)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "1 process used them" in done.stderr and "did not end by itself" in done.stderr
+    assert "processes that used them: 1;" in done.stderr and "did not end by itself" in done.stderr
 
 
 def test_children_by_fork_report(tmp_path):
@@ -317,7 +395,9 @@ def test_children_by_fork_report(tmp_path):
         """,
     )
     done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, program)
-    assert "2 processes used them" in done.stderr and "did not" not in done.stderr, done.stderr
+    assert "processes that used them: 2;" in done.stderr and "did not" not in done.stderr, (
+        done.stderr
+    )
 
 
 def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
@@ -330,7 +410,7 @@ def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.stdout.split() == ["d2lpar", "d2lpar.programs", "d2lpar.programs.autoload"]
+    assert done.stdout.split() == ["d2lpar_autoload"]
 
 
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
@@ -348,6 +428,14 @@ def test_d2lpar_may_be_imported_before_torch(tmp_path):
 
 
 def test_this_process_is_as_it_was():
-    before = signal.getsignal(signal.SIGINT), os.getcwd()
+    def state():
+        adopts = ctypes.c_int()
+        ctypes.CDLL(None).prctl(37, ctypes.byref(adopts), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return signal.getsignal(signal.SIGINT), mask, adopts.value, os.getcwd()
+
+    before = state()
     run_command(["true"], 1)
-    assert (signal.getsignal(signal.SIGINT), os.getcwd()) == before
+    assert state() == before
+    run_command(["no such command"], 1)
+    assert state() == before

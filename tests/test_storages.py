@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import d2lpar
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import registry
 
 MIB = 2**20
 

@@ -11,12 +11,22 @@ from functools import partial
 
 import pytest
 import torch
-from gates import Gate, HeldLink, frame_in, in_thread, named, overlap, recorded, run_what_can
+from gates import (
+    Gate,
+    HeldLink,
+    LateClock,
+    frame_in,
+    in_thread,
+    named,
+    overlap,
+    recorded,
+    run_what_can,
+)
 from torch.utils.checkpoint import checkpoint
 from waiting import wait_until
 
-from d2lpar.virtual import Link, backward, comm, engines, scheduler, virtual_gpus
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import Link, backward, comm, engines, registry, scheduler, threads, virtual_gpus
+from d2lpar.virtual.device import Device
 
 
 @pytest.fixture(autouse=True)
@@ -218,8 +228,8 @@ def test_backward_within_a_backward_runs_on_streams(devices):
 
 
 def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, monkeypatch):
-    monkeypatch.setattr(registry.CurrentStreams, "MAX_CHANGES", 20)
-    monkeypatch.setattr(registry.thread, "current", registry.CurrentStreams())
+    monkeypatch.setattr(threads.CurrentStreams, "MAX_CHANGES", 20)
+    monkeypatch.setattr(threads.thread, "current", threads.CurrentStreams())
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
     x = torch.ones(3, device=devices[0], requires_grad=True)
     total = x
@@ -231,7 +241,7 @@ def test_the_streams_of_many_changes_are_known_as_far_back_as_is_kept(devices, m
     loss = total.sum() * 3
     loss.backward()
     assert x.grad.tolist() == [3] * 3
-    assert len(registry.thread.current._changes[0]) <= 21
+    assert len(threads.thread.current._changes[0]) <= 21
 
 
 def test_the_stream_that_calls_backward_waits_for_its_end(devices):
@@ -374,27 +384,11 @@ def test_a_kernel_that_does_not_wait_for_a_copy_sees_the_old_bytes(devices, way,
     assert late.tolist() == [1] * 4
 
 
-class Clock:
-    """A clock that moves only when an engine sleeps, which wakes up late, or a test moves it."""
-
-    def __init__(self, monkeypatch):
-        self.now = time.perf_counter() + 1
-        monkeypatch.setattr(engines, "perf_counter", self.read)
-        monkeypatch.setattr(scheduler, "perf_counter", self.read)
-        monkeypatch.setattr(engines, "sleep_until", self.sleep_until)
-
-    def read(self):
-        return self.now
-
-    def sleep_until(self, moment):
-        self.now = max(self.now, moment) + 2e-4
-
-
 def test_copies_of_a_late_engine_do_not_add_up(devices, monkeypatch):
     virtual_gpus(2, link=Link(1e9, 0.005))
     x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
     torch.vgpu.synchronize()
-    Clock(monkeypatch)
+    LateClock(monkeypatch)
     with recorded() as spans:
         with Gate(devices[0]):
             for _ in range(20):
@@ -410,7 +404,7 @@ def test_a_copy_takes_as_long_when_another_has_just_ended(devices, monkeypatch):
     virtual_gpus(2, link=Link(1e9, 0.005))
     x, host = torch.zeros(10, device=devices[0]), torch.zeros(10).pin_memory()
     torch.vgpu.synchronize()
-    clock = Clock(monkeypatch)
+    clock = LateClock(monkeypatch)
     with recorded() as spans:
         for _ in range(3):
             x.copy_(host)
@@ -425,7 +419,7 @@ def test_a_copy_is_written_no_earlier_than_writing_takes(devices, monkeypatch):
     x, host, moments = torch.zeros(10, device=devices[0]), torch.zeros(10), []
     torch.vgpu.synchronize()
 
-    class Steps(Clock):
+    class Steps(LateClock):
         def read(self):
             self.now += 1e-3
             return self.now
@@ -434,9 +428,8 @@ def test_a_copy_is_written_no_earlier_than_writing_takes(devices, monkeypatch):
             moments.append(moment)
             super().sleep_until(moment)
 
-    engine = registry.find(devices[0]).h2d
-    for name in ("_free_at", "_last_end", "_seconds_per_byte"):  # as they were, after the test
-        monkeypatch.setattr(engine, name, getattr(engine, name))
+    engine = registry.find(devices[0]).h2d  # it is as before after the test
+    monkeypatch.setattr(engine, "_seconds_per_byte", engine._seconds_per_byte)
     Steps(monkeypatch)
     for _ in range(50):
         x.copy_(host)
@@ -545,8 +538,8 @@ def test_a_stream_that_was_left_is_not_left_again(devices):
         pass
     torch.vgpu.set_stream(chosen)
     try:
-        assert not registry.thread.entered
-        registry.leave_all()  # as a notebook does before each cell
+        assert not threads.thread.entered
+        threads.leave_all()  # as a notebook does before each cell
         assert torch.vgpu.current_stream() == chosen
     finally:
         torch.vgpu.set_stream(torch.vgpu.default_stream(0))
@@ -573,7 +566,7 @@ def test_blocks_that_an_interrupt_left_entered_are_left_from_the_innermost(devic
         torch.vgpu.device(1),
     ):
         block.__enter__()
-    registry.leave_all()
+    threads.leave_all()
     assert [now() for now in current] == before
     block.__exit__(None, None, None)  # of a generator, say, that goes on later
     assert [now() for now in current] == before
@@ -959,7 +952,7 @@ def test_an_engine_whose_thread_cannot_start_is_tried_again(devices, monkeypatch
     def refuse(*_):
         raise RuntimeError("can't start new thread")
 
-    device = registry.Device(7, 1, 1000, None, None)
+    device = Device(torch.device("vgpu", 7), 1, 1000, None, None)
     ran = threading.Event()
     op = scheduler.Op("nothing", "kernel", device.compute, lambda op: ran.set())
     with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="can't start"):
@@ -972,7 +965,7 @@ def test_an_engine_whose_thread_cannot_start_is_tried_again(devices, monkeypatch
 
 
 def test_an_engine_goes_on_after_a_kernel_that_wants_to_end_its_thread(devices):
-    device = registry.Device(7, 1, 1000, None, None)
+    device = Device(torch.device("vgpu", 7), 1, 1000, None, None)
     ran = threading.Event()
     stops = scheduler.Op("stops", "kernel", device.compute, lambda op: sys.exit("no"))
     for op in (stops, scheduler.Op("next", "kernel", device.compute, lambda op: ran.set())):
@@ -997,13 +990,13 @@ def test_a_backward_that_an_interrupt_kept_from_ending_ends_when_a_stream_is_use
         with Gate(devices[0], side):
             loss.backward()
             assert not torch.vgpu.current_stream().query()
-    assert type(registry.thread.current) is registry.CurrentStreams
+    assert type(threads.thread.current) is threads.CurrentStreams
     assert x.grad.tolist() == [2] * 3
 
 
 def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devices):
     """An interrupt may end the pass before its caller's streams wait for it."""
-    from d2lpar.virtual.device import thread
+    from d2lpar.virtual.threads import thread
 
     x = torch.ones(3, device=devices[0], requires_grad=True)
     side = torch.vgpu.Stream(devices[0])

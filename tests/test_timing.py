@@ -8,12 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
 from d2lpar import timing
-from d2lpar.plotting import figures
 from d2lpar.timelines import cuda
 from d2lpar.timelines import timeline as timeline_module
 from d2lpar.timelines.intervals import lanes, overlap, union
 from d2lpar.timelines.timeline import Timeline
-from d2lpar.timelines.zoomable import VEGA_LITE, Zoomable
 from d2lpar.timing import (
     Benchmark,
     Timer,
@@ -370,40 +368,6 @@ def test_a_recorder_that_does_not_start_leaves_none_on(monkeypatch):
     with pytest.raises(RuntimeError, match="in use"):
         timeline_module._start_recorders()
     assert stopped == [[]]
-
-
-def test_zoomable_has_a_bar_for_each_span_in_the_rows_of_the_plot(timeline):
-    chart = timeline.zoomable().chart()
-    bars = chart["data"]["values"]
-    assert len(bars) == len(timeline.spans) + len(timeline.marks)
-    assert {"row": "cuda:1 copy to peer", "kind": "copy", "name": "copy", "start": 5000.0,
-            "end": 6000.0} in bars  # fmt: skip
-    assert chart["encoding"]["y"]["sort"] == [
-        "host", "cuda:0 compute", "cuda:0 copy from host", "cuda:1 compute", "cuda:1 copy to peer",
-        "host waits",
-    ]  # fmt: skip
-    assert chart["encoding"]["color"]["scale"]["domain"] == ["phase", "kernel", "copy", "wait"]
-    assert chart["encoding"]["x"]["scale"]["domain"] == [0, 10_000]
-    assert len(chart["title"]["text"]) == 1
-    few = timeline.zoomable(kinds=("copy",)).chart()["data"]["values"]
-    assert {bar["kind"] for bar in few} == {"phase", "copy"}
-    with pytest.raises(ValueError, match="kernels"):
-        timeline.zoomable(kinds=("kernels",))
-
-
-def test_zoomable_keeps_the_longest_spans_and_says_so(timeline):
-    chart = Zoomable(timeline, ("kernel", "copy"), max_spans=3).chart()
-    seconds = [bar["end"] - bar["start"] for bar in chart["data"]["values"]]
-    assert seconds == [5000, 4000, 2000]
-    assert chart["title"]["text"][1] == "5 of 8 spans are left out, the shortest ones"
-
-
-def test_zoomable_shows_the_picture_too_and_nothing_without_a_notebook(timeline, monkeypatch):
-    assert timeline.zoomable()._repr_mimebundle_() == {}
-    monkeypatch.setattr(figures, "in_notebook", lambda: True)
-    bundle = timeline.zoomable()._repr_mimebundle_()
-    assert set(bundle) == {VEGA_LITE, "image/png", "text/plain"}
-    assert len(json.dumps(bundle[VEGA_LITE])) < 5000
 
 
 def test_chrome_trace(timeline, tmp_path):

@@ -3,8 +3,9 @@
 python tools/book.py                 everything, into build/book
 python tools/book.py --build FOLDER  somewhere else
 
-The sources are gathered in a folder of their own: chapters as they are, exercises without their
-solutions, the teacher's pages, and a page for each wing of the package. Nothing is executed.
+The sources are gathered in a folder of their own: the README as the first page, the pages to which
+it leads, chapters as they are, exercises without their solutions, the teacher's pages, and a page
+for each wing of the package. Nothing is executed.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 import nbformat
+from address import SERVICES, link, repository
 from assignments import release
 from book_check import problems
 from book_reference import reference
@@ -24,17 +26,10 @@ from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = ROOT / "book"
-REPOSITORY = "https://github.com/d2lpar/d2lpar/blob/main"
-SERVICES = {
-    "Studio Lab": "https://studiolab.sagemaker.aws/import/github/",
-    "Kaggle": "https://kaggle.com/kernels/welcome?src=https://github.com/",
-    "Colab": "https://colab.research.google.com/github/",
-}
 
 _DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
-_LINK = re.compile(r"\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\]\(#[^)\s]+\)")
-_QUESTION = re.compile(r"^\*\*The question\.\*\*\s+(.+)$", re.MULTILINE)
 
 
 class Sources:
@@ -46,31 +41,35 @@ class Sources:
     """
 
     def __init__(self, folder, root=ROOT):
-        self.folder, self.root = folder, root
+        self.folder, self.root, self.repository = folder, root, repository(root)
         shutil.rmtree(folder, ignore_errors=True)
         self.chapters = sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
         self.exercises = sorted((root / "notebooks" / "exercises").glob("[0-9][0-9]_*.ipynb"))
         self.teaching = sorted((root / "teaching").glob("*.md"), key=lambda p: (p.stem[0] < "a", p))
         self.others = [root / "notebooks" / n for n in ("troubleshooting.ipynb", "notation.md")]
-        self.pages = [*self.chapters, *self.exercises, *self.teaching, *self.others]
+        self.readme = root / "README.md"
+        named = re.findall(r"\]\((docs/\w+\.md)\)", self.readme.read_text("utf-8"))
+        self.docs = [root / name for name in dict.fromkeys(named)]
+        self.pages = [*self.docs, *self.chapters, *self.exercises, *self.teaching, *self.others]
 
     def write(self):
         """Write all of them."""
         for path in self.chapters:
-            note = _how_to_run(path.name)
+            note = self.how_to_run(path.name)
             if path.parent / "exercises" / path.name in self.exercises:
                 note += f" Its exercises check themselves: [do them](exercises/{path.name})."
             self.write_notebook(path, f"# {path.name[:2]} ", note)
         for path in self.exercises:
             self.write_notebook(path, f"# {path.name[:2]} ", _how_to_do(path.name))
-        for path in [*self.teaching, *self.others]:
+        for path in [*self.docs, *self.teaching, *self.others]:
             if path.suffix == ".ipynb":
-                self.write_notebook(path, "# ", _how_to_run(path.name))
+                self.write_notebook(path, "# ", self.how_to_run(path.name))
             else:
                 self.write_text(path.relative_to(self.root), path.read_text("utf-8"))
         texts = reference().items()
         references = [self.write_text(f"reference/{name}.md", text) for name, text in texts]
-        self.write_text("index.md", self.index(references))
+        text = self.readme.read_text("utf-8")
+        self.write_text("index.md", f"{text}\n{self.contents(references)}\n")
 
     def write_text(self, name, text):
         """Write a page of text; return its name without its ending, for a table of contents."""
@@ -110,67 +109,60 @@ class Sources:
         return _DRAWING.sub(write, text)
 
     def with_links(self, text, path):
-        """Return a text whose links to files that the book lacks lead to the repository.
+        """Return a text with its links to files that the book lacks turned to the repository.
 
-        Links within a page have the form that JupyterLab knows, `#A-heading`: here lower case.
+        As long as the repository has no address, only the words of such a link are left. Links
+        within a page have the form that JupyterLab knows, `#A-heading`: here lower case.
         """
 
         def lead(found):
-            target = Path(os.path.normpath(path.parent / found[1]))
-            if target == self.root / "README.md" and found[2] in (None, "#chapters"):
+            target = Path(os.path.normpath(path.parent / found[2]))
+            if target == self.readme:
                 up = "../" * (len(path.relative_to(self.root).parts) - 1)
-                return f"]({up}index.md{found[2] or ''})"
+                return f"[{found[1]}]({up}index.md{found[3] or ''})"
             if target in self.pages or not target.exists():  # Sphinx names what does not exist
                 return found[0]
-            return f"]({REPOSITORY}/{target.relative_to(self.root).as_posix()}{found[2] or ''})"
+            name = target.relative_to(self.root)
+            if name.parts[:2] == ("notebooks", "figures"):
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(target, self.folder / name)
+                return found[0]
+            if not self.repository:
+                return found[1]
+            address = f"https://github.com/{self.repository}/blob/main/{name.as_posix()}"
+            return f"[{found[1]}]({address}{found[3] or ''})"
 
         text = _ANCHOR.sub(lambda found: found[0].lower(), text)
         return _LINK.sub(lead, text)
 
-    def index(self, references):
-        """Return the first page: what the book is, a table of chapters, and the contents."""
-        rows = ["| chapter | question |", "| --- | --- |"]
-        for path in self.chapters:
-            text = nbformat.read(path, as_version=4).cells[0].source
-            question = _QUESTION.search(text)
-            name = path.relative_to(self.root).as_posix()
-            asked = re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", question[1])  # without links
-            rows.append(f"| [{path.name[:2]} {_title(text)}]({name}) | {asked} |")
+    def how_to_run(self, name):
+        """Return the line on top of a notebook."""
+        run = "in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
+        run += f"`notebooks/{name}`)"
+        for service in SERVICES if self.repository else ():
+            run += f", in [{service}]({link(service, self.repository, name)})"
+        return f"{{.run}}\nRun it: {run}."
+
+    def contents(self, references):
+        """Return the tables of contents, for the first page."""
         names = {
             "Chapters": self.chapters,
             "Exercises": self.exercises,
+            "Guides": self.docs,
             "For teachers": self.teaching,
             "Help": self.others,
         }
         contents = {c: [self.name(path) for path in paths] for c, paths in names.items()}
         contents["Reference"] = references
-        tables = [
+        return "\n\n".join(
             "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *docs, "```"])
             for caption, docs in contents.items()
             if docs
-        ]
-        text = (SETTINGS / "index.md").read_text("utf-8")
-        return text.replace("CHAPTERS", "\n".join(rows)) + "\n" + "\n\n".join(tables) + "\n"
+        )
 
     def name(self, path):
         """Return what a page is called in a table of contents."""
         return path.relative_to(self.root).with_suffix("").as_posix()
-
-
-def _title(text):
-    return re.search(r"^# (.+)$", text, re.MULTILINE)[1]
-
-
-def _how_to_run(name):
-    services = ", ".join(
-        f"[{service}]({address}d2lpar/d2lpar/blob/main/notebooks/{name})"
-        for service, address in SERVICES.items()
-    )
-    return (
-        "{.run}\n"
-        f"Run it: in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
-        f"`notebooks/{name}`), or in {services}."
-    )
 
 
 def _how_to_do(name):

@@ -19,7 +19,7 @@ WINGS = {  # page: its title and its modules
         "Parameter servers",
         ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
     ),
-    "virtual": ("Virtual and modelled GPUs", ("", "hardware", "calibration")),
+    "virtual": ("Virtual and modelled GPUs", ("", "gpu", "hardware", "calibration")),
     "data": ("Data", ("batches", "pretrained", "workers")),
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
     "plotting": ("Figures", ("charts", "figures")),

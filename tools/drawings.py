@@ -3,9 +3,6 @@
 python tools/drawings.py             write them
 python tools/drawings.py --check     only say which are not up to date; the exit status is 1 then
 
-The README's gallery needs files: `notebooks/figures/ring.svg`, once it is there, is kept up to
-date, too.
-
 A cell of text names a drawing, `![words for readers who cannot see it][ring]`, and the file
 `notebooks/drawings/ring.py` draws it; see `pen.py` there.
 """
@@ -65,15 +62,6 @@ def update(path, folder, check=False):
     return changed
 
 
-def update_file(path, folder, check=False):
-    """Draw one file of the gallery; return whether it had changed."""
-    svg = draw(path.stem, folder) + "\n"
-    changed = path.read_text(encoding="utf-8") != svg
-    if changed and not check:
-        path.write_text(svg, encoding="utf-8")
-    return changed
-
-
 def main(arguments=None):
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -83,8 +71,6 @@ def main(arguments=None):
     drawings = options.folder / "drawings"
     chapters = sorted(options.folder.glob("*.ipynb"))
     changed = [path.name for path in chapters if update(path, drawings, options.check)]
-    files = sorted((options.folder / "figures").glob("*.svg"))
-    changed += [path.name for path in files if update_file(path, drawings, options.check)]
     for name in changed:
         print(f"{name}: its drawings {'are not up to date' if options.check else 'are new'}")
     return int(options.check and bool(changed))

@@ -56,25 +56,19 @@ def write(submission, cells, faults, folder):
     """
     points, most = submission.total
     rows = ["| exercise | | points | |", "| --- | --- | --- | --- |"]
-    said = {number: faults[word] for number, word in submission.remarks}
     for number, (name, (got, worth)) in enumerate(submission.scores.items(), start=1):
-        rows.append(f"| {number} | {name} | {got:g} of {worth:g} | {said.get(number, '')} |")
+        said = " ".join(faults[word] for word in submission.said_of(number))
+        rows.append(f"| {number} | {name} | {got:g} of {worth:g} | {said} |")
     intro = f"# {submission.source.stem}: {points:g} of {most:g} points\n\n"
-    intro += f"Handed in by {escape(submission.student)}. {faults.get(submission.fault, '')}\n\n"
+    words = [submission.fault] if submission.fault else submission.said_of(0)
+    said = " ".join(faults[word] for word in words)
+    intro += f"Handed in by {escape(submission.student)}. {said}\n\n"
     shown = [nbformat.v4.new_markdown_cell(intro + "\n".join(rows)), *map(_shown, cells)]
     for number, cell in enumerate(shown):
         cell.id = f"cell-{number}"
     page = _page(nbformat.v4.new_notebook(cells=shown), submission.source.stem)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{submission.source.stem}.html").write_text(page, encoding="utf-8", errors="replace")
-
-
-def warm_up():
-    """Write a first page nowhere: with what that leaves in memory, forks write theirs at once."""
-    output = nbformat.v4.new_output("stream", text="1")
-    code = nbformat.v4.new_code_cell("1", outputs=[output], id="a")
-    text = nbformat.v4.new_markdown_cell("| a |\n| --- |\n| $b$ |", id="b")
-    _page(nbformat.v4.new_notebook(cells=[code, text]), "")
 
 
 @functools.cache

@@ -14,14 +14,18 @@ import lab
 from PIL import Image
 
 CHAPTER = Path(__file__).resolve().parents[1] / "notebooks" / "03_automatic_parallelism.ipynb"
-SHOWN = ("import torch\n", "d2lpar.describe(", "def run(x", "flop = 2 * n**3", "without waiting",
-         '"GPU1 & GPU2"', "def sum_or_max(", '"Two devices at the same time"')  # fmt: skip
-SIZE = (900, 640)  # pixels
+UNSEEN = ("import torch\n", "d2lpar.describe(", "def run(x")  # run before the film begins
+SHOWN = ("flop = 2 * n**3", "without waiting", '"GPU1 & GPU2"', "def sum_or_max(",
+         '"Two devices at the same time"')  # fmt: skip
+SIZE = (900, 520)  # pixels
 READING = 1.8  # seconds for an output
 
 
 def film(tab):
-    """Run the first cells of the chapter one by one; return pairs (image, seconds shown)."""
+    """Run the first cells of the chapter one by one; return pairs (image, seconds shown).
+
+    The last image, a timeline, is also the first, because that is what a still page shows.
+    """
     frames = []
 
     def look(seconds):
@@ -32,6 +36,9 @@ def film(tab):
         else:
             frames.append((image, seconds))
 
+    for text in UNSEEN:
+        tab.run(tab.number_of(text))
+        tab.finished()
     for text in SHOWN:
         number = tab.number_of(text)
         tab.select(number)
@@ -44,7 +51,7 @@ def film(tab):
         tab.select(number)
         time.sleep(0.4)
         look(READING)
-    return frames
+    return [frames[-1], *frames]
 
 
 def write(frames, path):

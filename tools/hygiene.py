@@ -16,7 +16,6 @@ from nbformat.v4.rwbase import rejoin_lines
 
 MAX_LINES = 30
 MAX_BYTES = 1_500_000
-ZOOMABLE = "application/vnd.vegalite.v5+json"  # a timeline; `run.clean` takes it out
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
 _FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
@@ -86,8 +85,6 @@ def check_widgets(notebook):
         for output in cell.outputs:
             if any(kind.startswith(WIDGET_TYPES) for kind in output.get("data", {})):
                 yield f"cell {number}: a widget as output"
-            if ZOOMABLE in output.get("data", {}):
-                yield f"cell {number}: a zoomable timeline as output"
 
 
 def check_paths(notebook):

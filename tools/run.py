@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from hygiene import ZOOMABLE, count_figures, machine_paths
+from hygiene import count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
@@ -236,7 +236,24 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
     def executed(cell, cell_index, execute_reply):
         bar.update()
 
-    client = NotebookClient(
+    client = _client(path, notebook, cell_seconds, started, executed)
+    result = Result(path, notebook, seconds=0.0)
+    start = time.perf_counter()
+    try:
+        with asyncio.Runner(loop_factory=Loop) as runner:
+            runner.run(_execute(client))
+    except Exception as error:
+        source = notebook.cells[code[current - 1]].source if current else ""
+        result.failure, result.details = _failure(error, current, source)
+    result.seconds = time.perf_counter() - start
+    bar.update(before + len(code) - bar.n)
+    result.figures = count_figures(notebook.cells)
+    return result
+
+
+def _client(path, notebook, cell_seconds, started, executed):
+    """Return nbclient's client for a chapter; it calls `started` and `executed` for each cell."""
+    return NotebookClient(
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
@@ -248,23 +265,16 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
         on_cell_start=started,
         on_cell_executed=executed,
     )
-    result = Result(path, notebook, seconds=0.0)
-    start = time.perf_counter()
-    try:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(_execute(client))
-    except CellExecutionError as error:
-        result.failure = f"failed in cell {current}: {error.ename}: {error.evalue}".splitlines()[0]
-        result.details = str(error)
-    except Exception as error:  # a dead kernel, a cell that takes too long
-        where = f"in cell {current}" if current else "before the first cell"
-        result.failure = f"failed {where}: {type(error).__name__}"
-        source = notebook.cells[code[current - 1]].source if current else ""
-        result.details = f"{source}\n\n{type(error).__name__}: {error}"
-    result.seconds = time.perf_counter() - start
-    bar.update(before + len(code) - bar.n)
-    result.figures = count_figures(notebook.cells)
-    return result
+
+
+def _failure(error, cell, source):
+    """Return a line on an error in a code cell, by number, 0 before the first, and its details."""
+    if isinstance(error, CellExecutionError):
+        line = f"failed in cell {cell}: {error.ename}: {error.evalue}".splitlines()[0]
+        return line, str(error)
+    where = f"in cell {cell}" if cell else "before the first cell"  # a dead kernel, a slow cell
+    kind = type(error).__name__
+    return f"failed {where}: {kind}", f"{source}\n\n{kind}: {error}"
 
 
 async def _execute(client):
@@ -282,8 +292,7 @@ async def _execute(client):
 def clean(notebook):
     """Leave in an executed notebook only what is the same on every machine.
 
-    Drops widget state, zoomable timelines, timestamps and view settings; gives every cell an id of
-    its own.
+    Drops widget state, timestamps and view settings; gives every cell an id of its own.
 
     Args:
         notebook: a notebook node, changed in place.
@@ -304,7 +313,6 @@ def clean(notebook):
         taken.add(cell.id)
         for output in cell.get("outputs", []):
             output.pop("transient", None)
-            output.get("data", {}).pop(ZOOMABLE, None)  # the picture beside it stays
 
 
 def write_in_place(result):

@@ -8,18 +8,7 @@ from d2lpar.data import objects
 from d2lpar.data.batches import ImageDataset
 from d2lpar.data.sources import Source
 
-CLASSES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
 
 # MD5 of the files, in the order in which they are read.
 FILES = {
@@ -33,7 +22,7 @@ FILES = {
 
 
 def _parse(contents):
-    """Return the four tensors in the contents of the files, whose MD5 is known to be right."""
+    """Return the four tensors in the contents of the files, whose MD5 has been verified."""
     images, labels = [], []
     for content in contents:
         batch = pickle.loads(content, encoding="latin1")
@@ -57,13 +46,12 @@ SOURCE = Source(
 def load_cifar10():
     """Return the training and the test images of CIFAR-10, or of its synthetic stand-in.
 
-    Returns:
-        Two `ImageDataset`s, of images of 3x32x32 pixels in ten classes. Their `name` and `classes`
-        tell which data set it is; D2LPAR_DATA=synthetic in the environment asks for the stand-in.
+    Both are an `ImageDataset` of images of 3x32x32 pixels in ten classes. Their `name` and
+    `classes` tell which data set it is; D2LPAR_DATA=synthetic asks for the stand-in.
 
     Raises:
         FileNotFoundError: D2LPAR_DATA names a folder without the files of CIFAR-10.
-        ValueError: the files there are others.
+        ValueError: the files there are wrong.
     """
     name, tensors = SOURCE.load()
     classes = CLASSES if name == SOURCE.name else objects.CLASSES

@@ -8,17 +8,8 @@ from d2lpar.data import garments
 from d2lpar.data.batches import BatchLoader, ImageDataset
 from d2lpar.data.sources import Source
 
-CLASSES = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
+CLASSES = tuple(
+    "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot".split(", ")
 )
 # MD5 of the files without compression, in the order in which they are read.
 FILES = {
@@ -31,10 +22,7 @@ MIRROR = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
 
 
 def _tensor(content):
-    """Return the tensor in the content of an IDX file.
-
-    Source of the format: http://yann.lecun.com/exdb/mnist/
-    """
+    """Return the tensor in an IDX file (http://yann.lecun.com/exdb/mnist/)."""
     ndim = content[3]
     shape = [int.from_bytes(content[4 + 4 * i : 8 + 4 * i], "big") for i in range(ndim)]
     tensor = torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=4 + 4 * ndim)
@@ -65,13 +53,13 @@ def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False, num_wo
             images are sliced faster than they are passed between processes.
 
     Returns:
-        The training and the test batches. A batch is X, (batch_size, 1, height, width) float32 in
-        [0, 1], and y, (batch_size,) int64. `train_iter.dataset.name` tells which data set it is;
+        Two iterables of batches: X, (batch_size, 1, height, width) float32 in [0, 1], and y,
+        (batch_size,) int64. `train_iter.dataset.name` tells which data set it is;
         D2LPAR_DATA=synthetic in the environment asks for the stand-in.
 
     Raises:
         FileNotFoundError: D2LPAR_DATA names a folder without the files of Fashion-MNIST.
-        ValueError: the files there are others.
+        ValueError: the files there are wrong.
     """
     name, tensors = SOURCE.load()
     if pin_memory and not _has_devices():

@@ -1,4 +1,4 @@
-"""The body of a ResNet-18 that was trained on ImageNet, where its weights can be had.
+"""The body of a ResNet-18 that was trained on ImageNet, if its weights are available.
 
 They are looked for in torch hub's folder, then downloaded to it (45 MB).
 """
@@ -20,7 +20,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colour
 
 
 def imagenet_body(side=32):
-    """Return ResNet-18 without its head, with torchvision's weights for ImageNet, if they are here.
+    """Return ResNet-18 without its head, with torchvision's weights for ImageNet, if available.
 
     It says in one line whether they are. With D2LPAR_DATA=synthetic they are not looked for.
 
@@ -29,7 +29,7 @@ def imagenet_body(side=32):
 
     Returns:
         A network of the children stem, stage1 to stage4, and pool, from images (N, 3, H, W) in
-        [0, 1] to features (N, 512); or None where there are no weights.
+        [0, 1] to features (N, 512); or None without weights.
     """
     try:
         if os.environ.get("D2LPAR_DATA") == "synthetic":
@@ -68,7 +68,7 @@ class _Standardize(nn.Module):
 def _weights():
     """Return the state dict, from torch hub's folder or downloaded to it.
 
-    Raises an exception, whose first line says why, when it is not to be had.
+    The first line of an exception says why that is not possible.
     """
     path = Path(torch.hub.get_dir(), "checkpoints", Path(URL).name)
     if not path.is_file():

@@ -1,8 +1,8 @@
 """Data sets: files found, verified and downloaded, or a synthetic stand-in that is announced.
 
-The files are looked for in the folder that the environment variable D2LPAR_DATA names, in
-d2l's ``../data``, in ``data`` and in the user's cache, then downloaded. Where all that fails, a
-synthetic data set of the same shapes is drawn, and said to be one.
+The files are looked for in the folder that the environment variable D2LPAR_DATA names, in d2l's
+``../data``, in ``data`` and in the user's cache, then downloaded. If all that fails, a synthetic
+data set of the same shapes is drawn and named as such.
 """
 
 import contextlib
@@ -30,11 +30,10 @@ class Source:
     """Where a data set comes from.
 
     Args:
-        name: of the data set.
         dataset: its class in torchvision.datasets, which downloads it.
         files: MD5 of the files without compression, by name, in the order in which they are read.
-        layouts: the folders that they may lie in; the first is torchvision's.
-        probe: address of a file compressed by gzip, which answers where there is a connection.
+        layouts: the folders that they may be in; the first is torchvision's.
+        probe: URL of a gzipped file, to find out whether there is a connection.
         parse: function from the contents of the files to four tensors: images and labels to
             train, images and labels to test.
         stand_in: the module that draws the stand-in.
@@ -51,7 +50,7 @@ class Source:
 
         Raises:
             FileNotFoundError: D2LPAR_DATA names a folder without the files.
-            ValueError: the files there are others.
+            ValueError: the files there are wrong.
         """
         named = os.environ.get("D2LPAR_DATA", "")
         if named not in self._loaded:
@@ -59,7 +58,7 @@ class Source:
         return self._loaded[named]
 
     def forget(self):
-        """Forget what was loaded: the next call looks for it again."""
+        """Forget the tensors: the next call looks for the data set again."""
         self._loaded.clear()
 
     @property
@@ -108,12 +107,12 @@ class Source:
     def download(self, root):
         """Download the data set through torchvision into a folder, and return its tensors.
 
-        One process downloads while others wait; a file gets its name when it is known to be
-        right. Raises an exception, whose first line says why, when that is not possible.
+        One process downloads while others wait; a file gets its name once it is verified. The first
+        line of an exception says why the download is not possible.
         """
         root.mkdir(parents=True, exist_ok=True)
         require_connection(self.probe, root / f"{self.dataset}.offline")
-        from filelock import FileLock  # not everybody downloads
+        from filelock import FileLock  # only a download needs it
 
         with FileLock(root / "download.lock"):
             with contextlib.suppress(ValueError):
@@ -162,7 +161,7 @@ def _split(images, labels, num_train):
 
 
 def _read_any(paths, md5):
-    """Return the content of the first of the files that is right."""
+    """Return the content of the first file with the right MD5."""
     for path in paths[:-1]:
         with contextlib.suppress(ValueError):
             return _read(path, md5)
@@ -170,10 +169,7 @@ def _read_any(paths, md5):
 
 
 def _read(path, md5):
-    """Return the content of a file, plain or compressed.
-
-    path: of the file; md5: of its content. Raises ValueError when the content is another.
-    """
+    """Return the content of a file, plain or gzipped; raise ValueError if its MD5 is wrong."""
     try:
         content = path.read_bytes()
         if path.suffix == ".gz":
@@ -199,9 +195,8 @@ def cache():
 def require_connection(address, note, begins=(b"\x1f\x8b",)):
     """Raise ConnectionError unless a file can be read within PROBE_SECONDS.
 
-    address: of the file.
-    note: a file whose age tells when a process last looked in vain.
-    begins: with which two bytes the file may begin, to tell it from a login page; those of gzip.
+    `note` is a file whose age says when a process last failed at that. `begins` are the two bytes
+    that the file at `address` may begin with, by default gzip's, to tell it from a login page.
     """
     try:
         age = time.time() - note.stat().st_mtime

@@ -1,4 +1,4 @@
-"""How the workers of a DataLoader start, so that they know what a notebook defines."""
+"""How the workers of a DataLoader start, so that they have what a notebook defines."""
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -11,12 +11,9 @@ CAN_FORK = sys.platform == "linux"  # Windows cannot, and macOS is not safe afte
 def worker_context(num_workers):
     """Return the `multiprocessing_context` of a DataLoader whose classes may be a notebook's.
 
-    On Linux the workers are forked: they have at once what this process has. Elsewhere each is a
-    new process, which needs seconds to import torch, and the data set and the functions that it
-    calls are copies, pickled by value.
-
-    Args:
-        num_workers: their number; None is returned for 0, as a DataLoader demands.
+    On Linux the workers are forked, so they have all that this process has. Elsewhere each is a new
+    process, which needs seconds to import torch, and the data set and the functions that it calls
+    are copies, pickled by value. For no workers it is None, as a DataLoader demands.
     """
     if not num_workers:
         return None
@@ -28,13 +25,13 @@ class _SpawnByValue(SpawnContext):
 
     @staticmethod
     def Process(target, args):
-        """Return a process; what comes from `multiprocessing` itself knows how to travel."""
+        """Return a process; objects of `multiprocessing` itself pickle their own way."""
         args = (a if type(a).__module__.startswith("multiprocessing.") else _Value(a) for a in args)
         return SpawnProcess(target=target, args=tuple(args))
 
 
 class _Value:
-    """What becomes a copy of `value` when it is read in another process."""
+    """Becomes a copy of `value` when it is unpickled in another process."""
 
     def __init__(self, value):
         self.value = value

@@ -5,10 +5,11 @@ import re
 import sys
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from d2lpar.graphs.operator_graph import Operator, OperatorGraph
 from d2lpar.virtual.interrupts import held_back
+from d2lpar.virtual.private.compiling import compile_in_this_process, generated_code
+from d2lpar.virtual.private.operators import tree_leaves
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
 
@@ -16,9 +17,9 @@ _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstor
 def compile_backend(device="cpu"):
     """Return the best backend of torch.compile that works on a device, and say in one line which.
 
-    The first call on a kind of device compiles a small program, to see whether that can be done.
-    torch's compiler then works in this process: `torch._inductor.config.compile_threads` becomes 1,
-    so that it leaves no pool of processes behind. An interrupt waits until it is set up.
+    The first call on a kind of device compiles a small program to find out. torch's compiler then
+    works in this process: `torch._inductor.config.compile_threads` becomes 1, so that it leaves no
+    pool of processes behind. An interrupt waits until it is set up.
 
     Args:
         device: a CPU or a CUDA device.
@@ -39,11 +40,9 @@ def compile_backend(device="cpu"):
 
 @functools.cache
 def _failure_of_inductor(device_type):
-    """Return why torch's compiler builds nothing for this kind of device; None where it does."""
+    """Return why torch's compiler fails for this kind of device; None if it works."""
     with held_back():  # the compiler, interrupted while it is set up, stays half set up
-        from torch._inductor import config
-
-        config.compile_threads = 1
+        compile_in_this_process()
         try:
             torch.compile(lambda x: x @ x + 1)(torch.ones(8, 8, device=device_type))
         except Exception as error:  # what is missing shows in many ways: any of them will do
@@ -88,7 +87,7 @@ def _name(node):
 
 
 def _device(node):
-    """Return the device of the first tensor that a node gave while the program was captured."""
+    """Return the device of a node's first tensor while the program was captured."""
     values = node.meta.get("val", node.meta.get("example_value"))
     tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
     return tensors[0].device if tensors else torch.device("cpu")
@@ -110,8 +109,7 @@ def kernel_text(function, *args):
     """Return the loads, the arithmetic and the stores of the kernels that inductor generates.
 
     Args:
-        function: a function that `torch.compile` takes as one graph.
-        args: what it is compiled for, and called with once.
+        function: what `torch.compile` takes as one graph; compiled for `args` and called once.
 
     Returns:
         Lines of C++ for a CPU, of Triton for a GPU; constants, declarations and loops are left out.
@@ -119,8 +117,6 @@ def kernel_text(function, *args):
     Raises:
         torch._dynamo.exc.Unsupported: the function has no single graph.
     """
-    from torch._inductor.utils import run_and_get_code
-
-    _, sources = run_and_get_code(torch.compile(function, fullgraph=True), *args)
+    sources = generated_code(torch.compile(function, fullgraph=True), *args)
     lines = [line.strip() for line in "\n".join(sources).splitlines()]
     return "\n".join(filter(_LOAD_ARITHMETIC_STORE.search, lines))

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdRef
+
+from d2lpar.virtual.private.operators import TorchDispatchMode, schema_of, tree_leaves
 
 _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}
@@ -108,29 +108,24 @@ class OperatorGraph(TorchDispatchMode):
         self.nodes.append(Operator(name, device, reads, waits, frozenset(before), level))
 
     def independent_pairs(self):
-        """Return the pairs (i, j), i < j, of operators that may run at the same time.
+        """Return the pairs (i, j), i < j, of operators of which neither must come before the other.
 
-        They are those of which neither must come before the other; that one device may run them in
-        turn all the same does not count.
+        They may run at the same time, except that one device may still run them in turn.
         """
         return [
             (i, j) for j, node in enumerate(self.nodes) for i in range(j) if i not in node.before
         ]
 
     def plot(self, title=None, labels=None, axes=None):
-        """Draw the graph: operators by device and level, an arrow to each from what it reads.
+        """Return a figure: operators by device and level, with an arrow to each from what it reads.
 
         Boxes with sharp corners are copies. A dashed arrow leads to an operator that overwrites
         what the other has read.
 
         Args:
-            title: what stands above.
             labels: a text for each operator; its name by default.
             axes: matplotlib axes to draw on; those of a new figure by default, which is as large as
                 the labels need (40 inches wide at most).
-
-        Returns:
-            The figure.
 
         Raises:
             ValueError: nothing was recorded, or there are not as many labels as operators.
@@ -161,8 +156,7 @@ class OperatorGraph(TorchDispatchMode):
         return axes.figure
 
     def _places(self):
-        """Return the places (level, line) of the operators, the first line of each device, and the
-        number of lines, with empty ones between the devices."""
+        """Return (level, line) of each operator, each device's first line, and the line count."""
         devices = sorted({str(node.device) for node in self.nodes})
         used, slots = {}, []  # operators of one device and level stand below each other
         for node in self.nodes:
@@ -207,8 +201,7 @@ def _tensors(values):
 
 
 def _memory(tensor):
-    """Return what stands for the memory of a tensor: it equals that of its views and no other, now
-    or later, and does not keep it."""
+    """Return a key that only a tensor and its views share, now or later, without keeping them."""
     block = getattr(tensor, "_block", None)
     if block is not None:  # a tensor of a virtual GPU, whose storage is a dummy
         return weakref.ref(block)
@@ -220,18 +213,18 @@ def _memory(tensor):
 
 def _changed(func, args, kwargs):
     """Return the tensors that an operator changes in place, by its schema."""
-    arguments = func._schema.arguments
+    arguments = schema_of(func).arguments
     values = [*args, *(kwargs.get(argument.name) for argument in arguments[len(args) :])]
     pairs = zip(arguments, values, strict=True)
     return _tensors([v for a, v in pairs if a.alias_info is not None and a.alias_info.is_write])
 
 
 def _base_name(func):
-    return func._schema.name.split("::")[1]
+    return schema_of(func).name.split("::")[1]
 
 
 def _is_no_work(func):
-    """Return whether an operator only allocates, asks, or changes the layout of a tensor."""
+    """Return whether an operator only allocates, queries, or changes a tensor's layout."""
     name = _base_name(func)
     return "empty" in name or name in _NO_WORK or torch.Tag.inplace_view in func.tags
 
@@ -260,10 +253,7 @@ def _width(text):
 def _draw_arrow(axes, source, target, dashes):
     """Draw an arrow from the right side of one label to the left side of another.
 
-    Args:
-        axes: matplotlib axes.
-        source, target: pairs of a place (level, line) and the width of the label in points.
-        dashes: line style.
+    `source` and `target` are pairs of a place (level, line) and the label's width in points.
     """
     from matplotlib.transforms import offset_copy
 

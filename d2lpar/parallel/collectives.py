@@ -1,7 +1,6 @@
 """Collective operations on lists of tensors, one tensor a device, in one process."""
 
 import itertools
-from collections import defaultdict
 from typing import NamedTuple
 
 import torch
@@ -11,7 +10,7 @@ from d2lpar.training import check_none_missing
 
 
 class Transfer(NamedTuple):
-    """One message: device `source` sends `chunk` to device `target`, which adds it or keeps it."""
+    """A message: device `source` sends `chunk` to device `target`, which adds or keeps it."""
 
     source: int
     target: int
@@ -26,7 +25,7 @@ def _star(k):
 
 
 def _tree(k):
-    """Pairs add, then pairs of pairs, up to device 0; the sum goes back the same way."""
+    """Pairs add, then pairs of pairs, down to device 0; the sum goes back the same way."""
     rounds = []
     distance = 1
     while distance < k:
@@ -69,7 +68,7 @@ class CollectiveCounter:
 
     Attributes:
         calls: a dict from "allreduce" and "allgather" to the list of the sizes, in bytes, of the
-            whole tensors that were summed or put together. Calls with one tensor do not count.
+            whole tensors summed or put together. Calls with one tensor do not count.
     """
 
     def __init__(self):
@@ -126,19 +125,12 @@ def allreduce(data, algorithm="star"):
 
 
 def allgather(data):
-    """Send every tensor of `data` to all devices, without waiting for them.
+    """Send every tensor of `data` to all devices, without waiting; return a list of all k for each.
 
     With n bytes in each of k tensors, (k - 1) n leave every device and as many reach it. Devices
-    send at the same time.
+    send at the same time. In the list of a device its own tensor is the one given.
 
-    Args:
-        data: k tensors, one a device.
-
-    Returns:
-        For each device the list of all k tensors, there; its own is the one given.
-
-    Raises:
-        ValueError: `data` holds None.
+    Raises ValueError if `data` holds None.
     """
     check_none_missing("tensor", data)
     _count("allgather", data, sum(tensor.nbytes for tensor in data))
@@ -160,30 +152,6 @@ def _send_copy(tensor, device):
     return send(tensor, torch.empty_like(tensor, device=device))
 
 
-def allreduce_bytes(algorithm, k, numel, itemsize=4):
-    """Predict what `allreduce` sends over each link.
-
-    Args:
-        algorithm: "star", "tree" or "ring".
-        k: number of devices.
-        numel: number of elements in each tensor.
-        itemsize: bytes of an element.
-
-    Returns:
-        A dict from (source, target), indices into the list of tensors, to a number of bytes.
-
-    Raises:
-        ValueError: the algorithm is unknown.
-    """
-    rounds, num_chunks = _schedule(algorithm, k)
-    smaller, num_larger = divmod(numel, num_chunks)
-    num_bytes = defaultdict(int)
-    for transfers in rounds:
-        for source, target, chunk, _ in transfers:
-            num_bytes[source, target] += (smaller + (chunk < num_larger)) * itemsize
-    return {link: total for link, total in num_bytes.items() if total}
-
-
 def _check(data):
     """Raise ValueError unless `data` is a list of distinct tensors of one shape and dtype."""
     if not data:
@@ -203,8 +171,8 @@ def _check(data):
 def _exchange(chunks, transfers):
     """Issue one round of transfers so that they can run at once; return what `send` returned.
 
-    All of them are sent before the first is waited for. Were they on the devices' own streams, a
-    ring would send one message after the other.
+    All are sent before the first is waited for. On the devices' own streams, a ring would send one
+    message after the other.
     """
     sent = []
     for source, target, chunk, add in transfers:

@@ -2,10 +2,10 @@
 
 In the alpha-beta model a message of n bytes takes latency + n / bandwidth. Every device has one
 link, a `d2lpar.virtual.Link`, that sends and receives at the same time, one message after the
-other in each direction; what joins the links is never in the way. Adding up is free. The formulas
-are those of Thakur, Rabenseifner and Gropp 2005 (https://doi.org/10.1177/1094342005051521) and of
-Patarasuk and Yuan 2009 (https://doi.org/10.1016/j.jpdc.2008.09.002), where no other source is
-given.
+other in each direction; what joins the links is never in the way. Adding up is free. Unless another
+source is given, the formulas are those of Thakur, Rabenseifner and Gropp 2005
+(https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
+(https://doi.org/10.1016/j.jpdc.2008.09.002).
 """
 
 import copy
@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
-    """Predict how long k devices take to sum a tensor each, so that all of them have the sum.
+    """Predict the seconds that k devices take to sum a tensor each, so that all have the sum.
 
     With n bytes, latency L, bandwidth B and r = log2(k) rounded up:
 
@@ -33,9 +33,6 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
         k: number of devices.
         num_bytes: n, the bytes of one tensor.
         link: the `d2lpar.virtual.Link` of each device.
-
-    Returns:
-        Seconds, a float.
 
     Raises:
         ValueError: the algorithm is unknown, k is not positive, n is negative, or k is no power
@@ -71,9 +68,7 @@ def crossover_bytes(k, link):
     Below it latencies decide, of which the tree has fewer: with r = log2(k) rounded up it is
     L B (k - 1 - r) / (r - (k - 1) / k). It is 0 for two devices, where the ring is never slower.
 
-    Raises:
-        ValueError: k is less than two.
-        TypeError: k is not an integer.
+    Raises ValueError if k is less than two, TypeError if it is not an integer.
     """
     _check(k=k)
     if k < 2:
@@ -82,32 +77,8 @@ def crossover_bytes(k, link):
     return link.latency * link.bandwidth * (k - 1 - rounds) / (rounds - (k - 1) / k)
 
 
-def server_seconds(num_workers, num_servers, num_bytes, link):
-    """Predict how long pushing gradients to parameter servers and pulling the result takes.
-
-    The parameters are cut evenly over the servers, which are machines of their own. A server's
-    link carries w messages of n / s bytes, a worker's s of them; the busier link decides:
-    2 max(w, s) (L + n / (s B)) (d2l 13.7 has the bandwidth's part, without the factor 2).
-
-    Args:
-        num_workers, num_servers: w and s.
-        num_bytes: n, the bytes of all parameters.
-        link: the `d2lpar.virtual.Link` of each machine.
-
-    Returns:
-        Seconds, a float.
-
-    Raises:
-        ValueError: a number is not positive, or n is negative.
-        TypeError: a number of machines is not an integer.
-    """
-    _check(num_workers=num_workers, num_servers=num_servers)
-    _check_bytes(num_bytes)
-    return 2 * max(num_workers, num_servers) * link.seconds(num_bytes / num_servers)
-
-
 def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
-    """Predict a sum over machines with several devices each: inside, between, and inside again.
+    """Predict the seconds of a sum over machines with several devices each.
 
     Each of the g devices of a machine first gets the sum of one g-th of the tensor over its
     machine, then sums that over the M machines in a ring, then all exchange what they have:
@@ -122,9 +93,6 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
         inside: the `d2lpar.virtual.Link` of a device to its machine.
         between: the link of a machine to the others.
 
-    Returns:
-        Seconds, a float.
-
     Raises:
         ValueError: a number is not positive, or n is negative.
         TypeError: a number of machines or devices is not an integer.
@@ -138,15 +106,12 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
 def training_flops(net, *shape):
     """Count the floating-point operations of a forward and a backward pass, without computing.
 
-    A multiplication and an addition are two. What is counted is what torch's FlopCounterMode
-    counts: products of matrices, convolutions and attention.
+    A multiplication and an addition are two. Like torch's FlopCounterMode it counts products of
+    matrices, convolutions and attention.
 
     Args:
         net: a module; it is copied to the meta device and stays as it is.
         *shape: of the input, with the batch in front, (N, ...).
-
-    Returns:
-        An integer.
     """
     on_meta = copy.deepcopy(net).to("meta")
     with FlopCounterMode(display=False) as counter:
@@ -155,7 +120,6 @@ def training_flops(net, *shape):
 
 
 def _check(**numbers):
-    """Raise unless every number is a positive integer."""
     for name, number in numbers.items():
         try:
             number = operator.index(number)

@@ -1,6 +1,5 @@
 """Pipeline parallelism: a network cut by layers, micro-batches, and who computes what when."""
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -22,15 +21,12 @@ class Task(NamedTuple):
 
 
 def split_layers(net, cuts, devices):
-    """Copy a network to devices by its layers.
+    """Copy a network to devices by its layers; return the stages, a list of `nn.Sequential`.
 
     Args:
         net: an `nn.Sequential`; it stays as it is.
         cuts: the indices of the layers with which the second, third, ... stage begin.
         devices: a list of devices, one more than cuts.
-
-    Returns:
-        The stages, a list of `nn.Sequential`, each on its device.
 
     Raises:
         ValueError: the cuts do not make a stage with parameters for each device.
@@ -48,13 +44,7 @@ def split_layers(net, cuts, devices):
 
 
 def gpipe(num_stages, num_micro_batches):
-    """Return the schedule of GPipe: all forward passes, then all backward passes.
-
-    Args:
-        num_stages, num_micro_batches: positive numbers.
-
-    Returns:
-        A list with the `Task`s of each stage, in order.
+    """Return the schedule of GPipe, a list of `Task`s for each stage: all forward passes first.
 
     Source: Huang et al. 2019, https://arxiv.org/abs/1811.06965.
     """
@@ -64,16 +54,10 @@ def gpipe(num_stages, num_micro_batches):
 
 
 def one_forward_one_backward(num_stages, num_micro_batches):
-    """Return the schedule 1F1B: a stage computes each backward pass as soon as it can.
+    """Return the schedule 1F1B, a list of `Task`s for each stage: backward passes come early.
 
     Stage s begins with the forward passes that it takes until the first micro-batch comes back,
     and then alternates, so that it holds at most ``num_stages - s`` micro-batches.
-
-    Args:
-        num_stages, num_micro_batches: positive numbers.
-
-    Returns:
-        A list with the `Task`s of each stage, in order.
 
     Source: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473: 1F1B with a flush after each
     batch. PipeDream, Narayanan et al. 2019, https://doi.org/10.1145/3341301.3359646, has none.
@@ -145,7 +129,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
 
 
 def _inputs(stage, task, num_stages):
-    """Return what has to be done before a task, a set of (stage, task)."""
+    """Return the set of (stage, task) that a task has to wait for."""
     if task.kind == "forward":
         return {(stage - 1, task)} if stage else set()
     forward = Task("forward", task.micro_batch)
@@ -153,10 +137,9 @@ def _inputs(stage, task, num_stages):
 
 
 def bubble_fraction(marks):
-    """Return the part of the time, 0 to 1, in which stages are idle, from their first to last mark.
+    """Return the fraction of the time, from first to last mark, in which stages are idle.
 
-    Args:
-        marks: a list with the `Mark`s of each stage.
+    `marks` has for each stage the list of its marks, see `d2lpar.Mark`.
     """
     start = min(mark.start for stage in marks for mark in stage)
     end = max(mark.end for stage in marks for mark in stage)
@@ -164,21 +147,17 @@ def bubble_fraction(marks):
     return 1 - busy / (len(marks) * (end - start))
 
 
-def pipeline_step(stages, X, y, loss, schedule, timeline=None):
-    """Compute a batch's loss and the gradients of all stages, by a schedule.
+def pipeline_step(stages, X, y, loss, schedule):
+    """Compute a batch's loss, on the last device, and the gradients of all stages, by a schedule.
 
-    The devices run their tasks at the same time, as far as the schedule lets them. Gradients are
-    added to `grad` of the stages' parameters: those of the mean over the whole batch.
+    The devices run their tasks at the same time, as far as the schedule permits. The gradients of
+    the mean over the whole batch are added to `grad` of the stages' parameters.
 
     Args:
         stages: a list of modules, each on one device and with parameters.
         X, y: a batch, (b, ...) and (b, ...), on any device.
         loss: a function of outputs and labels that returns their mean loss.
         schedule: a list with the `Task`s of each stage, as `gpipe` returns it.
-        timeline: a `Timeline` that is recording, on which each task gets a mark.
-
-    Returns:
-        The loss, a tensor on the last device.
 
     Raises:
         ValueError: the schedule is for another number of stages, has more micro-batches than the
@@ -219,32 +198,12 @@ def pipeline_step(stages, X, y, loss, schedule, timeline=None):
     for s, marks in enumerate(predict_schedule(schedule, [1] * num_stages, [1] * num_stages)):
         order += [(mark.start, s, task) for mark, task in zip(marks, schedule[s], strict=True)]
     for _, s, (kind, i) in sorted(order):
-        with timeline.mark(f"{kind} {i} of stage {s}") if timeline else contextlib.nullcontext():
-            (forward if kind == "forward" else backward)(s, i)
+        (forward if kind == "forward" else backward)(s, i)
     return sum(losses)
 
 
 def _device(stage):
     return next(stage.parameters()).device
-
-
-def record_schedule(stages, X, y, loss, schedule, repeats=3):
-    """Measure when each task runs in the quickest of `repeats` steps, after one to warm up.
-
-    Args:
-        stages, X, y, loss, schedule: as `pipeline_step` takes them, which adds up gradients.
-        repeats: how many steps are recorded.
-
-    Returns:
-        A list with the `Mark`s of each stage, as `predict_schedule` returns it: from the start of a
-        task's first kernel to the end of its last one.
-    """
-    runs = []
-    for _ in range(repeats + 1):
-        with Timeline() as timeline:
-            pipeline_step(stages, X, y, loss, schedule, timeline)
-        runs.append([_stage_marks(timeline, s, stage) for s, stage in enumerate(stages)])
-    return min(runs[1:], key=lambda marks: marks[0][-1].end - marks[0][0].start)
 
 
 def record_tasks(step, devices, repeats=3):
@@ -274,17 +233,6 @@ def record_tasks(step, devices, repeats=3):
     return [sorted(of_device, key=lambda mark: mark.start) for of_device in marks.values()]
 
 
-def _stage_marks(timeline, s, stage):
-    """Return the marks of one stage on the timeline of a step."""
-    marks = []
-    for mark in timeline.marks:
-        if mark.name.endswith(f" of stage {s}"):
-            spans = timeline.select(_device(stage), "kernel", mark=mark.name)
-            name = mark.name.removesuffix(f" of stage {s}")
-            marks.append(Mark(name, spans[0].start, max(span.end for span in spans)))
-    return marks
-
-
 def task_seconds(stages, X):
     """Measure each stage alone, with a micro-batch that passes through all of them.
 
@@ -293,7 +241,7 @@ def task_seconds(stages, X):
         X: a micro-batch, (b, ...), on any device.
 
     Returns:
-        The seconds of a forward and of a backward pass: two lists, with one figure for each stage.
+        The seconds of the forward and of the backward passes, a list of each with one per stage.
     """
     forward, backward = [], []
     for s, stage in enumerate(stages):

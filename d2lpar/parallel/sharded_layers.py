@@ -96,23 +96,15 @@ class _Cut(torch.autograd.Function):
 def copied(parts):
     """Hand a replicated tensor to layers that differ by device; backwards, sum its gradients.
 
-    Args:
-        parts: a list of equal tensors, one a device.
-
-    Returns:
-        The same tensors, a tuple.
+    Takes equal tensors, one a device, and returns the same tensors, a tuple.
     """
     return _Copied.apply(*parts)
 
 
 def summed(parts):
-    """Add up a partial tensor; backwards, hand the gradient of the sum to every term.
+    """Sum a partial tensor; backwards, hand the gradient of the sum to every term.
 
-    Args:
-        parts: a list of tensors of one shape, one a device.
-
-    Returns:
-        The sum, replicated: a tuple.
+    Takes tensors of one shape, one a device, and returns the replicated sum, a tuple.
     """
     return _Summed.apply(*parts)
 
@@ -120,34 +112,23 @@ def summed(parts):
 def gathered(parts, dim):
     """Put a split tensor together; backwards, cut the gradient.
 
-    Args:
-        parts: a list of tensors, one a device, whose shapes differ along `dim` at most.
-        dim: the dimension that is split.
-
-    Returns:
-        The whole tensor, replicated: a tuple.
+    Takes tensors, one a device, whose shapes may differ along `dim`, the split dimension, and
+    returns the whole tensor, replicated: a tuple.
     """
     return _Gathered.apply(dim, *parts)
 
 
 def cut(parts, dim):
-    """Keep of a replicated tensor the piece of each device; backwards, gather the gradient.
+    """Keep each device's piece of a replicated tensor; backwards, gather the gradient.
 
-    Args:
-        parts: a list of equal tensors, one a device.
-        dim: the dimension to split, into pieces of `split_sizes`.
-
-    Returns:
-        The pieces, a tuple.
-
-    Raises:
-        ValueError: there are fewer features than devices.
+    Takes equal tensors, one a device, and returns a tuple of pieces along `dim`, of `split_sizes`.
+    Raises ValueError if there are fewer features than devices.
     """
     return _Cut.apply(dim, *parts)
 
 
 def split_sizes(n, k):
-    """Return into what sizes n features split over k devices: they differ by one at most.
+    """Return the sizes of n features split over k devices, which differ by at most one.
 
     Raises ValueError when there are fewer features than devices.
     """
@@ -159,10 +140,7 @@ def split_sizes(n, k):
 class _SplitLayer(nn.Module):
     """A linear layer or a convolution in shards, one a device.
 
-    Args:
-        layer: an `nn.Linear` or `nn.Conv2d`; it stays as it is.
-        devices: a list of k devices.
-        dim: of the weight, 0 for outputs and 1 for inputs.
+    `dim` is the split dimension of the weight, 0 for outputs and 1 for inputs.
     """
 
     def __init__(self, layer, devices, dim):
@@ -185,7 +163,7 @@ class _SplitLayer(nn.Module):
         )
 
     def _outputs(self, parts):
-        """Return what the shards make of their parts, one a device."""
+        """Return the output of each shard for its part."""
         if len(parts) != len(self.shards):
             raise ValueError(
                 f"a layer on {len(self.shards)} devices takes a list of as many tensors, "
@@ -194,7 +172,7 @@ class _SplitLayer(nn.Module):
         return [shard(part) for shard, part in zip(self.shards, parts, strict=True)]
 
     def unsplit(self):
-        """Return the layer in one piece on the CPU, with its gradients where there are any."""
+        """Return the layer in one piece on the CPU, with its gradients if there are any."""
         layer = copy.deepcopy(self.shards[0])
         layer.weight = self._joined([shard.weight for shard in self.shards], self.dim)
         if layer.bias is not None:
@@ -219,7 +197,7 @@ def _shard(layer, weight, bias, device):
 
 
 def _with_sizes(layer):
-    """Let a layer say how many features its weight has."""
+    """Set a layer's own count of features to that of its weight."""
     kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
     for i, side in enumerate(("out", "in")):
         setattr(layer, f"{side}_{kind}", layer.weight.shape[i])
@@ -281,7 +259,7 @@ class RowParallel(_SplitLayer):
 
 
 class OnEveryDevice(nn.Module):
-    """A function or module that every device applies to what lies there, an activation say."""
+    """A function or module, such as an activation, that every device applies to its own tensor."""
 
     def __init__(self, module):
         super().__init__()
@@ -324,14 +302,7 @@ def tensor_parallel(net, devices):
 
 
 def unsplit(net):
-    """Put a network together that `tensor_parallel` has split.
-
-    Args:
-        net: an `nn.Sequential` of layers of this module.
-
-    Returns:
-        The unsplit `nn.Sequential` on the CPU, with its gradients where there are any.
-    """
+    """Undo `tensor_parallel`: return the network on the CPU, with its gradients if any."""
     return nn.Sequential(
         *(layer.module if isinstance(layer, OnEveryDevice) else layer.unsplit() for layer in net)
     )

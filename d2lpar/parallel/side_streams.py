@@ -10,7 +10,7 @@ import torch
 
 
 class Message(NamedTuple):
-    """A tensor on its way: where it came from, where it goes, and an event, or None, at its end."""
+    """A tensor on its way: its source, the copy, and an event, or None, at the end of the copy."""
 
     source: torch.device
     tensor: torch.Tensor
@@ -18,18 +18,15 @@ class Message(NamedTuple):
 
 
 def send(tensor, into):
-    """Copy a tensor to another device, behind what both have been given so far.
+    """Copy a tensor to another device, behind the work that both have so far; return a `Message`.
 
     The copy runs on side streams of the two devices, so that neither device's own stream waits for
-    the link; `receive` lets the target's wait. Between tensors of one device, and to or from the
+    the link; `receive` makes the target's wait. Between tensors of one device, and to or from the
     CPU, it is a plain copy.
 
     Args:
         tensor: what is sent. It may be freed at once; before it is written to, see `let_go`.
         into: a tensor of the same shape, on any device; it is written to.
-
-    Returns:
-        A `Message`.
     """
     source, target = tensor.device, into.device
     if source == target or "cpu" in (source.type, target.type):
@@ -48,13 +45,13 @@ def send(tensor, into):
 
 
 def receive(message):
-    """Let the current stream of the target wait for a message; return its tensor."""
+    """Make the current stream of the target wait for a message; return its tensor."""
     _wait(message.tensor.device, message.arrival)
     return message.tensor
 
 
 def let_go(message):
-    """Let the current stream of the source wait until a message has left, to write there again."""
+    """Make the current stream of the source wait until a message has left."""
     _wait(message.source, message.arrival)
 
 
@@ -65,5 +62,5 @@ def _wait(device, event):
 
 @functools.cache
 def _stream(device, direction):
-    """Return the stream for all messages out of a device, or into it: one follows the other."""
+    """Return the one stream for all messages out of a device, or into it, to keep them in order."""
     return torch.get_device_module(device).Stream(device)

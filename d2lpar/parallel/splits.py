@@ -18,10 +18,7 @@ from torch.nn import functional as F
 from d2lpar.data.batches import split_batch
 from d2lpar.parallel.collectives import CollectiveCounter, allreduce
 from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step, split_layers
-from d2lpar.parallel.sharded_layers import (
-    tensor_parallel,
-    unsplit,
-)
+from d2lpar.parallel.sharded_layers import tensor_parallel, unsplit
 from d2lpar.timelines.timeline import Timeline
 from d2lpar.timing import best_seconds
 from d2lpar.training import sgd
@@ -39,9 +36,9 @@ class StepCost(NamedTuple):
 
     Attributes:
         memory: the most bytes that one device held during the step.
-        num_bytes: what was sent between devices, in bytes.
+        num_bytes: bytes sent between devices.
         num_messages: in how many copies.
-        num_barriers: how many times all devices waited for all: a `CollectiveCounter` counts.
+        num_barriers: how many times all devices waited for all, by `CollectiveCounter`.
         seconds: the best of several steps.
     """
 
@@ -86,13 +83,13 @@ def _replicas(net, devices):
 
 
 def _backward(parts):
-    """Add up the gradients of each replica over its part: triples (replica, X, y)."""
+    """Add up the gradients of each replica over its part, from triples (replica, X, y)."""
     for replica, X, y in parts:
         F.cross_entropy(replica(X), y, reduction="sum").backward()
 
 
 def _side_by_side(net, device):
-    """Let the gradients of a network be pieces of one tensor, all zeros, and return that."""
+    """Allocate the gradients of a network as views of one flat tensor of zeros; return it."""
     params = list(net.parameters())
     sizes = [param.numel() for param in params]
     flat = torch.zeros(sum(sizes), device=device)
@@ -102,15 +99,12 @@ def _side_by_side(net, device):
 
 
 def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
-    """Make a pipeline with a stage on each device; its schedule is 1F1B.
+    """Make a pipeline with a stage on each device and the schedule 1F1B; return a `Split`.
 
     Args:
         net, X, y, devices, lr: as for `split_by_data`; the network is an `nn.Sequential`.
         cuts: the indices of the layers with which the second, third, ... stage begin.
         num_micro_batches: into how many parts the batch is split.
-
-    Returns:
-        A `Split`.
 
     Raises:
         ValueError: the cuts do not make a stage with parameters for each device, or the batch has
@@ -129,17 +123,10 @@ def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
 
 
 def split_inside_layers(net, X, y, devices, lr):
-    """Split the layers in pairs, by outputs and by inputs, as `tensor_parallel` does.
+    """Split the layers in pairs, by outputs and by inputs; return a `Split`.
 
-    Args:
-        net, X, y, devices, lr: as for `split_by_data`; the network is one that `tensor_parallel`
-            splits.
-
-    Returns:
-        A `Split`.
-
-    Raises:
-        TypeError, ValueError: as of `tensor_parallel`.
+    Arguments are as for `split_by_data`. Errors, and networks that split, are as for
+    `tensor_parallel`.
     """
     split = tensor_parallel(net, devices)
     X, y = ([tensor.to(device) for device in devices] for tensor in (X, y))
@@ -187,14 +174,7 @@ def step_cost(way, net, X, y, devices, lr, **options):
 def data_parallel_step(net, X, y, devices, lr):
     """Take the step of chapter 07: a replica on each device, gradients summed over the devices.
 
-    Args:
-        net: a classifier; it stays as it is.
-        X, y: a batch, (b, ...) and (b,), on any device.
-        devices: a list of devices.
-        lr: learning rate.
-
-    Returns:
-        The new parameters, a list of tensors on the CPU.
+    The arguments are those of `split_by_data`. Returns the new parameters, tensors on the CPU.
     """
     replicas = _replicas(net, devices)
     _backward(zip(replicas, *split_batch(X, y, devices), strict=True))

@@ -1,4 +1,4 @@
-"""What shows how far a loop is: a plot that grows, and a progress bar."""
+"""What shows the progress of a loop: a plot that grows, and a progress bar."""
 
 import sys
 import time
@@ -79,7 +79,6 @@ class Animator:
             self._show_soon()
 
     def _add_lines(self, num_lines):
-        """Have as many curves as `num_lines`."""
         with style():
             for i in range(len(self._lines), num_lines):
                 self.X.append([])
@@ -129,18 +128,20 @@ def _numbers(values):
 
 
 def progress(iterable, description="", total=None):
-    """Pass on the items of an iterable under a progress bar of plain text.
+    """Return a generator of the items of an iterable, under a progress bar of plain text.
+
+    The bar goes to stderr and ends on a line without times, so that two runs of a notebook leave
+    the same text.
 
     Args:
         iterable: what to loop over.
-        description: what stands before the bar.
+        description: stands before the bar.
         total: number of items, where the iterable has no length.
-
-    Returns:
-        A generator of the items. The bar goes to stderr and ends on a line without times, so that
-        two runs of a notebook leave the same text.
     """
-    from tqdm import tqdm
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError as error:
+        raise ImportError("a progress bar needs tqdm: pip install tqdm") from error
 
     bar = "{desc}{percentage:3.0f}%|{bar:30}| {n_fmt}/{total_fmt}"
     if total is None:

@@ -2,29 +2,17 @@
 
 import itertools
 
-from d2lpar.plotting.figures import (
-    IDEAL,
-    KINDS,
-    LINES,
-    MEASURED,
-    PREDICTED,
-    new_figure,
-    style,
-)
+from d2lpar.plotting.figures import IDEAL, KINDS, LINES, MEASURED, PREDICTED, new_figure, style
 from d2lpar.virtual import hardware_name
 
 
 def plot_bars(labels, predicted, measured, ylabel, title=None):
-    """Draw predictions beside what was measured, or modelled while GPUs are modelled.
+    """Return a figure of predictions beside what was measured, or modelled while GPUs are modelled.
 
     Args:
         labels: a name for each pair of bars.
         predicted, measured: numbers, one for each label; a None leaves its bar out.
         ylabel: quantity and unit.
-        title: what stands above.
-
-    Returns:
-        A figure.
 
     Raises:
         ValueError: there are not as many numbers as labels.
@@ -52,16 +40,12 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
 
 
 def plot_stacks(rows, ylabel, title=None):
-    """Draw bars made of parts, one on top of the other.
+    """Return a figure of bars made of parts, stacked.
 
     Args:
         rows: a dict from the name of a bar to a dict from the names of its parts, the same for all
             bars, to numbers.
         ylabel: quantity and unit.
-        title: what stands above.
-
-    Returns:
-        A figure.
 
     Raises:
         ValueError: the bars have different parts.
@@ -86,18 +70,14 @@ def plot_stacks(rows, ylabel, title=None):
 
 
 def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscale="linear"):
-    """Draw curves over one axis, and the ideal dashed.
+    """Return a figure of curves over one axis, the ideal one dashed.
 
     Args:
         x: numbers.
         ys: a dict from the name of a curve to its numbers, one for each of `x`.
         xlabel, ylabel: quantities and units.
         ideal: numbers of the ideal curve.
-        title: what stands above.
         xscale, yscale: "linear" or "log".
-
-    Returns:
-        A figure.
 
     Raises:
         ValueError: a curve has not as many numbers as `x`.
@@ -148,8 +128,8 @@ _LOOKS["modelled"] = _LOOKS["measured"]  # a figure has one or the other
 def _looks(names):
     """Return colour, dashes and marker for each name.
 
-    What is "measured", "modelled" or "predicted", or "ring, measured" of the group "ring", always
-    has the same colour; groups differ in dashes and markers.
+    "measured", "modelled" and "predicted", also in a group as in "ring, measured", have one colour
+    each; groups differ in dashes and markers.
     """
     pairs = [name.rpartition(", ")[::2] for name in names]  # group and role
     groups = list(dict.fromkeys(group for group, role in pairs if role in _LOOKS))
@@ -159,15 +139,12 @@ def _looks(names):
 
 
 def plot_agreement(runs, quantity, band=0.15):
-    """Draw what was measured over what was predicted, and a band around where both are equal.
+    """Return a figure of measured over predicted numbers, with a band around equality.
 
     Args:
         runs: a dict from a name to pairs (predicted, measured).
         quantity: quantity and unit, for both axes.
-        band: half the width of the band, as a part of the prediction.
-
-    Returns:
-        A figure.
+        band: half the width of the band, as a fraction of the prediction.
 
     Raises:
         ValueError: there is no pair.

@@ -26,8 +26,14 @@ KINDS = {  # kind of a span: colour, hatch, colour of the hatch
 
 
 def style():
-    """Return a context in which what is made looks as the chapters' figures do."""
-    from matplotlib import rc_context
+    """Return a context in which new artists have the style of the chapters' figures.
+
+    Raises ImportError when matplotlib is not installed; says how to install it.
+    """
+    try:
+        from matplotlib import rc_context
+    except ModuleNotFoundError as error:
+        raise ImportError("figures need matplotlib: pip install matplotlib") from error
 
     return rc_context(_settings())
 
@@ -72,14 +78,9 @@ def in_notebook():
 
 
 def new_figure(nrows=1, ncols=1, figsize=(3.5, 2.5)):
-    """Make a figure in the style of the chapters.
+    """Return a figure in the style of the chapters, and an array (nrows, ncols) of its axes.
 
-    Args:
-        nrows, ncols: how many axes.
-        figsize: width and height, in inches.
-
-    Returns:
-        The figure and an array (nrows, ncols) of its axes.
+    `figsize` is its width and height, in inches.
     """
     with style():
         figure = _figure_class()(figsize=figsize, dpi=120, layout="constrained")

@@ -1,15 +1,13 @@
 """torch's elastic agent on this machine: it starts, watches, restarts and ends the ranks.
 
-Of torch's agent this uses how ranks and ports are found, how processes start and that they start
-again. Watching them is done here: what the ranks print is shown, why one failed is found out, and
-nothing waits without end.
+The rendezvous, the start of processes and their restarts are torch's. Monitoring is done here: it
+shows what the ranks print, finds out why one failed, and never waits for ever.
 """
 
 import contextlib
 import logging
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import time
@@ -28,6 +26,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 
 from d2lpar.processes import roll_call
 from d2lpar.processes.rank import STREAMS, output_path, serve
+from d2lpar.virtual.distributed.agreement import is_lost_connection
 from d2lpar.virtual.interrupts import in_main_thread
 
 # On Linux processes are forks of a server that has torch. Windows cannot fork, and on macOS a fork
@@ -43,8 +42,6 @@ class Agent(LocalElasticAgent):
     """An agent for one call of `launch`.
 
     Attributes:
-        output: what shows the lines that the ranks print.
-        interrupted: set by `interrupt`.
         error: why the last attempt failed, an exception; None if it did not.
     """
 
@@ -74,7 +71,7 @@ class Agent(LocalElasticAgent):
         return context.processes if context else []
 
     def interrupt(self):
-        """Let `run`, which is under way, end all ranks and raise KeyboardInterrupt."""
+        """Make `run`, which is under way, end all ranks and raise KeyboardInterrupt."""
         self.interrupted = True
 
     def kill(self):
@@ -102,14 +99,14 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group):
         self.settled = None
-        with _apart():
+        with _isolated():
             return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group):
-        """Look how the processes are.
+        """Return the state of the ranks; show what they print.
 
-        In place of the method of torch's agent, which keeps neither exceptions nor signals, waits
-        30 s for a process that does not end and cannot be interrupted while it does.
+        Replaces the method of torch's agent, which keeps neither exceptions nor signals, and waits
+        30 s, without taking interrupts, for a process that does not end.
         """
         self.output.show()
         if self.interrupted:
@@ -124,7 +121,7 @@ class Agent(LocalElasticAgent):
             code or (code == 0 and not here) for code, here in zip(codes, done, strict=True)
         ):
             return RunResult(WorkerState.HEALTHY)
-        # One failed. Others may be about to fail too, for its reason or with a better report.
+        # One failed. Others may be about to fail too: because of it, or with a better report.
         self.settled = self.settled or time.monotonic() + _SECONDS_TO_SETTLE
         if None in codes and time.monotonic() < self.settled:
             return RunResult(WorkerState.HEALTHY)
@@ -138,7 +135,7 @@ class Agent(LocalElasticAgent):
         return RunResult(WorkerState.FAILED)
 
     def _why(self, codes):
-        """Return the exception that tells why an attempt failed."""
+        """Return an exception that explains why an attempt failed."""
         killed = {
             rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
         }
@@ -149,9 +146,8 @@ class Agent(LocalElasticAgent):
         for rank, path in enumerate(self._files("error")):
             if path.exists():
                 moment, error, summary, text = cloudpickle.loads(path.read_bytes())
-                # The others' connections break when a rank fails: that is no reason.
-                follows = bool(re.search("gloo.*Connection (closed|reset) by peer", summary))
-                reports.append((follows, moment, rank, error, summary, text))
+                # When a rank fails, the others' connections break: that is not the reason.
+                reports.append((is_lost_connection(summary), moment, rank, error, summary, text))
         gone = [rank for rank, code in enumerate(codes) if code is not None]
         gone = sorted({*gone} - {report[2] for report in reports})
         if gone and (not reports or min(reports)[0]):
@@ -169,7 +165,7 @@ class Agent(LocalElasticAgent):
 
 
 class _Rendezvous(StaticTCPRendezvous):
-    """How the only agent of a job finds itself: at once, and without a socket."""
+    """A rendezvous of one agent, which needs neither time nor a socket."""
 
     use_agent_store = False  # the ranks have a file, and a port that is free
 
@@ -177,15 +173,15 @@ class _Rendezvous(StaticTCPRendezvous):
         super().__init__(_ADDRESS, 0, 0, 1, run_id=uuid.uuid4().hex, timeout=60)
 
     def next_rendezvous(self):
-        """Return a store for the agent's own use, and where ranks could set one up."""
+        """Return a store for the agent alone, and an address at which ranks could set one up."""
         store = HashStore()
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, _ADDRESS))
 
 
 class _Output(DefaultLogsSpecs):
-    """What the ranks print: they write it to files, from which it is shown here.
+    """Shows what the ranks print: `rank.serve` redirects it to files, which are read here.
 
-    They do so themselves (`rank.serve`): torch redirects nothing on Windows and on macOS.
+    torch's own redirection does nothing on Windows and macOS.
     """
 
     def __init__(self, folder):
@@ -193,7 +189,7 @@ class _Output(DefaultLogsSpecs):
         self.files = []
 
     def reify(self, envs):
-        """Name the files of an attempt; also give its processes the environment of this one."""
+        """Name the files of an attempt; give its processes the environment of this one, too."""
         self.close()
         for env in envs.values():
             env.update({**os.environ, **env})
@@ -205,7 +201,7 @@ class _Output(DefaultLogsSpecs):
         return super().reify(envs)
 
     def show(self, last=False):
-        """Print the lines that are complete, with the rank in front."""
+        """Print the complete lines, with the rank in front."""
         for entry in self.files:
             rank, stream, file, begun = entry
             *lines, entry[3] = (begun + file.read()).split(b"\n")
@@ -215,7 +211,7 @@ class _Output(DefaultLogsSpecs):
                 print(f"[{rank}] {line.decode(errors='replace')}", file=getattr(sys, stream))
 
     def close(self):
-        """Print the rest and let the files go."""
+        """Print the rest and close the files."""
         try:
             self.show(last=True)
         finally:
@@ -225,13 +221,12 @@ class _Output(DefaultLogsSpecs):
 
 
 @contextlib.contextmanager
-def _apart():
-    """Keep this process and those that are started from touching each other.
+def _isolated():
+    """Isolate this process and those that are started in the block from each other.
 
-    torch's agent would leave a handler of its own for SIGTERM and more: it gets a signal that
-    nobody sends. (In a thread it can set none, and would warn.) And `multiprocessing` would run
-    the script that calls `launch` once more in each process, to find functions there: ours travel
-    by value.
+    torch's agent would leave its handler of SIGTERM behind, so it is made to handle a signal that
+    nobody sends. (In a thread it cannot set one, and would warn.) `multiprocessing` would run the
+    script that calls `launch` again in each process, to find functions; these travel by value.
     """
     setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
     signum = signal.Signals["SIGBREAK" if sys.platform == "win32" else "SIGURG"]

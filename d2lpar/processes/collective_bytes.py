@@ -5,10 +5,10 @@ import threading
 
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from d2lpar.virtual.distributed import process_group
+from d2lpar.virtual.private.operators import TorchDispatchMode, tree_leaves
+from d2lpar.virtual.private.patching import replace
 
 
 class CollectiveBytes:
@@ -18,10 +18,9 @@ class CollectiveBytes:
             loss.backward()
         counted.total
 
-    For a collective whose input and output differ in size the larger counts. vccl tells of each
-    call. Calls of gloo and NCCL are seen in the thread of the block; of those that a communication
-    hook makes when a message has arrived, in another thread, those of
-    `torch.distributed.all_reduce` are counted.
+    Of input and output the larger counts. All calls of vccl are counted, and those of gloo and NCCL
+    in the thread of the block. Of the calls that a communication hook makes in another thread, when
+    a message has arrived, only `torch.distributed.all_reduce` counts.
 
     Attributes:
         calls: a dict from the collective's name to the list of its sizes in bytes, by call.
@@ -36,7 +35,7 @@ class CollectiveBytes:
         return sum(map(sum, self.calls.values()))
 
     def _note(self, name, args):
-        """Count a call; `name` is that of the operator or the method, "allreduce_" for example."""
+        """Count a call of an operator or a method, "allreduce_" for example."""
         sizes = (
             sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
             for value in args
@@ -53,18 +52,18 @@ class CollectiveBytes:
 
         self._mode = _Counting(self._note)
         self._mode.__enter__()
-        dist.all_reduce = all_reduce
+        replace(dist, all_reduce=all_reduce)
         process_group.observers.append(self._note)
         return self
 
     def __exit__(self, *error):
         process_group.observers.remove(self._note)
-        dist.all_reduce = self._all_reduce
+        replace(dist, all_reduce=self._all_reduce)
         self._mode.__exit__(*error)
 
 
 class _Counting(TorchDispatchMode):
-    """Sees what a thread hands to gloo and NCCL: also what C++ does, as DDP's buckets."""
+    """Sees what a thread hands to gloo and NCCL, including what C++ does, as for DDP's buckets."""
 
     def __init__(self, note):
         super().__init__()

@@ -1,4 +1,4 @@
-"""DistributedDataParallel seen from a rank: its batch, its step, its buckets and when they go."""
+"""DistributedDataParallel seen from a rank: its batch, its step, its buckets and their order."""
 
 from dataclasses import replace
 
@@ -20,16 +20,9 @@ def device_of_rank():
 
 
 def batch_of_rank(X, y):
-    """Return this rank's part of a batch, on its GPU.
+    """Return this rank's parts of X (b, ...) and y (b,), on its GPU; sizes differ by at most one.
 
-    Args:
-        X, y: inputs (b, ...) and labels (b,); parts differ by one example at most.
-
-    Returns:
-        Both parts.
-
-    Raises:
-        ValueError: X and y differ in length.
+    Raises ValueError if X and y differ in length.
     """
     check_batch(X, y)
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -59,17 +52,17 @@ def bucket_bytes(net, X, y, bucket_cap_mb):
 
 
 def record_step(net, X, y, bucket_cap_mb, buckets=None):
-    """Record the second step of `DistributedDataParallel`.
+    """Record the second step of `DistributedDataParallel`, which has the final buckets.
 
-    The first one has other buckets, since DDP does not know the order of the gradients yet. It
-    makes the new ones where the second forward pass begins.
+    In the first step DDP does not know the order of the gradients yet; it rebuilds the buckets
+    at the start of the second forward pass.
 
     Args:
         net: a classifier, the same on every rank.
         X, y: the whole batch, (b, ...) and (b,).
         bucket_cap_mb: size of a bucket, in MiB.
-        buckets: what sums the gradients instead of DDP: a function of the network and of
-            `bucket_cap_mb`, called once. The `wait()` of what it returns ends a backward pass.
+        buckets: a replacement for DDP: a function of the network and `bucket_cap_mb`, called once.
+            The `wait()` of what it returns ends a backward pass.
 
     Returns:
         A `Timeline` with the phases "forward" and "backward", and the gradients, on the CPU.
@@ -95,8 +88,8 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
 def merged_timeline(timelines, phases=True):
     """Return one `Timeline` of all ranks, in which waiting for other ranks is apart from sending.
 
-    A rank's span of a collective begins when this rank is ready. Here it begins when the last of
-    them is, and what came before is a span of the kind "wait" on the same row.
+    A rank's span of a collective begins when this rank is ready. Here it begins when the last rank
+    is, and the time before is a span of the kind "wait" on the same row.
 
     Args:
         timelines: what each rank recorded, in the order of ranks, with the same collectives.
@@ -118,25 +111,20 @@ def merged_timeline(timelines, phases=True):
 
 
 def backward_seconds(timeline):
-    """Return how long the work of the backward pass took, with all that was sent in it.
-
-    Args:
-        timeline: a `Timeline` of one rank with a phase "backward".
-    """
+    """Return the seconds of the phase "backward" of one rank's `Timeline`, messages included."""
     spans = [span for span in timeline.select(mark="backward") if span.kind != "wait"]
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
 def gradient_arrivals(net, X, y):
-    """Return when each gradient is there in a backward pass that sends nothing, the best of two.
+    """Return when each gradient is ready in a backward pass that sends nothing, the best of two.
 
     Args:
         net: a classifier.
         X, y: the whole batch, (b, ...) and (b,).
 
     Returns:
-        A list of (seconds since the device began with the backward pass, bytes), in the order of
-        arrival.
+        A list of (seconds since the device began the pass, bytes), in the order of arrival.
     """
     net, (X, y) = net.to(device_of_rank()), batch_of_rank(X, y)
     module, arrivals = torch.get_device_module(X.device), []

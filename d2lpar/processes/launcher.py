@@ -1,8 +1,7 @@
 """launch(fn, nproc): a function, also one of a notebook cell, in several processes.
 
-The processes are those of torch's elastic agent (`agent`); what each of them does stands in
-`rank`. The function, its arguments and the results travel by value, through files in a folder
-that lives as long as the call.
+The processes are those of torch's elastic agent (`agent`), and each of them runs `rank`. The
+function, its arguments and the results travel by value, through files in a temporary folder.
 """
 
 import difflib
@@ -31,19 +30,19 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
 
     The group is set up before the call and taken down after it. Each process has a GPU of its own,
     its current device: with NCCL where the machine has `nproc` CUDA GPUs, otherwise a virtual GPU
-    with the backend vccl, of the same figures as the virtual GPUs of this process, if it has any.
-    What the ranks print appears here, line by line, with the rank in front. The function, its
-    arguments and the results are copies, pickled by value. The processes share nothing with this
-    one: neither its virtual GPUs nor its CUDA context. Of a tensor on a virtual GPU send, and
-    return, the `.cpu()`. On Windows and macOS the processes are spawned, which takes seconds.
+    with the backend vccl, configured like the virtual GPUs of this process, if it has any. What the
+    ranks print appears here, line by line, with the rank in front. The function, its arguments and
+    the results are copies, pickled by value; the processes share neither virtual GPUs nor a CUDA
+    context with this one, so pass and return the `.cpu()` of a tensor on a virtual GPU. On Windows
+    and macOS the processes are spawned, which takes seconds.
 
     Args:
         fn: the function; it may be defined in a notebook.
         nproc: number of processes.
         timeout: seconds that a collective may wait for all ranks, and that the last rank may
             return after the first.
-        max_restarts: how often all ranks start again after one has failed. `fn` is then called
-            anew, and goes on from the checkpoint that it wrote, if it looks for one.
+        max_restarts: how often all ranks start again after one has failed. `fn` is called anew, and
+            may resume from a checkpoint that it wrote.
         *args: for `fn`.
         **kwargs: for `fn`. `nproc`, `timeout` and `max_restarts` are `launch`'s own: give
             parameters of `fn` that have these names by position or with `functools.partial`.
@@ -53,8 +52,8 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
 
     Raises:
         ValueError: `nproc`, `timeout` or `max_restarts` is out of range.
-        TypeError: `fn` cannot be called so, or something cannot be pickled, as what lies on a
-            virtual GPU.
+        TypeError: `fn` does not take these arguments, or something cannot be pickled, such as a
+            tensor on a virtual GPU.
         TimeoutError: ranks did not arrive at a collective or at the end; says which ones.
         RuntimeError: a rank was killed, or raised what cannot be pickled.
         Exception: what the first rank that failed raised, with its traceback as a note. The
@@ -123,7 +122,7 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
 
 
 def _meant(kwargs, known):
-    """Return a question about the first keyword that is not known, but has a name that is near."""
+    """Return a question that suggests a known name for the first keyword that is close to one."""
     for word in kwargs:
         near = difflib.get_close_matches(word, [*_OPTIONS, *known], n=1)
         if word not in known and (word in _ELSEWHERE or near):

@@ -1,16 +1,18 @@
-"""What the server has loaded from which `launch` forks its ranks: each rank is spared the time."""
+"""Imports of the server from which `launch` forks its ranks, which saves each of them the time."""
 
 import contextlib
 
 import torch
-import torch._dynamo
 import torch.distributed.elastic.agent.server.local_elastic_agent
 
 import d2lpar.processes.rank
 import d2lpar.virtual.distributed.process_group  # noqa: F401
 from d2lpar.virtual import setup
+from d2lpar.virtual.private.compiling import import_dynamo
+
+import_dynamo()
 
 # Beside CUDA the device type would change what torch takes for the accelerator.
 if not torch.backends.cuda.is_built():
-    with contextlib.suppress(RuntimeError):  # a rank shall say that this torch is not known
+    with contextlib.suppress(RuntimeError):  # a rank reports that this torch is not supported
         setup.register()

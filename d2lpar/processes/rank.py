@@ -1,4 +1,4 @@
-r"""One process of a parallel job: set the process group up, call a function, tear all down.
+r"""One process of a parallel job: set up the process group, call a function, tear it down.
 
 `launch` starts such processes on this machine. On several machines torchrun does; on each one:
 
@@ -45,19 +45,17 @@ STREAMS = ("stdout", "stderr")
 
 
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
-    """Call `fn` in a process group of the processes that the elastic agent started.
+    """Call `fn()` in a process group of the processes that the elastic agent started.
 
     Each process has a GPU of its own, which is its current device: a CUDA GPU and NCCL where this
     machine has one for each of its processes, otherwise a virtual GPU and vccl. Tensors on the CPU
     go through gloo, and their kernels use one thread.
 
     Args:
-        fn: a function without arguments.
         timeout: seconds that a collective may take, and that the last rank may return after the
             first.
         store: through which the processes find each other; by default the one of torchrun.
-        figures: of the virtual GPUs, arguments of `virtual_gpus`; by default what D2LPAR_DEVICES
-            says.
+        figures: arguments of `virtual_gpus`; by default according to D2LPAR_DEVICES.
 
     Returns:
         What `fn` returned, once it has returned on every rank.
@@ -67,37 +65,17 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
     """
     limit = timedelta(seconds=timeout)
     if store is None:
-        store, _, _ = next(dist.rendezvous("env://", timeout=limit))
-        if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
-            # All attempts share the agent's store: what a killed one left there breaks gloo.
-            attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
-            store = dist.PrefixStore(f"attempt {attempt}", store)
+        store = _store_of_torchrun(limit)
     store.set_timeout(limit)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if figures is None and _has_gpus(local_size):
-        device = torch.device("cuda", local_rank)
-        torch.cuda.set_device(device)
-        backend = "cpu:gloo,cuda:nccl"
-    else:
-        torch.set_num_threads(1)
-        device = virtual_gpus(**(figures or virtual_choice(local_size)))[local_rank]
-        torch.vgpu.set_device(device)
-        backend = BACKEND
-        # torch forgets device_id where the backend is written in Python, and would warn of that.
-        warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
+    device, backend = _choose_device(figures)
     dist.init_process_group(
-        backend,
-        store=store,
-        rank=rank,
-        world_size=world_size,
-        timeout=limit,
-        device_id=device,
+        backend, store=store, rank=rank, world_size=world_size, timeout=limit, device_id=device
     )
     roll_call = RollCall(store, rank, world_size)
     try:
         result = fn()
-        synchronize()  # what a device has not told yet
+        synchronize()  # raises pending asynchronous errors
         roll_call.arrive_at_end(timeout)
     except RuntimeError as error:
         if not is_timeout(error):
@@ -110,20 +88,45 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
     return result
 
 
+def _store_of_torchrun(limit):
+    """Return the store through which the processes of torchrun find each other."""
+    store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
+        # All attempts share the agent's store: what a killed one left there breaks gloo.
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        store = dist.PrefixStore(f"attempt {attempt}", store)
+    return store
+
+
+def _choose_device(figures):
+    """Make a GPU of this rank's own the current device; return it and its backend."""
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if figures is None and _has_gpus(local_size):
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device, "cpu:gloo,cuda:nccl"
+    torch.set_num_threads(1)
+    device = virtual_gpus(**(figures or virtual_choice(local_size)))[local_rank]
+    torch.vgpu.set_device(device)
+    # torch forgets device_id where the backend is written in Python, and would warn of that.
+    warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
+    return device, BACKEND
+
+
 def _has_gpus(count):
-    """Return whether there is a CUDA GPU for each of `count` processes, and leave to use it."""
+    """Return whether each of `count` processes can and may have a CUDA GPU."""
     return os.environ.get("D2LPAR_DEVICES", "") in ("", "cuda") and (
         torch.cuda.device_count() >= count
     )
 
 
 def serve(folder, timeout):
-    """Be one of the processes of `launch`: run the call that lies in `folder`, leave the result.
+    """Run the call in `folder`, write its result there, and end this process of `launch`.
 
-    It leaves `ATTEMPT.RANK.result` or `ATTEMPT.RANK.error` there and ends this process.
+    The file is `ATTEMPT.RANK.result` or `ATTEMPT.RANK.error`.
     """
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
-    # As in any script: a DataLoader here would start a server of its own, which imports torch.
+    # Back to the default: a DataLoader would start a fork server of its own, which imports torch.
     multiprocessing.set_start_method(None, force=True)
     gc.freeze()  # what was imported stays: collecting it takes longer than starting
     _write_to_files(folder)
@@ -153,19 +156,13 @@ def serve(folder, timeout):
 
 
 def output_path(folder, environment, stream):
-    """Return the file of what a process prints.
-
-    Args:
-        folder: of the call.
-        environment: of the process.
-        stream: "stdout" or "stderr".
-    """
+    """Return the file for a stream, "stdout" or "stderr", of a process with this environment."""
     attempt, rank = environment["TORCHELASTIC_RESTART_COUNT"], environment["RANK"]
     return Path(folder, f"{attempt}.{rank}.{stream}")
 
 
 def _write_to_files(folder):
-    """Let what this process prints, its C++ code and its children too, go to its files."""
+    """Redirect what this process, its C++ code and its children print to its files."""
     for number, stream in enumerate(STREAMS, 1):
         with open(output_path(folder, os.environ, stream), "ab") as file:
             os.dup2(file.fileno(), number)
@@ -174,7 +171,7 @@ def _write_to_files(folder):
 
 
 def _end(code):
-    """End this process without destructors: what still holds a DDP object must not free it now."""
+    """End this process without destructors: none may free a DDP object now."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
@@ -196,7 +193,7 @@ def _unpickled(call):
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Copies by value, and refuses virtual GPUs and what lies there: other processes lack them."""
+    """Pickles by value; refuses virtual GPUs and their tensors, unknown to other processes."""
 
     def reducer_override(self, obj):
         if isinstance(obj, torch.Tensor) and obj.device.type == "vgpu":
@@ -215,8 +212,7 @@ class _Pickler(cloudpickle.Pickler):
 def dumps(value):
     """Return a value as bytes, for `cloudpickle.loads` in another process.
 
-    Raises TypeError for a tensor on a virtual GPU and for such a device; otherwise what cloudpickle
-    raises.
+    Raises TypeError for a virtual GPU or a tensor on one; otherwise what cloudpickle raises.
     """
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
@@ -232,7 +228,7 @@ def _pickled(result, rank):
 
 
 def _described(error, rank):
-    """Return an exception as bytes: when it was raised, the exception if it pickles, its text."""
+    """Return as bytes: when an exception was raised, itself if it pickles, a line and its text."""
     moment = time.time()
     report = traceback.TracebackException.from_exception(error)
     part = report
@@ -251,7 +247,7 @@ def _described(error, rank):
 
 
 def _write(path, data):
-    """Write a file that is there as a whole or not at all."""
+    """Write a file atomically."""
     Path(f"{path}.part").write_bytes(data)
     os.replace(f"{path}.part", path)
 

@@ -1,19 +1,18 @@
-"""Which ranks are missing, when one has waited too long for the others."""
+"""Which ranks are missing when one has waited too long for the others."""
 
 import contextlib
 import json
 import os
-import re
 import sys
 import threading
 import time
 import traceback
 
 import torch
-import torch.distributed as dist
 
 from d2lpar import virtual
-from d2lpar.virtual.distributed.agreement import CollectiveTimeout
+from d2lpar.virtual.distributed.agreement import CollectiveTimeout, in_words, is_gloo_timeout
+from d2lpar.virtual.private.process_groups import num_collectives
 
 ANSWER = 1.0  # seconds in which a rank says where it is
 
@@ -23,19 +22,15 @@ class _LateAtEnd(RuntimeError):
 
 
 def is_timeout(error):
-    """Return whether a wait for other ranks took too long, or the error of a device was caused so.
-
-    gloo says it in the text only.
-    """
+    """Return whether an error, or a cause of it, is a time-out while waiting for other ranks."""
     return any(
-        isinstance(reason, _LateAtEnd | CollectiveTimeout)
-        or re.search(r"gloo.*(Timed out waiting|timeout caused)", str(reason))
+        isinstance(reason, _LateAtEnd | CollectiveTimeout) or is_gloo_timeout(str(reason))
         for reason in _reasons(error)
     )
 
 
 def _reasons(error):
-    """Return an error, what caused it, what caused that, and so on."""
+    """Return an error and the chain of its causes."""
     reasons = []
     while error is not None and error not in reasons:
         reasons.append(error)
@@ -46,8 +41,8 @@ def _reasons(error):
 class RollCall:
     """Finds out which ranks are missing when one has waited too long.
 
-    A thread of each rank looks now and then whether another rank asks; then it answers, through
-    the job's store, how many collectives its rank has started and what its main thread does.
+    A thread of each rank polls the job's store for a question from another rank. It answers with
+    the number of collectives that its rank has started and the line at which its main thread is.
     """
 
     def __init__(self, store, rank, world_size):
@@ -87,7 +82,7 @@ class RollCall:
         return True
 
     def report(self, error, timeout):
-        """Ask the others where they are; return which of them are missing, as a text."""
+        """Ask the others where they are; return a text on which of them are missing."""
         with self.lock:
             at_end = isinstance(error, _LateAtEnd)
             started = sys.maxsize if at_end else _started()
@@ -119,8 +114,7 @@ class RollCall:
             missing = [other for other, (_, _, in_torch) in answers.items() if not in_torch]
         verdict = "the ranks wait for different things"
         if missing:
-            verdict = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, sorted(missing)))}"
-            verdict += " had not arrived"
+            verdict = f"{in_words(sorted(missing))} had not arrived"
         lines = [f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"]
         for other in self.others:
             if other in answers:
@@ -138,12 +132,11 @@ class RollCall:
 
 
 def _started():
-    """Return how many collectives this rank has started."""
-    return dist.group.WORLD._get_sequence_number_for_group()
+    return num_collectives()
 
 
 def _in_torch(frame):
-    """Return whether a frame is torch's, or one of the virtual GPUs, which are a part of it."""
+    """Return whether a frame is in torch or in the virtual GPUs, which act as a part of it."""
     return frame.filename.startswith(_TORCH)
 
 
@@ -151,6 +144,6 @@ _TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual)
 
 
 def _place(stack):
-    """Return the innermost line of a stack that is not torch's, in words."""
+    """Describe the innermost line of a stack that is not torch's."""
     frame = [frame for frame in stack if not _in_torch(frame)][-1]
     return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")

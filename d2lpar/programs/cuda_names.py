@@ -1,10 +1,10 @@
 """The names under which programs know GPUs: `torch.cuda`, "nccl", and what torch asks of CUDA.
 
-`switch_on` lets all of them mean virtual GPUs. A name of `torch.cuda` is one of these:
+`switch_on` makes all of them refer to virtual GPUs. A name of `torch.cuda`
 
-- `torch.vgpu` has it: it is that one;
-- it is in the tables below: it does what can be done here, which may be nothing;
-- it needs what only a GPU has: it says so.
+- is that of `torch.vgpu`, if there is one;
+- otherwise, if it is in the tables below, does what can be done here, which may be nothing;
+- otherwise needs a real GPU: it raises NotImplementedError and says so.
 """
 
 import contextlib
@@ -14,7 +14,9 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, copies, private, vgpu
+from d2lpar.virtual import as_cuda, copies, vgpu
+from d2lpar.virtual.private.cuda import replace_factories, replace_in_cuda, skip_initialization
+from d2lpar.virtual.private.patching import replace
 
 from . import only_cuda, process_groups
 from .only_cuda import refusing
@@ -24,15 +26,14 @@ NCCL_VERSION = (2, 27, 0)  # programs ask whether it can do bfloat16, and it can
 
 
 def switch_on(gpus, visible=None):
-    """Let `torch.cuda` and the device "cuda" mean virtual GPUs, for all of this process.
+    """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
 
     Args:
         gpus: how many and of what kind, "vgpu:4" or "v100:4".
-        visible: indices of those that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; all of
-            them by default.
+        visible: indices that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
 
     Raises:
-        ValueError: `gpus` is something else, or no GPU and no machine has the name.
+        ValueError: `gpus` is malformed, or no GPU and no machine has the name.
         RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
     """
     kind, number = parse(gpus)
@@ -41,16 +42,12 @@ def switch_on(gpus, visible=None):
         options = {} if kind == "vgpu" else {"model": kind}
         as_cuda.stand_for_cuda(count, **options)
         _replace_names()
-        process_groups.let_nccl_mean_ours()
-        only_cuda.refuse()
+        process_groups.redirect_nccl()
+        only_cuda.refuse_extensions()
 
 
 def parse(gpus):
-    """Return the kind and the number of GPUs that a text such as "vgpu:4" or "v100:8" names.
-
-    Raises:
-        ValueError: it is something else.
-    """
+    """Return the kind and the number in a text such as "vgpu:4" or "v100:8"."""
     known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
     if not known:
         raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
@@ -58,7 +55,7 @@ def parse(gpus):
 
 
 def _visible(visible, number):
-    """Return the indices below `number` that a text lists, up to the first one that is none."""
+    """Return the indices below `number` in a text, up to the first that is not one."""
     if visible is None:
         return range(number)
     indices = []
@@ -70,164 +67,85 @@ def _visible(visible, number):
 
 
 def _replace_names():
-    """Put ours in the place of all names of `torch.cuda` and of its modules that have to change."""
-    ours = {
+    """Replace the names of `torch.cuda` and its modules that have to change."""
+    replacements = {
         name: value
         for name, value in vars(vgpu).items()
         if getattr(value, "__module__", "") == vgpu.__name__ and not name.startswith("_")
     }
-    ours |= {name: getattr(Names, name) for name in vars(Names) if not name.startswith("__")}
-    ours["default_generators"] = vgpu.default_generators
-    homes = [torch.cuda, torch.cuda.memory, torch.cuda.random, torch.cuda.streams]
-    for name, value in ours.items():
-        for home in homes:
-            if hasattr(home, name):
-                setattr(home, name, value)
-    for name in _ONLY_ON_A_GPU:
-        for home in (*homes, torch.cuda.graphs):
-            if hasattr(home, name):
-                setattr(home, name, refusing(f"torch.cuda.{name}"))
-    for name, dtype in _TENSOR_TYPES.items():
-        setattr(torch.cuda, name, _tensor_type(name, dtype))
-    torch.set_default_tensor_type = _set_default_tensor_type
-    private.note_factories()
-    for name in _WITH_PINNED_MEMORY:
-        setattr(torch, name, private.stand_for(getattr(torch, name), _pinning))
+    replacements |= _OTHERWISE
+    replacements["default_generators"] = vgpu.default_generators
+    replace_in_cuda(replacements)
+    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _ONLY_ON_A_GPU})
+    types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
+    replace(torch.cuda, **types)
+    replace(torch, set_default_tensor_type=_set_default_tensor_type)
+    replace_factories(_WITH_PINNED_MEMORY, _pinning)
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
-    for name, function in _NVTX.items():
-        setattr(torch.cuda.nvtx, name, function)
-    torch.cuda.profiler.start = torch.cuda.profiler.stop = lambda: None
-    torch.cuda.profiler.profile = contextlib.nullcontext
-    torch.cuda.nccl.version = lambda: NCCL_VERSION
-    for name in _OF_NCCL:
-        setattr(torch.cuda.nccl, name, refusing(f"torch.cuda.nccl.{name}"))
+    replace(torch.cuda.nvtx, **_NVTX)
+    profiler = torch.cuda.profiler
+    replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
+    refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _OF_NCCL}
+    replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
-        torch.accelerator.get_memory_info = vgpu.mem_get_info
-    torch.autograd.profiler.profile.__init__ = _without_cuda(
-        torch.autograd.profiler.profile.__init__
+        replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
+    profile = torch.autograd.profiler.profile
+    replace(profile, __init__=_without_cuda(profile.__init__))
+    replace(torch.backends.cuda, is_built=lambda: True)
+    replace(
+        torch.backends.cudnn,
+        is_acceptable=lambda tensor: False,
+        is_available=lambda: False,
+        version=lambda: None,
     )
-    torch.backends.cuda.is_built = lambda: True
-    torch.backends.cudnn.is_acceptable = lambda tensor: False
-    torch.backends.cudnn.is_available = lambda: False
-    torch.backends.cudnn.version = lambda: None
-    private.let_cuda_be_initialized()
+    skip_initialization()
 
 
-class Names:
-    """Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning."""
+def _stats_as_nested_dict(device=None):
+    """Return `memory_stats` as nested dicts."""
+    nested = {}
+    for name, value in vgpu.memory_stats(device).items():
+        *path, last = name.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
 
-    @staticmethod
-    def is_bf16_supported(including_emulation=True):
-        """Return True: virtual GPUs compute in bfloat16."""
-        return True
 
-    @staticmethod
-    def is_tf32_supported():
-        """Return False: float32 is computed in full."""
-        return False
+class _DeviceOf(vgpu.device):
+    """Make the device of a tensor the current one; one on the CPU changes nothing."""
 
-    @staticmethod
-    def is_current_stream_capturing():
-        """Return False: no CUDA graph is captured."""
-        return False
+    def __init__(self, obj):
+        super().__init__(obj.get_device() if obj.is_cuda else None)
 
-    @staticmethod
-    def init():
-        """Do nothing: virtual GPUs are ready."""
 
-    @staticmethod
-    def ipc_collect():
-        """Do nothing: no other process holds memory of virtual GPUs."""
-
-    @staticmethod
-    def get_arch_list():
-        """Return []: no kernels are compiled for an architecture."""
-        return []
-
-    @staticmethod
-    def get_gencode_flags():
-        """Return "": no kernels are compiled for an architecture."""
-        return ""
-
-    @staticmethod
-    def get_allocator_backend():
-        """Return "native", the only allocator there is."""
-        return "native"
-
-    @staticmethod
-    def set_sync_debug_mode(debug_mode):
-        """Do nothing; waits of the host are seen in a trace."""
-
-    @staticmethod
-    def get_sync_debug_mode():
-        """Return 0: waits of the host are not reported."""
-        return 0
-
-    @staticmethod
-    def memory_cached(device=None):
-        """Return what `memory_reserved` does."""
-        return vgpu.memory_reserved(device)
-
-    @staticmethod
-    def max_memory_cached(device=None):
-        """Return what `max_memory_reserved` does."""
-        return vgpu.max_memory_reserved(device)
-
-    @staticmethod
-    def reset_max_memory_allocated(device=None):
-        """Do what `reset_peak_memory_stats` does."""
-        vgpu.reset_peak_memory_stats(device)
-
-    @staticmethod
-    def reset_max_memory_cached(device=None):
-        """Do what `reset_peak_memory_stats` does."""
-        vgpu.reset_peak_memory_stats(device)
-
-    @staticmethod
-    def reset_accumulated_memory_stats(device=None):
-        """Do nothing: what `memory_stats` sums up is summed up since the start."""
-
-    @staticmethod
-    def memory_stats_as_nested_dict(device=None):
-        """Return `memory_stats` as dicts within dicts."""
-        nested = {}
-        for name, value in vgpu.memory_stats(device).items():
-            *path, last = name.split(".")
-            inner = nested
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = value
-        return nested
-
-    @staticmethod
-    def cudart():
-        """Return what switches a profiler of CUDA on and off; here it does nothing."""
-        return SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
-
-    @staticmethod
-    def check_error(result):
-        """Do nothing: what `cudart` returns here tells of no errors."""
-
-    @staticmethod
-    def _sleep(cycles):
-        """Keep the current device busy for some cycles of a clock of 1 GHz."""
-        vgpu._sleep(cycles * NANOSECOND)
-
-    @staticmethod
-    def _lazy_call(function, **kwargs):
-        function()
-
-    @staticmethod
-    def _is_in_bad_fork():
-        return vgpu._is_in_bad_fork()
-
-    class device_of(vgpu.device):  # noqa: N801
-        """Make the device of a tensor the current one; one on the CPU changes nothing."""
-
-        def __init__(self, obj):
-            super().__init__(obj.get_device() if obj.is_cuda else None)
-
+# Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
+_OTHERWISE = {
+    "is_bf16_supported": lambda including_emulation=True: True,
+    "is_tf32_supported": lambda: False,  # float32 is computed in full
+    "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
+    "init": lambda: None,
+    "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
+    "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
+    "get_gencode_flags": lambda: "",
+    "get_allocator_backend": lambda: "native",
+    "set_sync_debug_mode": lambda debug_mode: None,  # a trace shows where the host waits
+    "get_sync_debug_mode": lambda: 0,
+    "memory_cached": vgpu.memory_reserved,
+    "max_memory_cached": vgpu.max_memory_reserved,
+    "reset_max_memory_allocated": vgpu.reset_peak_memory_stats,
+    "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
+    "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
+    "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+    "check_error": lambda result: None,  # the functions of `cudart` here never fail
+    "_sleep": lambda cycles: vgpu._sleep(cycles * NANOSECOND),
+    "_lazy_call": lambda function, **kwargs: function(),
+    "_is_in_bad_fork": vgpu._is_in_bad_fork,
+    "device_of": _DeviceOf,
+}
 
 _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
@@ -266,7 +184,7 @@ _WITH_PINNED_MEMORY = "empty zeros ones full rand randn empty_like zeros_like em
 
 
 def _pinning(function):
-    """Let a function make a tensor in pinned memory, for which torch asks a real GPU."""
+    """Support `pin_memory=True`, for which torch itself needs a real GPU."""
 
     @functools.wraps(function)
     def call(*args, pin_memory=False, **kwargs):
@@ -277,7 +195,7 @@ def _pinning(function):
 
 
 def _without_cuda(init):
-    """Let torch's profiler see the host alone: `d2lpar run --trace` shows what the GPUs do."""
+    """Make torch's profiler record the host only: `d2lpar run --trace` records the GPUs."""
 
     @functools.wraps(init)
     def __init__(self, *args, use_cuda=False, use_device=None, **kwargs):
@@ -287,7 +205,7 @@ def _without_cuda(init):
 
 
 def _set_default_tensor_type(t):
-    """Let new tensors be of a type, "torch.cuda.FloatTensor" for example."""
+    """Set device and dtype of new tensors by a type such as "torch.cuda.FloatTensor"."""
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     on_gpu = name.startswith("torch.cuda.")
     torch.set_default_device("cuda" if on_gpu else "cpu")
@@ -295,14 +213,14 @@ def _set_default_tensor_type(t):
 
 
 class _TensorType(type):
-    """The class of `torch.cuda.FloatTensor` and its kin."""
+    """The class of `torch.cuda.FloatTensor` and the like."""
 
     def __instancecheck__(cls, value):
         return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
 
 
 def _tensor_type(name, dtype):
-    """Return what stands for `torch.cuda.FloatTensor`, for example."""
+    """Return a stand-in for a type such as `torch.cuda.FloatTensor`."""
 
     def __new__(cls, *args):
         values = getattr(torch, name)(*args)

@@ -9,12 +9,13 @@ import sys
 import tempfile
 
 from d2lpar.virtual import cores_of_this_process, memory_of_this_process
+from d2lpar.virtual.private import check_python
 
 GIB = 2**30
 ENOUGH_MEMORY = 4 * GIB  # of this process: the chapters and their kernels take about three
 ENOUGH_DISK = 2 * GIB  # where temporary files go
 ENOUGH_SHARED_MEMORY = 256 * 2**20  # for the batches of a DataLoader's workers
-LAB = ("jupyterlab", "ipykernel", "nbformat", "nbclient", "nbconvert")
+LAB = ("jupyterlab", "ipykernel", "nbformat", "nbclient", "nbconvert", "matplotlib", "tqdm")
 
 
 def examine():
@@ -26,19 +27,13 @@ def examine():
 
 
 class Doctor:
-    """Collects what there is to say.
-
-    Attributes:
-        lines: texts.
-        num_wrong: how many of them say what is wrong.
-    """
+    """Collects lines of text; `num_wrong` of them report a problem."""
 
     def __init__(self):
         self.lines = []
         self.num_wrong = 0
 
     def look(self):
-        """Look at all that matters."""
         self._python()
         self._cores()
         self._memory()
@@ -69,7 +64,13 @@ class Doctor:
             self._wrong(name, f"{text}: {advice}")
 
     def _python(self):
-        self._say("Python", f"{platform.python_version()} on {sys.platform}, {platform.machine()}")
+        text = f"{platform.python_version()} on {sys.platform}, {platform.machine()}"
+        try:
+            check_python()
+        except RuntimeError as error:
+            self._wrong("Python", f"{text}: {error}")
+        else:
+            self._say("Python", text)
 
     def _cores(self):
         cores, all_cores = cores_of_this_process(), os.cpu_count()
@@ -113,27 +114,43 @@ class Doctor:
         ]
         self._judge(
             "notebooks",
-            ", ".join(found) or "none of JupyterLab's packages",
-            not missing,
-            f"{', '.join(missing)} missing; pip install 'd2lpar[lab]'",
+            ", ".join(found) or "not installed; in a clone: pip install '.[lab]'",
+            not missing or not found,  # virtual GPUs need none of them
+            f"{', '.join(missing)} missing; in a clone: pip install '.[lab]'",
         )
 
     def _torch(self):
         try:
             import torch
 
-            from d2lpar.virtual import private
+            from d2lpar.virtual.private import check_version
         except Exception as error:
             self._wrong("torch", f"cannot be imported ({type(error).__name__}: {error})")
             return False
         build = f"a build for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
         try:
-            private.check_version(torch.__version__)
+            check_version(torch.__version__)
         except RuntimeError as error:
             self._wrong("torch", f"{torch.__version__}, {build}: {error}")
             return False
         self._say("torch", f"{torch.__version__}, {build}")
+        self._torchvision(torch.__version__, torch.version.cuda)
         return True
+
+    def _torchvision(self, torch_version, cuda):
+        try:
+            self._say("torchvision", importlib.import_module("torchvision").__version__)
+        except ModuleNotFoundError:
+            self._say("torchvision", "not installed; chapters 12 and 13 need it")
+        except Exception as error:
+            version = torch_version.partition("+")[0]
+            index = "" if cuda else " --index-url https://download.pytorch.org/whl/cpu"
+            self._wrong(
+                "torchvision",
+                f"cannot be imported ({error}): the chapters work around that, other programs do "
+                "not. Install both from one place: pip install --force-reinstall "
+                f"torch=={version} torchvision{index}",
+            )
 
     def _gpus(self):
         import torch
@@ -163,14 +180,14 @@ class Doctor:
         )
 
     def _names_of_cuda(self):
-        from d2lpar.virtual import private
+        from d2lpar.virtual.private.guards import can_answer_without_python
 
         self._judge(
             "d2lpar run",
             "virtual GPUs can stand for CUDA's"
-            if private.can_answer_without_python()
+            if can_answer_without_python()
             else f"virtual GPUs cannot stand for CUDA's on {sys.platform}, {platform.machine()}",
-            private.can_answer_without_python(),
+            can_answer_without_python(),
             "it needs Linux on x86-64 or 64-bit ARM; on Windows, use WSL. Notebooks run all the "
             "same",
         )

@@ -1,27 +1,22 @@
-"""What only CUDA has, and how a program is told that it is missing: by its name, and what to do."""
+"""What only CUDA has: a program that uses it gets an error with its name and what to do instead."""
 
 import warnings
 
 import torch
 
-from d2lpar.virtual.imports import when_imported
+from d2lpar.virtual.private.patching import replace, when_imported
 
 _INSTEAD = {  # part of a name -> what to do
     "nccl": "torch.cuda.comm has some of them, and torch.distributed all",
     "raph": "run the code without capturing it",
-    "snapshot": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",
-    "memory": "torch.cuda.memory_stats and memory_summary tell what virtual GPUs hold",
+    "snapshot": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
+    "memory": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
 }
 _KERNELS = "give it a version in PyTorch's own operators, or run it on a machine with a GPU"
 
 
 def refusing(name):
-    """Return a class that stands for something that only CUDA has.
-
-    Args:
-        name: its full name, "torch.cuda.CUDAGraph" for example; calling the class raises
-            NotImplementedError, which names it.
-    """
+    """Return a class that raises NotImplementedError when called, for a name in full."""
     hints = (hint for part, hint in _INSTEAD.items() if part in name)
     instead = next(hints, "leave it out, or run it on a machine with a GPU")
 
@@ -35,15 +30,15 @@ def _needs_a_gpu(name, instead):
     return NotImplementedError(f"{name} needs a real GPU, and these are virtual: {instead}")
 
 
-def refuse():
-    """Let extensions, Triton's kernels and torch.compile say by name that they need CUDA."""
-    torch.compile = _compile
+def refuse_extensions():
+    """Make CUDA extensions and Triton kernels raise, and torch.compile warn, by name."""
+    replace(torch, compile=_compile)
     when_imported("torch.utils.cpp_extension", _change_extensions)
     when_imported("triton.runtime.jit", _change_triton)
 
 
 def _compile(model=None, **options):
-    """Return `model` as it is: kernels that are compiled for CUDA need a GPU."""
+    """Return `model` as it is: kernels compiled for CUDA need a GPU."""
     warnings.warn(
         "torch.compile does nothing on virtual GPUs: its kernels for CUDA need Triton and a real "
         "GPU, so the program runs operator by operator",
@@ -53,7 +48,7 @@ def _compile(model=None, **options):
 
 
 def _change_extensions(module):
-    """Let torch.utils.cpp_extension refuse sources in CUDA; C++ alone is compiled as ever."""
+    """Make torch.utils.cpp_extension refuse sources in CUDA; C++ alone is compiled as usual."""
     load, load_inline = module.load, module.load_inline
 
     def _load(name, sources, *args, with_cuda=None, **kwargs):
@@ -70,14 +65,14 @@ def _change_extensions(module):
     def _cuda_extension(name, sources, *args, **kwargs):
         raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
 
-    module.load, module.load_inline, module.CUDAExtension = _load, _load_inline, _cuda_extension
+    replace(module, load=_load, load_inline=_load_inline, CUDAExtension=_cuda_extension)
 
 
 def _change_triton(module):
-    """Let a kernel of Triton say its name when it is launched."""
+    """Make a kernel of Triton raise when it is launched."""
 
     def run(self, *args, **kwargs):
         name = getattr(getattr(self, "fn", None), "__name__", type(self).__name__)
         raise _needs_a_gpu(f"the Triton kernel {name!r}", _KERNELS)
 
-    module.JITFunction.run = run
+    replace(module.JITFunction, run=run)

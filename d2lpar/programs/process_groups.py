@@ -1,28 +1,26 @@
-"""The backend "nccl" of torch.distributed, by which programs mean GPUs: the one of virtual GPUs."""
+"""The backend "nccl" of torch.distributed, by which programs mean GPUs, becomes "vccl"."""
 
 import torch.distributed as dist
 
-from d2lpar.virtual import private
 from d2lpar.virtual.as_cuda import say_cuda
-from d2lpar.virtual.imports import when_imported
+from d2lpar.virtual.private.dtensor import patch_dtensor_class
+from d2lpar.virtual.private.process_groups import patch_process_groups
 
 BACKEND = "vccl"  # of virtual GPUs
 
 
-def let_nccl_mean_ours():
-    """Let "nccl" be the backend of virtual GPUs; `dist.get_backend` still says "nccl"."""
+def redirect_nccl():
+    """Make "nccl" the backend of virtual GPUs; `dist.get_backend` still says "nccl"."""
     if dist.is_available():
-        dist.is_nccl_available = lambda: True
-        when_imported("torch.distributed.tensor._api", lambda module: say_cuda(module.DTensor))
-        private.patch_process_groups(translate)
+        patch_dtensor_class(say_cuda)
+        patch_process_groups(translate)
 
 
 def translate(backend):
-    """Return the name of a backend, as torch has it for virtual GPUs.
+    """Return the backend that a program gets instead of the one that it names.
 
-    Args:
-        backend: the name that a program gives: "nccl", "gloo", which takes tensors of GPUs, too,
-            "cpu:gloo,cuda:nccl", or "undefined" where it gives none.
+    That is "nccl", "gloo" (which takes GPU tensors, too), "cpu:gloo,cuda:nccl" or, without a name,
+    "undefined".
     """
     if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
         return f"cpu:gloo,vgpu:{BACKEND}"

@@ -1,13 +1,12 @@
-"""What a process leaves in a folder about its use of virtual GPUs, for `d2lpar run` to read.
+"""What a process writes to a folder about its use of virtual GPUs, for `d2lpar run` to read.
 
-A report is a file of JSON, `<pid>.json`; with a trace, `<pid>.spans` holds a line for each op. They
-are written once a second and at the end, because a process may be ended by a signal. A process that
-gives its GPUs no work leaves nothing.
+A report is a JSON file, `<pid>.json`; with a trace, `<pid>.spans` has a line for each op. Both are
+written once a second and at the end, because a signal may end a process. A process that gives its
+GPUs no work writes nothing.
 """
 
 import _thread
 import atexit
-import contextlib
 import functools
 import json
 import os
@@ -15,13 +14,13 @@ import sys
 import threading
 import time
 from collections import Counter, defaultdict
+from multiprocessing.util import Finalize, register_after_fork
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from d2lpar.virtual import clock_in_force, hardware_name, scheduler
-from d2lpar.virtual import device as registry
+from d2lpar.virtual import hardware_name, registry, scheduler
 from d2lpar.virtual.tensor import is_ours
 
 from .summary import SPAN
@@ -30,34 +29,22 @@ SECONDS_BETWEEN_REPORTS = 1.0
 
 
 def report_to(folder, with_spans=False):
-    """Let this process leave reports of its virtual GPUs in a folder, from its first op on.
+    """Write reports of this process's virtual GPUs to a folder, from its first op on.
 
-    Args:
-        folder: a path.
-        with_spans: whether to leave a line for each op, too.
+    With `with_spans` also write a line for each op.
     """
     report = Report(folder, with_spans)
     scheduler.start_recording(report)
     atexit.register(report.wait_and_write_last)  # so it runs before what ends the devices
-    leave = os._exit
-
-    @functools.wraps(leave)
-    def _exit(status):
-        with contextlib.suppress(Exception):
-            report.write_last()
-        leave(status)
-
-    os._exit = _exit  # forked children of multiprocessing end by it
+    # Children of multiprocessing end by os._exit, after these; a fork begins with none.
+    finish = functools.partial(Finalize, None, report.write_last, exitpriority=0)
+    finish()
+    register_after_fork(report, lambda report: finish())
     register_optimizer_step_post_hook(report.note_step)
 
 
 class Report:
-    """Sums over the spans of a process; a recording of `scheduler` that keeps little memory.
-
-    Args:
-        folder: where to write.
-        with_spans: whether to write all spans.
-    """
+    """Sums over the spans of a process; a recording of `scheduler` that needs little memory."""
 
     def __init__(self, folder, with_spans):
         self._folder = folder
@@ -67,7 +54,6 @@ class Report:
         self._busy = defaultdict(Counter)  # device -> engine -> seconds
         self._ops = Counter()  # by device
         self._links = {}  # (source, target) -> [bytes, seconds, copies]
-        self._peaks = Counter()  # by device, bytes
         self._waiting = 0.0
         self._begin, self._end = float("inf"), 0.0
         self._steps_of = WeakKeyDictionary()  # optimizer -> one of the following
@@ -76,7 +62,7 @@ class Report:
         self._started = False
 
     def extend(self, spans):
-        """Take in spans of ops that have ended, and of waits."""
+        """Add spans of ops that have ended, and of waits."""
         with self._adding:
             for span in spans:
                 self._add(span)
@@ -101,11 +87,11 @@ class Report:
             self._spans.append(span)
 
     def note_step(self, optimizer, args, kwargs):
-        """Note that an optimizer has made a step; torch calls this."""
+        """Note a step of an optimizer; torch calls this."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if not is_ours(parameters):
             return
-        now = scheduler.now()
+        now = scheduler.clock.now()
         if optimizer not in self._steps_of:
             self._steps.append([0, now, now])
             self._steps_of[optimizer] = self._steps[-1]
@@ -114,7 +100,6 @@ class Report:
         known[2] = now
 
     def _start(self):
-        """Begin to write: this process uses its GPUs."""
         self._started = True
         self._pid = os.getpid()
         _thread.start_new_thread(self._write_again, ())
@@ -125,12 +110,12 @@ class Report:
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
     def wait_and_write_last(self):
-        """Wait for the work under way and write what is true at the end of the process."""
+        """Wait for the work under way and write the last report."""
         registry.wait_for_all()  # in a fork it does not wait
         self.write_last()
 
     def write_last(self):
-        """Write what is true at the end of the process."""
+        """Write the last report, once, if this process has begun to write."""
         if self._started and os.getpid() == self._pid:
             self._write(ended=True)
             self._started = False
@@ -168,11 +153,10 @@ class Report:
         for device in registry.devices:
             where = device.torch_device
             if where in ops:
-                self._peaks[where] = max(self._peaks[where], device.memory.peak)
                 devices[str(where)] = {
                     "busy": busy[where],
                     "ops": ops[where],
-                    "peak": self._peaks[where],
+                    "peak": device.memory.highest,
                     "memory": device.memory.limit,
                 }
         steps, first, last = max(list(self._steps), default=(0, 0.0, 0.0))
@@ -180,7 +164,7 @@ class Report:
             "pid": self._pid,
             "rank": None if self._rank is None else int(self._rank),
             "command": " ".join(sys.argv),
-            "modelled": hardware_name() if clock_in_force() is not None else "",
+            "modelled": hardware_name(),
             "devices": devices,
             "links": links,
             "waiting": waiting,

@@ -1,10 +1,12 @@
 """`d2lpar run`: a command whose processes have virtual GPUs under the names of CUDA's.
 
-This starts the command, passes on what asks it to end, leaves nothing behind, and says at the end
-what the ranks did. It does not import torch: the command does. All this needs Linux.
+This starts the command, passes signals on, ends the processes that the command leaves behind, and
+prints what the ranks did. It does not import torch: the command does. It needs Linux.
 """
 
+import contextlib
 import ctypes
+import functools
 import os
 import shutil
 import signal
@@ -19,21 +21,21 @@ from .summary import read_reports, summary, write_trace
 
 assert sys.platform == "linux", "the command has refused the others"
 
-SECONDS_TO_END = 5.0  # for what was asked to end
+SECONDS_TO_END = 5.0  # after a request
 SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
 SECONDS_BETWEEN_LOOKS = 0.05
-NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes, as of a shell
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # that ask to end
+NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes of a shell
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_command(command, gpus, model=None, trace=None):
-    """Run a command and return its exit code.
+    """Run a command, a list of texts, and return its exit code.
 
     Args:
-        command: a list of texts: a program and its arguments.
         gpus: how many virtual GPUs each of its processes sees.
-        model: the GPU or the machine that is modelled, by its name; None for the wall clock.
-        trace: path of a trace of all ranks to write; or None.
+        model: name of the GPU or machine to model; None for real time.
+        trace: path for a trace of all ranks, or None.
     """
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"d2lpar run: there is no folder for the trace {trace}", file=sys.stderr)
@@ -68,54 +70,48 @@ def run_command(command, gpus, model=None, trace=None):
 class _Job:
     """A command and all processes that it starts.
 
-    It has a process group of its own, so that an interrupt in a terminal reaches this process
-    alone, which passes it on once. If the terminal is its input, it gets the terminal, too, and
-    with it the interrupts, as a shell's command does.
+    It stays in the process group of this process, so a terminal interrupts, stops and resumes both.
+    A signal that another process sends to this one alone is passed on.
     """
 
     def __init__(self, command, environment):
         self._asked_to_end = None  # since when
-        self._handlers = {}
         self._before = _descendants()
         _adopt_orphans(True)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            self._handlers[number] = signal.signal(number, self._pass_on)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        unblock = functools.partial(signal.pthread_sigmask, signal.SIG_SETMASK, self._mask)
         try:
-            self._process = subprocess.Popen(command, env=environment, process_group=0)
+            self._process = subprocess.Popen(command, env=environment, preexec_fn=unblock)
         except BaseException:
             self._restore()
             raise
-        self._terminal = _give_terminal(self._process.pid)
 
     def wait(self):
-        """Wait until the command has ended, end what it left, and return its exit code."""
+        """Wait until the command has ended, end what it left behind, and return its exit code."""
         try:
             while self._process.poll() is None:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-                if self._asked_to_end and time.monotonic() > self._asked_to_end + SECONDS_TO_END:
-                    self._kill()
+                self._look()
             self._end_children()
         finally:
-            if self._terminal is not None:
-                _take_terminal(self._terminal)
             self._restore()
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
-    def _pass_on(self, number, frame):
-        """Pass a signal on to the command, once; at the second one end everything."""
+    def _look(self):
+        """Wait a moment; pass the first signal on, and kill everything at the second."""
+        info = signal.sigtimedwait(SIGNALS, SECONDS_BETWEEN_LOOKS)
+        if info is not None and info.si_code > 0:  # from the terminal, as to the command
+            return
         if self._asked_to_end is None:
-            self._asked_to_end = time.monotonic()
-            _signal_group(self._process.pid, number)
-        else:
-            self._kill()
-
-    def _kill(self):
-        _signal_group(self._process.pid, signal.SIGKILL)
-        _signal(self._descendants(), signal.SIGKILL)
+            if info is not None:
+                self._asked_to_end = time.monotonic()
+                own = os.getpgrp()
+                _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
+        elif info is not None or time.monotonic() > self._asked_to_end + SECONDS_TO_END:
+            _send(signal.SIGKILL, self._descendants())
 
     def _end_children(self):
-        """End the processes that the command has left, first gently."""
+        """End the processes that the command has left behind, gently at first."""
         for ask, seconds in (
             (None, SECONDS_FOR_CHILDREN),
             (signal.SIGTERM, SECONDS_TO_END),
@@ -123,35 +119,30 @@ class _Job:
         ):
             left = self._descendants()
             if ask is not None:
-                _signal(left, ask)
+                _send(ask, left)
             deadline = time.monotonic() + seconds
             while left and time.monotonic() < deadline:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+                self._look()
                 left = self._descendants()
             if not left:
                 return
 
     def _descendants(self):
-        """Return the processes that descend from this one, without those that were there before."""
+        """Return the processes that descend from this one, except those there before the job."""
         return _descendants(self._before)
 
     def _restore(self):
         _adopt_orphans(False)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
 def _adopt_orphans(yes):
-    """Let this process be the parent of descendants whose parents end."""
+    """Start or stop adopting descendants whose parents end."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
 def _descendants(without=()):
-    """Return the numbers of the processes that descend from this one and still run, a list.
-
-    Args:
-        without: numbers of processes to leave out, with all that descend from them.
-    """
+    """Return the pids of this process's running descendants, without the trees below `without`."""
     children, ended = {}, set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -172,40 +163,14 @@ def _descendants(without=()):
     return [pid for pid in found if pid not in ended]
 
 
-def _signal(pids, number):
+def _send(number, pids):
+    """Send a signal to processes, some of which may have ended."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
-def _signal_group(group, number):
-    try:
-        os.killpg(group, number)
-    except ProcessLookupError:
-        pass
-
-
-def _give_terminal(group):
-    """Let a process group be the one that the terminal talks to; return the one before, or None."""
-    try:
-        before = os.tcgetpgrp(0)
-        if before != os.getpgrp():
-            return None
-        os.tcsetpgrp(0, group)
-        _signal_group(group, signal.SIGCONT)  # it may have asked for input too early
-    except OSError:  # the input is no terminal
-        return None
-    return before
-
-
-def _take_terminal(group):
-    """Let the terminal talk to a process group again; this one is in the background now."""
-    ignored = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    try:
-        os.tcsetpgrp(0, group)
-    except OSError:
-        pass
-    finally:
-        signal.signal(signal.SIGTTOU, ignored)
+def _group(pid):
+    """Return the process group of a process; None if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid)

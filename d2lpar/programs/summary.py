@@ -25,67 +25,68 @@ def summary(reports, gpus, seconds, code):
     Args:
         reports: what `read_reports` returned.
         gpus: how many GPUs each process saw.
-        seconds: how long the command took by the wall clock.
+        seconds: how long the command took.
         code: its exit code.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
-    what = f"{modelled}, modelled" if modelled else _count(gpus, "virtual GPU")
-    lines = [
-        f"d2lpar run: {what}; {_count(len(reports), 'process', 'es')} used them; "
-        f"{seconds:.1f} s, exit code {code}"
-    ]
+    gpus = f"{modelled}, modelled" if modelled else f"{gpus} x virtual GPU"
+    used = f"processes that used them: {len(reports)}"
+    head = f"d2lpar run: {gpus}; {used}; {seconds:.1f} s, exit code {code}\n"
     if not reports:
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        lines.append(
-            "no process said that it gave them work; if one did, is d2lpar installed in the Python "
-            "that the command runs?"
-            if visible is None
-            else f"no process gave them work; CUDA_VISIBLE_DEVICES is {visible!r}"
-        )
-        return "\n".join(lines)
+        return head + _why_unused(code)
+    tables = _devices(reports), _links(reports), _steps(reports)
     clock = "times of the model" if modelled else "times of the wall clock"
-    rows = [("rank", "device", "ops", "kernels", "copies", "host waits", "peak MiB", "busy")]
+    notes = [
+        f"({clock}; busy: share of the time from the first op to the last in which kernels ran)",
+        *(
+            f"rank {_name(report)} (process {report['pid']}) did not end by itself: "
+            "its figures may lack its last second"
+            for report in reports
+            if not report["ended"]
+        ),
+    ]
+    return head + "\n".join([*"\n\n".join(filter(None, tables)).splitlines(), *notes])
+
+
+def _why_unused(code):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return f"no process gave them work; CUDA_VISIBLE_DEVICES is {visible!r}"
+    if code:
+        return "the command failed before any process gave them work: see its own error"
+    return (
+        "no process gave them work; if one should have, is d2lpar installed in the Python that the "
+        "command runs?"
+    )
+
+
+def _devices(reports):
+    rows = []
     for report in reports:
         for device, figures in report["devices"].items():
             busy = figures["busy"]
             kernels, elapsed = busy.get("compute", 0.0), report["end"] - report["begin"]
-            rows.append(
-                (
-                    _name(report),
-                    device,
-                    f"{figures['ops']}",
-                    _time(kernels),
-                    _time(sum(busy.get(engine, 0.0) for engine in COPY_ENGINES)),
-                    _time(report["waiting"]),
-                    f"{figures['peak'] / MIB:.1f}",
-                    f"{kernels / elapsed:.0%}" if elapsed else "",
-                )
-            )
-    lines += _table(rows)
-    rows = [("rank", "link", "copies", "MB", "time")]
+            copies = sum(busy.get(engine, 0.0) for engine in COPY_ENGINES)
+            times = map(_time, (kernels, copies, report["waiting"]))
+            peak, share = figures["peak"] / MIB, f"{kernels / elapsed:.0%}" if elapsed else ""
+            rows.append((_name(report), device, str(figures["ops"]), *times, f"{peak:.1f}", share))
+    head = "rank", "device", "ops", "kernels", "copies", "host waits", "peak MiB", "busy"
+    return _table(head, rows)
+
+
+def _links(reports):
+    rows = []
     for report in reports:
         for source, target, num_bytes, taken, copies in report["links"]:
             link = f"{source} -> {target}" if source != target else f"{source}, collectives"
-            rows.append((_name(report), link, f"{copies}", f"{num_bytes / 1e6:.3f}", _time(taken)))
-    if len(rows) > 1:
-        lines += ["", *_table(rows)]
-    rows = [("rank", "steps", "a step", "steps/s")]
-    for report in reports:
-        if report["step_seconds"]:
-            step = report["step_seconds"]
-            rows.append((_name(report), f"{report['steps']}", _time(step), f"{1 / step:.4g}"))
-    if len(rows) > 1:
-        lines += ["", *_table(rows)]
-    lines.append(
-        f"({clock}; busy: share of the time from the first op to the last in which kernels ran)"
-    )
-    for report in reports:
-        if not report["ended"]:
-            lines.append(
-                f"rank {_name(report)} (process {report['pid']}) did not end by itself: "
-                "its figures may lack its last second"
-            )
-    return "\n".join(lines)
+            rows.append((_name(report), link, str(copies), f"{num_bytes / 1e6:.3f}", _time(taken)))
+    return _table(("rank", "link", "copies", "MB", "time"), rows)
+
+
+def _steps(reports):
+    steps = [(_name(each), each["steps"], each["step_seconds"]) for each in reports]
+    rows = [(rank, str(n), _time(step), f"{1 / step:.4g}") for rank, n, step in steps if step]
+    return _table(("rank", "steps", "a step", "steps/s"), rows)
 
 
 def _name(report):
@@ -96,29 +97,20 @@ def _time(seconds):
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
-def _count(number, noun, plural="s"):
-    return f"{number} {noun}{'' if number == 1 else plural}"
-
-
-def _table(rows):
-    """Return rows of texts as lines, each column as wide as its widest text."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [text.rjust(width) for text, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(["", *cells]))
-    return lines
+def _table(head, rows):
+    """Return rows of texts below a head as a text, in columns of their widest text."""
+    if not rows:
+        return ""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    lines = ("  ".join(["", *map(str.rjust, row, widths)]) for row in (head, *rows))
+    return "\n".join(lines)
 
 
 def write_trace(path, reports, folder, began):
     """Write what all ranks did as one trace in Chrome's Trace Event Format.
 
-    Args:
-        path: where to write it.
-        reports: what `read_reports` returned.
-        folder: where the processes left their spans.
-        began: when the command was started, by the wall clock; a trace of modelled GPUs begins
-            when their clock does.
+    `began` is `perf_counter()` at the start of the command, from which times count; a trace of
+    modelled GPUs begins when their clock does.
     """
     from d2lpar.timelines.chrome_trace import chrome_trace
 
@@ -135,23 +127,11 @@ def write_trace(path, reports, folder, began):
 
 
 MOST_PROCESSES = 1000  # of a rank in a trace: the host and its devices
-SPAN = (
-    "name",
-    "kind",
-    "device",
-    "stream",
-    "engine",
-    "start",
-    "end",
-    "issued",
-    "num_bytes",
-    "source",
-    "target",
-)
+SPAN = tuple("name kind device stream engine start end issued num_bytes source target".split())
 
 
 def _spans(path, began):
-    """Return the spans that a process left, their times counted from `began`."""
+    """Return the spans that a process left, with times counted from `began`."""
     if not path.exists():
         return []
     spans = []

@@ -1,7 +1,7 @@
 """The actors behind a store: servers, which hold ranges of tensors, and the workers' clock.
 
-They work on arrays of NumPy, and their classes travel by value: a process that had to import torch
-would start in two seconds, in place of half a second. So this module imports nothing of d2lpar, and
+They work on NumPy arrays, and their classes travel by value: a process that had to import torch
+would start in two seconds, instead of half a second. So this module imports nothing of d2lpar, and
 Ray, which must be imported by `ray_setup`, only where an actor runs.
 """
 
@@ -17,8 +17,8 @@ class Server:
 
     Args:
         name: "server 0", or "replica 1 of server 0".
-        source: who pushes, where it is not a worker.
-        backup: the name under which Ray knows the actor next in the chain, if any. (An actor that
+        source: who pushes, if not a worker.
+        backup: the name under which Ray knows the next actor in the chain, if any. (An actor that
             Ray is to restart must not have another one among its arguments.)
     """
 
@@ -36,10 +36,7 @@ class Server:
             self.values, self.last, self.updates = _own(state)
 
     def load(self, values, last, updates):
-        """Take over values (a dict of arrays), each worker's last push and the number of pushes.
-
-        Bytes are counted anew.
-        """
+        """Take over arrays by name, last pushes by worker and the number of pushes; reset bytes."""
         self.num_bytes.clear()
         self.values, self.last, self.updates = _own((values, last, updates))
         if self.backup is not None:
@@ -55,11 +52,10 @@ class Server:
         """Add values to a tensor, at some of its keys or at all.
 
         Args:
-            message: a tuple (worker, number, name, values, keys); each argument of its own would
-                cost Ray as much as this method takes. `worker` is who pushes; `number` counts its
-                pushes: one that was here before, because its answer was lost with the process that
-                owed it, is not added again. `name` is the tensor's, `values` an array with a number
-                for each of `keys`, an array of positions in this server's range; None for all.
+            message: a tuple (worker, number, name, values, keys): each argument of its own would
+                cost Ray as much as this method takes. `number` counts the worker's pushes: one that
+                comes again, because its answer was lost with the process that owed it, is not added
+                again. `keys` are positions of `values` in this server's range, or None for all.
 
         Returns:
             How many pushes were added so far; None from a process that has lost its values.
@@ -85,7 +81,7 @@ class Server:
         return self.updates
 
     def pull(self, message):
-        """Return how many pushes were added so far, and the values of some keys or all.
+        """Return the number of pushes so far, and the values of some keys or all.
 
         Args:
             message: a tuple (worker, name, keys), as in `push`.
@@ -106,20 +102,20 @@ class Server:
 
 
 def _own(state):
-    """Return a state with copies of its arrays: what Ray delivers cannot be written to."""
+    """Return a state with copies of its arrays, since those that Ray delivers are read-only."""
     values, last, updates = state
     return {name: array.copy() for name, array in values.items()}, dict(last), updates
 
 
 class Clock:
-    """Who is how far: the actor that lets fast workers wait for slow ones."""
+    """The progress of the workers: the actor that makes fast ones wait for slow ones."""
 
     def __init__(self):
         self.ticks, self.arrivals = {}, {}
         self.moved = asyncio.Condition()
 
     async def join(self, worker):
-        """Let a worker take part, from where the slowest is."""
+        """Add a worker, at the clock of the slowest one."""
         for counts in (self.ticks, self.arrivals):
             counts[worker] = min(counts.values(), default=0)
 
@@ -133,8 +129,7 @@ class Clock:
     async def tick(self, worker, staleness):
         """Count a tick of a worker, and wait until it is at most `staleness` ahead of the slowest.
 
-        Returns:
-            How many ticks it is ahead.
+        Returns how many ticks it is ahead.
         """
         self.ticks[worker] += 1
         async with self.moved:

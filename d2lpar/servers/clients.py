@@ -12,11 +12,11 @@ class Client:
     """Pulls from the servers of a store and pushes to them.
 
     Attributes:
-        name: what stands for it in `Store.traffic`.
+        name: identifies it in `Store.traffic`.
         pushes: how many of its pushes were acknowledged.
         seconds: a dict, the time spent in "pull", "push", "tick" and "barrier".
-        delays: for each push of a tensor, how many pushes of others were added to it, on the
-            server where they were most, since this client's last pull of it.
+        delays: for each push of a tensor, how many pushes of others were added to it since this
+            client's last pull of it, on the server where they were most.
     """
 
     def __init__(self, name, servers, layout):
@@ -27,15 +27,11 @@ class Client:
         self._seen = {}
 
     def pull(self, name, keys=None):
-        """Fetch the values of a tensor.
+        """Return a tensor of the store, or a vector of its values at some keys.
 
         Args:
-            name: of the tensor.
             keys: positions in the flattened tensor, ascending and without repetition; a tensor of
                 integers. By default all.
-
-        Returns:
-            A tensor of the tensor's own shape, or with one number for each of the keys.
 
         Raises:
             KeyError: there is no such tensor.
@@ -60,7 +56,6 @@ class Client:
         """Add values to a tensor; return when every server concerned, and its replicas, has them.
 
         Args:
-            name: of the tensor.
             values: a tensor of the same shape, or with one number for each of the keys.
             keys: as in `pull`.
 
@@ -112,7 +107,7 @@ class Client:
 
 
 def _parts(name, bounds, keys):
-    """Return what concerns each server: tuples (server, slice of the values, its own keys)."""
+    """Return for each server concerned its index, a slice of the values and keys in its range."""
     if keys is None:
         return [(i, slice(*bounds[i : i + 2]), None) for i in range(len(bounds) - 1)]
     keys = to_array("keys", keys)
@@ -134,7 +129,7 @@ def _parts(name, bounds, keys):
 
 
 class Worker(Client):
-    """What a function that `Store.run` calls works with: a client that has a clock.
+    """The argument of a function that `Store.run` calls: a client with a clock.
 
     Attributes:
         rank: counts the workers of a store, from 0.
@@ -147,11 +142,10 @@ class Worker(Client):
         self.ahead = []
 
     def tick(self, staleness=0):
-        """Say that a step is done; wait for workers that are more than `staleness` steps behind.
+        """Report that a step is done; wait for workers more than `staleness` steps behind.
 
-        With 0 all stay together (BSP); with infinity nobody waits (ASP); in between
-        staleness is bounded (SSP). No tick of the others is needed from a worker that has returned
-        or left.
+        With 0 all stay together (BSP); with infinity nobody waits (ASP); in between staleness is
+        bounded (SSP). Workers that have returned or left are not waited for.
         """
         with self._timed("tick"):
             self.ahead.append(ray_module().get(self._clock.tick.remote(self.rank, staleness)))
@@ -159,25 +153,25 @@ class Worker(Client):
     def barrier(self):
         """Wait until all workers have called this as often; no step counts as done.
 
-        No call is needed from a worker that has returned or left.
+        Workers that have returned or left are not waited for.
         """
         with self._timed("barrier"):
             ray_module().get(self._clock.barrier.remote(self.rank))
 
     def leave(self):
-        """Let the others no longer wait for this worker."""
+        """Sign off, so that the other workers no longer wait for this one."""
         ray_module().get(self._clock.leave.remote(self.rank))
 
 
 def to_arrays(values):
-    """Return the initial values as arrays, or say what cannot be one."""
+    """Return the initial values as arrays; raise an error for what cannot be one."""
     if not values:
         raise ValueError("a store needs initial values: a dict from names to tensors; got none")
     return {name: to_array(f"tensor {name!r}", value) for name, value in values.items()}
 
 
 def to_array(what, value):
-    """Return a tensor's numbers as an array, without a copy where they lie on the CPU."""
+    """Return a tensor's numbers as an array, without a copy if they are on the CPU."""
     try:
         return value.detach().cpu().numpy()
     except (AttributeError, TypeError) as error:

@@ -2,9 +2,7 @@
 
 import functools
 
-import torch
-
-from d2lpar.plotting.figures import LINES, new_figure, style
+from d2lpar.plotting.figures import new_figure, style
 
 _PARTS = {
     "computing": ("#12355b", ""),
@@ -14,7 +12,7 @@ _PARTS = {
 
 
 def _styled(plot):
-    """Let a function draw in the style of the chapters."""
+    """Decorate a function so that it draws in the style of the chapters."""
 
     @functools.wraps(plot)
     def styled(*args, **kwargs):
@@ -26,15 +24,12 @@ def _styled(plot):
 
 @_styled
 def plot_seconds(runs, ends):
-    """Draw where the time of each worker went, as figure 10 of OSDI'14 does.
+    """Return a figure of where the time of each worker went, like figure 10 of OSDI'14.
 
     Args:
         runs: a dict from a name to a list with a dict for each worker: the seconds of "computing",
             "communicating" and "waiting".
         ends: a dict from the name to the predicted seconds of each worker.
-
-    Returns:
-        A figure.
     """
     figure, [[axes]] = new_figure(figsize=(7, 3))
     ticks, labels = [], []
@@ -60,73 +55,12 @@ def plot_seconds(runs, ends):
 
 
 @_styled
-def plot_staleness(runs, slow=0):
-    """Draw how often each number of updates fell between a pull and its push.
-
-    Args:
-        runs: a dict from a name to a list with the numbers of each worker.
-        slow: the rank of the worker that is drawn apart.
-
-    Returns:
-        A figure.
-    """
-    figure, axes = new_figure(1, len(runs), figsize=(8, 2.4))
-    highest, largest = 0, max(max(numbers) for workers in runs.values() for numbers in workers)
-    for ax, (name, workers) in zip(axes[0], runs.items(), strict=True):
-        bottom = torch.zeros(largest + 1)
-        for label, colour, hatch, ranks in (
-            ("fast workers", "#12355b", "", [r for r in range(len(workers)) if r != slow]),
-            ("slow worker", "#edae49", "////", [slow]),
-        ):
-            numbers = torch.tensor([number for rank in ranks for number in workers[rank]])
-            heights = torch.bincount(numbers, minlength=largest + 1)
-            look = {"color": colour, "hatch": hatch, "edgecolor": "#12355b", "label": label}
-            ax.bar(range(largest + 1), heights, 0.9, bottom, **look)
-            bottom += heights
-        ax.set(title=name, xlabel="updates in between")
-        highest = max(highest, bottom.max().item())
-    for ax in axes[0]:
-        ax.set_ylim(0, 1.05 * highest)
-    axes[0][0].set_ylabel("pushes")
-    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    return figure
-
-
-@_styled
-def plot_learning(runs):
-    """Draw loss and accuracy against time and against updates.
-
-    Args:
-        runs: a dict from a name to a list of points (seconds, updates, loss, accuracy).
-
-    Returns:
-        A figure.
-    """
-    figure, grid = new_figure(2, 2, figsize=(8, 4.6))
-    for (name, points), (colour, dashes, _) in zip(runs.items(), LINES, strict=False):
-        seconds, updates, *results = zip(*points, strict=True)
-        for row, values in zip(grid, results, strict=True):
-            for axes, x in zip(row, (seconds, updates), strict=True):
-                axes.plot(x, values, dashes, color=colour, label=name)
-    for row, ylabel in zip(grid, ("test loss", "test accuracy"), strict=True):
-        row[0].set(ylabel=ylabel)
-        [axes.grid(True) for axes in row]
-    grid[1][0].set(xlabel="time (s)")
-    grid[1][1].set(xlabel="updates")
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
-
-
-@_styled
 def plot_pushes(moments, killed):
-    """Draw a stroke for each push that was acknowledged, over time, with a row for each worker.
+    """Return a figure with a row for each worker and a stroke for each acknowledged push.
 
     Args:
         moments: a dict from a name to a list of moments, in seconds.
         killed: the moment at which a server was killed.
-
-    Returns:
-        A figure.
     """
     figure, [[axes]] = new_figure(figsize=(7, 2.4))
     start = min(times[0] for times in moments.values())

@@ -14,18 +14,16 @@ RAY_PATH = str(Path(__file__).parent / "ray_path")  # see the module there
 
 
 def start_ray(address=None):
-    """Connect to a Ray cluster, or start Ray on this machine, without a word.
+    """Connect to a Ray cluster, or start Ray on this machine, silently; return the module `ray`.
 
     Ray started here shows no dashboard, sends no statistics and passes on no output of its
-    processes. `ray.shutdown()` ends it, and so does the end of this process. Where this process is
-    connected already, nothing happens.
+    processes. `ray.shutdown()` or the end of this process ends it. If this process is already
+    connected, nothing happens. Do not import `ray` before: on import it reads what to be silent
+    about.
 
     Args:
-        address: of a cluster, "host:port". By default it is RAY_ADDRESS of the environment;
-            without one, Ray starts on this machine.
-
-    Returns:
-        The module `ray`. Import it so, and not before: it reads on import what to be silent about.
+        address: of a cluster, "host:port"; by default RAY_ADDRESS of the environment, and without
+            one, Ray starts on this machine.
 
     Raises:
         ModuleNotFoundError: Ray is not installed; says what to install.
@@ -58,15 +56,15 @@ def start_ray(address=None):
 
 @functools.cache
 def ray_module():
-    """Import Ray, or say what to install."""
+    """Import Ray, or raise an error that says what to install."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # what raylet tells of workers' ends
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # raylet's reports of workers' ends
     disabled = logging.root.manager.disable
     try:
         with warnings.catch_warnings():  # in a notebook, importing Ray asks for ipywidgets
             warnings.filterwarnings("ignore", "IProgress not found")
             logging.disable(logging.INFO)
-            with held_back():  # a module that is imported by half stays broken
+            with held_back():  # a half-imported module stays broken
                 import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

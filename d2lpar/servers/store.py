@@ -20,14 +20,14 @@ SECONDS_TO_STOP = 10.0
 
 @contextlib.contextmanager
 def parameter_servers(values, num_servers=1, replicas=0, address=None):
-    """Keep tensors on server processes for the length of a block.
+    """Keep tensors on server processes for the length of a block, which gets a `Store`.
 
         with parameter_servers({"w": torch.zeros(10)}, num_servers=2) as store:
             store.run(train, num_workers=3)  # calls train(worker) in three processes
             w = store.pull("w")
 
-    However the block ends, its workers and servers end with it; and so does Ray, where this call
-    started it. Start it with `start_ray` before, and the next block starts faster.
+    However the block ends, its workers and servers end with it, and so does Ray if this call
+    started it. Call `start_ray` first to make the next blocks start faster.
 
     Args:
         values: a dict from names to tensors, the initial values.
@@ -36,9 +36,6 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
         replicas: number of copies of each server. A push is acknowledged when all have it. A
             server or copy that dies is replaced, and gets its values from a copy.
         address: of a Ray cluster, as in `start_ray`.
-
-    Returns:
-        A context that gives a `Store`.
 
     Raises:
         ValueError: there are no values, or a number is out of range.
@@ -67,10 +64,10 @@ def _check_count(name, number, least):
 
 
 class Store(Client):
-    """Tensors on parameter servers, as `parameter_servers` gives them. Itself a client, "driver".
+    """Tensors on parameter servers, as `parameter_servers` gives them; itself the client "driver".
 
     Attributes:
-        servers: the actors; `ray.kill(store.servers[0], no_restart=False)` is an accident.
+        servers: the actors; `ray.kill(store.servers[0], no_restart=False)` simulates an accident.
     """
 
     def __init__(self, values, num_servers, replicas):
@@ -111,7 +108,7 @@ class Store(Client):
         self.servers = servers
 
     def reset(self, values):
-        """Give all tensors new values, and count workers, pushes and bytes anew.
+        """Give all tensors new values, and count workers, pushes and bytes from zero.
 
         Args:
             values: a dict of tensors, with the names and shapes of those in the store.
@@ -137,12 +134,12 @@ class Store(Client):
         self._answers([server.load.remote(part, {}, 0) for server, part in servers])
 
     def start(self, fn, *args, num_workers=1, **kwargs):
-        """Call `fn(worker, *args, **kwargs)` in `num_workers` new processes, and do not wait.
+        """Call `fn(worker, *args, **kwargs)` in `num_workers` new processes, without waiting.
 
         Args:
-            fn: the function; it may be defined in a notebook. It gets a `Worker`.
+            fn: the function, called with a `Worker`; it may be defined in a notebook.
             num_workers: number of processes, each with one thread. All take part in the clock from
-                now on, from where the slowest worker is.
+                now on, starting where the slowest worker is.
 
         Returns:
             A `Run`: `done()`, `results()`, `stop()`.
@@ -161,10 +158,7 @@ class Store(Client):
         return run
 
     def run(self, fn, *args, num_workers=1, **kwargs):
-        """Call `fn(worker, *args, **kwargs)` in `num_workers` processes; return their results.
-
-        As `start` and then `Run.results`.
-        """
+        """`start` a function in `num_workers` processes; return its results."""
         return self.start(fn, *args, num_workers=num_workers, **kwargs).results()
 
     def num_updates(self):
@@ -174,8 +168,8 @@ class Store(Client):
     def traffic(self):
         """Return the bytes of tensors and keys that arrived, a dict from (source, target).
 
-        Both are names: "worker 0", "server 1", "replica 1 of server 0", "driver". What a process
-        that died had counted is lost.
+        Both are names: "worker 0", "server 1", "replica 1 of server 0", "driver". The counts of a
+        process that died are lost.
         """
         num_bytes = {}
         for counted in self._answers(
@@ -194,7 +188,7 @@ class Store(Client):
 
 
 def _work(fn, worker, args, kwargs):
-    """Call a function in the process of a worker; return its result and None, or None and why not.
+    """Call a function in a worker's process; return its result and None, or None and an error.
 
     Ray would send errors by plain pickle, which does not know the classes of a notebook.
     """
@@ -232,12 +226,12 @@ class Run:
         return not waiting or any(_outcome(ref, refs[ref])[1] for ref in ready)
 
     def results(self):
-        """Wait for the workers; return what they returned, in the order of their ranks.
+        """Wait for the workers; return their results in the order of their ranks.
 
         Raises:
             RuntimeError: a worker was killed.
-            Exception: what the first worker that failed raised, with its traceback as a note.
-                The others are stopped; so they are when this is interrupted.
+            Exception: what the first worker that failed raised, with its traceback as a note. The
+                others are stopped, also after an interrupt.
         """
         ray = ray_module()
         ranks = {ref: rank for rank, ref in self.tasks.items()}

@@ -269,24 +269,6 @@ class Timeline:
         _check_kinds(kinds)
         return plot_timeline(self, title, start, end, kinds)
 
-    def zoomable(self, kinds=KINDS):
-        """Return the chart for JupyterLab in which the mouse moves and zooms the axis of time.
-
-        It holds the longest 1,000 spans and says how many it leaves out. Where it cannot be shown
-        it is the picture that `plot` draws. Committed notebooks do not keep it.
-
-        Args:
-            kinds: of the spans to draw.
-
-        Raises:
-            ValueError: a kind is unknown.
-        """
-        from d2lpar.timelines.zoomable import Zoomable
-
-        _check_kinds(kinds)
-        self._recorded()
-        return Zoomable(self, kinds)
-
     def export(self, path):
         """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
         with open(path, "w", encoding="utf-8") as file:

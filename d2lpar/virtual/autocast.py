@@ -5,7 +5,7 @@ The lists are those of CUDA (PyTorch documentation, "Autocast Op Reference").
 
 import torch
 
-from .private import below_autocast
+from .private.operators import below_autocast
 from .tensor import VirtualTensor
 
 LOWER_PRECISION = """
@@ -37,7 +37,6 @@ REFUSED = {
 
 
 def register(library):
-    """Register the casts in `library`, a `torch.library.Library` of "aten"."""
     for names, choose in (
         (LOWER_PRECISION, lambda tensors: torch.get_autocast_dtype("vgpu")),
         (FLOAT32, lambda tensors: torch.float32),

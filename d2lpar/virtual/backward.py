@@ -6,10 +6,10 @@ of the forward is known for operators that the calling thread recorded. Operator
 thread recorded on a stream of its own run on the caller's stream, with the same values.
 """
 
-from . import private
-from .device import CurrentStreams, thread
-from .memory import writers_of
+from .cells import writers_of
+from .private.autograd import autograd_node, forward_number, in_backward
 from .scheduler import under_way
+from .threads import CurrentStreams, thread
 
 
 class BackwardStreams:
@@ -23,14 +23,14 @@ class BackwardStreams:
 
     def stream(self, device):
         """Return the stream that the forward of autograd's current operator was issued to."""
-        node = private.autograd_node()
+        node = autograd_node()
         if node is None:
-            if not private.in_backward():
+            if not in_backward():
                 self.leave()  # an interrupt kept the end of the pass from doing this
             return self._caller.stream(device)
         chosen_in, stream = self._chosen.get(device.index, (None, None))
         if chosen_in is not node:
-            number = private.forward_number(node)
+            number = forward_number(node)
             if number is None:
                 return self._caller.stream(device)
             stream = self._caller.at(device, number)
@@ -46,11 +46,11 @@ class BackwardStreams:
     def after(self, stream, op):
         """Return the ops under way on other streams than `stream` that write what `op` reads.
 
-        Those that the same node of autograd has issued are left out: as on CUDA, a function that
-        uses several streams in its backward lets them wait for each other itself. Collectives are
-        not: C++ code, which waits for their futures, tells no stream of it.
+        Those issued by the same node of autograd are left out: as on CUDA, a function that uses
+        several streams in its backward synchronizes them itself. Collectives are not left out,
+        because C++ code waits for their futures without any stream knowing.
         """
-        node = private.autograd_node()
+        node = autograd_node()
         if self._own[0] is not node:
             self._own = node, set()
         own = self._own[1]
@@ -68,7 +68,7 @@ class BackwardStreams:
 
     def set(self, stream):
         """Issue the work of the current operator to `stream`, as a user's own backward asks."""
-        node = private.autograd_node()
+        node = autograd_node()
         if node is None:
             self._caller.set(stream)
         else:

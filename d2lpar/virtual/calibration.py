@@ -5,20 +5,33 @@ from itertools import pairwise
 from statistics import fmean, median
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import device as registry
-from . import scheduler
+from . import registry, scheduler
+from .cells import Cell, Layout
 from .hardware import LAUNCH_SECONDS
 from .kernels import describe_kernel, kernel_of
 from .links import Link
-from .memory import Cell, Layout
 from .plans import operator_of
-from .private import tree_map_only
+from .private.operators import TorchDispatchMode, keep_cuda_busy, tree_map_only
 
 
-def calibrate(program, device, repeats):
-    """Return a `Calibration`; see `d2lpar.calibrate`."""
+def calibrate(program, device="vgpu:0", repeats=3):
+    """Time the kernels of a program, one at a time, on one device; simulations can then use them.
+
+        times = calibrate(step, "vgpu:0")       # each kernel alone
+        devices = virtual_gpus(8, model=times)  # eight of it, on a machine with enough cores
+
+    Args:
+        program: a function without arguments that works on `device`, called `repeats` + 2 times.
+        device: a virtual GPU on the wall clock, or a CUDA GPU.
+        repeats: how often each kernel is timed at least; the median counts.
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        ValueError: `repeats` is below 1, the device is no such GPU, or the program ran no kernels.
+    """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
     if not callable(program):
@@ -62,15 +75,13 @@ def _usual_gap(moments):
 class Calibration:
     """A GPU whose kernels take the times that were measured; see `calibrate`.
 
-    A kernel that was not measured takes as long, for its FLOPs or bytes, as the measured one of the
-    same operator that is nearest in these. Where its operator was not measured, it takes as long
-    for its bytes as all kernels that are no products of matrices. `estimated` names such kernels.
+    A kernel that was not measured takes the time of the measured one of the same operator that is
+    nearest in FLOPs (or bytes), scaled by these. Where its operator was not measured, it takes as
+    long for its bytes as all kernels without products of matrices. `estimated` holds such kernels.
 
     Attributes:
-        name: the device that was measured.
-        memory: its bytes.
-        link: its link to the CPU.
-        peer_link: its links to other devices.
+        name, memory: of the device that was measured; bytes.
+        link, peer_link: to the CPU and to other devices.
         launch_seconds: what the host takes to issue an operator.
         seconds: a dict from the signatures of kernels to seconds.
         estimated: signatures of kernels that were asked for and had not been measured.
@@ -102,7 +113,7 @@ class Calibration:
         return taken * work / _work(nearest)
 
     def rows(self):
-        """Return facts about it for a table: pairs of texts."""
+        """Return rows of a table about it: pairs of strings."""
         return [
             (
                 "calibrated",
@@ -113,12 +124,12 @@ class Calibration:
 
 
 def _work(kernel):
-    flops = sum(product.flops for product in kernel.products)
+    flops = sum(product.flops for product in kernel.products or ())
     return max(flops or kernel.num_bytes, 1)
 
 
 class _Timing(TorchDispatchMode):
-    """Let the host wait after each operator, and time it.
+    """Time each operator, and make the host wait after it.
 
     Attributes:
         seconds: a dict from `Kernel`s to lists of seconds.
@@ -165,7 +176,7 @@ class _TimingVirtual(_Timing):
         return _usual_gap(issued)
 
     def _watch(self, op):
-        """Take the time of an op that has run; an engine calls this."""
+        """Note the time of an op that has run; called by its engine."""
         if op.kind == "kernel" and op.engine is self._device.compute:
             self.note(kernel_of(op), op.end - op.start)
         elif op.kind == "copy":
@@ -173,7 +184,7 @@ class _TimingVirtual(_Timing):
             self._copied[op.engine.name] = num_bytes + op.num_bytes, seconds + op.end - op.start
 
     def links(self):
-        """Return the link to the CPU and that to other devices; measured ones where unlimited."""
+        """Return the links to the CPU and to other devices; measured ones where unlimited."""
         link = self._device.link or self._measured("h2d", "d2h")
         return link, self._device.peer_link or self._measured("p2p")
 
@@ -190,7 +201,7 @@ class _TimingCuda(_Timing):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(100_000)  # so that the operator is issued before its start
+        keep_cuda_busy(100_000)  # so that the operator is issued before its start
         start.record()
         result = func(*args, **(kwargs or {}))
         end.record()
@@ -206,7 +217,6 @@ class _TimingCuda(_Timing):
         return result
 
     def launch_seconds(self, program):
-        """Return what issuing an operator takes while the host does not wait."""
         issued = []
 
         class Noting(TorchDispatchMode):
@@ -220,18 +230,18 @@ class _TimingCuda(_Timing):
         return _usual_gap(issued)
 
     def links(self):
-        """Return None for both: virtual GPUs are told them."""
+        """Return None for both: the links of virtual GPUs are given to them."""
         return None, None
 
 
 def _cell(tensor, given):
-    """Return what stands for a CUDA tensor in a description, and note the tensor."""
+    """Note a CUDA tensor in `given`; return the cell that stands for it in a description."""
     given.append(tensor)
     return Cell(Layout.of(None, tensor))
 
 
 def _new_cell(tensor, given):
-    """Return what stands for a new tensor; None for one of `given`, or a view of one."""
+    """Return the cell of a new tensor; None for one of `given`, or a view of one."""
     storages = [other.untyped_storage().data_ptr() for other in given]
     return (
         None if tensor.untyped_storage().data_ptr() in storages else Cell(Layout.of(None, tensor))

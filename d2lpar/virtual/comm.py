@@ -2,26 +2,23 @@
 
 import torch
 
-from . import device as registry
+from . import registry
+from .cells import Layout
 from .issuing import issue_function
-from .memory import Layout
-from .private import reorder_as, take_tensors
+from .private.tensors import reorder_as, take_tensors
 from .tensor import view_as
 from .vgpu import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
-    """Cut a tensor along a dimension and copy one piece to each device.
+    """Cut a tensor along a dimension and copy one piece to each device; return a tuple.
 
     Args:
         tensor: a tensor on the CPU or on a virtual GPU.
         devices: devices or their indices.
-        chunk_sizes: lengths of the pieces along `dim`; by default those of `tensor.chunk`.
+        chunk_sizes: lengths of the pieces; by default those of `tensor.chunk`, which may be fewer.
         dim: the dimension.
         streams: for each device a stream that is current while its piece is copied, or None.
-
-    Returns:
-        A tuple of tensors, one on each device; fewer where `tensor.chunk` gives fewer.
     """
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
@@ -43,9 +40,6 @@ def gather(tensors, dim=0, destination=None):
         tensors: tensors on virtual GPUs, equal in shape but for the length of `dim`.
         dim: the dimension.
         destination: a device, its name or its index; None for the current one, -1 for the CPU.
-
-    Returns:
-        One tensor.
     """
     if str(destination) in ("-1", "cpu"):
         where = torch.device("cpu")
@@ -57,15 +51,9 @@ def gather(tensors, dim=0, destination=None):
 
 
 def broadcast(tensor, devices=None, *, out=None):
-    """Copy a tensor to several devices, or into several tensors.
+    """Copy a tensor to several devices, or into the tensors `out`; return a tuple of the copies.
 
-    Args:
-        tensor: the tensor.
-        devices: devices or their indices.
-        out: tensors that are overwritten.
-
-    Returns:
-        A tuple: a tensor on each of `devices` (`tensor` itself on its own device), or `out`.
+    On its own device the copy is `tensor` itself.
 
     Raises:
         RuntimeError: both of `devices` and `out` are given, or neither.
@@ -83,15 +71,10 @@ def broadcast(tensor, devices=None, *, out=None):
 
 
 def broadcast_coalesced(tensors, devices, buffer_size=10485760):
-    """Copy tensors to several devices, many tensors in one buffer.
+    """Copy tensors on the first of `devices` to the others, many tensors in one buffer.
 
-    Args:
-        tensors: tensors on the first of `devices`.
-        devices: devices or their indices.
-        buffer_size: the most bytes of a buffer; a larger tensor has one of its own.
-
-    Returns:
-        For each device a list of tensors; for the first, `tensors` themselves.
+    A tensor of more than `buffer_size` bytes has a buffer of its own. Returns for each device a
+    list of tensors; for the first, `tensors` themselves.
     """
     outputs = [list(tensors)]
     for index in devices[1:]:

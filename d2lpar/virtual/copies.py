@@ -3,11 +3,11 @@
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from . import device as registry
-from . import lazy, private
+from . import lazy, registry, scheduler, threads
+from .cells import Cell, Layout, Unavailable, fetch, revive
 from .issuing import META, Call, raise_now, two_devices
-from .memory import Cell, Layout, Unavailable, fetch, revive
 from .plans import aten, issue_op, operator_of, tables
+from .private.guards import is_from_pinned_allocator
 from .scheduler import Op, wait
 from .tensor import VirtualTensor, new_tensor, refuse
 
@@ -15,7 +15,7 @@ from .tensor import VirtualTensor, new_tensor, refuse
 def is_pinned(tensor):
     """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
     marked = getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
-    return marked or private.is_from_pinned_allocator(tensor)
+    return marked or is_from_pinned_allocator(tensor)
 
 
 def pin(tensor):
@@ -88,8 +88,8 @@ def _copy_between(target, source, new):
     op.receiver = other.p2p
     op.out = target._cell if new else None
     after = then.tail()
-    if registry.thread.current is not None:
-        after += registry.thread.current.after(stream, op)
+    if threads.thread.current is not None:
+        after += threads.thread.current.after(stream, op)
     stream.issue(op, after, then)
     target._cell.root().writer = op
 
@@ -114,7 +114,6 @@ def _run(op):
 
 
 def copy_(func, args, kwargs):
-    """Issue `target.copy_(source, non_blocking)` and return the target."""
     target, source, *rest = args
     if isinstance(source, UninitializedTensorMixin):
         return lazy.uninitialized(target, source)
@@ -149,9 +148,7 @@ def _to_copy(func, args, kwargs):
         target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
         if non_blocking:
             pin(target)
-        model = layout.device.model
-        if model is not None:
-            model.host_allocates(target.nbytes)
+        scheduler.clock.host_allocates(target.nbytes)
     copy(target, source, non_blocking, new=True)
     return target
 

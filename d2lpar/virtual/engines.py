@@ -1,4 +1,4 @@
-"""Engines: an engine is a thread that takes ready ops and does their work, one at a time.
+"""Engines: threads that take ready ops and do their work, one at a time.
 
 A device has one engine for kernels and one for each direction of copying, so that ops of different
 streams overlap when they need different engines, as on a GPU.
@@ -6,18 +6,37 @@ streams overlap when they need different engines, as on a GPU.
 
 import _thread
 import contextlib
-import os
 import threading
 import time
+from collections import deque
+from functools import partial
+from operator import methodcaller
 from time import perf_counter
 
 import torch
 
 from . import scheduler
-from .private import set_below_autograd
+from .private.autograd import set_below_autograd
 from .scheduler import Op, ReadyQueue
 
 _starting = threading.RLock()
+
+# A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang. So a
+# fork takes these locks first: that of this list, and `running` of each thread that does work.
+_fork_locks = [threading.RLock()]
+
+
+def _of_each_fork_lock(method):
+    """Return a function that calls a method of each lock.
+
+    It is in C throughout: an exception in a function that runs at a fork is lost, so that Python
+    code could swallow an interrupt.
+    """
+    calls = staticmethod(partial(map, methodcaller(method), _fork_locks))
+    return partial(deque, type("Calls", (), {"__iter__": calls})(), 0)
+
+
+before_fork, after_fork = _of_each_fork_lock("acquire"), _of_each_fork_lock("release")
 
 
 class Worker:
@@ -26,7 +45,6 @@ class Worker:
     Attributes:
         threads: CPU threads that a kernel uses.
         running: a lock that is held while the thread is in torch.
-        started: whether the thread was started.
     """
 
     def __init__(self, threads=1):
@@ -34,28 +52,15 @@ class Worker:
         self.running = threading.RLock()
         self.started = False
         self._ended = threading.Event()
-        # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang.
-        # So a fork waits for the op that runs now and holds the next one back. The functions that
-        # are called are in C: an interrupt in one written in Python would be lost.
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(
-                before=self.running.acquire,
-                after_in_parent=self.running.release,
-                after_in_child=self.running.release,
-            )
 
     def start(self):
-        """Start the thread, once.
-
-        Raises:
-            RuntimeError: there are too many threads.
-        """
+        """Start the thread, once; RuntimeError if there are too many threads."""
         run = self._run
         with _starting:
             if self.started:
                 return
             try:
-                self.started = True  # and the thread is started in the same step, see scheduler.py
+                self.started = True  # and the thread is started in the same step, see interrupts.py
                 _thread.start_new_thread(run, ())
             except RuntimeError:  # there are too many threads
                 self.started = False
@@ -63,12 +68,18 @@ class Worker:
 
     def _run(self):
         scheduler.note_engine(self)
-        with self.running:
-            with contextlib.suppress(RuntimeError):  # too many threads: torch's default stays
+        with _fork_locks[0]:  # waits until a fork under way is over
+            _fork_locks.append(self.running)
+        try:
+            with self.running:
                 set_thread_count(self.threads)
-            set_below_autograd()
-        with torch.inference_mode():  # so that tensors made in that mode can be written
-            self.serve()
+                set_below_autograd()
+            with torch.inference_mode():  # so that tensors made in that mode can be written
+                self.serve()
+        except BaseException as error:
+            scheduler.note_death(self, error)
+        with _fork_locks[0]:
+            _fork_locks.remove(self.running)
         self._ended.set()
 
     def do(self, op):
@@ -91,12 +102,7 @@ class Worker:
 
 
 class Engine(Worker, ReadyQueue):
-    """A thread that runs the ops of its queue one at a time.
-
-    Attributes:
-        name: "compute", "h2d", "d2h" or "p2p".
-        device: the `Device` that it belongs to.
-    """
+    """A thread that runs the ops of its queue one at a time: "compute", "h2d", "d2h" or "p2p"."""
 
     def __init__(self, name, device, threads=1):
         Worker.__init__(self, threads)
@@ -106,8 +112,10 @@ class Engine(Worker, ReadyQueue):
         self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
         self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
 
+    def __str__(self):
+        return f"the engine {self.name} of {self.device.torch_device}"
+
     def serve(self):
-        """Run ops until `end`."""
         while True:
             op = self.take()
             if op is None:
@@ -117,7 +125,6 @@ class Engine(Worker, ReadyQueue):
             op = None  # otherwise its tensors would be kept while this waits
 
     def _execute(self, op):
-        """Do the work of `op` and note when."""
         op.start = perf_counter()
         takes_time = op.seconds is not None
         if takes_time:
@@ -131,11 +138,11 @@ class Engine(Worker, ReadyQueue):
             self._last_end = op.end
 
     def _carry(self, op):
-        """Sleep until the link has carried the bytes of a copy; return when they shall have landed.
+        """Sleep until the link has carried the bytes of a copy; return when they have to arrive.
 
-        The bytes are written at the end, so that whoever reads the target too early sees what was
-        there before. A copy that follows at once starts when the one before should have ended, so
-        that delays in waking up do not add up.
+        The bytes are written at the end, so that a stream that reads the target too early sees what
+        was there before. A copy that follows at once starts when the one before should have ended,
+        so that delays in waking up do not add up.
         """
         ready = self._free_at if op.ready == self._last_end else op.ready
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
@@ -160,13 +167,13 @@ class Engine(Worker, ReadyQueue):
             scheduler.wait(op, self.device.torch_device)
 
     def end(self):
-        """Let the thread end after the op that runs now; what is queued is dropped."""
+        """End the thread after the op that runs now; what is queued is dropped."""
         self.ending = True
         self.arrivals.put(None)
 
 
 def sleep_until(moment):
-    """Let the calling thread sleep until the wall clock says `moment`, in seconds."""
+    """Sleep until the wall clock reads `moment`, in seconds."""
     remaining = moment - perf_counter()
     if remaining > 0:
         time.sleep(remaining)
@@ -180,8 +187,9 @@ def set_thread_count(threads):
 
     `torch.set_num_threads` also sets the number with which threads that start later begin. So a
     thread that starts before the call reads that number, and one that starts after it puts it back.
+    Where there are too many threads for that, the number stays.
     """
-    with _counting:
+    with _counting, contextlib.suppress(RuntimeError):
         torch.get_num_threads()  # without this, the first kernel would put the default back
         default = []
         _in_new_thread(lambda: default.append(torch.get_num_threads()))

@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from .private import CPUGenerator
+from .private.tensors import CPUGenerator
 from .scheduler import wait
 
 # `_cdata` of a generator -> a weak reference to it. torch hands over another Python object for the
@@ -15,17 +15,14 @@ _known = {}
 class Generator(CPUGenerator):
     """Random numbers for kernels of one virtual GPU: those that the CPU draws from the same seed.
 
-    The numbers come from `state`, a generator of the CPU. A kernel keeps the `state` that it was
-    issued with. A new seed puts another one in its place, and so does not change what kernels that
-    were issued before draw.
+    A kernel keeps the `state` that it was issued with. A new seed puts another one in its place,
+    and so does not change what kernels that were issued before draw.
 
     Args:
         owner: the `Device`.
-        seed: an integer; by default the one that a new generator of torch has.
+        seed: an integer; by default that of a new torch generator.
 
     Attributes:
-        device: the `torch.device` of the owner.
-        owner: the `Device`.
         state: a torch generator of the CPU.
         last: the op that drew last, or None.
     """
@@ -85,11 +82,7 @@ class Generator(CPUGenerator):
 
 
 def checked(generator, device):
-    """Return the generator that a kernel draws from: the given one, or that of its device.
-
-    Args:
-        generator: a torch generator, or None.
-        device: the `Device` that the kernel runs on.
+    """Return the generator that a kernel draws from: the given one, or that of its `Device`.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.
@@ -97,21 +90,21 @@ def checked(generator, device):
     if generator is None:
         return device.generator
     known = _known.get(generator._cdata)
-    ours = known and known()
-    if not ours:
+    found = known and known()
+    if not found:
         raise RuntimeError(
             f"Expected a '{device.torch_device.type}' device type for generator but found "
             f"'{generator.device.type}'"
         )
-    if ours.owner is not device:
+    if found.owner is not device:
         raise RuntimeError(
-            f"Expected a '{device.torch_device}' generator device but found '{ours.device}'"
+            f"Expected a '{device.torch_device}' generator device but found '{found.device}'"
         )
-    return ours
+    return found
 
 
 def forget_draws(owner):
-    """Let no later kernel wait for one that has drawn from a generator of the device `owner`."""
+    """Forget the draws from generators of the `Device` `owner`: no later kernel waits for them."""
     for known in tuple(_known.values()):
         generator = known()
         if generator is not None and generator.owner is owner:
@@ -119,5 +112,5 @@ def forget_draws(owner):
 
 
 def new_generator(owner):
-    """Return a generator of the device `owner` that has the seed of torch's own generator."""
+    """Return a generator of the `Device` `owner` with the seed of torch's own generator."""
     return Generator(owner, torch.initial_seed())

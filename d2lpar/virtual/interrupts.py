@@ -1,4 +1,33 @@
-"""Interrupts that wait until they do no harm."""
+"""Where Python raises an interrupt, and how to hold one back.
+
+A signal only sets a flag. The handler, and with it KeyboardInterrupt, comes when the main thread
+next looks at that flag:
+
+- where a Python function begins (RESUME), at a jump backwards (JUMP_BACKWARD, in 3.11 also
+  POP_JUMP_BACKWARD_IF_*), and after a call of a function in C or of a class (CALL*, in 3.11 also
+  PRECALL). Source: `CHECK_EVAL_BREAKER` in CPython's Python/ceval.c (3.11) and Python/bytecodes.c
+  (3.12, 3.13).
+- in C code that asks (`PyErr_CheckSignals`): `str` and `repr` (Objects/object.c), and waits that a
+  signal ends.
+
+So stores that follow each other, and the call of a function in C after them, are *one step*: all of
+it has happened or nothing. No other thread takes over within a step, because the same check hands
+over the interpreter's lock. No garbage is collected within it: 3.11 collects where a container is
+made (Modules/gcmodule.c), and a step makes none; 3.12 and 3.13 collect at that check
+(`_Py_HandlePending` in Python/ceval_gil.c). A `with` statement takes a lock and enters the block
+that gives it back in one step, too (BEFORE_WITH does not check).
+
+Two traps:
+
+- In 3.12 and 3.13 no handler covers the jump backwards from an `if` that ends a loop, or from a
+  condition of `while`: `normalize_jumps_in_block` in Python/flowgraph.c gives that jump a block
+  without one (see also issue 108214 of CPython). An interrupt there leaves a `with` block around
+  the loop without its `__exit__`. So such a loop is a function of its own.
+- What a destructor or the callback of a weak reference raises is dropped, an interrupt too. So
+  those of virtual GPUs are functions in C; `notebook.py` deals with those of others.
+
+`tests/test_interrupts.py` tries this on the Python that runs it.
+"""
 
 import contextlib
 import signal
@@ -7,16 +36,10 @@ import threading
 
 @contextlib.contextmanager
 def held_back(note=lambda: None):
-    """Hold an interrupt (Ctrl-C) back until the block has ended, then raise KeyboardInterrupt.
+    """Delay an interrupt (Ctrl-C) until the block has ended, then raise KeyboardInterrupt.
 
-    An error that the block raises after the interrupt is dropped. In a thread that is not the main
-    one, and where somebody else handles interrupts, this does nothing.
-
-    Args:
-        note: a function that is called as soon as the interrupt comes.
-
-    Raises:
-        KeyboardInterrupt: there was an interrupt.
+    `note` is called as soon as the interrupt comes. An error that the block raises after it is
+    dropped. Outside the main thread, and where other code handles interrupts, this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not in_main_thread() or handler is not signal.default_int_handler:

@@ -10,9 +10,8 @@ from traceback import walk_tb
 
 import torch
 
-from . import device as registry
-from . import private, scheduler
-from .memory import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
+from . import registry, scheduler
+from .cells import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
 from .plans import (
     CONSTANT,
     NEW,
@@ -28,6 +27,14 @@ from .plans import (
     operator_of,
     tables,
 )
+from .private.operators import (
+    check_kernel,
+    function_of,
+    lacks_shape_inference,
+    tree_flatten,
+    tree_map_only,
+)
+from .private.tensors import CPUGenerator, storage_id
 from .scheduler import Op, wait
 from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
 
@@ -38,7 +45,7 @@ default_dtype = torch.get_default_dtype
 
 def dispatch(cls, func, types, args=(), kwargs=None):
     """Issue the operator `func`; torch calls this as `VirtualTensor.__torch_dispatch__`."""
-    operator = find_operator(func._op) or operator_of(func)
+    operator = find_operator(function_of(func)) or operator_of(func)
     if operator.special is not None:
         if len(types) > 1:
             return NotImplemented  # a tensor of another class knows better, a DTensor for example
@@ -85,10 +92,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
 
 
 def _first_places(tensors):
-    """Return for each tensor the place of the first one that is the same object.
-
-    This matters where one of them is written.
-    """
+    """Return the place of each tensor's first occurrence; it matters where a tensor is written."""
     if len(tensors) == 1:
         return (0,)
     return tuple([_first_place(tensors, tensor) for tensor in tensors])
@@ -100,15 +104,10 @@ def _first_place(tensors, tensor):
             return place
 
 
-VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
-
-
 def issue_factory(func, args, kwargs):
-    """Issue an operator without a tensor of ours among its arguments: `empty`, `zeros`, ...
+    """Issue an operator without virtual tensors among its arguments: `empty`, `zeros`, ...
 
-    Args:
-        func: the operator.
-        args, kwargs: its arguments; the device is `kwargs["device"]`, the current one by default.
+    It runs on `kwargs["device"]`, by default the current one.
     """
     where = kwargs.get("device")
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
@@ -121,10 +120,9 @@ class Call:
         operator: an `Operator`.
         args, kwargs: the arguments of the call.
         device: the `Device` that it runs on.
-        tensors: the tensors of ours among the arguments, in order.
+        tensors: the virtual tensors among the arguments, in order.
         key: a list of all that the results depend on.
-        values, kwvalues: the arguments as the engine shall see them, with cells in place of
-            tensors.
+        values, kwvalues: the arguments for the engine, with cells in place of tensors.
         refused: what the shape inference raised, or None.
     """
 
@@ -158,7 +156,7 @@ class Call:
                     raise two_devices(self.device.torch_device, tensor.device)
 
     def _take(self, value, by_value=True):
-        """Add `value` to the key; return it as the engine shall see it."""
+        """Add `value` to the key; return it as the engine needs it."""
         key = self.key
         kind = type(value)
         if kind is VirtualTensor:
@@ -183,7 +181,7 @@ class Call:
             key.append((complex, value))
         elif isinstance(value, torch.Tensor):
             return self._take_cpu_tensor(value)
-        elif isinstance(value, private.CPUGenerator):
+        elif isinstance(value, CPUGenerator):
             key.append("generator")
         else:
             key.append(value)
@@ -198,14 +196,14 @@ class Call:
     def issue(self):
         """Queue the operator and return its results.
 
-        Where only running it tells the layouts of the results, it runs at once, and the host waits.
+        If only running it determines their layouts, it runs at once, and the host waits.
         """
         if self.operator.waits:
             return self.run_now()
         key = tuple(self.key)
         plan = find_plan(key)
         if plan is None:
-            private.check_kernel(self.operator.func)
+            check_kernel(self.operator.func)
             if has_no_plan(key):
                 return self.run_now()
             plan = self._plan(key)
@@ -219,10 +217,9 @@ class Call:
     def _plan(self, key):
         """Infer the layouts of the results on meta tensors; return a `Plan`.
 
-        It returns None where only running the operator can tell the layouts, and where the
-        inference raises, because the operator itself says better what is wrong. An exception that
-        came from elsewhere, as from a time-out, is passed on: it is not raised at the same place
-        each time.
+        It returns None where only running the operator determines the layouts, and where the
+        inference raises, because the operator itself says better what is wrong. An exception from
+        elsewhere, such as a time-out, is passed on: its place is not the same each time.
         """
         errors, places = [], []
         try:
@@ -255,7 +252,7 @@ class Call:
                 return meta
             if type(value) is list or type(value) is tuple:
                 return [substitute(item) for item in value]
-            if isinstance(value, private.CPUGenerator):
+            if isinstance(value, CPUGenerator):
                 return None
             return META if type(value) is torch.device else value
 
@@ -268,7 +265,7 @@ class Call:
         try:
             result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
         except RuntimeError as error:
-            if not private.lacks_shape_inference(error):
+            if not lacks_shape_inference(operator.func, error):
                 raise
             keep_plan(key, None)
             return None
@@ -276,8 +273,8 @@ class Call:
         if isinstance(result, (list, tuple)):
             flat, spec = result, type(result)
             if spec not in (list, tuple) or any(isinstance(item, (list, tuple)) for item in result):
-                flat, spec = private.tree_flatten(result)
-        ids = reversed([*enumerate(map(private.storage_id, metas))])
+                flat, spec = tree_flatten(result)
+        ids = reversed([*enumerate(map(storage_id, metas))])
         storages = {storage: position for position, storage in ids}
         outputs = []
         for value in flat:
@@ -290,7 +287,7 @@ class Call:
                 continue
             if value.device.type != "meta":
                 return None
-            source = storages.get(private.storage_id(value))
+            source = storages.get(storage_id(value))
             mode = NEW if source is None else VIEW
             outputs.append((mode, Layout.of(self.device, value), source))
         changes = []
@@ -299,7 +296,7 @@ class Call:
                 after = Layout.of(self.device, meta)
                 if after is not tensor._cell.layout:
                     if places.count(places[source]) > 1:
-                        return None  # the output is an input, too: only the CPU tells what it does
+                        return None  # the output is an input, too: only the CPU knows what it does
                     changes.append((source, after))
         return Plan(operator, self.device, outputs, spec, changes)
 
@@ -352,12 +349,12 @@ class Call:
             if layout is not tensor._cell.layout:
                 block = tensor._block if layout.num_bytes <= tensor._block.num_bytes else None
                 become(tensor, wrap(Cell(layout, data), block))
-        return private.tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
+        return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
 
     def _try_with_zeros(self):
-        """Let the operator itself say what is wrong with its arguments, if something may be.
+        """Run an operator whose arguments may be wrong on zeros, so that it raises its own error.
 
-        Of arguments that are too large to try, the shape inference says it.
+        Arguments that are too large for that raise the error of the shape inference.
         """
         if self.refused is None and self.operator.packet not in tables.same_dtype:
             return
@@ -374,7 +371,7 @@ class Call:
                 return tensor
         layout = Layout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
-            if private.storage_id(value) == private.storage_id(data):
+            if storage_id(value) == storage_id(data):
                 return wrap(Cell(layout, value), tensor._block)
         return wrap(Cell(layout, value))
 
@@ -387,10 +384,7 @@ def _zeros(value):
 
 
 def _place(error):
-    """Return where an error was raised, and from where that was called.
-
-    Both are needed because a handler of signals can be called from anywhere.
-    """
+    """Return where an error was raised, and its caller: a signal handler can have any caller."""
     return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)][-2:]
 
 
@@ -407,11 +401,7 @@ def _indices_on(device, indices):
 
 
 def device_of(arguments, device=None):
-    """Return the `Device` of the tensors of ours in nested arguments.
-
-    Args:
-        arguments: a value, or a list, tuple or dict of values.
-        device: the device of tensors that were seen before, or None.
+    """Return the `Device` of the virtual tensors in nested arguments, or else `device`.
 
     Raises:
         RuntimeError: there are tensors on two devices.
@@ -439,11 +429,7 @@ def two_devices(first, second):
 
 
 def raise_now(op, device):
-    """Raise what went wrong in an op that has run, or on its device before it, if anything did.
-
-    Args:
-        op: the op.
-        device: the `Device` that it ran on.
+    """Raise what went wrong in an op that has run, or on its `Device` before it, if anything did.
 
     Raises:
         Exception: what the op raised.
@@ -468,8 +454,7 @@ def issue_function(name, function, inputs, layouts):
 
     Args:
         name: what a recording shows.
-        function: function of the list of the values of the inputs, which are CPU tensors, that
-            returns a list of tensors.
+        function: turns a list of CPU tensors, the values of `inputs`, into a list of tensors.
         inputs: tensors on one virtual GPU.
         layouts: a `Layout` for each tensor that `function` returns.
 
@@ -500,7 +485,7 @@ def issue_function(name, function, inputs, layouts):
 
 
 def copy_to_device(tensor, device):
-    """Return a copy of a CPU tensor on `device`, a `Device`; the host waits for the copy."""
+    """Return a copy of a CPU tensor on a `Device`; the host waits for the copy."""
     target = new_tensor(Layout.of(device, torch.empty_like(tensor, device=META)))
     torch.ops.aten.copy_.default(target, tensor)
     return target

@@ -3,12 +3,14 @@
 A `Kernel` is known from the layouts of its arguments and results alone, and so before it runs.
 """
 
+import re
+from functools import cache
 from math import prod
 from typing import NamedTuple
 
 import torch
 
-from .memory import ONLY_WRITTEN, Cell, cells_in
+from .cells import ONLY_WRITTEN, Cell, cells_in
 
 
 class Product(NamedTuple):
@@ -30,14 +32,15 @@ class Kernel(NamedTuple):
 
     Attributes:
         name: the operator without overload, "aten.mm" for example.
-        products: the `Product`s in it; a convolution counts as the product that computes it.
+        products: the `Product`s in it; a convolution counts as the product that computes it. None
+            where it may do products that are not known here.
         num_bytes: bytes that it reads and writes.
         dtype: of its first tensor.
-        signature: what tells it from other kernels; it does not name the device.
+        signature: what distinguishes it from other kernels, without the device.
     """
 
     name: str
-    products: tuple
+    products: tuple | None
     num_bytes: int
     dtype: torch.dtype
     signature: tuple
@@ -46,29 +49,15 @@ class Kernel(NamedTuple):
 # Operators that read as many elements of their first argument as they write, not all of it.
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
 # Operators that write as many elements of their first argument as they read of the others.
-PARTLY_WRITTEN = {
-    "index_add_",
-    "index_copy_",
-    "index_fill_",
-    "index_put_",
-    "_index_put_impl_",
-    "scatter_",
-    "scatter_add_",
-}
+PARTLY_WRITTEN = set(
+    "index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_ scatter_ scatter_add_".split()
+)
 # How often a kernel passes over what it reads: statistics first, then their use.
-READS = {
-    "native_batch_norm": 2,
-    "_native_batch_norm_legit": 2,
-    "native_batch_norm_backward": 2,
-}
+READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
 
 
 def kernel_of(op):
-    """Return the `Kernel` of an op.
-
-    Args:
-        op: an `Op` of kind "kernel" that has not run.
-    """
+    """Return the `Kernel` of an op of kind "kernel" that has not run."""
     written = [] if op.plan is None else [position for position, _ in op.plan.operator.written]
     return describe_kernel(op.name, op.args, op.kwargs or {}, op.out, written)
 
@@ -97,18 +86,40 @@ def describe_kernel(name, args, kwargs, out, written):
         for position in written:
             num_written += sum(map(_size, _each(args[position : position + 1])))
     layouts = [*inputs, *outputs]
-    products = _PRODUCTS.get(packet)
+    if packet in _PRODUCTS:
+        products = tuple(_PRODUCTS[packet](args, out))
+    else:
+        products = None if may_do_products(name) else ()
     return Kernel(
         name,
-        tuple(products(args, out)) if products else (),
+        products,
         num_read + num_written,
         layouts[0].dtype if layouts else torch.float32,
         (name, *map(_described, arguments)),
     )
 
 
+# Operators of torch that do products: each number that they read is used many times. Those that use
+# it once, such as mv and dot, take the time of their bytes.
+_DO_PRODUCTS = re.compile(
+    "mm(_|$)|matmul|attention|conv(?!ert)|(^|_)linear(_backward|$)|trilinear$|rnn|lstm_mps|_lstm$|"
+    "_gru$|linalg_(?!_powsum|vector_norm|cross|check)|fft_[cr]2|[cp]dist|euclidean|cholesky|solve|geqrf|"
+    "ormqr"
+)
+
+
+@cache
+def may_do_products(name):
+    """Return whether an operator may do products: by its name in torch, by its tags elsewhere."""
+    namespace, _, packet = name.rpartition(".")
+    if namespace in ("", "aten", "prims"):
+        return _DO_PRODUCTS.search(packet) is not None
+    operator = getattr(getattr(torch.ops, namespace), packet)
+    tags = {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
+    return not tags & {torch.Tag.pointwise, torch.Tag.reduction}
+
+
 def _each(values):
-    """Return the layouts of the distinct tensors among nested values."""
     return [cell.layout for cell in dict.fromkeys(cells_in(values))]
 
 

@@ -16,8 +16,8 @@ MEMBERSHIP = Path("/proc/self/cgroup")  # those of this process
 def cores_of_this_process():
     """Return the number of CPU cores that this process may use, at least one.
 
-    A control group may also limit the time on them: then it is the number of whole cores that the
-    process can keep busy.
+    Where a control group limits the time on them, it is the number of whole cores that the process
+    can keep busy.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = [len(os.sched_getaffinity(0))]
@@ -33,10 +33,7 @@ def cores_of_this_process():
 
 
 def memory_of_this_process():
-    """Return the bytes of memory that this process may use.
-
-    They are those of the machine, or the lowest limit of the process's control groups.
-    """
+    """Return the bytes of memory of the machine, or the lowest limit of its control groups."""
     limits = [_memory_of_this_machine()]
     for folder in _groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
@@ -53,7 +50,7 @@ def _memory_of_this_machine():
 
 
 class _MemoryStatus(ctypes.Structure):
-    """What Windows calls MEMORYSTATUSEX."""
+    """Windows' MEMORYSTATUSEX."""
 
     _fields_ = [
         ("length", ctypes.c_uint32),

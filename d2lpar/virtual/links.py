@@ -34,12 +34,7 @@ class Link:
             raise ValueError(f"latency of a link must not be negative, in seconds: {self.latency}")
 
     def seconds(self, num_bytes, pinned=True):
-        """Return the seconds that a copy takes: bytes / bandwidth + latency.
-
-        Args:
-            num_bytes: how many bytes are copied.
-            pinned: whether the memory on the CPU is pinned. Otherwise `pageable` is the bandwidth.
-        """
+        """Return the seconds of a copy: bytes / bandwidth + latency; `pageable` unless `pinned`."""
         bandwidth = self.bandwidth if pinned or self.pageable is None else self.pageable
         return num_bytes / bandwidth + self.latency
 
@@ -48,9 +43,6 @@ class Link:
 
         The bandwidths are divided by the factor. The latency stays as it is: it compares with the
         time to launch an operator, which is not scaled on a virtual GPU either.
-
-        Args:
-            factor: a positive number.
 
         Raises:
             ValueError: `factor` is not positive.
@@ -70,46 +62,77 @@ class Link:
 
 
 def format_bytes(num_bytes):
-    """Return a text of `num_bytes` with a decimal unit, as link speeds are quoted: 15.75 GB."""
+    """Return `num_bytes` with a decimal unit, as link speeds are quoted: "15.75 GB"."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 1000 or unit == "TB":
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1000
 
 
-PRESETS = {
-    link.name: link
-    for link in (
-        Link(
-            15.75e9,
-            10e-6,
-            6e9,
-            "pcie3",
-            "PCIe 3.0 x16: 16 lanes of 8 GT/s, 128b/130b coded (PCI-SIG); "
-            "latency and the pageable figure are typical of CUDA's bandwidthTest",
-        ),
-        Link(63e9, 10e-6, 24e9, "4xpcie3", "four PCIe 3.0 x16 links side by side (d2l 13.7)"),
-        Link(31.5e9, 10e-6, 12e9, "pcie4", "PCIe 4.0 x16: 16 lanes of 16 GT/s (PCI-SIG)"),
-        Link(63e9, 10e-6, None, "pcie5", "PCIe 5.0 x16: 16 lanes of 32 GT/s (PCI-SIG)"),
-        Link(1.25e9, 50e-6, None, "10gbe", "10 Gbit Ethernet: 10e9 bits/s over 8"),
-        Link(3.125e9, 50e-6, None, "25gbe", "25 Gbit Ethernet: 25e9 bits/s over 8"),
-        Link(6.25e9, 50e-6, None, "50gbe", "50 Gbit Ethernet: 50e9 bits/s over 8"),
-        Link(12.5e9, 50e-6, None, "100gbe", "100 Gbit Ethernet: 100e9 bits/s over 8"),
-        Link(12.5e9, 2e-6, None, "infiniband-edr", "InfiniBand EDR: 100e9 bits/s over 8"),
-        Link(25e9, 2e-6, None, "infiniband-hdr", "InfiniBand HDR: 200e9 bits/s over 8"),
-        Link(50e9, 2e-6, None, "infiniband-ndr", "InfiniBand NDR: 400e9 bits/s over 8"),
-        Link(150e9, 5e-6, None, "nvlink2", "V100: six NVLink 2 links of 25 GB/s a direction"),
-        Link(300e9, 5e-6, None, "nvlink3", "A100: 12 NVLink 3 links of 25 GB/s a direction"),
-        Link(450e9, 5e-6, None, "nvlink4", "H100: 18 NVLink 4 links of 25 GB/s a direction"),
-    )
+# The rates of the wires, as they are sold, and latencies that are typical of them.
+_WIRES = (
+    Link(
+        15.75e9,
+        10e-6,
+        6e9,
+        "pcie3",
+        "PCIe 3.0 x16: 16 lanes of 8 GT/s, 128b/130b coded (PCI-SIG); "
+        "latency and the pageable figure are typical of CUDA's bandwidthTest",
+    ),
+    Link(63e9, 10e-6, 24e9, "4xpcie3", "four PCIe 3.0 x16 links side by side (d2l 13.7)"),
+    Link(31.5e9, 10e-6, 12e9, "pcie4", "PCIe 4.0 x16: 16 lanes of 16 GT/s (PCI-SIG)"),
+    Link(63e9, 10e-6, None, "pcie5", "PCIe 5.0 x16: 16 lanes of 32 GT/s (PCI-SIG)"),
+    Link(1.25e9, 50e-6, None, "10gbe", "10 Gbit Ethernet: 10e9 bits/s over 8"),
+    Link(3.125e9, 50e-6, None, "25gbe", "25 Gbit Ethernet: 25e9 bits/s over 8"),
+    Link(6.25e9, 50e-6, None, "50gbe", "50 Gbit Ethernet: 50e9 bits/s over 8"),
+    Link(12.5e9, 50e-6, None, "100gbe", "100 Gbit Ethernet: 100e9 bits/s over 8"),
+    Link(12.5e9, 2e-6, None, "infiniband-edr", "InfiniBand EDR: 100e9 bits/s over 8"),
+    Link(25e9, 2e-6, None, "infiniband-hdr", "InfiniBand HDR: 200e9 bits/s over 8"),
+    Link(50e9, 2e-6, None, "infiniband-ndr", "InfiniBand NDR: 400e9 bits/s over 8"),
+    Link(150e9, 5e-6, None, "nvlink2", "V100: six NVLink 2 links of 25 GB/s a direction"),
+    Link(300e9, 5e-6, None, "nvlink3", "A100: 12 NVLink 3 links of 25 GB/s a direction"),
+    Link(450e9, 5e-6, None, "nvlink4", "H100: 18 NVLink 4 links of 25 GB/s a direction"),
+)
+# What copies reach on real machines, which is always less. The GPUs of datasheets.py have these.
+_MEASURED = {
+    "pcie3-measured": Link(
+        12.1e9,
+        5e-6,
+        5.2e9,
+        "PCIe 3.0 x16",
+        "bandwidthTest and nvprof on a V100-SXM2; latency d2l 13.4",
+    ),
+    "pcie4-measured": Link(
+        25.7e9, 5e-6, 10e9, "PCIe 4.0 x16", "bandwidthTest on a DGX A100; latency d2l 13.4"
+    ),
+    "pcie5-measured": Link(
+        54.3e9, 5e-6, None, "PCIe 5.0 x16", "p2pmark: 86 % of 63 GB/s; latency d2l 13.4"
+    ),
+    "pcie4-through-host-measured": Link(
+        20.9e9, 12e-6, None, "PCIe 4.0 through the host", "p2pBandwidthLatencyTest with P2P off"
+    ),
+    "2xnvlink1-measured": Link(
+        36.4e9,
+        2e-6,
+        None,
+        "NVLink 1, 2 links",
+        "Dell HPC: 91 % of 2 x 20 GB/s, as between two P100",
+    ),
+    "2xnvlink2-measured": Link(
+        47.9e9, 2e-6, None, "NVLink 2, 2 links", "Dell HPC: 96 % of 2 x 25 GB/s on V100"
+    ),
+    "nvlink3-measured": Link(
+        240e9, 2.7e-6, None, "NVLink 3, 12 links", "20 of 25 GB/s a link (nccl-tests issue 149)"
+    ),
+    "nvlink4-measured": Link(
+        374e9, 2.7e-6, None, "NVLink 4, 18 links", "p2pBandwidthLatencyTest (NCCL issue 1264)"
+    ),
 }
+PRESETS = {link.name: link for link in _WIRES} | _MEASURED
 
 
 def as_link(link):
-    """Return the `Link` that is meant, or None for no limit.
-
-    Args:
-        link: a `Link`, a preset's name, bytes per second, or None.
+    """Return a `Link` given as such, by a preset's name or in bytes per second; None for no limit.
 
     Raises:
         ValueError: no preset has the name, or the bytes per second are not positive.

@@ -1,4 +1,4 @@
-"""The memory of a device: layouts of tensors, their values, and exact accounting by storage."""
+"""The memory of a device, accounted exactly, by storage."""
 
 import threading
 import weakref
@@ -7,238 +7,10 @@ from collections import deque
 import torch
 
 from . import scheduler
-from .private import set_conj, set_neg
-from .scheduler import catch_up, under_way, wait
+from .scheduler import under_way, wait
 
 MIB = 2**20
 GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
-MAX_LAYOUTS = 100_000
-CPU = torch.device("cpu")
-
-
-class Layout:
-    """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
-
-    Attributes:
-        device: a `Device`.
-        dtype, size, stride, offset: as of a tensor; stride and offset in elements.
-        conj, neg: whether the values are stored conjugated or negated.
-        num_bytes: bytes from the beginning of its memory to the end of the last element.
-    """
-
-    __slots__ = ("device", "dtype", "size", "stride", "offset", "conj", "neg", "num_bytes")
-    _known = {}
-
-    @classmethod
-    def of(cls, device, tensor):
-        """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
-        return cls._get(
-            device,
-            tensor.dtype,
-            tuple(tensor.shape),
-            tensor.stride(),
-            tensor.storage_offset(),
-            tensor.is_conj(),
-            tensor.is_neg(),
-        )
-
-    @classmethod
-    def contiguous(cls, device, dtype, size, offset=0):
-        """Return the Layout of a contiguous tensor that begins at element `offset`."""
-        strides = [1]
-        for length in reversed(size[1:]):
-            strides.append(strides[-1] * max(length, 1))
-        stride = tuple(strides[::-1])[: len(size)]
-        return cls._get(device, dtype, tuple(size), stride, offset, False, False)
-
-    @classmethod
-    def _get(cls, *key):
-        layout = cls._known.get(key)
-        if layout is None:
-            layout = cls()
-            (
-                layout.device,
-                layout.dtype,
-                layout.size,
-                layout.stride,
-                layout.offset,
-                layout.conj,
-                layout.neg,
-            ) = key
-            elements = 0
-            if 0 not in layout.size:
-                lengths = zip(layout.size, layout.stride, strict=True)
-                elements = 1 + layout.offset + sum((n - 1) * step for n, step in lengths)
-            layout.num_bytes = elements * layout.dtype.itemsize
-            if len(cls._known) >= MAX_LAYOUTS:
-                cls._known.clear()
-            layout = cls._known.setdefault(key, layout)
-        return layout
-
-    def empty(self, device):
-        """Return an empty tensor of this layout on `device`, a torch device: CPU or meta."""
-        if self.offset:
-            elements = self.num_bytes // self.dtype.itemsize
-            base = torch.empty(elements, dtype=self.dtype, device=device)
-            tensor = base.as_strided(self.size, self.stride, self.offset)
-        else:
-            tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
-        return with_bits(tensor, self)
-
-
-def with_bits(tensor, layout):
-    """Mark `tensor` as conjugated or negated where `layout` says so; return it."""
-    if layout.conj:
-        set_conj(tensor, True)
-    if layout.neg:
-        set_neg(tensor, True)
-    return tensor
-
-
-class Cell:
-    """The values of a tensor, once they are computed.
-
-    Ops hold cells; tensors hold cells and blocks. So, as on CUDA, memory is free when the last
-    tensor is gone, and not only when the last op has run.
-
-    Attributes:
-        layout: a `Layout`.
-        data: a CPU tensor, None before its kernel has run, or a `Failure`.
-        parent: of a view, the cell that it was made from; otherwise None.
-        view: of a view, the function of the data of `parent` that gives its own; None where the
-            layout alone tells it.
-        writer: the op that was issued last to write it, or None.
-    """
-
-    __slots__ = ("layout", "data", "parent", "view", "writer")
-
-    def __init__(self, layout, data=None, parent=None, view=None):
-        self.layout = layout
-        self.data = data
-        self.parent = parent
-        self.view = view
-        self.writer = None
-
-    def root(self):
-        """Return the cell that this one is a view of, or itself."""
-        cell = self
-        while cell.parent is not None:
-            cell = cell.parent
-        return cell
-
-
-def strided(cell, layout):
-    """Return the cell of a view of `cell` with the layout `layout`."""
-    is_strided = cell.parent is not None and cell.view is None
-    return Cell(layout, None, cell.parent if is_strided else cell)
-
-
-class Failure:
-    """Stands for the values of a tensor whose kernel failed, or that has none.
-
-    Attributes:
-        error: why there are no values.
-        data: the CPU tensor of memory that was given back, see `storages.py`; or None.
-    """
-
-    __slots__ = ("error", "data")
-
-    def __init__(self, error, data=None):
-        self.error = error
-        self.data = data
-
-
-class Unavailable(Exception):
-    """A tensor that an op wants to read has no values: its kernel failed."""
-
-    def __init__(self, failure):
-        self.failure = failure
-        error = failure.error
-        if failure is NO_VALUES or failure.data is not None:
-            super().__init__(f"reads a tensor without values: {error}")
-        else:
-            super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
-
-
-def fail(out, failure):
-    """Let the cells in `out`, which is a cell, a list of cells or None, hold `failure`."""
-    for cell in (out,) if type(out) is Cell else out or ():
-        if cell is not None:
-            cell.data = failure
-
-
-def cells_in(values):
-    """Yield the cells among `values`, also in lists of lists."""
-    for value in values:
-        if type(value) is Cell:
-            yield value
-        elif isinstance(value, (list, tuple)):
-            yield from cells_in(value)
-
-
-def writers_of(op):
-    """Return for each tensor that an op reads or writes the op that wrote it last, or None."""
-    return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
-
-
-# Operators that write their first argument without reading it.
-ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
-NO_VALUES = Failure(
-    RuntimeError("it was made while virtual GPUs computed no values: virtual_gpus(values=False)")
-)
-
-
-def revive(cell):
-    """Give a tensor that was made without values some, not-a-number, since it is overwritten now.
-
-    Args:
-        cell: a `Cell`, or something else, with which nothing is done.
-    """
-    if type(cell) is Cell and cell.root().data is NO_VALUES:
-        root = cell.root()
-        root.data = root.layout.empty(CPU)
-        if root.layout.dtype.is_floating_point:
-            root.data.fill_(float("nan"))
-        if cell.data is NO_VALUES:
-            cell.data = None
-
-
-def fetch(cell):
-    """Return the CPU tensor with the values of `cell`, for an op that runs now.
-
-    Raises:
-        RuntimeError: the values are not computed yet.
-        Unavailable: the kernel that should have computed them failed.
-    """
-    data = cell.data
-    if data is None:
-        if cell.parent is None:
-            raise RuntimeError(
-                "a tensor was read before the stream that computes it got so far: let the reading "
-                "stream wait (wait_stream, wait_event). CUDA would go on with whatever lies in "
-                "that memory"
-            )
-        data = fetch(cell.parent)
-        if cell.view is None:
-            layout = cell.layout
-            data = torch.as_strided(data, layout.size, layout.stride, layout.offset)
-        else:
-            data = cell.view(data)
-        cell.data = data
-    elif type(data) is Failure:
-        raise Unavailable(data)
-    elif cell.parent is not None and type(cell.root().data) is Failure:
-        raise Unavailable(cell.root().data)
-    return data
-
-
-def fetch_nested(value):
-    """Return `value` with each cell in it, also in lists of lists, replaced by its values."""
-    if type(value) is Cell:
-        return fetch(value)
-    if type(value) is list:
-        return [fetch_nested(item) for item in value]
-    return value
 
 
 class Block:
@@ -247,7 +19,7 @@ class Block:
     Attributes:
         num_bytes: its size.
         address: that of its first byte, in a range of addresses of the device's own.
-        reference: the record of it that is left when it is gone.
+        reference: the record of it that remains when it is gone.
     """
 
     __slots__ = ("reference", "__weakref__")
@@ -262,10 +34,9 @@ class Block:
 
 
 class _Reference(weakref.ref):
-    """A reference to a Block that tells of its end.
+    """A reference to a Block that reports its end, by a callback in C.
 
-    It does so by a callback in C: an interrupt that came in the Python code of a `__del__` would
-    be lost.
+    An interrupt in the Python code of a `__del__` would be lost.
 
     Attributes:
         num_bytes, address: those of the block.
@@ -279,21 +50,17 @@ class _Reference(weakref.ref):
 class Memory:
     """The memory of one device, accounted by storage when work is issued, as CUDA's allocator does.
 
-    Every change is one step that an interrupt cannot tear, see scheduler.py. The figures are right
+    Every change is one step that an interrupt cannot tear, see interrupts.py. The figures are right
     after `collect`.
 
     Attributes:
         device: the torch.device, for messages.
-        limit: its bytes.
-        fraction: what part of them may be in use, 0 to 1.
-        allowed: the bytes that are this part.
+        limit, fraction, allowed: its bytes, what part of them may be in use, and the bytes of that.
         allocated: bytes of all storages in use.
         held: bytes that were freed and that a stream still uses (`record_stream`).
-        peak: the highest `allocated` since `reset_peak`.
-        reserved_peak: the highest sum of `allocated` and `held` since `reset_peak`.
+        peak, reserved_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
         recorded: number of blocks in use or held that `record_stream` was called for.
-        num_allocations, total_allocated: number of blocks, and their bytes, since the device was
-            made.
+        num_allocations, total_allocated: number of blocks, and their bytes, in the device's life.
         num_retries: how often an allocation had to wait for memory that was held.
         num_ooms: how often an allocation failed.
     """
@@ -302,7 +69,9 @@ class Memory:
         self.device = device
         self.set_limit(limit)
         self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
-        self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
+        self._highest = self.num_allocations = self.total_allocated = self.num_retries = (
+            self.num_ooms
+        ) = 0
         self._next_address = (device.index + 1) << 40
         # By address. A reference that is collected together with its block does not call back.
         self._live = {}
@@ -312,7 +81,6 @@ class Memory:
         self._lock = threading.RLock()
 
     def set_limit(self, limit, fraction=1.0):
-        """Let at most `fraction` of `limit` bytes be in use from now on."""
         self.limit = limit
         self.fraction = fraction
         self.allowed = int(limit * fraction)
@@ -332,7 +100,7 @@ class Memory:
         if is_exact:
             self.collect()
         while True:
-            # One step from here, see scheduler.py; no other thread comes in between, either.
+            # One step from here, see interrupts.py; no other thread comes in between, either.
             allocated = self.allocated + num_bytes
             reserved = allocated + self.held
             if reserved <= self.allowed and (is_exact or reserved <= self.peak):
@@ -354,7 +122,7 @@ class Memory:
             is_exact = True
 
     def resize(self, block, num_bytes):
-        """Give the memory of a block back now, though tensors use the block, and new memory to it.
+        """Give back a block's memory now, though tensors use the block; allocate new memory for it.
 
         Raises:
             torch.OutOfMemoryError: there is no memory for it; the block has none then.
@@ -365,7 +133,7 @@ class Memory:
         freed.pending = getattr(old, "pending", None)
         empty.num_bytes, empty.streams, empty.address = 0, (), None
         if freed.address is not None:
-            # One step, see scheduler.py. The old reference, which would call back, is gone then.
+            # One step, see interrupts.py. The old reference, which would call back, is gone then.
             self._live[freed.address] = freed
             block.reference = empty
             del old
@@ -390,13 +158,13 @@ class Memory:
             wait(op, self.device)
 
     def record_stream(self, block, stream):
-        """Hold `block` after it is freed until `stream` has done what it was given before that."""
+        """Hold `block` after it is freed until `stream` has done what was issued to it before."""
         reference = block.reference
         if reference.address is None:  # its memory was given back
             return
         with self._lock:
             streams = {*reference.streams, stream}
-            # One step, see scheduler.py: stores only.
+            # One step, see interrupts.py: stores only.
             if not reference.streams:
                 reference.pending = None
                 self.recorded += 1
@@ -430,16 +198,18 @@ class Memory:
     def collect(self):
         """Take back the memory of blocks that are gone and that no stream holds any more."""
         self.note_freed()
-        if not self._held:
-            return
-        catch_up()
-        with self._lock:
-            for reference in tuple(self._held.values()):
-                if not any(map(under_way, reference.pending)) and reference.address in self._held:
-                    del self._held[reference.address]
-                    del self._live[reference.address]
-                    self.held -= reference.num_bytes
-                    self.recorded -= 1
+        if self._held:
+            scheduler.clock.catch_up()
+            with self._lock:
+                self._release()  # a function of its own: it ends in a jump, see interrupts.py
+
+    def _release(self):
+        for reference in tuple(self._held.values()):
+            if not any(map(under_way, reference.pending)) and reference.address in self._held:
+                del self._held[reference.address]
+                del self._live[reference.address]
+                self.held -= reference.num_bytes
+                self.recorded -= 1
 
     def _out_of_memory(self, num_bytes):
         limit = ""
@@ -455,11 +225,16 @@ class Memory:
 
     @property
     def num_blocks(self):
-        """The number of blocks in use or held by streams."""
         return len(self._live)
 
+    @property
+    def highest(self):
+        """The highest `allocated` since the device was made."""
+        return max(self._highest, self.peak)
+
     def reset_peak(self):
-        """Let the peaks start again from what is in use now."""
+        """Restart the peaks from what is in use now."""
         self.collect()
+        self._highest = self.highest
         self.peak = self.allocated
         self.reserved_peak = self.allocated + self.held

@@ -1,18 +1,16 @@
 """What a virtual GPU is while it is modelled: a GPU in a machine, and the links that it shares."""
 
-import sys
 from collections import Counter
 
-from . import private, scheduler
-from .hardware import NEW_MEMORY, NEW_MEMORY_FROM, THROUGH_HOST, tf32_is_allowed
+from . import scheduler
 from .kernels import kernel_of
-from .simulation import ModelledEngine, Resource, Simulation, join_host, start_host
-
-SWITCH_INTERVAL = 5e-3  # seconds, Python's default: no thread works beside the host
+from .links import PRESETS
+from .private.operators import tf32_is_allowed
+from .simulation import ModelledEngine, Resource, Simulation
 
 
 def keep_time_by_a_model(devices, machines, values):
-    """Let a new simulation run the later ops of `devices` and tell the time, from 0 on.
+    """Have a new simulation run the later ops of `devices` and keep the time, from 0 on.
 
     Args:
         devices: a list of `Device`s, which are idle and configured.
@@ -26,11 +24,11 @@ def keep_time_by_a_model(devices, machines, values):
     simulation = Simulation(name, machines[0].launch_seconds, values)
     shared = {}
     for device, machine in zip(devices, machines, strict=True):
-        over_link = device.peer_link in (device.link, THROUGH_HOST)
+        over_link = device.peer_link in (device.link, PRESETS["pcie4-through-host-measured"])
         device.run_by(Model(device, machine, simulation, shared, over_link), values)
-    private.patch_threads(start_host, join_host)
-    scheduler.simulation = simulation
-    sys.setswitchinterval(SWITCH_INTERVAL)
+    scheduler.clock.stop()
+    scheduler.clock = simulation
+    simulation.start()
     simulation.set_threads(max(device.threads for device in devices))
 
 
@@ -38,21 +36,18 @@ class Model:
     """The model of one device.
 
     Args:
-        device: the `Device`.
-        machine: the `Machine` that it is in.
-        simulation: the `Simulation`.
+        device, machine, simulation: the `Device`, its `Machine` and its `Simulation`.
         shared: a dict of the `Resource`s that devices share; it is filled here.
         over_link: whether copies to other devices take the link to the CPU.
 
     Attributes:
-        gpu: what tells how long kernels take, a `GPU` for example.
-        machine: the `Machine`.
+        gpu: what knows how long kernels take, a `GPU` for example.
         host: which of the machines it is in, a number.
         engines: its engines for kernels, for copies from and to the CPU, and between devices.
     """
 
     def __init__(self, device, machine, simulation, shared, over_link):
-        self.gpu, self.machine = machine.gpu, machine
+        self.gpu, self.machine, self._device = machine.gpu, machine, device
         self.engines = tuple(
             ModelledEngine(name, device, simulation) for name in ("compute", "h2d", "d2h", "p2p")
         )
@@ -80,7 +75,7 @@ class Model:
         }
 
     def seconds(self, op):
-        """Return how long an op takes that does not say so itself: a kernel, by its `gpu`."""
+        """Return how long an op that has no `seconds` takes: a kernel, according to `gpu`."""
         if op.kind != "kernel":
             return 0.0
         if op.plan is None:
@@ -96,17 +91,17 @@ class Model:
             raise ValueError(f"{self.gpu.name} takes {seconds} seconds for {op.name}")
         return seconds
 
-    def host_allocates(self, num_bytes):
-        """Let the calling thread's clock advance by what new memory of the CPU takes."""
-        if num_bytes >= NEW_MEMORY_FROM:
-            scheduler.simulation.advance(num_bytes / NEW_MEMORY)
+    def link_to(self, other):
+        if self.host != other.model.host:
+            return self.machine.network
+        links = self._device.peer_link, other.peer_link
+        known = [link for link in links if link is not None]
+        return min(known, key=lambda link: link.bandwidth, default=None)
 
     def needs(self, op):
         """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
         if op.kind == "collective":
-            sends = op.kwargs["call"].sends  # None unless it is a message
-            directions = (self._out,) * (sends is not False) + (self._in,) * (sends is not True)
-            return op.engine, *directions
+            return op.engine, *op.directions(self._out, self._in)
         if op.receiver is None:
             return self._needs[op.engine]
         other = op.receiver.device.model

@@ -1,29 +1,52 @@
-"""What a Jupyter kernel needs: a stopped cell says where it stopped, and leaves nothing behind.
+"""What a Jupyter kernel needs: a cell stops, says where, and leaves nothing behind.
 
 Only public interfaces of IPython are used.
 """
 
 import os
+import signal
 import sys
+import threading
+from _thread import start_new_thread
+from functools import partial
 from types import TracebackType
 
-from . import device as registry
+from . import threads
 
 _HERE = os.path.dirname(__file__) + os.sep
 
 
 def adapt_to_notebook():
-    """Let the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
+    """Make the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
 
     A cell begins outside of all `with` blocks of streams and devices that a cell before it left
-    entered. A traceback has no frames of virtual GPUs.
+    entered. A traceback has no frames of virtual GPUs. An interrupt that comes in a destructor is
+    not lost.
     """
     if "IPython" in sys.modules:
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None:
-            shell.events.register("pre_run_cell", lambda info: registry.leave_all())
+            shell.events.register("pre_run_cell", lambda info: threads.leave_all())
             if not shell.custom_exceptions:
                 shell.set_custom_exc((BaseException,), _show)
+            if sys.platform != "win32":  # it has no pthread_kill
+                sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+
+
+def _interrupt_again(hook, unraisable):
+    """Interrupt the main thread again where Python has dropped an interrupt: in a destructor.
+
+    pyzmq checks for signals in the destructor of a message (`_check_rc` in `Frame.__dealloc__`).
+    From Python 3.12 on the traceback of a stopped cell keeps the kernel's messages alive, until the
+    garbage collector finds them while a later cell runs: one press of the stop button in twenty to
+    sixty would be lost, whatever the cell does. `hook` is the `sys.unraisablehook` for the rest.
+    """
+    if sys.platform != "win32" and unraisable.exc_type is KeyboardInterrupt:
+        # By another thread, which needs Python's lock for it: a signal that came before this
+        # function returns would be handled, and dropped, in here.
+        start_new_thread(signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    else:
+        hook(unraisable)
 
 
 def _show(shell, kind, error, traceback, tb_offset=None):
@@ -36,7 +59,7 @@ def _show(shell, kind, error, traceback, tb_offset=None):
 
 
 def hide_frames(error):
-    """Take the frames of virtual GPUs out of the tracebacks of an error and of its causes."""
+    """Remove the frames of virtual GPUs from the tracebacks of an error and of its causes."""
     while error is not None:
         entries, entry = [], error.__traceback__
         while entry is not None:

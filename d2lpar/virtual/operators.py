@@ -2,11 +2,12 @@
 
 import torch
 
-from . import private, recurrent, saving, sync_batch_norm
+from . import recurrent, saving, sync_batch_norm
+from .cells import CPU, Cell, Layout
 from .copies import copy
 from .issuing import META, Call
-from .memory import CPU, Cell, Layout
 from .plans import aten, operator_of, tables
+from .private.operators import function_of, has_products_of_float16
 from .tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
@@ -16,10 +17,8 @@ def _create_like(func, args, kwargs):
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         cell = args[0]._cell
-        has_values = cell.layout.device.has_values
-        if has_values and not isinstance(
-            cell.data, torch.Tensor
-        ):  # there are no values yet; none are needed
+        # Where there are no values yet, none are needed.
+        if cell.layout.device.has_values and not isinstance(cell.data, torch.Tensor):
             stand_in = Cell(cell.layout, cell.layout.empty(CPU))
             args = (wrap(stand_in, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()
@@ -96,7 +95,7 @@ def _randint_like_low(tensor, low, high, generator, **options):
 
 def _by_float32(func):
     """Return `func` with products of float16 summed up in float32, as on a GPU, then rounded."""
-    plain = private.function_of(func)
+    plain = function_of(func)
 
     def run(*args, **kwargs):
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
@@ -151,10 +150,7 @@ def _native_group_norm_backward(grad, tensor, *args):
 
 
 def _refuse(func, *allowed):
-    """Return `func` for `meta` tensors with a check that otherwise only its kernel makes.
-
-    It refuses a second tensor whose dtype is not among `allowed`.
-    """
+    """Return `func` for `meta`, refusing other dtypes of the second tensor, as its kernel does."""
 
     def shape(tensor, second, *args):
         if second.dtype not in allowed:
@@ -193,20 +189,11 @@ tables.special.update(
         aten.set_.source_Storage_storage_offset: saving.set_storage,
     }
 )
-for _packet in (
-    aten.empty_like,
-    aten.zeros_like,
-    aten.ones_like,
-    aten.full_like,
-    aten.rand_like,
-    aten.randn_like,
-    aten.randint_like,
-    aten.new_empty,
-    aten.new_empty_strided,
-    aten.new_zeros,
-    aten.new_ones,
-    aten.new_full,
-):
+for _name in (
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like "
+    "new_empty new_empty_strided new_zeros new_ones new_full"
+).split():
+    _packet = getattr(aten, _name)
     for _overload in _packet.overloads():
         if "out" not in _overload:
             tables.special[getattr(_packet, _overload)] = _create_like
@@ -220,7 +207,7 @@ _random = {
 }
 tables.run.update(_random)
 tables.random.update(_random)
-if not private.has_products_of_float16():
+if not has_products_of_float16():
     for _name in "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward":
         _func = getattr(aten, _name).default
         tables.run[_func] = _by_float32(_func)
@@ -243,41 +230,16 @@ tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
 tables.waiting.update(
-    {
-        "equal",
-        "_embedding_bag",
-        "_embedding_bag_forward_only",
-        "multilabel_margin_loss_forward",
-        "tensor_split",
-    }
+    "equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
+    "tensor_split".split()
 )
 tables.same_dtype.update(
-    {
-        "mm",
-        "mv",
-        "bmm",
-        "addmm",
-        "addmv",
-        "addbmm",
-        "convolution",
-        "binary_cross_entropy",
-        "index_add",
-        "index_add_",
-        "index_copy",
-        "index_copy_",
-        "index_put",
-        "index_put_",
-        "_index_put_impl_",
-    }
+    "mm mv bmm addmm addmv addbmm convolution binary_cross_entropy index_add index_add_ "
+    "index_copy index_copy_ index_put index_put_ _index_put_impl_".split()
 )
 tables.cpu_arguments.update(
-    {
-        "index": "move",
-        "index_put_": "move",
-        "index_put": "move",
-        "_index_put_impl_": "move",
-        "_pack_padded_sequence": "keep",
-        "tensor_split": "keep",
-    }
+    dict.fromkeys(("index", "index_put_", "index_put", "_index_put_impl_"), "move"),
+    _pack_padded_sequence="keep",
+    tensor_split="keep",
 )
 tables.bit_views.update({aten._conj.default, aten._neg_view.default})

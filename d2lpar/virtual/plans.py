@@ -7,10 +7,7 @@ together are its key.
 
 import torch
 
-from . import private
-from .device import thread
-from .generators import checked
-from .memory import (
+from .cells import (
     CPU,
     ONLY_WRITTEN,
     Cell,
@@ -22,8 +19,11 @@ from .memory import (
     revive,
     strided,
 )
+from .generators import checked
+from .private.operators import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
 from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
+from .threads import thread
 
 aten = torch.ops.aten
 MAX_PLANS = 50_000
@@ -50,27 +50,25 @@ class Operator:
     """What is known of an operator from its schema and from the tables.
 
     Attributes:
-        func: the operator.
         name: as a recording shows it, "aten.mm" for example.
         packet: the name without namespace and overload, as in `tables`.
-        special: see `tables`; or None.
         nested: whether it takes lists of tensors.
         by_value: for each argument, whether its value, not only its type, is part of the key.
         by_value_of: the same by the name of the argument.
         written: (position, name) of the arguments that it writes.
         only_layout: whether it changes nothing but the layout of its first argument.
         generator: the position of the argument of this name; or None.
-        random, run, allocates, waits, cpu_arguments: see `tables`.
+        special, random, run, allocates, waits, cpu_arguments: see `tables`.
     """
 
     def __init__(self, func):
-        schema = private.schema_of(func)
+        schema = schema_of(func)
         namespace, packet = schema.name.split("::")
         self.func = func
         self.name = str(func).rpartition(".")[0]
         self.packet = packet
         self.special = tables.special.get(func) or tables.special_names.get(schema.name)
-        if self.special is None and private.is_composite(func):
+        if self.special is None and is_composite(func):
             self.special = _decompose
         types = [str(argument.type) for argument in schema.arguments]
         self.nested = any("Tensor" in type and "List" in type for type in types)
@@ -88,16 +86,16 @@ class Operator:
         names = [argument.name for argument in schema.arguments]
         self.generator = names.index("generator") if "generator" in names else None
         self.random = func in tables.random or self.generator is not None
-        self.run = tables.run.get(func, private.function_of(func))
+        self.run = tables.run.get(func, function_of(func))
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
         self.cpu_arguments = tables.cpu_arguments.get(packet)
 
 
 def _is_number(type):
-    """Return whether a number that is an argument of this type in a schema only scales values.
+    """Return whether a number for an argument of this type in a schema only scales values.
 
-    A number in the place of a tensor, as in `x * 3`, does so, too.
+    So does a number in the place of a tensor, as in `x * 3`.
     """
     return type.removeprefix("Optional[").rstrip("]") in ("number", "float", "Tensor")
 
@@ -110,11 +108,10 @@ _operators = {}  # by the operator's C++ function
 
 
 def operator_of(func):
-    """Return the `Operator` of an operator of torch."""
-    function = private.function_of(func)
+    function = function_of(func)
     operator = _operators.get(function)
     if operator is None:
-        if func.namespace == "c10d":  # of a process group in C++; ours are called themselves
+        if func.namespace == "c10d":  # a process group in C++
             raise RuntimeError(
                 f"{func}: this process group has no virtual GPUs; make one that has by "
                 'torch.distributed.new_group(backend="vccl")'
@@ -130,7 +127,7 @@ _without_plan = set()  # keys of operators whose results' shapes depend on value
 
 
 def keep_plan(key, plan):
-    """Keep the plan of a key; it is None where only running the operator tells its results."""
+    """Keep the plan of a key; it is None where only running the operator determines its results."""
     if len(_plans) + len(_without_plan) >= MAX_PLANS:
         _plans.clear()
         _without_plan.clear()
@@ -141,7 +138,7 @@ def keep_plan(key, plan):
 
 
 def has_no_plan(key):
-    """Return whether it is known that only running the operator tells its results."""
+    """Return whether it is known that only running the operator determines its results."""
     return key in _without_plan
 
 
@@ -149,12 +146,10 @@ class Plan:
     """How to issue an operator for one key.
 
     Attributes:
-        operator: an `Operator`.
-        device: the `Device` that it runs on.
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
             number `source`, the SAME tensor as that input, or the CONSTANT `source`.
         spec: how the results are nested: None for a single one, `tuple` or `list` for a row of
-            them, otherwise as `tree_flatten` tells.
+            them, otherwise the spec of `tree_flatten`.
         single: the output of a single result; or None.
         changes: (number of an input, its layout afterwards) for inputs that are resized.
         only_views: whether all results are views, so that there is no work to do.
@@ -165,18 +160,8 @@ class Plan:
     """
 
     __slots__ = (
-        "operator",
-        "device",
-        "outputs",
-        "spec",
-        "single",
-        "only_views",
-        "is_foreseen",
-        "changes",
-        "work",
-        "name",
-        "modelled",
-    )
+        "operator device outputs spec single only_views is_foreseen changes work name modelled"
+    ).split()
 
     def __init__(self, operator, device, outputs, spec, changes):
         self.operator = operator
@@ -198,8 +183,7 @@ class Plan:
 
         Args:
             tensors: the tensors among the arguments, in order.
-            values: the arguments, with cells in place of tensors.
-            kwargs: the same for keyword arguments; or None.
+            values, kwargs: the arguments, with cells in place of tensors; `kwargs` may be None.
         """
         operator = self.operator
         device = self.device
@@ -243,9 +227,7 @@ class Plan:
                     results.append(tensors[source] if mode == SAME else source)
                 out.append(cell)
             nest = self.spec
-            result = (
-                nest(results) if nest in (tuple, list) else private.tree_unflatten(results, nest)
-            )
+            result = nest(results) if nest in (tuple, list) else tree_unflatten(results, nest)
             if self.only_views:
                 return result
         op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
@@ -286,7 +268,7 @@ class Plan:
             elif out is not None:
                 flat = (result,) if self.spec is None else result
                 if self.spec not in (None, tuple, list):
-                    flat = private.tree_flatten(result)[0]
+                    flat = tree_flatten(result)[0]
                 for cell, value in zip(out, flat, strict=True):
                     if cell is not None:
                         cell.data = self._fitting(value, cell.layout)
@@ -329,12 +311,7 @@ def issue_op(op, device):
 
 
 def draw(op, operator, device):
-    """Let a kernel draw from the generator among its arguments, or from that of its device.
-
-    Args:
-        op: the op of the kernel, which is changed.
-        operator: its `Operator`.
-        device: its `Device`.
+    """Make a kernel draw from the generator among its arguments, or from that of its device.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device.
@@ -347,13 +324,7 @@ def draw(op, operator, device):
 
 
 def note_writer(op, operator, values, kwargs):
-    """Note `op` as the last writer of the tensors that its operator writes.
-
-    Args:
-        op: the op.
-        operator: its `Operator`.
-        values, kwargs: its arguments, with cells in place of tensors.
-    """
+    """Note `op` as the last writer of what its operator writes; arguments are given as cells."""
     for position, name in operator.written:
         value = values[position] if position < len(values) else (kwargs or {}).get(name)
         for cell in value if type(value) is list else (value,):
@@ -377,7 +348,7 @@ def _view(tensor, layout, operator=None, values=None, kwargs=None):
 
 
 def _resized(tensor, layout):
-    """Return what `tensor` shall become when an operator changes its layout to `layout`."""
+    """Return what `tensor` becomes when an operator changes its layout to `layout`."""
     if layout.num_bytes > tensor._block.num_bytes:
         return new_tensor(layout)
     return view_as(tensor, layout)

@@ -4,10 +4,10 @@ import re
 
 import torch
 
-from . import device as registry
-from . import private
+from . import registry
 from .issuing import copy_to_device
-from .tensor import VirtualTensor, become
+from .private.tensors import is_parameter, rebuild_parameter_arguments, rebuild_tensor_arguments
+from .tensor import become
 
 
 class VirtualStorage(torch.UntypedStorage):
@@ -26,25 +26,18 @@ def _mark(storage, device):
 
 def reduce(tensor):
     """Return what pickle needs to make `tensor` again, the same as for a tensor on CUDA."""
-    if private.is_parameter(tensor):
-        return private.rebuild_parameter_arguments(tensor)
+    if is_parameter(tensor):
+        return rebuild_parameter_arguments(tensor)
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
     storage = _mark(values.untyped_storage(), tensor.device)
-    return private.rebuild_tensor_arguments(tensor, values, storage)
-
-
-VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
+    return rebuild_tensor_arguments(tensor, values, storage)
 
 
 def restore(storage, location):
-    """Mark a storage that torch.load has read with the virtual GPU that it belongs to.
-
-    Args:
-        storage: a storage of the CPU.
-        location: where it was when it was saved, or where torch.load maps it: "vgpu:0" for example.
+    """Mark a storage of the CPU that torch.load has read with the virtual GPU that it belongs to.
 
     Returns:
-        The storage, or None where `location` is not a virtual GPU.
+        The storage, or None where `location` ("vgpu:0") is not a virtual GPU.
 
     Raises:
         RuntimeError: this process has no such device.
@@ -54,16 +47,9 @@ def restore(storage, location):
 
 
 def set_storage(func, args, kwargs):
-    """Let a tensor have the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
+    """Give a tensor the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
 
-    All tensors that are set to the same storage share their memory.
-
-    Args:
-        func, kwargs: not used.
-        args: the tensor and the storage; then, if given, offset, size and stride, in elements.
-
-    Returns:
-        The tensor.
+    Tensors set to the same storage share its memory. Offset, size and stride may follow.
 
     Raises:
         RuntimeError: the storage was not marked, or with another device than the tensor's.

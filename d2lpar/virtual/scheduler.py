@@ -1,21 +1,17 @@
 """When an op runs: streams, what waits for what, and which op is ready first.
 
-Time is that of the clock in force. By the wall clock an op runs when its engine, a thread, comes to
-it. While GPUs are modelled, `simulation` keeps the time: an op that is `done` has been simulated,
-and may end later than the host's `now`.
+Time is that of the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
+thread, comes to it. While GPUs are modelled, a `Simulation` keeps the time: an op that is `done`
+has been simulated, and may end later than the host's `now`.
 
-The host hands an op over in one step that an interrupt cannot tear (`Stream.issue`). From then on
-only threads that no interrupt reaches touch it: the thread of its engine *admits* it, which counts
-the earlier ops that it waits for, and the thread that finishes the last of these makes it ready.
-Of the ops that are ready, an engine takes the one that became ready first (`ReadyQueue`). What an
-op does, and how long that takes, is not decided here but by its engine (`engines.py`).
-
-Why a step cannot be torn: Python raises KeyboardInterrupt between bytecodes of the main thread, but
-only where a Python function begins, at a jump backwards, and after a call. Stores that follow each
-other, and the call of a C function after them, form one step: either all of it has happened or
-nothing. No other thread takes over within it, and no destructor runs, since it makes no container.
+The host hands an op over in one step that an interrupt cannot tear (`Stream.issue`; `interrupts.py`
+explains it). From then on only threads that no interrupt reaches touch it: its engine's thread
+*admits* it, which counts the earlier ops that it waits for, and the thread that finishes the last
+of these makes it ready. Of the ready ops, an engine takes the one that became ready first
+(`ReadyQueue`). What an op does, and how long that takes, is up to its engine (`engines.py`).
 """
 
+import sys
 import threading
 from functools import partial
 from heapq import heappop, heappush
@@ -25,24 +21,87 @@ from time import perf_counter
 from .spans import Span
 
 error_name = "vgpu"  # what errors call the devices, "CUDA" where programs call them "cuda"
+SWITCH_INTERVAL = 1e-4  # seconds
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run about this far ahead
 
 # Reentrant, because the garbage collector may run a destructor that issues work while it is held.
 _issuing = threading.RLock()  # threads that issue take turns
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
-simulation = None  # the `Simulation` that keeps the time while GPUs are modelled
 _recordings = ()  # the lists that finished ops are appended to
 _watch = None  # function that is called with each op that has run
 _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
+_deaths = []  # (what died, its exception) of threads that no longer do the work of devices
+LIVENESS_SECONDS = 1.0  # how often a host that waits looks whether these threads are alive
+
+
+class WallClock:
+    """The clock of virtual GPUs whose engines are threads. A `Simulation` has the same methods.
+
+    Attributes:
+        name: of the modelled hardware; "" here.
+        is_modelled: whether a simulation keeps the time.
+        meetings: not None, because ranks need no `Meetings` to have the same wall clock.
+    """
+
+    name, is_modelled, meetings = "", False, ()
+    _interval_before = None  # what Python's switch interval was before `start`
+
+    def start(self):
+        """Shorten Python's switch interval, so that a busy host does not starve the engines."""
+        if self._interval_before is None and sys.getswitchinterval() > SWITCH_INTERVAL:
+            self._interval_before = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH_INTERVAL)
+
+    def stop(self):
+        """Put the switch interval back, unless the program has set another one meanwhile."""
+        before, self._interval_before = self._interval_before, None
+        if before is not None and abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6:
+            sys.setswitchinterval(before)
+
+    def now(self):
+        return perf_counter()
+
+    def launch(self, op, stream):
+        """Return the seconds at which an op is issued, see `Simulation.launch`."""
+        return perf_counter()
+
+    def advance(self, seconds):
+        """Do nothing: what the host does takes its own time."""
+
+    def host_allocates(self, num_bytes):
+        """Do nothing, for the same reason."""
+
+    def catch_up(self):
+        """Do nothing: every op that has ended is done."""
+
+    poll = end_meetings = catch_up
+
+    def has_ended(self, op):
+        return op.done
+
+    def wait(self, op, device):
+        gate, waiters, started = closed_gate(), [], perf_counter()
+        with _ordering:
+            if op.done:
+                return
+            if op.waiters is None:
+                op.waiters = waiters
+            op.waiters.append(gate.release)
+        try:
+            pass_gate(gate)
+        finally:
+            record_wait(device, started, perf_counter())
+
+
+WALL_CLOCK = clock = WallClock()  # `clock` is the one in force
 
 
 class Op:
     """A unit of work: a kernel, a copy, or a change of an engine's settings.
 
     Attributes:
-        name: for the record.
-        kind: "kernel", "copy" or "setting".
+        kind: "kernel", "copy", "collective" or "setting".
         engine: what runs it.
         stream: where it was issued; set by `Stream.issue`.
         work: function of the op that does the work.
@@ -55,11 +114,9 @@ class Op:
         generator: the random numbers that it draws from, in the order of issue; or None.
         issued, ready, start, end: seconds of the clock.
         error: what the work raised.
-        done: whether the op has finished.
-        previous: the op before it in its stream, which it waits for.
-        after: ops given at its issue, which it waits for.
-        waits: ops that its stream was told to wait for, each with the time at which it was told.
-        drawn: the op that drew from its generator before it, which it waits for.
+        previous, after, waits, drawn: the ops that it waits for: the one before it in its stream,
+            those given at its issue, those that its stream waits for (each with the time of that
+            call), and the op that drew from its generator before it.
         number: its place among the ops that its engine has admitted.
         missing: how many of the ops that it waits for are not done.
         dependents: ops that wait for this one.
@@ -94,30 +151,17 @@ class Op:
             end = max(start, earlier.end)
             yield Span("wait", "wait", device, stream.index, "stream", start, end, issued)
         if self.kind != "setting":
-            yield Span(
-                self.name,
-                self.kind,
-                device,
-                stream.index,
-                self.engine.name,
-                self.start,
-                self.end,
-                self.issued,
-                self.num_bytes or 0,
-                self.source,
-                self.target,
-            )
+            what = self.name, self.kind, device, stream.index, self.engine.name
+            when = self.start, self.end, self.issued
+            yield Span(*what, *when, self.num_bytes or 0, self.source, self.target)
 
 
 class Stream:
     """A queue of ops on one device that run in the order in which they were issued.
 
     Attributes:
-        device: the `Device` that it is on.
-        index: its number there.
         last: the op that was issued last, or None.
-        waits: ops that the next op shall wait for, each with the time at which the stream was told
-            to; or None.
+        waits: ops that the next op waits for, each with the time of that call; or None.
     """
 
     __slots__ = ("device", "index", "last", "waits", "__weakref__")
@@ -150,7 +194,7 @@ class Stream:
         if not engine.started:
             engine.start()
         memory = self.device.memory
-        simulated_by = engine.simulation
+        launch = engine.clock.launch
         if memory.recorded:  # freed memory is held by the ops before the free, not by this one
             memory.note_freed()
         op.stream = self
@@ -161,9 +205,8 @@ class Stream:
         with _issuing:
             if then is not None:
                 then.waits = then._waits_under_way()
-            issued = perf_counter() if simulated_by is None else simulated_by.launch(op, self)
-            op.issued = issued
-            # One step from here on, see above: stores that make no container, then a C call.
+            op.issued = issued = launch(op, self)
+            # One step from here on, see interrupts.py: stores without a new container, a C call.
             op.previous = self.last
             op.waits = self.waits
             self.last = op
@@ -187,14 +230,10 @@ class Stream:
         return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
-        """Let all later ops of this stream wait for `ops`.
-
-        Raises:
-            RuntimeError: an op under way keeps another clock.
-        """
+        """Make later ops of this stream wait for `ops`; RuntimeError if one keeps another clock."""
         check_process()
-        told = now()
-        waits = {op: told for op in ops if under_way(op) and op.stream is not self}
+        now = clock.now()
+        waits = {op: now for op in ops if under_way(op) and op.stream is not self}
         if waits:
             for op in waits:
                 check_clocks(self.device, op.stream.device)
@@ -205,13 +244,12 @@ class Stream:
     def _waits_under_way(self):
         """Return `waits`; each time it has grown by 64, without the ops that are done.
 
-        A stream that is told to wait again and again, and is given no op, would otherwise keep all
-        of them.
+        Otherwise a stream that waits again and again, and is given no op, would keep all of them.
         """
         waits = self.waits or {}
         if len(waits) % 64 or _recordings:  # a recording asks for all of them
             return waits
-        return {op: told for op, told in waits.items() if under_way(op)}
+        return {op: time for op, time in waits.items() if under_way(op)}
 
 
 class ReadyQueue:
@@ -221,13 +259,12 @@ class ReadyQueue:
         arrivals: the ops that were handed over and are not admitted yet. None among them only
             wakes the engine.
         hand_over: function, in C, that adds an op to them.
-        issued: how many ops were handed over.
-        finished: how many of them are done.
-        simulation: None: it keeps to the wall clock.
-        ending: whether `take` shall return None when it is woken.
+        issued, finished: how many ops were handed over, and how many of them are done.
+        clock: the `WallClock`.
+        ending: whether `take` returns None when it is woken.
     """
 
-    simulation = None
+    clock = WALL_CLOCK
 
     def __init__(self):
         self.arrivals = SimpleQueue()
@@ -287,16 +324,12 @@ class ReadyQueue:
                 self._held_back.pop()()
 
     def wait_for_room(self):
-        """Block the calling thread until half of QUEUE_LIMIT is free.
-
-        Raises:
-            RuntimeError: it is the thread of an engine.
-        """
+        """Block the calling thread, which is not an engine's, until half of QUEUE_LIMIT is free."""
         check_thread()
         gate = closed_gate()
         self._held_back.append(gate.release)
         if self.issued - self.finished >= QUEUE_LIMIT:
-            gate.acquire()
+            pass_gate(gate)
 
 
 def complete(op):
@@ -328,7 +361,7 @@ def complete(op):
 
 
 def admit(op):
-    """Let `op` wait for the ops before it that are not done; return whether it is ready."""
+    """Make `op` wait for the ops before it that are not done; return whether it is ready."""
     op.ready = op.issued
     with _ordering:
         for earlier in (op.previous, *op.after, *(op.waits or ()), op.drawn):
@@ -342,31 +375,12 @@ def admit(op):
         return op.missing == 0
 
 
-def now():
-    """Return the seconds of the clock in force, for the calling thread."""
-    return perf_counter() if simulation is None else simulation.now()
-
-
 def under_way(op):
     """Return whether an op has not ended yet, as far as the calling thread knows.
 
-    One that a simulation has not come to counts as under way; see `catch_up`.
+    One that a simulation has not come to counts as under way, unless `clock.catch_up()` was called.
     """
-    if not op.done:
-        return True
-    return simulation is not None and op.engine.simulation is simulation and op.end > now()
-
-
-def catch_up():
-    """Let a simulation come to the calling thread's `now`, so that `under_way` is exact."""
-    if simulation is not None:
-        simulation.catch_up()
-
-
-def poll():
-    """Do `catch_up`; asking costs the host of a simulation some time."""
-    if simulation is not None:
-        simulation.poll()
+    return not op.engine.clock.has_ended(op)
 
 
 def closed_gate():
@@ -375,39 +389,54 @@ def closed_gate():
     return gate
 
 
+def pass_gate(gate):
+    """Block the calling thread until another one releases a gate; see `check_threads`."""
+    while not gate.acquire(timeout=LIVENESS_SECONDS):
+        check_threads()
+
+
 def wait(op, device):
     """Block the calling thread until an op has run; an interrupt ends the wait, not the op.
 
-    Args:
-        op: the op.
-        device: the torch.device that a recording shows for the wait.
+    A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, or the calling thread is that of an engine.
+        RuntimeError: this process is a fork, the calling thread is that of an engine, or such a
+            thread has died.
     """
-    if not under_way(op):
-        return
-    check_process()
-    check_thread()
-    if op.engine.simulation is not None:
-        op.engine.simulation.wait(op, device)
-        return
-    gate, waiters, started = closed_gate(), [], perf_counter()
-    with _ordering:
-        if op.done:
-            return
-        if op.waiters is None:
-            op.waiters = waiters
-        op.waiters.append(gate.release)
-    try:
-        gate.acquire()
-    finally:
-        record_wait(device, started, perf_counter())
+    if under_way(op):
+        check_process()
+        check_thread()
+        check_threads()
+        op.engine.clock.wait(op, device)
+
+
+def check_threads():
+    """Raise RuntimeError where a thread that does the work of devices has died.
+
+    What was issued to it never ends, and neither does what waits for that.
+    """
+    if _deaths:
+        who, error = _deaths[0]
+        raise RuntimeError(
+            f"{who} has died of {type(error).__name__}: {error}. What was issued to virtual GPUs "
+            "cannot end any more: start Python anew, and please report this"
+        ) from error
+
+
+def note_death(who, error):
+    """Make all threads that wait for devices, now or later, raise RuntimeError.
+
+    Args:
+        who: what died, for the error.
+        error: the exception that it died of.
+    """
+    _deaths.append((who, error))
 
 
 def check_clocks(device, other):
-    """Raise RuntimeError unless both devices, `Device`s, are modelled or neither is."""
-    if (device.model is None) != (other.model is None):
+    """Raise RuntimeError unless both `Device`s keep the same clock."""
+    if device.compute.clock is not other.compute.clock:
         raise RuntimeError(
             f"{device.torch_device} and {other.torch_device} keep two clocks: virtual_gpus was "
             "interrupted, or one of them is not in use any more; call it again"
@@ -415,14 +444,12 @@ def check_clocks(device, other):
 
 
 def record(spans):
-    """Append spans to all recordings under way."""
     spans = tuple(spans)
     for recording in _recordings:
         recording.extend(spans)
 
 
 def record_wait(device, start, end):
-    """Record that the host waited for `device`."""
     if _recordings:
         record([Span("synchronize", "wait", device, 0, "host", start, end, start)])
 
@@ -437,7 +464,6 @@ def check_thread():
 
 
 def note_engine(engine):
-    """Note that the calling thread does the work of `engine`."""
     _here.engine = engine
 
 
@@ -450,11 +476,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    The seconds of the spans are those of `now`.
-
-    Args:
-        recording: what shall be extended by the spans in place of a new list. The threads that do
-            the work of devices call its `extend`.
+    The seconds of the spans are those of `now`. An object given as `recording` takes the place of
+    the list; the threads that do the work of devices call its `extend`.
     """
     global _recordings
     recording = [] if recording is None else recording
@@ -478,7 +501,7 @@ def stop_recording(recording):
 
 
 def watch(function):
-    """Let a function be called with each op that has run, by the thread that ran it; or None."""
+    """Have `function`, or None, called with each op that has run, by the thread that ran it."""
     global _watch
     _watch = function
 
@@ -493,12 +516,11 @@ def check_process():
 
 
 def in_fork():
-    """Return whether this process is a fork of one with virtual GPUs."""
     return bool(_forks)
 
 
 def forgive_fork():
-    """Let a fork use virtual GPUs after all: those of the process before it had done nothing."""
+    """Allow a fork to use virtual GPUs after all: those of its parent had done nothing."""
     _forks.clear()
 
 

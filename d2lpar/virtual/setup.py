@@ -5,16 +5,27 @@ import os
 
 import torch
 
-from . import autocast, comm, copies, operators, private, saving, scheduler, storages, vgpu
-from . import device as registry
+from . import autocast, comm, copies, operators, registry, saving, scheduler, vgpu
 from .backward import StreamsOfForward
 from .distributed import BACKEND
-from .distributed.dtensor import adapt_dtensor
+from .engines import after_fork, before_fork
 from .generators import Generator
-from .imports import when_imported
 from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
+from .private import check_python, check_version
+from .private.autograd import patch_backward
+from .private.dtensor import patch_dtensor
+from .private.fsdp import patch_fsdp
+from .private.modules import allow_foreach, patch_data_parallel, swap_in_spite_of_weak_references
+from .private.operators import prepare_shape_inference
+from .private.process_groups import register_process_groups
+from .private.registration import (
+    patch_accelerator,
+    patch_classes,
+    patch_default_dtype,
+    register_device_type,
+)
 from .simulation import simulator
 from .tensor import VirtualTensor, is_ours
 
@@ -23,22 +34,23 @@ def register():
     """Make the device type `vgpu` known to torch, once.
 
     Raises:
-        RuntimeError: virtual GPUs are not known to work on this version of torch, or another
-            package has added a device type to torch.
+        RuntimeError: virtual GPUs are not known to work on this Python or this version of torch,
+            or another package has added a device type to torch.
     """
-    assert operators.tables and storages.resize_  # what importing them filled in
+    check_python()
+    check_version(torch.__version__)
+    assert operators.tables  # what importing it filled in
     if torch.distributed.is_available():
         from .distributed import functional
 
         assert functional.tables
     global _registered
-    private.check_version(torch.__version__)
     if _registered:
         return
     with held_back():  # torch would be broken with only half of this done
         if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
-            private.prepare_shape_inference()
-        private.register(
+            prepare_shape_inference()
+        register_device_type(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
             copy_=lambda target, source, non_blocking=False: copies.copy_(
@@ -49,39 +61,35 @@ def register():
             restore=saving.restore,
             autocast=autocast.register,
         )
-        private.patch_backward(StreamsOfForward)
-        private.patch_classes(
+        patch_backward(StreamsOfForward)
+        patch_classes(
             stream=lambda device, priority=0: vgpu.Stream(device, priority),
             event=lambda device, **options: vgpu.Event(**options),
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
-        private.patch_default_dtype(registry.wait_for_all)
-        private.patch_accelerator(vgpu, registry.device_type)
-        private.allow_foreach(VirtualTensor)
-        private.swap_in_spite_of_weak_references(is_ours)
-        private.patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
-        private.register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
-        for name in ("_fully_shard._fsdp_init", "_init_utils"):
-            when_imported(f"torch.distributed.fsdp.{name}", _adapt_fsdp)
-        when_imported("torch.distributed.fsdp._state_dict_utils", _adapt_fsdp_offload)
-        when_imported(
-            "torch.distributed.fsdp._fully_shard._fsdp_param",
-            private.let_fully_shard_take_assigned_parameters,
-        )
-        adapt_dtensor()
-        registry.let_engines_have_their_turn()
+        patch_default_dtype(registry.wait_for_all)
+        patch_accelerator(vgpu, registry.device_type)
+        allow_foreach(VirtualTensor)
+        swap_in_spite_of_weak_references(is_ours)
+        patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
+        register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
+        patch_fsdp(is_ours, registry.is_virtual)
+        patch_dtensor(registry.is_virtual, lambda device: registry.find(device).generator)
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True
 
 
 def note_forks():
-    """Let a fork of this process, which has devices, know that it is one; once."""
+    """Have a fork of this process, which has devices, wait for its engines and be known; once."""
     global _notes_forks
     if not _notes_forks and hasattr(os, "register_at_fork"):
         _notes_forks = True
         os.register_at_fork(after_in_child=scheduler.note_fork)
+        os.register_at_fork(
+            before=before_fork, after_in_parent=after_fork, after_in_child=after_fork
+        )
 
 
 _registered = _notes_forks = False
@@ -96,16 +104,6 @@ def _side_stream(device):
     return _side_streams[device.index]
 
 
-def _adapt_fsdp(module):
-    private.patch_fsdp(module, registry.is_virtual)
-
-
-def _adapt_fsdp_offload(module):
-    from torch.distributed.fsdp import _flat_param
-
-    private.patch_fsdp_offload(_flat_param, module, is_ours, registry.is_virtual)
-
-
 def _new_process_group(options, backend_options):
     from .distributed.process_group import create  # few programs need it
 
@@ -115,6 +113,7 @@ def _new_process_group(options, backend_options):
 def _end():
     if scheduler.in_fork():
         return
+    scheduler.clock.stop()
     workers = [
         engine
         for device in registry.devices

@@ -5,7 +5,7 @@ it has been issued and all that it waits for has ended. Of the ready ops the one
 first is next. It starts once everything that it needs is free: its engine, and for a copy the
 directions of the links on its way.
 
-Nothing is simulated before somebody asks. A host that waits for an op has the simulation run until
+Nothing is simulated before a host asks. A host that waits for an op has the simulation run until
 that op has ended, and sets its clock to that end. What it issues afterwards is ready later than
 everything that was simulated, and so cannot change it: that is why the result is exact.
 
@@ -13,6 +13,7 @@ All of this happens in one thread, the simulator, which no interrupt reaches. It
 only, and before it answers one it takes over the ops that hosts have handed over.
 """
 
+import functools
 import threading
 from collections import deque
 from heapq import heappop, heappush
@@ -22,12 +23,14 @@ from weakref import WeakKeyDictionary
 import torch
 
 from . import scheduler
+from .cells import NO_VALUES, Cell, cells_in, fail, writers_of
 from .engines import Worker, set_thread_count
-from .memory import NO_VALUES, Cell, cells_in, fail, writers_of
-from .private import backward_number, in_backward
+from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
 FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
+NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned or not (d2l 13.3:
+NEW_MEMORY_FROM = 32 * 2**20  # 2.3125 s for 50 copies of 64 MB); less is taken from what it has
 LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
@@ -35,7 +38,6 @@ class Resource:
     """What serves one op at a time: an engine, or one direction of a link.
 
     Attributes:
-        name: what it is.
         free_at: seconds at which the last op that it was given ends.
     """
 
@@ -48,9 +50,6 @@ class ModelledEngine(Resource):
     """An engine of a modelled GPU; it has the attributes of an `Engine` that streams use.
 
     Attributes:
-        name: "compute", "h2d", "d2h" or "p2p".
-        device: the `Device` that it belongs to.
-        simulation: the `Simulation` that runs its ops.
         hand_over: function, in C, that gives the simulator an op.
         issued: how many ops it was given.
         finished: how many of them the host knows to have ended.
@@ -60,7 +59,7 @@ class ModelledEngine(Resource):
     def __init__(self, name, device, simulation):
         super().__init__(name)
         self.device = device
-        self.simulation = simulation
+        self.clock = simulation
         self.hand_over = simulator.ops.append
         self.issued = self.finished = 0
         self.ends = deque()
@@ -70,12 +69,10 @@ class ModelledEngine(Resource):
         return simulator.started
 
     def start(self):
-        """Start the simulator, once."""
         simulator.start()
 
     def wait_for_room(self):
-        """Let the host wait until half of QUEUE_LIMIT is free."""
-        self.simulation.wait_for_room(self)
+        self.clock.wait_for_room(self)
 
 
 class Host:
@@ -93,7 +90,7 @@ class Host:
         self._pass = None  # the number of that pass
 
     def now(self, device=None):
-        """Return the seconds at which the thread, or its part for a `Device`, has arrived."""
+        """Return the seconds that the thread, or its part for a `Device`, has reached."""
         if self._lanes and backward_number() != self._pass:  # that pass has been issued
             self._now, self._lanes = max(self._now, *self._lanes.values()), {}
         if device is None:
@@ -101,7 +98,7 @@ class Host:
         return self._lanes.get(device.index, self._now)
 
     def set(self, seconds, device=None):
-        """Let it be later: `seconds`."""
+        """Advance to `seconds`."""
         if device is not None and in_backward():
             self._pass = backward_number()
             self._lanes[device.index] = seconds
@@ -114,17 +111,42 @@ _started = WeakKeyDictionary()  # thread -> the simulation and its seconds when 
 _host_of = WeakKeyDictionary()  # thread -> its Host
 
 
-def start_host(thread):
-    """Note the time at which a thread is started: its clock begins there."""
-    if scheduler.simulation is not None:
-        _started[thread] = scheduler.simulation, scheduler.simulation.now()
+_patched = None  # two methods of `threading.Thread`, and those that replace them
 
 
-def join_host(thread):
-    """Let the calling thread's clock be no earlier than that of a thread that has ended."""
-    host, simulation = _host_of.get(thread), scheduler.simulation
-    if host is not None and host.simulation is simulation:
-        simulation.host().set(host.now())
+def patch_threads():
+    """Start a thread's clock when the thread is started, and make joining it wait for that clock.
+
+    Python has no other way to learn who starts a thread.
+    """
+    global _patched
+    start, join = threading.Thread.start, threading.Thread.join
+
+    @functools.wraps(start)
+    def start_host(self):
+        _started[self] = scheduler.clock, scheduler.clock.now()
+        start(self)
+
+    @functools.wraps(join)
+    def join_host(self, timeout=None):
+        join(self, timeout)
+        host, clock = _host_of.get(self), scheduler.clock
+        if host is not None and host.simulation is clock and not self.is_alive():
+            clock.host().set(host.now())
+
+    if _patched is None:
+        both = (start, join), (start_host, join_host)
+        # One step, see interrupts.py: stores only.
+        threading.Thread.start, threading.Thread.join, _patched = start_host, join_host, both
+
+
+def unpatch_threads():
+    """Put the methods of `threading.Thread` back, unless a program has replaced them since."""
+    global _patched
+    if _patched is not None:
+        (start, join), patches = _patched
+        if (threading.Thread.start, threading.Thread.join) == patches:
+            threading.Thread.start, threading.Thread.join, _patched = start, join, None
 
 
 class Simulation:
@@ -136,11 +158,10 @@ class Simulation:
         values: whether the work of ops is done, and not only timed.
 
     Attributes:
-        name, launch_seconds, values: the same.
         meetings: the `Meetings` of the ranks of a job, where there are several; or None.
     """
 
-    meetings = None
+    is_modelled, meetings = True, None
 
     def __init__(self, name, launch_seconds, values=True):
         self.name = name
@@ -150,6 +171,21 @@ class Simulation:
         self._num_hosts = 0
         self._ready = []  # heap of (ready, issued, device, stream, number, op)
         self._number = 0
+
+    def start(self):
+        patch_threads()
+
+    def stop(self):
+        """Leave the ranks of the job, and threads alone: another clock is in force from now on."""
+        unpatch_threads()
+        if self.meetings is not None:
+            self.meetings.leave()
+
+    def end_meetings(self):
+        """Simulate what was issued and leave the ranks of the job, where there are several."""
+        if self.meetings is not None:
+            self.meetings.end()
+            self.meetings = None
 
     # -- for the threads of the host
 
@@ -166,25 +202,26 @@ class Simulation:
         return host
 
     def now(self):
-        """Return the seconds of the calling thread's clock."""
         return self.host().now()
 
     def advance(self, seconds):
-        """Let the calling thread's clock advance: the host works for `seconds`."""
+        """Advance the calling thread's clock: the host works for `seconds`."""
         host = self.host()
         host.set(host.now() + seconds)
 
+    def host_allocates(self, num_bytes):
+        """Advance the calling thread's clock by what new memory of the CPU takes."""
+        if num_bytes >= NEW_MEMORY_FROM:
+            self.advance(num_bytes / NEW_MEMORY)
+
+    def has_ended(self, op):
+        """Return whether an op has ended, as far as the calling thread knows."""
+        return op.done and (op.end <= self.now() or scheduler.clock is not self)
+
     def launch(self, op, stream):
-        """Let the calling thread's clock advance by the cost of a launch.
+        """Advance the calling thread's clock by the cost of a launch; return when `op` is issued.
 
         No op is issued before one that it depends on, which another thread may have issued.
-
-        Args:
-            op: the op.
-            stream: the `Stream` that it is issued to.
-
-        Returns:
-            The seconds at which `op` is issued.
         """
         host, device = self.host(), stream.device
         if op.seconds is None and op.kind != "collective":
@@ -193,14 +230,13 @@ class Simulation:
         if self._num_hosts > 1 or in_backward():
             for other in (stream.last, *writers_of(op)):
                 if other is not None and other.issued > issued:
-                    if other.engine.simulation is self:
+                    if other.engine.clock is self:
                         issued = other.issued
         issued += self.launch_seconds
         host.set(issued, device)
         return issued
 
     def wait(self, op, device):
-        """Let the calling thread wait for an op; see `scheduler.wait`."""
         self._ask(self._run_until_done, op)
         host, where = self.host(), op.stream.device
         started = host.now(where)
@@ -209,7 +245,7 @@ class Simulation:
         scheduler.record_wait(device, started, max(started, op.end))
 
     def wait_for_room(self, engine):
-        """Let the calling thread wait until half of QUEUE_LIMIT is free, if an engine is full.
+        """Block the calling thread until half of QUEUE_LIMIT is free, if an engine is full.
 
         The engine does not know yet which of its ops have ended by now.
         """
@@ -233,19 +269,17 @@ class Simulation:
         self._ask(self._run_until, self.now())
 
     def set_threads(self, threads):
-        """Compute values with `threads` CPU threads from now on."""
         self._ask(set_thread_count, threads)
 
     def finish(self):
-        """Simulate all that was issued."""
         self._ask(self._run_until, float("inf"))
 
     def ask(self, function, *arguments):
         """Call a function in the simulator's thread, without waiting for it."""
-        simulator.questions.put((function, arguments, lambda error: None, lambda: None))
+        simulator.questions.put((function, arguments, lambda: None))
 
     def poll(self):
-        """Let the calling thread ask how far a device is, which costs it as much as a launch."""
+        """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
         self.advance(max(self.launch_seconds, LEAST_POLL))
         self.catch_up()
 
@@ -253,21 +287,18 @@ class Simulation:
         """Call a function in the simulator's thread, after what was issued so far, and wait."""
         scheduler.check_thread()
         simulator.start()
-        gate, errors = scheduler.closed_gate(), []
-        simulator.questions.put((function, arguments, errors.append, gate.release))
-        gate.acquire()
-        if errors:
-            raise errors[0]
+        gate = scheduler.closed_gate()
+        simulator.questions.put((function, arguments, gate.release))
+        scheduler.pass_gate(gate)
 
     # -- for the simulator's thread
 
     def admit(self, op):
-        """Take over an op that was issued."""
         if scheduler.admit(op):
             self.make_ready(op)
 
     def make_ready(self, op):
-        """Let `op` take its turn once `op.ready` has come."""
+        """Queue an op whose turn comes at `op.ready`."""
         stream = op.stream
         self._number += 1
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
@@ -301,7 +332,6 @@ class Simulation:
                 return first
 
     def _run_next(self):
-        """Run the op that became ready first."""
         self._ready_first()
         op = heappop(self._ready)[-1]
         needs = op.engine.device.model.needs(op)
@@ -355,7 +385,7 @@ def _copies_known_numbers(op):
 
 
 def leave_without_values(op):
-    """Let what `op` would have written say that it has no values."""
+    """Mark what `op` would have written as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
         fail((cell, cell.root()), NO_VALUES)
@@ -376,8 +406,8 @@ class _Simulator(Worker):
 
     Attributes:
         ops: those that were handed over and are not admitted yet.
-        questions: (function, its arguments, what to call with what it raises, what to call in the
-            end), or None to end.
+        questions: (function, its arguments, what to call once it has returned), or None to end.
+            An exception ends the thread, and reaches the hosts by `scheduler.note_death`.
     """
 
     def __init__(self):
@@ -386,20 +416,18 @@ class _Simulator(Worker):
         self.questions = SimpleQueue()
 
     def serve(self):
-        """Take ops and answer questions until `end`."""
-        for function, arguments, note, wake in iter(self.questions.get, None):
+        for function, arguments, wake in iter(self.questions.get, None):
             while self.ops:
                 op = self.ops.popleft()
-                op.engine.simulation.admit(op)
-            try:
-                function(*arguments)
-            except BaseException as error:
-                note(error)
+                op.engine.clock.admit(op)
+            function(*arguments)
             wake()
-            op = function = arguments = note = wake = None  # else this would keep tensors
+            op = function = arguments = wake = None  # else this would keep tensors
+
+    def __str__(self):
+        return "the thread that simulates modelled GPUs"
 
     def end(self):
-        """Let the thread end after what it was given so far."""
         self.questions.put(None)
 
 

@@ -16,12 +16,10 @@ class Span:
         stream: number of the stream; 0 is the default stream.
         engine: "compute", "h2d", "d2h" or "p2p"; for collectives "collectives", "send 1" or
             "recv 1"; for waits "host" or "stream", who waited.
-        start: seconds from the start of the clock or of the timeline.
-        end: the same for its end.
+        start, end: seconds from the start of the clock or of the timeline.
         issued: when the host asked for it, in the same seconds; None if unknown.
         num_bytes: bytes that a copy moved, or that a rank sent in a collective.
-        source: device that a copy comes from; for a collective this rank's.
-        target: device that it goes to; for a collective this rank's.
+        source, target: devices that a copy comes from and goes to; for a collective this rank's.
     """
 
     name: str

@@ -10,29 +10,21 @@ import mmap
 
 import torch
 
-from .memory import Failure
+from .cells import Failure
 from .plans import issue_op
 from .scheduler import Op, under_way
-from .tensor import DeviceStorage
 
 GIVEN_BACK = "its memory was given back by untyped_storage().resize_(0)"
 
 
 def resize_(storage, num_bytes):
-    """Give the memory of a storage back now, or take new memory for it, without values.
+    """Give the memory of a storage back now (0 bytes), or take new memory for it, without values.
 
-    The kernels that were issued before still have the values. A tensor without memory has none:
-    a kernel that reads it fails.
-
-    Args:
-        storage: a `DeviceStorage`.
-        num_bytes: 0, or the size that it had.
-
-    Returns:
-        The storage.
+    Kernels issued before still have the values. A tensor without memory has none: a kernel that
+    reads it fails. Returns the storage.
 
     Raises:
-        NotImplementedError: another size.
+        NotImplementedError: `num_bytes` is neither 0 nor the size that the storage had.
         torch.OutOfMemoryError: there is no memory for it.
     """
     cell, block = storage._cell, storage._block
@@ -46,7 +38,7 @@ def resize_(storage, num_bytes):
         return storage
     used_by = block.reference.streams
     device.memory.resize(block, num_bytes)
-    if device.model is None:  # modelled GPUs only account for it
+    if not device.compute.clock.is_modelled:  # modelled GPUs only account for it
         op = Op("resize_", "setting", device.compute, _take if num_bytes else _give_back, (cell,))
         before = [op for stream in used_by for op in stream.tail()]
         if cell.writer is not None and under_way(cell.writer):
@@ -55,9 +47,6 @@ def resize_(storage, num_bytes):
         issue_op(op, device)
         cell.writer = op
     return storage
-
-
-DeviceStorage.resize_ = resize_
 
 
 def _give_back(op):

@@ -1,13 +1,24 @@
 """VirtualTensor: a tensor on a virtual GPU, as user code sees it.
 
-`issuing.py` says what an operator on it does; it gives the class its `__torch_dispatch__`.
+The modules that say what an operator on it does, and how it is saved, import this one; so the
+methods that need them import them.
 """
 
 import torch
 from torch import nn
 
-from . import private
-from .memory import CPU, NO_VALUES, Cell, strided, with_bits
+from . import registry
+from .cells import CPU, NO_VALUES, Cell, strided, with_bits
+from .private.tensors import (
+    is_parameter,
+    make_wrapper,
+    no_dispatch,
+    no_torch_function,
+    no_torch_function_at_all,
+    set_conj,
+    set_neg,
+    tensor_string,
+)
 from .scheduler import check_process
 
 
@@ -17,7 +28,40 @@ class VirtualTensor(torch.Tensor):
     It is made of `_cell`, its values and their layout, and `_block`, its memory.
     """
 
-    __torch_function__ = private.no_torch_function
+    __torch_function__ = no_torch_function
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        """Issue the operator `func`.
+
+        The first call puts `dispatch` in the place of this method: no operator pays for a lookup.
+        """
+        from .issuing import dispatch
+
+        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+        return dispatch(cls, func, types, args, kwargs)
+
+    def __reduce_ex__(self, protocol):
+        from .saving import reduce
+
+        return reduce(self)
+
+    @property
+    def device(self):
+        """The device under the name by which programs know it, `vgpu:0` or `cuda:0`."""
+        return self._cell.layout.device.torch_device
+
+    @property
+    def is_cuda(self):
+        return registry.device_type == "cuda"
+
+    def to(self, *args, **kwargs):
+        if registry.device_type == "cuda":  # torch's C++ code would take "cuda" for another device
+            if "device" in kwargs:
+                kwargs["device"] = own_device(kwargs["device"])
+            elif args:
+                args = own_device(args[0]), *args[1:]
+        return super().to(*args, **kwargs)
 
     @property
     def data(self):
@@ -33,13 +77,10 @@ class VirtualTensor(torch.Tensor):
         become(self, new)
 
     def record_stream(self, stream):
-        """Hold the memory of this tensor for a stream that uses it.
+        """Hold the memory of this tensor for a `torch.vgpu.Stream` that uses it.
 
         When the tensor is freed, its memory is given back only after the stream has done the work
         that was issued to it before.
-
-        Args:
-            stream: a `torch.vgpu.Stream`.
         """
         self._cell.layout.device.memory.record_stream(self._block, stream._stream)
 
@@ -86,16 +127,16 @@ class VirtualTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents=None):
         if tensor_contents is None:
-            tensor_contents = private.tensor_string(self.detach().cpu())
+            tensor_contents = tensor_string(self.detach().cpu())
         text = super().__repr__(tensor_contents=tensor_contents)
         text = text.replace("VirtualTensor(", "tensor(", 1)
-        if private.is_parameter(self):
+        if is_parameter(self):
             text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
         return text
 
     def __copy__(self):
         copy = self.detach()
-        if private.is_parameter(self):
+        if is_parameter(self):
             copy = nn.Parameter(copy, self.requires_grad)
         copy.__dict__.update(self._extra_attributes())
         return copy.requires_grad_(self.requires_grad)
@@ -120,15 +161,21 @@ class VirtualTensor(torch.Tensor):
         }
 
 
-def refuse(what):
-    """Raise the error for what needs values that virtual GPUs do not compute.
+def own_device(device):
+    """Return a device as torch's C++ code knows it, with its index, if it is a virtual GPU.
 
     Args:
-        what: the operator.
-
-    Raises:
-        RuntimeError: always.
+        device: a device, its name, or anything else, which is returned as it is.
     """
+    if isinstance(device, (str, torch.device)):
+        where = torch.device(device)
+        if registry.is_virtual(where):
+            return registry.find(where).own_torch_device
+    return device
+
+
+def refuse(what):
+    """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
     raise RuntimeError(
         f"{what} needs the values of a tensor, and these virtual GPUs compute none: "
         "virtual_gpus(..., values=True)"
@@ -137,6 +184,20 @@ def refuse(what):
 
 class DeviceStorage(torch.UntypedStorage):
     """The storage of a tensor on a virtual GPU: one address and size for all of its views."""
+
+    @property
+    def device(self):
+        return self._cell.layout.device.torch_device
+
+    @property
+    def is_cuda(self):
+        return registry.device_type == "cuda"
+
+    def resize_(self, num_bytes):
+        """Give the memory back (0), or take it again (the size that it had)."""
+        from .storages import resize_
+
+        return resize_(self, num_bytes)
 
     def data_ptr(self):
         return self._block.address
@@ -162,23 +223,16 @@ _set_data = torch.Tensor.data.__set__
 
 
 def become(tensor, new, set_data=_set_data):
-    """Let a tensor be what another one is, as `t_`, `resize_`, `out=` and `.data =` do.
+    """Make a tensor what another one is, as `t_`, `resize_`, `out=` and `.data =` do, or raise.
 
-    An interrupt finds all of it done or nothing.
-
-    Args:
-        tensor: the tensor that changes.
-        new: the tensor whose values and memory it takes.
-        set_data: torch's own setter of `data`.
-
-    Raises:
-        RuntimeError: torch refuses; `tensor` is what it was.
+    An interrupt, and an error of torch, leave all of it done or nothing. `set_data` is torch's own
+    setter of `data`.
     """
     cell, block = tensor._cell, tensor._block
     try:
         _set_bits(tensor, cell.layout, new._cell.layout)
-        with private.no_dispatch(), private.no_torch_function_at_all():
-            # One step, see scheduler.py: stores, then a call of a function in C.
+        with no_dispatch(), no_torch_function_at_all():
+            # One step, see interrupts.py: stores, then a call of a function in C.
             tensor._cell = new._cell
             tensor._block = new._block
             set_data(tensor, new)
@@ -190,16 +244,12 @@ def become(tensor, new, set_data=_set_data):
 
 def _set_bits(tensor, before, after):
     if before.conj != after.conj or before.neg != after.neg:
-        private.set_conj(tensor, after.conj)
-        private.set_neg(tensor, after.neg)
+        set_conj(tensor, after.conj)
+        set_neg(tensor, after.neg)
 
 
 def wrap(cell, block=None):
-    """Return a tensor with the values of a cell.
-
-    Args:
-        cell: a `Cell`.
-        block: the `Block` that it lies in; by default a new one.
+    """Return a tensor with the values of a cell, which lies in `block`, by default a new one.
 
     Raises:
         torch.OutOfMemoryError: there is no memory for a new block.
@@ -207,7 +257,7 @@ def wrap(cell, block=None):
     layout = cell.layout
     if block is None:
         block = layout.device.memory.allocate(layout.num_bytes)
-    tensor = private.make_wrapper(
+    tensor = make_wrapper(
         VirtualTensor,
         layout.size,
         layout.stride,
@@ -225,12 +275,7 @@ def wrap(cell, block=None):
 
 
 def new_tensor(layout):
-    """Return a new, uninitialised tensor.
-
-    Raises:
-        torch.OutOfMemoryError: there is no memory for it.
-        RuntimeError: this process is a fork of one with virtual GPUs.
-    """
+    """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it."""
     check_process()
     tensor = wrap(Cell(layout))
     tensor._cell.data = layout.empty(CPU) if layout.device.has_values else NO_VALUES

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from . import device as registry
-from . import scheduler
+from . import registry, scheduler, threads
 from .memory import MIB
-from .private import PRIVATE_USE_1, BaseEvent, BaseStream
+from .private.guards import PRIVATE_USE_1
+from .private.registration import BaseEvent, BaseStream
 from .scheduler import Op, wait_all
 from .simulation import simulator
 
@@ -40,10 +40,7 @@ class Stream(BaseStream):
     def __new__(cls, device=None, priority=0, *, _stream=None):
         stream = _stream or registry.find(device).new_stream()
         self = super().__new__(
-            cls,
-            stream_id=stream.index,
-            device_index=stream.device.index,
-            device_type=PRIVATE_USE_1,
+            cls, stream_id=stream.index, device_index=stream.device.index, device_type=PRIVATE_USE_1
         )
         self._stream = stream
         return self
@@ -57,7 +54,7 @@ class Stream(BaseStream):
 
     def query(self):
         """Return whether all work issued so far has finished."""
-        scheduler.poll()
+        scheduler.clock.poll()
         return not self._stream.tail()
 
     def synchronize(self):
@@ -76,27 +73,27 @@ class Stream(BaseStream):
         return event
 
     def wait_event(self, event):
-        """Let all later work of this stream wait for `event`."""
+        """Make all later work of this stream wait for `event`."""
         event.wait(self)
 
     def wait_stream(self, stream):
-        """Let all later work of this stream wait for the work issued to `stream` so far."""
+        """Make all later work of this stream wait for the work issued to `stream` so far."""
         self._stream.wait_for(stream._stream.tail())
 
     def __enter__(self):
         stream = self._stream
         before = registry.current().index, stream.device.current_stream()
         try:
-            registry.set_stream(stream)
-            registry.thread.device = stream.device.index
-            registry.thread.entered = (*registry.thread.entered, before)
+            threads.set_stream(stream)
+            threads.thread.device = stream.device.index
+            threads.thread.entered = (*threads.thread.entered, before)
             return self
         except BaseException:
             _make_current(*before)
             raise
 
     def __exit__(self, *exception):
-        registry.leave()
+        threads.leave()
 
     def __eq__(self, other):
         return isinstance(other, Stream) and self._stream is other._stream
@@ -109,8 +106,8 @@ class Stream(BaseStream):
 
 
 def _make_current(index, stream):
-    registry.set_stream(stream)
-    registry.thread.device = index
+    threads.set_stream(stream)
+    threads.thread.device = index
 
 
 class Event(BaseEvent):
@@ -126,7 +123,7 @@ class Event(BaseEvent):
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
         self._timing = enable_timing
-        self._clock = None  # the simulation, or None, in force when it was recorded
+        self._clock = None  # the clock in force when it was recorded
         self._point = None  # where it was recorded: the device, the ops before it, the time
         return self
 
@@ -136,25 +133,25 @@ class Event(BaseEvent):
     def record(self, stream=None):
         """Record this event behind the work of `stream`, the current one by default."""
         stream = (current_stream() if stream is None else stream)._stream
-        self._clock = scheduler.simulation
-        self._point = stream.device, stream.tail(), scheduler.now()
+        self._clock = scheduler.clock
+        self._point = stream.device, stream.tail(), scheduler.clock.now()
 
     def wait(self, stream=None):
-        """Let later work of `stream`, the current one by default, wait for this event."""
+        """Make later work of `stream`, the current one by default, wait for this event."""
         stream = current_stream() if stream is None else stream
         if self._point is not None:
             stream._stream.wait_for(self._point[1])
 
     def query(self):
         """Return whether the work before this event has finished."""
-        scheduler.poll()
+        scheduler.clock.poll()
         return self._is_reached()
 
     def _is_reached(self):
         return self._point is None or not any(map(scheduler.under_way, self._point[1]))
 
     def synchronize(self):
-        """Let the host wait for the work before this event.
+        """Block the host until the work before this event is done.
 
         Raises:
             torch.AcceleratorError: an op has failed on the device of the event.
@@ -182,7 +179,7 @@ class Event(BaseEvent):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._point is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        scheduler.catch_up()
+        scheduler.clock.catch_up()
         if not self._is_reached():
             raise RuntimeError("an event has not happened yet: synchronize before elapsed_time")
         _, ops, recorded = self._point
@@ -193,11 +190,7 @@ class Event(BaseEvent):
 
 
 class device:  # noqa: N801
-    """Make a device the calling thread's current one within a `with` block.
-
-    Args:
-        device: the device; None or -1 changes nothing.
-    """
+    """Make a device the calling thread's current one in a `with` block; None and -1 do nothing."""
 
     def __init__(self, device):
         self._index = None
@@ -206,14 +199,14 @@ class device:  # noqa: N801
 
     def __enter__(self):
         before = registry.current().index
-        entered = (*registry.thread.entered, (before, None))
-        # One step, see scheduler.py.
-        registry.thread.device = before if self._index is None else self._index
-        registry.thread.entered = entered
+        entered = (*threads.thread.entered, (before, None))
+        # One step, see interrupts.py.
+        threads.thread.device = before if self._index is None else self._index
+        threads.thread.entered = entered
         return self
 
     def __exit__(self, *exception):
-        registry.leave()
+        threads.leave()
 
 
 class StreamContext:
@@ -311,8 +304,8 @@ def max_memory_allocated(device=None):
 def memory_reserved(device=None):
     """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
 
-    A stream uses the memory of a tensor after it is freed if `Tensor.record_stream` was called for
-    the stream, until it has done the work that it was given before.
+    After `Tensor.record_stream` a stream uses the memory of a freed tensor until it has done the
+    work that was issued to it before.
     """
     memory = _memory(device)
     return memory.allocated + memory.held
@@ -324,7 +317,7 @@ def max_memory_reserved(device=None):
 
 
 def reset_peak_memory_stats(device=None):
-    """Let the peaks of the memory of `device` start again from what is in use now."""
+    """Restart the peak memory of `device` from what is in use now."""
     registry.find(device).memory.reset_peak()
 
 
@@ -334,8 +327,7 @@ def memory_stats(device=None):
     Returns:
         A dict from names to integers: bytes ("allocated_bytes.all.peak"), numbers of blocks
         ("allocation.all.current"), and how often an allocation had to wait for freed memory
-        ("num_alloc_retries") or failed ("num_ooms"). There are no pools, so the only pool named
-        is "all".
+        ("num_alloc_retries") or failed ("num_ooms"). The only pool is "all".
     """
     memory = _memory(device)
     in_use = memory.allocated + memory.held
@@ -358,12 +350,7 @@ def memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """Return a table of the memory of `device` in MiB, a text for reading.
-
-    Args:
-        device: the device.
-        abbreviated: ignored; the table is always short.
-    """
+    """Return a table of the memory of `device` in MiB, a string; it is always short."""
     memory = _memory(device)
     reserved = memory.allocated + memory.held
     lines = [
@@ -380,7 +367,6 @@ def memory_summary(device=None, abbreviated=False):
 
 
 def _memory(device):
-    """Return the Memory of a device, its figures up to date."""
     memory = registry.find(device).memory
     memory.collect()
     return memory
@@ -393,13 +379,9 @@ def mem_get_info(device=None):
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Let at most a fraction of the memory of a device be in use.
+    """Limit the memory of a device that may be in use to a fraction of it, 0 to 1.
 
     An allocation beyond it raises torch.OutOfMemoryError.
-
-    Args:
-        fraction: from 0 to 1.
-        device: the device.
 
     Raises:
         ValueError: `fraction` is out of range.
@@ -446,10 +428,7 @@ def get_device_capability(device=None):
 
 
 def can_device_access_peer(device, peer_device):
-    """Return whether a device reads the memory of another one without the CPU.
-
-    Returns:
-        True for any two virtual GPUs, False for a device and itself.
+    """Return whether a device reads another one's memory without the CPU: any two virtual GPUs do.
 
     Raises:
         RuntimeError: one of the devices does not exist.
@@ -484,20 +463,12 @@ def initial_seed():
 
 
 def get_rng_state(device=None):
-    """Return the state of the random numbers of `device`, a ByteTensor on the CPU.
-
-    The call waits for all draws issued so far, and returns the state after them.
-    """
+    """Wait for all draws issued so far; return the state after them, a ByteTensor on the CPU."""
     return registry.find(device).generator.get_state()
 
 
 def set_rng_state(state, device=None):
-    """Set the state of the random numbers of a device; draws issued before are not changed.
-
-    Args:
-        state: a ByteTensor that `get_rng_state` gave.
-        device: the device.
-    """
+    """Set the random numbers of a device, for later draws, to a state that `get_rng_state` gave."""
     registry.find(device).generator.set_state(state)
 
 
@@ -539,10 +510,7 @@ def get_amp_supported_dtype():
 
 
 def _sleep(seconds):
-    """Keep the compute engine of the current device busy, asleep, for `seconds`; for tests.
-
-    `torch.cuda._sleep` does the same for a number of clock cycles.
-    """
+    """Keep the current device's compute engine busy for `seconds`, as `torch.cuda._sleep` does."""
     found = registry.current()
     op = Op("sleep", "kernel", found.compute, lambda op: None)
     op.seconds = seconds

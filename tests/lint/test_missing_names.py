@@ -17,7 +17,7 @@ CHAPTERS = [*range(1, 9), 12, 13]  # 09 kills a process, 10 has Ray's, 11 measur
 WORKFLOW = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
 TESTS = [ROOT / name for name in re.findall(r"tests/test_\w+\.py", WORKFLOW)]  # of laptops
 ON_LINUX_ONLY = {
-    ROOT / "tools" / f"{name}.py" for name in ("kernel_server", "grade", "sandbox", "execution")
+    ROOT / "tools" / f"{name}.py" for name in ("kernel_server", "grade", "sandbox", "session")
 }
 POSIX = """
 import fcntl, os, resource, signal, sys

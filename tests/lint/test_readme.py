@@ -1,4 +1,4 @@
-"""The README leads to every chapter, and every chapter to the next."""
+"""The README is short and leads to every chapter and page, and every chapter to the next."""
 
 import re
 from pathlib import Path
@@ -9,40 +9,31 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-TARGETS = dict(re.findall(r"^\[([a-z0-9-]+)\]: (\S+)$", README, re.MULTILINE))
-SERVICES = {
-    "Studio Lab": ("studiolab", "https://studiolab.sagemaker.aws/import/github/"),
-    "Kaggle": ("kaggle", "https://kaggle.com/kernels/welcome?src=https://github.com/"),
-    "Colab": ("colab", "https://colab.research.google.com/github/"),
-}
-
-
-def row(chapter):
-    """Return the row of the README's table for a chapter."""
-    (found,) = (line for line in README.splitlines() if f"][{chapter.name[:2]}] |" in line)
-    return found
+PAGES = sorted((ROOT / "docs").glob("*.md"))
 
 
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_the_table_leads_to_the_chapter_and_says_how_long_it_takes(chapter):
-    assert TARGETS[chapter.name[:2]] == f"notebooks/{chapter.name}"
-    assert re.search(r"\| [1-9][0-9]* s \|", row(chapter))
+    (row,) = (line for line in README.splitlines() if f"](notebooks/{chapter.name}) |" in line)
+    assert row.startswith(f"| [{chapter.name[:2]} ") and re.search(r"\| [1-9][0-9]* s \|", row)
 
 
-@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-@pytest.mark.parametrize("service", SERVICES)
-def test_services_open_the_chapter(chapter, service):
-    name, address = SERVICES[service]
-    key = f"{name}-{chapter.name[:2]}"
-    assert f"[{service}][{key}]" in row(chapter)
-    assert TARGETS[key] == f"{address}d2lpar/d2lpar/blob/main/notebooks/{chapter.name}"
+def test_a_visitor_meets_code_and_commands_early():
+    lines = README.splitlines()
+    assert len(lines) < 140
+    assert lines.index("```python") < 20 and lines.index("## Run it") < 40
 
 
-def test_local_links_of_the_readme_exist():
-    links = [*TARGETS.values(), *re.findall(r"\]\(([^)]+)\)", README)]
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+def test_the_readme_leads_to_every_page(page):
+    assert f"](docs/{page.name})" in README
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=lambda path: path.stem)
+def test_local_links_exist(page):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text())
     local = [link for link in links if not link.startswith("https://")]
-    assert len(local) > len(CHAPTERS)
-    assert [link for link in local if not (ROOT / link).is_file()] == []
+    assert local and [link for link in local if not (page.parent / link).is_file()] == []
 
 
 def test_chapters_lead_to_their_neighbours():

@@ -1,7 +1,8 @@
-"""Before values move, ranks compare what they were asked to do, and agree when it begins."""
+"""Before values move, ranks compare their calls and agree on when the exchange begins."""
 
 import contextlib
 import platform
+import re
 import time
 import zlib
 from dataclasses import dataclass
@@ -20,8 +21,8 @@ class CollectiveTimeout(dist.DistBackendError):
     """A rank has waited too long for others.
 
     Attributes:
-        call: a text of what it waits in.
-        missing: the ranks that do not wait for anything, as in the default group.
+        call: a description of the collective it waits in.
+        missing: the ranks that wait for nothing, numbered as in the default group.
     """
 
     def __init__(self, text, call="", missing=()):
@@ -29,8 +30,33 @@ class CollectiveTimeout(dist.DistBackendError):
         self.call, self.missing = call, tuple(missing)
 
 
+def is_gloo_timeout(text):
+    """Return whether an error's text is gloo's for a time-out, which has no type of its own."""
+    return bool(re.search("gloo.*(Timed out waiting|timeout caused)", text, re.DOTALL))
+
+
+def is_lost_connection(text):
+    """Return whether an error's text is gloo's for a peer that has gone."""
+    return bool(re.search("gloo.*Connection (closed|reset) by peer", text, re.DOTALL))
+
+
+def in_words(ranks):
+    """Return "rank 1" or "ranks 0, 2"."""
+    names = list(map(str, ranks))
+    return f"rank{'s' * (len(names) > 1)} {', '.join(names)}"
+
+
+def disagreement(calls):
+    """Return a text on ranks that made different calls, from a dict of rank to call."""
+    ranks_of = {}
+    for rank, call in sorted(calls.items()):
+        ranks_of.setdefault(call, []).append(rank)
+    lines = (f"  {in_words(ranks)}: {call}" for call, ranks in ranks_of.items())
+    return "\n".join(["the ranks disagree:", *lines])
+
+
 def host_number():
-    """Return a number of this machine since it was started: ranks with the same share a clock."""
+    """Return a number for this machine since its boot: ranks with the same one share a clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             name = file.read()
@@ -40,7 +66,7 @@ def host_number():
 
 
 def figures_of(link):
-    """Return bandwidth and latency of a `Link`, or of None, which has no limit."""
+    """Return the bandwidth and latency of a `Link`; None means no limit."""
     return (NO_LINK, 0.0) if link is None else (link.bandwidth, link.latency)
 
 
@@ -49,9 +75,9 @@ class Agreement:
     """What the ranks of an exchange have agreed on.
 
     Attributes:
-        start: when the last of them was ready, seconds of the wall clock.
+        start: `perf_counter` seconds at which the last of them was ready.
         bandwidth: of the slowest link, bytes per second; infinite where no rank has a limit.
-        latency: of the slowest, seconds.
+        latency: of the slowest link, seconds.
     """
 
     start: float
@@ -60,14 +86,7 @@ class Agreement:
 
 
 class Table:
-    """The ranks of a process group, and how to reach them.
-
-    Args:
-        store: the store of the group.
-        rank, size: of this process in the group.
-        global_ranks: the rank of each in the default group.
-        timeout: a timedelta, how long a rank waits for the others.
-    """
+    """The ranks of a process group, and how to reach them."""
 
     def __init__(self, store, rank, size, global_ranks, timeout):
         self.store, self.rank, self.size = store, rank, size
@@ -77,61 +96,61 @@ class Table:
         self._host = host_number()
 
     def set_timeout(self, timeout):
-        """Let a rank wait so long for the others, a timedelta."""
-        self.timeout = self.gloo.options._timeout = timeout
+        self.timeout = timeout
+        self.gloo.set_timeout(timeout)
 
     def agree(self, call, ready, link, failure):
-        """Compare calls with all other ranks.
+        """Compare calls with all other ranks, and return their `Agreement`.
 
         Args:
-            call: a text of what this rank does.
-            ready: when its inputs were, seconds.
+            call: a description of what this rank does.
+            ready: when its inputs were ready, seconds.
             link: its `Link`, or None for no limit.
-            failure: an exception because of which it cannot take part, or None.
-
-        Returns:
-            An `Agreement`.
+            failure: an exception that keeps it from taking part, or None.
 
         Raises:
             CollectiveTimeout: a rank did not come in time.
             dist.DistBackendError: calls differ, or a rank cannot take part.
         """
-        rows = [torch.empty(len(_FIELDS), dtype=torch.float64) for _ in range(self.size)]
-        with self._complaining(call):
-            self.gloo.allgather([rows], [self._row(call, ready, link, failure)]).wait()
-        table = torch.stack(rows)
-        if failure is not None or self._disagree(table):
-            text = call if failure is None else f"{call}, but cannot: {failure}"
-            raise self._disagreement(text, call)
-        return self._agreement(table, ready)
+
+        def gather(mine):
+            rows = [torch.empty_like(mine) for _ in range(self.size)]
+            self.gloo.allgather([rows], [mine]).wait()
+            return rows
+
+        row = self._row(call, ready, link, failure)
+        return self._agree(call, row, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure, tag):
-        """Do the same with one other rank, before a message.
+        """Do the same with one other rank of the group, before a message."""
+        tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
 
-        Args:
-            other: its rank in the group.
-            sends: whether this rank is the one that sends.
-            call, ready, link, failure: as of `agree`.
-            tag: that of the message.
-        """
-        row = self._row(call, ready, link, failure)
-        its = torch.empty_like(row)
-        name = self.global_ranks[other]
-        own = f"send of {call} to rank {name}" if sends else f"recv of {call} from rank {name}"
-        with self._complaining(own):
+        def swap(mine):
+            (there, back), its = next(tags), torch.empty_like(mine)
             if sends:
-                self.gloo.send([row], other, 4 * tag).wait()
-                self.gloo.recv([its], other, 4 * tag + 1).wait()
+                self.gloo.send([mine], other, there).wait()
+                self.gloo.recv([its], other, back).wait()
             else:
-                self.gloo.recv([its], other, 4 * tag).wait()
-                self.gloo.send([row], other, 4 * tag + 1).wait()
-        table = torch.stack([row, its])
-        if failure is not None or self._disagree(table):
-            if failure is not None:
-                own += f", but cannot: {failure}"
-            text = self._texts_of_two(own, other, sends, 4 * tag + 2)
-            raise dist.DistBackendError(text)
-        return self._agreement(table, ready)
+                self.gloo.recv([its], other, there).wait()
+                self.gloo.send([mine], other, back).wait()
+            return [mine, its]
+
+        row = self._row(call, ready, link, failure)
+        ranks = [self.global_ranks[rank] for rank in (self.rank, other)]
+        call = (
+            f"{'send' if sends else 'recv'} of {call} {'to' if sends else 'from'} rank {ranks[1]}"
+        )
+        return self._agree(call, row, failure, ranks, swap)
+
+    def _agree(self, call, row, failure, ranks, exchange):
+        """Exchange rows with `exchange`, and texts where ranks disagree."""
+        with self._complaining(call):
+            table = torch.stack(exchange(row))
+            if failure is None and not self._disagree(table):
+                return self._agreement(table, row[1].item())
+            text = call if failure is None else f"{call}, but cannot: {failure}"
+            texts = map(_as_text, exchange(_as_bytes(text)))
+        raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
 
     def _row(self, call, ready, link, failure):
         call = zlib.crc32(call.encode())
@@ -150,39 +169,12 @@ class Table:
 
     # -- errors
 
-    def _disagreement(self, text, call):
-        texts = [torch.empty(_TEXT, dtype=torch.uint8) for _ in range(self.size)]
-        with self._complaining(call):
-            self.gloo.allgather([texts], [_as_bytes(text)]).wait()
-        groups = {}
-        for rank, other in enumerate(texts):
-            groups.setdefault(_as_text(other), []).append(rank)
-        return dist.DistBackendError(self._told(groups))
-
-    def _texts_of_two(self, own, other, sends, tag):
-        mine, its = _as_bytes(own), torch.empty(_TEXT, dtype=torch.uint8)
-        with self._complaining(own):
-            if sends:
-                self.gloo.send([mine], other, tag).wait()
-                self.gloo.recv([its], other, tag).wait()
-            else:
-                self.gloo.recv([its], other, tag).wait()
-                self.gloo.send([mine], other, tag).wait()
-        return self._told({own: [self.rank], _as_text(its): [other]})
-
-    def _told(self, groups):
-        lines = ["the ranks disagree:"]
-        for text, ranks in sorted(groups.items(), key=lambda item: item[1]):
-            lines.append(f"  {self._names(ranks)}: {text}")
-        return "\n".join(lines)
-
     def _names(self, ranks):
-        names = ", ".join(str(self.global_ranks[rank]) for rank in ranks)
-        return f"rank{'s' * (len(ranks) > 1)} {names}"
+        return in_words(self.global_ranks[rank] for rank in ranks)
 
     @contextlib.contextmanager
     def _complaining(self, call):
-        """Say which ranks are missing when gloo gives up."""
+        """Name the missing ranks when gloo gives up."""
         try:
             yield
         except RuntimeError as error:
@@ -191,7 +183,7 @@ class Table:
     def _failed(self, call, error):
         reason = " ".join(str(error).split())
         seconds = self.timeout.total_seconds()
-        late = "imed out" in reason or "timeout" in reason
+        late = is_gloo_timeout(reason)
         if late:
             text = f"{self._names([self.rank])} waited {seconds:g} s in {call}"
         else:
@@ -205,9 +197,9 @@ class Table:
         return dist.DistBackendError(text)
 
     def _others(self, call, late):
-        """Return lines on what the other ranks wait for, and those that say nothing.
+        """Return lines on what the other ranks wait for, and the ranks that do not answer.
 
-        Where a connection is lost, one that waited for the same has given up.
+        After a lost connection, a rank that waited for the same call has given up.
         """
         keys = [f"waits/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], call)

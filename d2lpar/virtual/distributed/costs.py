@@ -14,20 +14,15 @@ class Cost:
     """What a collective costs one rank.
 
     Attributes:
-        steps: messages that follow each other, each of which has the latency of the link.
-        num_bytes: the bytes that the rank sends, or, where it sends none, that it receives.
+        steps: consecutive messages, each of which pays the latency of the link.
+        num_bytes: the bytes that the rank sends or, if it sends none, receives.
     """
 
     steps: int
     num_bytes: int
 
     def seconds(self, bandwidth, latency):
-        """Return how long it takes.
-
-        Args:
-            bandwidth: bytes per second of the slowest link.
-            latency: seconds.
-        """
+        """Return the seconds it takes for a bandwidth (bytes per second) and latency (seconds)."""
         return self.steps * latency + self.num_bytes / bandwidth
 
 
@@ -41,10 +36,7 @@ def all_reduce(k, num_bytes, bandwidth, latency):
 
 
 def in_parts(k, num_bytes, bandwidth, latency):
-    """Return the `Cost` of all_gather, reduce_scatter and all_to_all.
-
-    `num_bytes` are those of the whole: all parts of one rank together.
-    """
+    """Return the `Cost` of all_gather, reduce_scatter and all_to_all, `num_bytes` for all parts."""
     return Cost(k - 1, (k - 1) * num_bytes // k)
 
 

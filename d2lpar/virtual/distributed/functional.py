@@ -1,20 +1,28 @@
 """The collectives of torch.ops._c10d_functional, which DTensor uses, on virtual GPUs.
 
-They return new tensors, without waiting; `wait_tensor` lets the current stream wait. The calling
-thread issues them through the process group, like all other collectives: an engine that ran one as
-a kernel would wait for other ranks with the whole device behind it.
+They return new tensors without waiting; `wait_tensor` makes the current stream wait. The calling
+thread issues them through the process group, like all other collectives: as a kernel, one would
+block the device's engine until the other ranks come.
 """
 
 import torch
 import torch.distributed as dist
 
-from .. import private
 from ..plans import tables
+from ..private.process_groups import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BroadcastOptions,
+    ReduceScatterOptions,
+    resolve_process_group,
+    waits_when_used,
+)
 from .work import wait_for_writer
 
 
 def _issues(name):
-    """Let a function of an operator's arguments issue the operator of this name."""
+    """Decorate the function that issues the operator of this name, from its arguments."""
 
     def register(function):
         tables.special_names[name] = lambda func, args, kwargs: function(*args, **kwargs)
@@ -23,9 +31,19 @@ def _issues(name):
     return register
 
 
+def _issues_in_place(name):
+    """Decorate what issues the operator `name_` and, on copies of its tensors, `name`."""
+
+    def register(function):
+        _issues(name)(lambda tensors, *args: function(_copy(tensors), *args))
+        return _issues(name + "_")(function)
+
+    return register
+
+
 def _group(name):
-    """Return the process group of a name; newer torch may give the group itself."""
-    return private.process_group(name) if isinstance(name, str) else name
+    """Return the process group of a name; newer torch may pass the group itself."""
+    return resolve_process_group(name) if isinstance(name, str) else name
 
 
 def _reduction(options, reduce_op):
@@ -39,12 +57,15 @@ def _reduction(options, reduce_op):
     return options
 
 
-def _copy(tensor):
-    return tensor.clone(memory_format=torch.contiguous_format)
+def _copy(value):
+    """Return a dense copy of a tensor, or of each tensor in a list."""
+    if isinstance(value, torch.Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return [*map(_copy, value)]
 
 
 def _times(tensor, k):
-    """Return an empty tensor with the shape of `k` ones like `tensor`, one behind the other."""
+    """Return an empty tensor for `k` tensors like this one, concatenated."""
     return tensor.new_empty((tensor.shape[0] * k, *tensor.shape[1:]))
 
 
@@ -55,58 +76,40 @@ def _part(tensor, k):
     return tensor.new_empty((tensor.shape[0] // k, *tensor.shape[1:]))
 
 
-@_issues("_c10d_functional::all_reduce_")
+@_issues_in_place("_c10d_functional::all_reduce")
 def all_reduce_(tensor, reduce_op, group_name):
     """Sum a tensor over the ranks, in place."""
-    _group(group_name).allreduce([tensor], _reduction(private.AllreduceOptions(), reduce_op))
+    _group(group_name).allreduce([tensor], _reduction(AllreduceOptions(), reduce_op))
     return tensor
 
 
-@_issues("_c10d_functional::all_reduce")
-def all_reduce(tensor, reduce_op, group_name):
-    """Return the sum of a tensor over the ranks."""
-    return all_reduce_(_copy(tensor), reduce_op, group_name)
-
-
-@_issues("_c10d_functional::all_reduce_coalesced_")
+@_issues_in_place("_c10d_functional::all_reduce_coalesced")
 def all_reduce_coalesced_(tensors, reduce_op, group_name):
     """Sum each tensor over the ranks, in place."""
-    options = _reduction(private.AllreduceCoalescedOptions(), reduce_op)
+    options = _reduction(AllreduceCoalescedOptions(), reduce_op)
     _group(group_name).allreduce_coalesced(tensors, options)
     return tensors
 
 
-@_issues("_c10d_functional::all_reduce_coalesced")
-def all_reduce_coalesced(tensors, reduce_op, group_name):
-    """Return the sum of each tensor over the ranks."""
-    return all_reduce_coalesced_([*map(_copy, tensors)], reduce_op, group_name)
-
-
-@_issues("_c10d_functional::broadcast_")
+@_issues_in_place("_c10d_functional::broadcast")
 def broadcast_(tensor, src, group_name):
     """Copy a tensor of the rank `src` of the group to all others."""
-    options = private.BroadcastOptions()
+    options = BroadcastOptions()
     options.rootRank = src
     _group(group_name).broadcast([tensor], options)
     return tensor
 
 
-@_issues("_c10d_functional::broadcast")
-def broadcast(tensor, src, group_name):
-    """Return what the tensor is on the rank `src` of the group."""
-    return broadcast_(_copy(tensor), src, group_name)
-
-
 @_issues("_c10d_functional::all_gather_into_tensor_out")
 def all_gather_into_tensor_out(tensor, group_size, group_name, out):
-    """Write the tensors of all ranks, one behind the other, to `out`."""
+    """Write the tensors of all ranks to `out`, concatenated."""
     _group(group_name)._allgather_base(out, tensor.contiguous())
     return out
 
 
 @_issues("_c10d_functional::all_gather_into_tensor")
 def all_gather_into_tensor(tensor, group_size, group_name):
-    """Return the tensors of all ranks, one behind the other."""
+    """Return the tensors of all ranks, concatenated."""
     out = _times(tensor, group_size)
     return all_gather_into_tensor_out(tensor, group_size, group_name, out)
 
@@ -122,15 +125,15 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
 
 @_issues("_c10d_functional::reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
-    """Write the part of the sum over the ranks that is this rank's to `out`."""
-    options = _reduction(private.ReduceScatterOptions(), reduce_op)
+    """Write this rank's part of the sum over the ranks to `out`."""
+    options = _reduction(ReduceScatterOptions(), reduce_op)
     _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), options)
     return out
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor")
 def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
-    """Return the part of the sum over the ranks that is this rank's."""
+    """Return this rank's part of the sum over the ranks."""
     out = _part(tensor, group_size)
     return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
 
@@ -139,7 +142,7 @@ def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
     """Do `reduce_scatter_tensor` with each tensor."""
     outputs = [_part(tensor, group_size) for tensor in tensors]
-    options = _reduction(private.ReduceScatterOptions(), reduce_op)
+    options = _reduction(ReduceScatterOptions(), reduce_op)
     tensors = [tensor.contiguous() for tensor in tensors]
     _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
     return outputs
@@ -147,10 +150,10 @@ def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
 
 @_issues("_c10d_functional::all_to_all_single")
 def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
-    """Send so many rows to each rank, and return those received; by default even parts."""
+    """Send this many rows to each rank, by default even parts; return the rows received."""
     rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
     out = tensor.new_empty((rows, *tensor.shape[1:]))
-    options = private.AllToAllOptions()
+    options = AllToAllOptions()
     group, tensor = _group(group_name), tensor.contiguous()
     group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes, options)
     return out
@@ -158,7 +161,7 @@ def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name)
 
 @_issues("_dtensor::shard_dim_alltoall")
 def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
-    """Return this rank's part along `shard_dim` of a tensor that is in parts along `gather_dim`."""
+    """Return this rank's part along `shard_dim` of a tensor split along `gather_dim`."""
     group = _group(group_name)
     k, rows = group.size(), tensor.shape[shard_dim]
     if rows % k:
@@ -171,7 +174,7 @@ def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
 
 @_issues("_c10d_functional::wait_tensor")
 def wait_tensor(tensor):
-    """Let the current stream wait for the collective that writes a tensor."""
+    """Make the current stream wait for the collective that writes a tensor."""
     wait_for_writer(tensor)
     return tensor
 
@@ -185,4 +188,4 @@ def wait_tensors(tensors):
 @_issues("_c10d_functional::_wrap_tensor_autograd")
 def wrap_tensor(tensor):
     """Return a tensor that does `wait_tensor` when it is first used."""
-    return private.waits_when_used(tensor)
+    return waits_when_used(tensor)

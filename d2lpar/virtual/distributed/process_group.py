@@ -1,9 +1,9 @@
 """VirtualProcessGroup: what torch.distributed calls for tensors on virtual GPUs.
 
-A collective is issued and returns. It is an op on a stream of the group's own, behind all that the
-current stream was given so far, and runs in an engine of its own: the thread that waits for other
-ranks. Messages from one rank to another have an engine for each direction and peer, so that none
-waits for another one. Tensors on the CPU go to gloo directly.
+A collective is issued without waiting. It is an op on a stream of the group, which waits for what
+the current stream was given so far, and runs in an engine of its own, whose thread waits for other
+ranks. Messages have an engine for each peer and direction, so that none waits for another. Tensors
+on the CPU go to gloo directly.
 """
 
 import atexit
@@ -18,92 +18,54 @@ from collections import Counter
 import torch
 import torch.distributed as dist
 
-from .. import device as registry
-from .. import private, scheduler
+from .. import registry, scheduler, threads
+from ..cells import Failure, Unavailable, fail, fetch, revive
 from ..engines import Engine, sleep_until
-from ..memory import Failure, Unavailable, fail, fetch, revive
-from ..scheduler import Op, wait
+from ..private.operators import tree_flatten
+from ..private.process_groups import (
+    SUM,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ScatterOptions,
+    add_gloo,
+    default_store,
+    is_fake_store,
+)
+from ..scheduler import wait
 from ..simulation import ModelledEngine, leave_without_values
 from ..tensor import VirtualTensor
 from . import BACKEND, costs, exchange
 from .agreement import NO_LINK, Agreement, Table, figures_of
+from .collective import Collective, bytes_of, described
+from .equal_ranks import EqualRanks, Equals
 from .exchange import Reduction
-from .meetings import EqualRanks, Meetings
+from .meetings import Meetings
 from .work import VirtualWork
 
 
 class CollectiveEngine(Engine):
-    """An engine whose thread waits for other ranks; meanwhile this process may fork."""
+    """An engine whose thread waits for other ranks; this process may fork meanwhile."""
 
     do = Engine.do_beside_forks
 
 
 class Lane:
-    """Where collectives of one group, or messages with one peer, follow each other.
-
-    Args:
-        name: of its engine.
-        device: the `Device`.
-    """
+    """A stream and an engine for the collectives of a group, or for messages with one peer."""
 
     def __init__(self, name, device):
         self.stream = device.new_stream()
         if device.model is None:
             self.engine = device.add_engine(CollectiveEngine(name, device))
         else:
-            self.engine = ModelledEngine(name, device, device.compute.simulation)
+            self.engine = ModelledEngine(name, device, device.compute.clock)
 
 
 observers = []  # functions of name and arguments of each collective on virtual GPUs
 
 
-class Call:
-    """One collective as a rank was asked for it.
-
-    Args:
-        name: as of torch.distributed.
-        inputs, outputs: lists of tensors.
-        run: function(gloo, inputs, outputs) of flat CPU tensors; see `exchange`.
-        cost: function of k, bytes, bandwidth and latency; see `costs`.
-        num_bytes: for `cost`.
-        detail: what ranks must agree on, besides the shapes.
-        shapes_of: the tensors whose shapes must agree; by default the inputs.
-        peer, sends, tag: of a message: the other rank, the direction and the tag.
-
-    Attributes:
-        key: what names it on all of its ranks; its last part counts.
-        members: these ranks, as in the default group.
-        failure: an error on a modelled clock because of which it is not run; or None.
-        gives: whether another rank reads what its inputs are.
-        has_values: whether all ranks have the values that they give; see `values` of a simulation.
-    """
-
-    peer = sends = tag = failure = None
-    gives = has_values = True
-
-    def __init__(self, name, inputs, outputs, run, cost, num_bytes, detail="", shapes_of=None):
-        self.name, self.inputs, self.outputs = name, inputs, outputs
-        self.run, self.cost, self.num_bytes = run, cost, num_bytes
-        shapes = (inputs or outputs) if shapes_of is None else shapes_of
-        described = ", ".join(map(_described, shapes[:8]))
-        if len(shapes) > 8:
-            described += f", ... ({len(shapes)} tensors, {sum(t.numel() for t in shapes)} elements)"
-        self.text = f"{name}({', '.join(filter(None, (described, detail)))})"
-
-    def meet(self, op, bandwidth, latency, has_values=True):
-        """Note in its op what it costs on the links of its ranks, and whether there are values."""
-        self.has_values = has_values
-        cost = self.cost(self.k, self.num_bytes, bandwidth, latency)
-        op.num_bytes = cost.num_bytes
-        op.seconds = cost.seconds(bandwidth, latency)
-
-
-def _described(tensor):
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _on_either(method):
-    """Let a method of the group be gloo's where the tensors are on the CPU, or tell observers."""
+def _by_device(method):
+    """Decorate a method: CPU tensors go to gloo's method; all others are shown to `observers`."""
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
@@ -117,18 +79,11 @@ def _on_either(method):
 
 
 def _tensors(value):
-    return [leaf for leaf in private.tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
 
 
 class VirtualProcessGroup(dist.ProcessGroup):
-    """The ranks of a job, each with a virtual GPU of its own.
-
-    Args:
-        store: where they find each other.
-        rank, size: of this process.
-        timeout: a timedelta, how long a collective waits for all of them.
-        global_ranks: the rank of each in the default group.
-    """
+    """The ranks of a job, each with a virtual GPU of its own."""
 
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
@@ -137,12 +92,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._store = store = _of_this_start(store)
+        self._store = store = _store_of_attempt(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
-        self._table, self._peers = None, exchange.Equals(rank, size)  # one rank stands for all
-        if not private.is_fake_store(store):
+        self._table, self._peers = None, Equals(rank, size)  # one rank stands for all
+        if not is_fake_store(store):
             store = dist.PrefixStore("vgpu", store)
             self._table = Table(store, rank, size, self._ranks, timeout)
             self._peers = self._table.gloo
@@ -150,9 +105,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if self._table is not None:
             store = dist.PrefixStore("cpu", self._store)
             gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-            group = dist.ProcessGroup(store, rank, size)  # which has more functions
-            group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
-            group._set_default_backend(group.BackendType.GLOO)
+            group = dist.ProcessGroup(store, rank, size)  # has more functions than gloo's
+            add_gloo(group, gloo)
             self._for_cpu = group
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
         self._coalesced = threading.local()
@@ -163,17 +117,17 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._error = None
 
     def _join(self):
-        """Let the ranks of the job have one clock, if it is a modelled one."""
-        simulation = scheduler.simulation
-        if simulation is None or simulation.meetings is not None:
+        """Connect this rank's clock, if modelled, to those of the other ranks."""
+        clock = scheduler.clock
+        if clock.meetings is not None:
             return
         if self._table is None:
-            simulation.meetings = EqualRanks(simulation)
+            clock.meetings = EqualRanks(clock)
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
-            job = _of_this_start(private.default_store()), dist.get_rank(), dist.get_world_size()
-        simulation.meetings = Meetings(simulation, *job, self._timeout)
+            job = _store_of_attempt(default_store()), dist.get_rank(), dist.get_world_size()
+        clock.meetings = Meetings(clock, *job, self._timeout)
 
     # -- what torch asks a group
 
@@ -232,7 +186,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             self._for_cpu._set_sequence_number_for_group()
 
     def _get_sequence_number_for_group(self):
-        """Return how many collectives this rank has issued, those of tensors on the CPU too."""
+        """Return how many collectives this rank has issued, those on CPU tensors included."""
         on_cpu = self._for_cpu and self._for_cpu._get_sequence_number_for_group()
         return self._number + (on_cpu or 0)
 
@@ -244,20 +198,18 @@ class VirtualProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self):
-        """Wait until what was issued has ended, and let the threads end."""
+        """Wait until what was issued has ended, and end the threads."""
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             for op in lane.stream.tail():
                 wait(op, lane.stream.device.torch_device)
-            if lane.engine.simulation is None:
+            if not lane.engine.clock.is_modelled:
                 lane.stream.device.remove_engine(lane.engine)
-        simulation = scheduler.simulation
-        if self._is_whole_job and simulation is not None and simulation.meetings is not None:
-            simulation.meetings.end()
-            simulation.meetings = None
+        if self._is_whole_job:
+            scheduler.clock.end_meetings()
 
     def abort(self):
-        """Do as `shutdown`: a collective under way ends with its time-out at the latest."""
+        """Shut down; a collective under way ends with its time-out at the latest."""
         self.shutdown()
 
     def for_cpu(self):
@@ -268,198 +220,181 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     # -- collectives
 
-    @_on_either
+    @_by_device
     def allreduce(self, tensors, opts=None):
         """Sum each tensor over the ranks, in place."""
         return self._all_reduce("all_reduce", tensors, opts)
 
-    @_on_either
+    @_by_device
     def allreduce_coalesced(self, tensors, opts=None):
         """Sum each tensor over the ranks, in place."""
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name, tensors, opts):
         reduction = self._reduction(opts, tensors)
-        run = functools.partial(exchange.all_reduce, reduction=reduction)
-        num_bytes = _num_bytes(tensors)
+        move = functools.partial(exchange.all_reduce, reduction=reduction)
         return self._issue(
-            Call(name, tensors, tensors, run, costs.all_reduce, num_bytes, reduction.name)
+            Collective(name, tensors, tensors, move, costs.all_reduce, reduction.name)
         )
 
-    @_on_either
+    @_by_device
     def reduce(self, tensors, opts=None):
         """Sum each tensor over the ranks; the root has the sum."""
-        opts = opts or private.ReduceOptions()
+        opts = opts or ReduceOptions()
         reduction = self._reduction(opts, tensors)
-        run = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
+        move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
         detail = f"{reduction.name}, {self._root(opts.rootRank)}"
-        num_bytes = _num_bytes(tensors)
-        return self._issue(Call("reduce", tensors, tensors, run, costs.around, num_bytes, detail))
+        return self._issue(Collective("reduce", tensors, tensors, move, costs.around, detail))
 
-    @_on_either
+    @_by_device
     def broadcast(self, tensors, opts=None):
         """Copy each tensor of the root to all ranks."""
-        root = (opts or private.BroadcastOptions()).rootRank
-        run = functools.partial(exchange.broadcast, root=root)
-        num_bytes, detail = _num_bytes(tensors), self._root(root)
-        call = Call("broadcast", tensors, tensors, run, costs.around, num_bytes, detail)
-        call.gives = self._rank == root
-        return self._issue(call)
+        root = (opts or BroadcastOptions()).rootRank
+        move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
+        is_read = self._rank == root
+        return self._issue(
+            Collective("broadcast", tensors, tensors, move, costs.around, detail, is_read=is_read)
+        )
 
-    @_on_either
+    @_by_device
     def allgather(self, output_lists, inputs, opts=None):
         """Copy the tensor of each rank to all ranks."""
-        outputs = [out for outs in output_lists for out in outs]
-        return self._all_gather("all_gather", outputs, inputs, output_lists)
+        return self._all_gather("all_gather", output_lists, inputs, output_lists)
 
-    @_on_either
+    @_by_device
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        """Copy the tensors of each rank to all ranks; list i is of rank i."""
+        wholes = [list(whole) for whole in zip(*output_lists, strict=True)]
+        return self._all_gather("all_gather_coalesced", wholes, inputs, output_lists)
+
+    @_by_device
     def _allgather_base(self, output, value, opts=None):
         """Copy the tensor of each rank to all ranks, into one tensor."""
-        outputs = self._parts(output, "all_gather_into_tensor", value)
-        return self._all_gather("all_gather_into_tensor", outputs, [value], [output])
+        return self._all_gather("all_gather_into_tensor", [output], [value])
 
     all_gather_single = _allgather_base
 
-    @_on_either
+    @_by_device
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
         """Do `_allgather_base` for each pair of tensors."""
-        name = "all_gather_into_tensor_coalesced"
-        parts = self._parts_of_each(outputs, name, inputs)
-        return self._all_gather(name, parts, inputs, outputs)
+        return self._all_gather("all_gather_into_tensor_coalesced", outputs, inputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
 
-    def _all_gather(self, name, outputs, inputs, result):
-        _check_parts(name, outputs, inputs)
-        num_bytes = self._size * _num_bytes(inputs)
-        call = Call(name, inputs, outputs, exchange.all_gather, costs.in_parts, num_bytes)
-        return self._issue(call, result)
+    def _all_gather(self, name, wholes, inputs, result=None):
+        outputs = self._parts_of(name, wholes, inputs)
+        call = Collective(name, inputs, outputs, exchange.all_gather, costs.in_parts)
+        return self._issue(call, result or wholes)
 
-    @_on_either
-    def allgather_coalesced(self, output_lists, inputs, opts=None):
-        """Copy the tensors of each rank to all ranks; list i is of rank i."""
-        outputs = [outs[place] for place in range(len(inputs)) for outs in output_lists]
-        return self._all_gather("all_gather_coalesced", outputs, inputs, output_lists)
-
-    @_on_either
+    @_by_device
     def reduce_scatter(self, outputs, input_lists, opts=None):
         """Sum over the ranks; rank i gets the sum of the inputs i."""
-        inputs = [value for values in input_lists for value in values]
-        return self._reduce_scatter("reduce_scatter", outputs, inputs, opts)
+        return self._reduce_scatter("reduce_scatter", outputs, input_lists, opts)
 
-    @_on_either
+    @_by_device
     def _reduce_scatter_base(self, output, value, opts=None):
         """Sum over the ranks; rank i gets part i of the sum."""
-        name = "reduce_scatter_tensor"
-        return self._reduce_scatter(name, [output], self._parts(value, name, output), opts)
+        return self._reduce_scatter("reduce_scatter_tensor", [output], [value], opts)
 
     reduce_scatter_single = _reduce_scatter_base
 
-    @_on_either
+    @_by_device
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
         """Do `_reduce_scatter_base` for each pair of tensors."""
-        name = "reduce_scatter_tensor_coalesced"
-        parts = self._parts_of_each(inputs, name, outputs)
-        return self._reduce_scatter(name, outputs, parts, opts)
+        return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
 
-    def _reduce_scatter(self, name, outputs, inputs, opts):
-        _check_parts(name, inputs, outputs)
+    def _reduce_scatter(self, name, outputs, wholes, opts):
+        inputs = self._parts_of(name, wholes, outputs)
         reduction = self._reduction(opts, inputs)
-        run = functools.partial(exchange.reduce_scatter, reduction=reduction)
-        num_bytes = _num_bytes(inputs)
-        return self._issue(
-            Call(name, inputs, outputs, run, costs.in_parts, num_bytes, reduction.name)
-        )
+        move = functools.partial(exchange.reduce_scatter, reduction=reduction)
+        return self._issue(Collective(name, inputs, outputs, move, costs.in_parts, reduction.name))
 
-    @_on_either
+    @_by_device
     def alltoall(self, outputs, inputs, opts=None):
         """Send input j to rank j; output i is of rank i."""
         return self._all_to_all("all_to_all", outputs, inputs, outputs)
 
-    @_on_either
+    @_by_device
     def alltoall_base(self, output, value, output_sizes=(), input_sizes=(), opts=None):
         """Send part j of a tensor to rank j; sizes are in rows, by default even."""
         name = "all_to_all_single"
-        outputs = _split(output, output_sizes) or self._parts(output, name)
-        inputs = _split(value, input_sizes) or self._parts(value, name)
+        outputs = _split(output, output_sizes) or self._parts(name, output)
+        inputs = _split(value, input_sizes) or self._parts(name, value)
         return self._all_to_all(name, outputs, inputs, [output])
 
     all_to_all_single = alltoall_base
 
     def _all_to_all(self, name, outputs, inputs, result):
-        num_bytes = max(_num_bytes(inputs), _num_bytes(outputs))
-        detail = str({tensor.dtype for tensor in (*inputs, *outputs)})
-        call = Call(
-            name, inputs, outputs, exchange.all_to_all, costs.in_parts, num_bytes, detail, []
-        )
+        dtypes = str({tensor.dtype for tensor in (*inputs, *outputs)})
+        move = exchange.all_to_all
+        call = Collective(name, inputs, outputs, move, costs.in_parts, dtypes, shapes_of=[])
         return self._issue(call, result)
 
-    @_on_either
+    @_by_device
     def gather(self, output_lists, inputs, opts=None):
         """Copy the tensor of each rank to the root."""
-        root = (opts or private.GatherOptions()).rootRank
-        outputs = [out for outs in output_lists for out in outs]
-        _check_parts("gather", outputs, inputs)
-        run = functools.partial(exchange.gather, root=root)
-        num_bytes, detail = _num_bytes(inputs), self._root(root)
-        call = Call("gather", inputs, outputs, run, costs.at_root, num_bytes, detail)
-        return self._issue(call, outputs)
+        root = (opts or GatherOptions()).rootRank
+        outputs = self._parts_of("gather", output_lists, inputs)
+        return self._issue(self._at_root("gather", inputs, outputs, root, inputs), outputs)
 
-    @_on_either
+    @_by_device
     def scatter(self, outputs, input_lists, opts=None):
         """Copy tensor i of the root to rank i."""
-        root = (opts or private.ScatterOptions()).rootRank
-        inputs = [value for values in input_lists for value in values]
-        _check_parts("scatter", inputs, outputs)
-        run = functools.partial(exchange.scatter, root=root)
-        num_bytes, detail = _num_bytes(outputs), self._root(root)
-        call = Call("scatter", inputs, outputs, run, costs.at_root, num_bytes, detail, outputs)
-        return self._issue(call)
+        root = (opts or ScatterOptions()).rootRank
+        inputs = self._parts_of("scatter", input_lists, outputs)
+        return self._issue(self._at_root("scatter", inputs, outputs, root, outputs))
+
+    def _at_root(self, name, inputs, outputs, root, own):
+        """Return the `Collective` of a gather or scatter; `own` is each rank's part."""
+        move = functools.partial(getattr(exchange, name), root=root)
+        num_bytes, detail = bytes_of(own), self._root(root)
+        return Collective(
+            name, inputs, outputs, move, costs.at_root, detail, shapes_of=own, cost_bytes=num_bytes
+        )
 
     def barrier(self, opts=None):
-        """Let the host wait until all ranks have come."""
-        device = registry.current()
-        call = Call("barrier", [], [], exchange.nothing, costs.all_reduce, 4)
-        return self._issue(call, device=device, blocks=True)
+        """Make the host wait until all ranks have come."""
+        call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
+        return self._issue(call, device=registry.current(), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """Do what gloo does, for the hosts."""
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
-    @_on_either
+    @_by_device
     def send(self, tensors, other, tag):
         """Send a tensor to another rank."""
         return self._message(tensors, other, tag, sends=True)
 
-    @_on_either
+    @_by_device
     def recv(self, tensors, other, tag):
         """Receive a tensor from another rank."""
         return self._message(tensors, other, tag, sends=False)
 
-    @_on_either
+    @_by_device
     def recv_anysource(self, tensors, tag):
-        """Raise: NCCL has no such thing."""
+        """Raise RuntimeError: NCCL cannot do this either."""
         raise RuntimeError("vccl, like NCCL, receives from a rank that is named")
 
     def _message(self, tensors, other, tag, sends):
         (tensor,) = tensors
         if other == self._rank:
             raise ValueError(f"rank {other} sends a message to itself")
-        run = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
+        move = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
         detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # the shapes may differ, as for NCCL
-        cost = costs.one_message
-        call = Call("message", inputs, outputs, run, cost, tensor.nbytes, detail, shapes_of=[])
-        call.peer, call.sends, call.tag = other, sends, tag
-        return self._issue(call)
+        ends = {"shapes_of": [], "peer": other, "sends": sends, "tag": tag}
+        return self._issue(
+            Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
+        )
 
     # -- several calls as one
 
     def _start_coalescing(self, device):
-        """Collect the calls until `_end_coalescing`; they are issued at once, all the same."""
+        """Collect the calls until `_end_coalescing`; each is still issued at once."""
         self._coalesced.ops = []
 
     start_coalescing = _start_coalescing
@@ -474,94 +409,104 @@ class VirtualProcessGroup(dist.ProcessGroup):
     # -- issuing
 
     def _reduction(self, opts, tensors):
+        reduction = Reduction(SUM if opts is None else opts.reduceOp, self._size)
         for tensor in tensors:
-            if tensor.dtype in exchange.NOT_REDUCED:
-                raise TypeError(f"{tensor.dtype} is not one of NCCL's types, nor reduced by vccl")
-        return Reduction(private.SUM if opts is None else opts.reduceOp, self._size)
+            reduction.check(tensor.dtype)
+        return reduction
 
     def _root(self, rank):
         return f"root {self._ranks[rank]}"
 
-    def _parts(self, whole, name, part=None):
-        """Return `whole` in as many equal parts as there are ranks."""
+    def _parts(self, name, whole, part=None):
+        """Return a tensor in one equal part for each rank, of the size of `part` if given."""
         k = self._size
         if whole.numel() % k or part is not None and whole.numel() != k * part.numel():
             size = "" if part is None else f", each of {part.numel()}"
             raise ValueError(f"{name}: {whole.numel()} elements are not {k} parts{size}")
-        _check_dense(whole, name)
+        _check_dense(name, whole)
         return list(whole.view(-1).split(whole.numel() // k)) if whole.numel() else [whole] * k
 
-    def _parts_of_each(self, wholes, name, parts):
-        """Return the parts of each of `wholes`, one after the other, each of the size of a part."""
-        pairs = zip(wholes, parts, strict=True)
-        return [each for whole, part in pairs for each in self._parts(whole, name, part)]
+    def _parts_of(self, name, wholes, parts):
+        """Return the parts of all wholes in one list.
 
-    def _issue(self, call, result=None, device=None, blocks=False):
-        """Issue a call to the stream of its lane; return its `Work`."""
-        tensors = [*call.inputs, *call.outputs]
+        Args:
+            wholes: for each of `parts` a tensor, or a list of one tensor for each rank; empty on a
+                rank that is not the root.
+            parts: the tensors that rank i has part i of.
+        """
+        found = []
+        for whole, part in zip(wholes, parts, strict=bool(wholes)):
+            each = self._parts(name, whole, part) if isinstance(whole, torch.Tensor) else whole
+            if len(each) != self._size:
+                raise ValueError(f"{name}: {len(each)} tensors are given for {self._size} ranks")
+            for one in each:
+                if (one.numel(), one.dtype) != (part.numel(), part.dtype):
+                    raise ValueError(f"{name}: {described(one)} does not fit {described(part)}")
+            found += each
+        return found
+
+    def _issue(self, op, result=None, device=None, blocks=False):
+        """Issue a `Collective` to the stream of its lane; return its `Work`."""
+        tensors = [*op.inputs, *op.outputs]
         if device is None:
-            device = _device_of(tensors, call.name)
+            device = _device_of(op.name, tensors)
         if self._error is not None:
             raise dist.DistBackendError(f"this process group has failed before: {self._error}")
         for tensor in tensors:
-            _check_dense(tensor, call.name)
-        lane = self._lane(device, call)
-        self._name_call(call)
+            _check_dense(op.name, tensor)
+        lane = self._lane(device, op)
+        self._number_call(op)
         self._join()
-        op = Op(call.name, "collective", lane.engine, self._run)
-        inputs, outputs = ([t._cell for t in each] for each in (call.inputs, call.outputs))
-        op.args = outputs, inputs
-        op.kwargs = {"call": call}  # which keeps the tensors, and so their memory
+        op.engine, op.work = lane.engine, self._run
+        op.args = outputs, _ = [[t._cell for t in each] for each in (op.outputs, op.inputs)]
         op.source = op.target = device.torch_device
-        if registry.thread.current is None:  # so that backward minds the streams of collectives
-            registry.thread.current = registry.CurrentStreams()
-        current = registry.thread.current
+        if threads.thread.current is None:  # backward waits for streams that are noted here
+            threads.thread.current = threads.CurrentStreams()
+        current = threads.thread.current
         self._number += 1
         before = (*device.current_stream().tail(), *current.after(lane.stream, op))
-        if call.peer is None:  # all ranks take part in the same order, whichever devices they use
+        if op.peer is None:  # all ranks need the same order, whichever devices they use
             last, self._last_stream = self._last_stream, lane.stream
             if last is not None and last is not lane.stream:
                 before += tuple(last.tail())
+        work = VirtualWork([op], op.outputs if result is None else result, blocks)
         lane.stream.issue(op, before)
         for cell in outputs:
             cell.root().writer = op
         coalesced = getattr(self._coalesced, "ops", None)
         if coalesced is not None:
             coalesced.append(op)
-        return VirtualWork([op], call.outputs if result is None else result, blocks)
+        return work
 
-    def _name_call(self, call):
-        """Give a call its key and its ranks."""
-        ranks = self._ranks
-        if call.peer is None:
-            call.k, call.members, kind = self._size, tuple(ranks), ()
+    def _number_call(self, op):
+        if op.peer is None:
+            op.members, kind = tuple(self._ranks), ()
         else:
-            ends = ranks[self._rank], ranks[call.peer]
-            source, target = ends if call.sends else ends[::-1]
-            call.k, call.members, kind = 2, (source, target), (source, target, call.tag)
+            ends = self._ranks[self._rank], self._ranks[op.peer]
+            op.members = ends if op.sends else ends[::-1]
+            kind = *op.members, op.tag
         self._counts[kind] += 1
-        call.key = (self._name, *kind, self._counts[kind])
+        op.key = (self._name, *kind, self._counts[kind])
 
-    def _lane(self, device, call):
-        if call.peer is None:
-            key, name = (device.index, device.model), "collectives"
+    def _lane(self, device, op):
+        if op.peer is None:
+            name = "collectives"
         else:
-            key = device.index, device.model, call.peer, call.sends
-            name = f"{'send' if call.sends else 'recv'} {self._ranks[call.peer]}"
-        lane = self._lanes.get(key)
-        if lane is None:
-            lane = self._lanes[key] = Lane(name, device)
-        return lane
+            name = f"{'send' if op.sends else 'recv'} {self._ranks[op.peer]}"
+        key = device.index, device.model, name
+        if key not in self._lanes:
+            self._lanes[key] = Lane(name, device)
+        return self._lanes[key]
 
     # -- in the thread of the engine
 
     def _run(self, op):
-        """Do the work of a collective; its outputs fail where it fails."""
-        call, modelled = op.kwargs["call"], op.engine.simulation is not None
+        """Run a collective; if it fails, so do its outputs."""
+        modelled = op.engine.clock.is_modelled
         try:
-            if call.failure is not None:
-                raise call.failure
-            if not call.has_values:
+            if op.failure is not None:
+                raise op.failure
+            if not op.has_values:
                 leave_without_values(op)
                 return
             if self._error is not None:
@@ -571,65 +516,58 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
             except Unavailable as unavailable:
                 failure = unavailable
-            (self._run_at_its_time if modelled else self._run_by_the_wall_clock)(
-                op, values, failure
-            )
+            run = self._run_at_its_time if modelled else self._run_by_the_wall_clock
+            run(op, values, failure)
         except BaseException as error:
             fail(op.args[0], Failure(error))
-            call.failure = error
             if isinstance(error, dist.DistBackendError) and self._error is None:
                 self._error = error
             raise
         finally:
+            op.move = None  # a factor in it may be a tensor
+            op.drop_tensors()
             if modelled:
-                op.engine.simulation.meetings.done(op)
+                op.engine.clock.meetings.done(op)
 
     def _run_at_its_time(self, op, values, failure):
-        """Move the values of a collective whose time a simulation has told."""
-        call = op.kwargs["call"]
-        op.engine.simulation.meetings.waits_for_values(op)
-        self._agree(call, 0.0, None, failure)
-        self._exchange(call, *values)
+        """Move the values of a collective whose time the simulation has set."""
+        op.engine.clock.meetings.waits_for_values(op)
+        self._agree(op, 0.0, None, failure)
+        op.move(self._peers, *values)
 
     def _run_by_the_wall_clock(self, op, values, failure):
-        """Move the values of a collective, and keep the links busy for as long as it takes them."""
-        call, device = op.kwargs["call"], op.engine.device
-        out, into = device.sending, device.receiving
-        uses = {None: (out, into), True: (out,), False: (into,)}[call.sends]
+        """Move the values of a collective, and keep the links busy for its duration."""
+        device = op.engine.device
+        uses = op.directions(device.sending, device.receiving)
         ready = max(op.ready, *(each.free_at for each in uses))
-        agreed = self._agree(call, ready, device.peer_link, failure)
+        agreed = self._agree(op, ready, device.peer_link, failure)
         bandwidth, latency = agreed.bandwidth, agreed.latency
-        call.meet(op, bandwidth, latency)
+        op.meet(bandwidth, latency)
         end = agreed.start
         if bandwidth < NO_LINK or latency:
             with _sharing:  # other groups may have agreed on the same time
                 end = max(end, *(each.free_at for each in uses)) + op.seconds
                 for each in uses:
                     each.free_at = end
-        self._exchange(call, *values)
+        op.move(self._peers, *values)
         sleep_until(end)
 
-    def _exchange(self, call, inputs, outputs):
-        call.run(self._peers, inputs, outputs)
-
-    def _agree(self, call, ready, link, failure):
+    def _agree(self, op, ready, link, failure):
         if self._table is None:
             if failure is not None:
                 raise failure
             return Agreement(ready, *figures_of(link))
-        if call.peer is None:
-            return self._table.agree(call.text, ready, link, failure)
-        return self._table.agree_with(
-            call.peer, call.sends, call.text, ready, link, failure, call.tag
-        )
+        if op.peer is None:
+            return self._table.agree(op.text, ready, link, failure)
+        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure, op.tag)
 
 
-def _of_this_start(store):
-    """Return the part of a store that is new: torchrun keeps it when it starts its workers again.
+def _store_of_attempt(store):
+    """Return a store without the keys of earlier attempts.
 
-    Otherwise they would look for the workers before them.
+    torchrun keeps its store when it restarts workers, which would find the addresses of dead ones.
     """
-    if private.is_fake_store(store):
+    if is_fake_store(store):
         return store
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
@@ -637,28 +575,12 @@ def _of_this_start(store):
 _sharing = threading.Lock()  # of the directions of links
 
 
-def _repeated(values, number):
-    """Return a list of `number` values: each of `values` equally often, one after the other."""
-    return [value for value in values for _ in range(number // len(values))]
-
-
-def _num_bytes(tensors):
-    return sum(tensor.nbytes for tensor in tensors)
-
-
 def _split(tensor, sizes):
-    """Return the parts of a tensor with so many rows each; None where no sizes are given."""
+    """Return the parts of a tensor with these numbers of rows, or None if there are none."""
     return [part.reshape(-1) for part in tensor.split(list(sizes))] if len(sizes) else None
 
 
-def _check_parts(name, parts, tensors):
-    """Raise ValueError unless the parts, equally many a tensor, are of its size and dtype."""
-    for tensor, part in zip(_repeated(tensors, len(parts)), parts, strict=bool(parts)):
-        if (part.numel(), part.dtype) != (tensor.numel(), tensor.dtype):
-            raise ValueError(f"{name}: {_described(part)} does not fit {_described(tensor)}")
-
-
-def _check_dense(tensor, name):
+def _check_dense(name, tensor):
     if not (tensor.is_contiguous() or tensor.numel() == 0):
         for memory_format in (torch.channels_last, torch.channels_last_3d):
             dims = 4 if memory_format == torch.channels_last else 5
@@ -670,7 +592,7 @@ def _check_dense(tensor, name):
         )
 
 
-def _device_of(tensors, name):
+def _device_of(name, tensors):
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1 or not all(type(tensor) is VirtualTensor for tensor in tensors):
         names = ", ".join(sorted(map(str, devices)))
@@ -686,19 +608,19 @@ def _flat(cell):
 
 
 _groups = weakref.WeakSet()
-_LAST = 30.0  # seconds that a process waits in the end for others to take part in what it issued
+_LAST = 30.0  # seconds that an ending process waits for others to take part in what it issued
 
 
-def _finish():
-    """Wait, as the process ends, for the collectives that it has issued: others wait for them.
+def _wait_at_exit():
+    """Wait at exit for the collectives that this process has issued, since others wait for them.
 
-    A process that ends by an error does not, since others may wait for what it has not issued.
+    Return at once after an error: others may wait for collectives that were never issued.
     """
     if hasattr(sys, "last_value") or scheduler.in_fork():
         return
 
     def shut_down():
-        with contextlib.suppress(Exception):  # nobody is left to tell
+        with contextlib.suppress(Exception):  # the process ends anyway
             for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
                 group.shutdown()
 
@@ -708,7 +630,7 @@ def _finish():
 
 
 def create(options, backend_options=None):
-    """Return a group; torch calls this for "vccl"."""
+    """Return a new `VirtualProcessGroup`; torch calls this for the backend "vccl"."""
     group = VirtualProcessGroup(
         options.store,
         options.group_rank,
@@ -718,7 +640,7 @@ def create(options, backend_options=None):
         options.group_id,
     )
     if not _groups:
-        atexit.unregister(_finish)
-        atexit.register(_finish)
+        atexit.unregister(_wait_at_exit)
+        atexit.register(_wait_at_exit)
     _groups.add(group)
     return group

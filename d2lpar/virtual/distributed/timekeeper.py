@@ -1,49 +1,95 @@
 """One modelled time for the ranks of a job, each of which simulates its own devices.
 
 A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
-its own ops, so it *posts* the collective at the time at which its inputs are ready, and the keeper,
-a thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
+its own ops, so it *posts* the collective with the time at which its inputs are ready. The keeper, a
+thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
 
-While a rank has posted what others have not, it may not simply go on: the meeting may turn out to
-lie before its next event. So it asks for leave to go on to that event's time, and gets it once no
-rank that it waits for, or that one of those waits for, can do anything earlier. This is what makes
-the result exact, and the same in every run. (It is a conservative parallel simulation with a
-global minimum in place of null messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
+A rank that has posted what others have not may not simply go on: the meeting may turn out to lie
+before its next event. It asks leave to go on to that event's time, and gets it once no rank that it
+waits for, directly or through others, can do anything earlier. So the result is exact and the same
+in every run. (This is a conservative parallel simulation with a global minimum in place of null
+messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
 
 Nothing is simulated past the clock of a host that may still issue ops. But a host may itself wait
-for what only another rank's host can tell it, which waits for this rank's simulation. So a host
-that is silent and uses no core, while others wait for its rank, is taken to wait: its ops are
-simulated before it asks. One that sleeps, or waits for worker processes, looks the same. What it
-issues afterwards comes later then than it would have, if its rank uses several streams.
+for something that only another rank's host can provide, and that host may wait for this rank's
+simulation. So a host that is silent and uses no core while others wait for its rank is taken to be
+waiting: its ops are simulated before it asks. One that sleeps, or waits for worker processes, looks
+the same; what it issues afterwards then comes later than it would have on several streams.
+
+The keeper listens on 127.0.0.1 where all ranks are on this machine, otherwise on the interface on
+the way to MASTER_ADDR. Both ends prove that they know a secret, which ranks get from torch's store.
+That keeps out whoever cannot reach the store, such as other users of this machine. But the store is
+open: whoever reaches it can read the secret, and then report wrong times, or that ranks have ended.
+Messages are JSON, so that nothing in them is executed.
 """
 
 import contextlib
+import json
 import os
 import secrets
 import socket
 import threading
 import time
-from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client, Listener
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
-_PATIENCE = 0.5  # seconds of the wall clock until a silent host is taken to wait,
+from .agreement import disagreement, in_words
+
+_PATIENCE = 0.5  # seconds until a silent host is taken to wait,
 _LONG = 20.0  # even if its process works
 _WORKS = 0.1  # of a core
+_LONGEST = 2**20  # bytes of a message
 _KEY = "d2lpar/timekeeper"
-_LOCAL = "127.0.0.1", "localhost"
+_LOCAL = "127.0.0.1"
+_LOST = ("lost",)  # the answer when there is no connection any more
 NEVER = float("inf")
+
+
+class Line(Connection):
+    """A connection that sends and receives tuples of texts, numbers and tuples, as JSON."""
+
+    def send(self, message):
+        self.send_bytes(json.dumps(message).encode())
+
+    def recv(self):
+        """Return the next message; raise ValueError if it is not JSON, OSError if it is too long.
+
+        Floats, infinity included, arrive unchanged.
+        """
+        return _in_tuples(json.loads(self.recv_bytes(_LONGEST)))
+
+
+def _in_tuples(value):
+    return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
+
+
+def _line(tcp):
+    """Return the `Line` over a socket, with small messages sent at once, not up to 40 ms later."""
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Line(tcp.detach())
+
+
+class Post(NamedTuple):
+    """What a rank reports about a collective whose inputs are ready there; see `Member.post`."""
+
+    text: str
+    ready: float
+    host: tuple
+    link: tuple
+    network: tuple
+    has_values: bool
 
 
 class Meeting:
     """A collective that some of its ranks have posted.
 
     Attributes:
-        members: the ranks that take part, as in the default group.
-        posts: rank -> what it posted: text, ready, and the figures of its link.
+        members: the ranks that take part, numbered as in the default group.
+        posts: rank -> its `Post`.
         here: the ranks that wait for the values of the others, or need none.
-        since: when the last of these came, by the wall clock.
-        failure: why it will not come about; or None.
+        since: `time.monotonic()` when the last of these came.
+        failure: why it will not come about, or None.
     """
 
     failure = None
@@ -52,7 +98,6 @@ class Meeting:
         self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
 
     def missing(self):
-        """Return the ranks that have not posted it."""
         return [rank for rank in self.members if rank not in self.posts]
 
 
@@ -60,12 +105,10 @@ class Rank:
     """What the keeper knows of a rank.
 
     Attributes:
-        connection: to its process.
-        bound: it does nothing before this time, in seconds, unless a meeting makes it.
+        bound: seconds before which it does nothing, unless a meeting makes it.
         asks: the time to which it asks leave to go, or None while it runs.
-        since: when it asked, by the wall clock.
-        told: how many messages of meetings it was sent.
-        ended: whether it has left.
+        since: `time.monotonic()` when it asked.
+        told: number of messages about meetings sent to it.
     """
 
     def __init__(self, connection):
@@ -80,51 +123,48 @@ class Keeper:
     Args:
         size: number of ranks.
         timeout: seconds that a rank waits for others at most.
-        address: at which ranks reach this machine.
-
-    Attributes:
-        port: where it listens.
-        secret: what ranks have to know.
+        address: of the interface on which it listens.
     """
 
-    def __init__(self, size, timeout, address="127.0.0.1"):
+    def __init__(self, size, timeout, address=_LOCAL):
         self._size, self._timeout = size, timeout
         self._ranks, self._meetings = {}, {}
         self._lock = threading.Condition()
-        self.secret = secrets.token_hex(16)
-        host = address if address in _LOCAL else ""
-        self._listener = Listener((host, 0), authkey=self.secret.encode())
-        self.port = self._listener.address[1]
+        self.secret = secrets.token_hex(16).encode()
+        self._server = socket.create_server((address, 0), family=_family(address))
+        self._server.settimeout(_PATIENCE)
+        self.port = self._server.getsockname()[1]
         for target in (self._welcome, self._look_after):
             threading.Thread(target=target, daemon=True).start()
 
     def _welcome(self):
-        welcome = 0
-        while welcome < self._size:
-            with contextlib.suppress(AuthenticationError, EOFError, OSError):  # somebody else
-                connection = _prompt(self._listener.accept())
-                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-                welcome += 1
-        self._listener.close()
+        with self._server:
+            while len(self._ranks) < self._size:
+                with contextlib.suppress(OSError):  # nobody came, or has left already
+                    line = _line(self._server.accept()[0])
+                    threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
-    def _serve(self, connection):
-        number = connection.recv()
-        with self._lock:
-            rank = self._ranks[number] = Rank(connection)
-        try:
-            while not rank.ended:
-                kind, *message = connection.recv()
+    def _serve(self, line):
+        number = rank = None
+        with contextlib.suppress(Exception):  # it has gone, or is not a rank
+            deliver_challenge(line, self.secret)
+            answer_challenge(line, self.secret)
+            number = line.recv()
+            with self._lock:
+                if number in range(self._size) and number not in self._ranks:
+                    rank = self._ranks[number] = Rank(line)
+            while rank is not None and not rank.ended:
+                kind, *message = line.recv()
                 with self._lock:
                     getattr(self, f"_on_{kind}")(number, rank, *message)
                     self._give_leave()
-        except (EOFError, OSError):
-            with self._lock:
-                self._leave(number, rank)
         with self._lock:
-            connection.close()  # so that the other end hears of it, and its thread ends
+            if rank is not None and not rank.ended:
+                self._leave(number, rank)
+            line.close()  # so that the other end's thread ends
 
     def wait_for_the_end(self):
-        """Wait until all ranks have left, for as long as a rank waits at most."""
+        """Wait until all ranks have left, up to the time-out."""
 
         def all_left():
             ranks = self._ranks.values()
@@ -135,39 +175,40 @@ class Keeper:
 
     # -- what a rank says
 
-    def _on_post(self, number, rank, now, key, members, text, ready, *figures):
+    def _on_post(self, number, rank, now, key, members, post):
         meeting = self._meetings.setdefault(key, Meeting(members))
-        meeting.posts[number] = text, ready, *figures
+        meeting.posts[number] = post = Post(*post)
         rank.bound = max(rank.bound, now)
-        texts = {post[0] for post in meeting.posts.values()}
+        texts = {post.text for post in meeting.posts.values()}
         if len(texts) > 1:
-            self._fail(meeting, key, _disagreement(meeting))
+            texts = {rank: post.text for rank, post in meeting.posts.items()}
+            self._fail(meeting, key, disagreement(texts))
         elif meeting.failure is not None:
             self._fail(meeting, key, f"{meeting.failure}\n  rank {number} came after that")
         elif not meeting.missing():
             posts = meeting.posts.values()
-            one_host = len({post[2] for post in posts}) == 1
-            links = [post[3] if one_host else post[4] for post in posts]
+            one_host = len({post.host for post in posts}) == 1
+            links = [post.link if one_host else post.network for post in posts]
             bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
-            start = max(post[1] for post in posts)
-            has_values = all(post[5] for post in posts)
+            start = max(post.ready for post in posts)
+            has_values = all(post.has_values for post in posts)
             self._tell(meeting, "meet", key, start, bandwidth, latency, has_values)
         else:
             gone = [other for other in meeting.missing() if self._has_ended(other)]
             if gone:
-                self._fail(meeting, key, f"{_names(gone)} ended before {text}")
+                self._fail(meeting, key, f"{in_words(gone)} ended before {post.text}")
 
     def _on_ask(self, number, rank, seconds, heard):
-        if heard == rank.told:  # otherwise it will ask anew, once it has heard of a meeting
+        if heard == rank.told:  # otherwise a meeting is on its way to it, and it will ask again
             rank.asks, rank.since = seconds, time.monotonic()
 
     def _on_idle(self, number, rank):
-        """It has nothing to do, and its host is silent: others need not wait for it now."""
+        """The rank has nothing to do and its host is silent, so others need not wait for it now."""
         asked = [other.asks for other in self._ranks.values() if other.asks is not None]
         rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
 
     def _on_at(self, number, rank, seconds, key):
-        """It is at this time, and waits there for the values of the others."""
+        """The rank is at this time, and waits there for the values of the others."""
         rank.bound = max(rank.bound, seconds)
         meeting = self._meetings.get(key)
         if meeting is None:
@@ -178,7 +219,7 @@ class Keeper:
             del self._meetings[key]
 
     def _on_done(self, number, rank, key):
-        """It needs no values."""
+        """The rank needs no values."""
         self._on_at(number, rank, 0.0, key)
 
     def _on_end(self, number, rank):
@@ -190,7 +231,7 @@ class Keeper:
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
             if number in meeting.missing() and meeting.posts and meeting.failure is None:
-                text = next(iter(meeting.posts.values()))[0]
+                text = next(iter(meeting.posts.values())).text
                 self._fail(meeting, key, f"rank {number} ended before {text}")
         self._give_leave()
         self._lock.notify_all()
@@ -206,7 +247,7 @@ class Keeper:
         """Send a message to all ranks that have posted."""
         for number in meeting.posts:
             rank = self._ranks[number]
-            rank.asks = None  # it asks anew once it knows of this
+            rank.asks = None  # it asks again once it knows of this
             rank.told += 1
             self._send(rank, message)
 
@@ -251,7 +292,7 @@ class Keeper:
         }
 
     def _look_after(self):
-        """Let ranks go on whose hosts ask nothing while others wait for them; end long waits."""
+        """Resume ranks whose hosts ask nothing while others wait for them; end long waits."""
         while True:
             time.sleep(_PATIENCE / 2)
             with self._lock:
@@ -265,16 +306,16 @@ class Keeper:
                         self._fail(meeting, key, text)
 
     def _waits_in(self, number):
-        """Return what a rank has called that others have not, a text; None if nothing."""
+        """Describe the call in which a rank waits for others; None if there is none."""
         texts = (
-            f"{meeting.posts[number][0]} of group {key[0]}, call {key[-1]}"
+            f"{meeting.posts[number].text} of group {key[0]}, call {key[-1]}"
             for key, meeting in self._meetings.items()
             if number in meeting.posts and meeting.missing() and meeting.failure is None
         )
         return next(texts, None)
 
     def _look_after_one(self, key, meeting, now):
-        """Let ranks go on that this meeting waits for; return why it fails, None if it does not."""
+        """Resume the ranks that a meeting waits for; return why it fails, or None."""
         if meeting.failure is not None:
             return None
         if meeting.missing():
@@ -287,13 +328,13 @@ class Keeper:
         else:
             return None
         if now - since > self._timeout:
-            text = next(iter(meeting.posts.values()))[0]
-            lines = [f"{_names(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            text = next(iter(meeting.posts.values())).text
+            lines = [f"{in_words(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
             elsewhere = {number: self._waits_in(number) for number in late}
             lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
             nowhere = [number for number in late if not elsewhere[number]]
             if nowhere:
-                lines.append(f"  {_names(nowhere)} did not come")
+                lines.append(f"  {in_words(nowhere)} did not come")
             return "\n".join(lines)
         if now - since > _PATIENCE:
             for number in late:
@@ -304,57 +345,50 @@ class Keeper:
         return None
 
 
-def _names(ranks):
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+def _own_address():
+    """Return the address at which the other ranks reach this machine.
+
+    Raise RuntimeError if MASTER_ADDR is this machine's loopback and ranks are elsewhere.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    if "MASTER_ADDR" not in os.environ or size == os.environ.get("LOCAL_WORLD_SIZE", "unknown"):
+        return _LOCAL
+    master = os.environ["MASTER_ADDR"]
+    with socket.socket(_family(master), socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        address = probe.getsockname()[0]
+    if address.startswith("127.") and "LOCAL_WORLD_SIZE" in os.environ:
+        raise RuntimeError(
+            f"MASTER_ADDR={master} means {address} on this machine, which the others of {size} "
+            "ranks do not reach: give an address of its network"
+        )
+    return address
 
 
-def _disagreement(meeting):
-    lines = ["the ranks disagree:"]
-    groups = {}
-    for number, post in sorted(meeting.posts.items()):
-        groups.setdefault(post[0], []).append(number)
-    lines += [f"  {_names(ranks)}: {text}" for text, ranks in groups.items()]
-    return "\n".join(lines)
-
-
-def _prompt(connection):
-    """Return a connection that sends small messages at once: the kernel would wait up to 40 ms."""
-    with socket.socket(fileno=os.dup(connection.fileno())) as tcp:
-        tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
-def _own_address(rank):
-    """Return an address at which other ranks reach this process."""
-    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
-    if rank == 0 or os.environ.get("GROUP_RANK", "0") == "0":  # the machine of rank 0
-        return address
-    return socket.gethostname()
+def _family(address):
+    return socket.getaddrinfo(address, None)[0][0]
 
 
 class Member:
     """The connection of this process to the keeper; the simulator's thread uses it.
 
     Args:
-        store: the store of the default group.
-        rank, size: of this process in it.
-        timeout: a timedelta, how long a rank waits for others.
-        run: function that is called, in another thread, when others wait for what this rank has
-            issued, and its host is taken to wait, too. Its arguments are the key of the collective,
-            and whether all of its ranks have posted it.
+        run: function called in another thread when others wait for what this rank has issued and
+            its host is taken to wait, too, with the key of the collective and whether all of its
+            ranks have posted it.
     """
 
     def __init__(self, store, rank, size, timeout, run):
         self.rank = rank
         self._keeper = None
         if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
-            address = _own_address(rank)
+            address = _own_address()
             self._keeper = Keeper(size, timeout.total_seconds(), address)
-            store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret}")
-        address, port, secret = store.get(_KEY).decode().split()
-        if self._keeper is not None:
-            address = "127.0.0.1"
-        self._connection = _prompt(Client((address, int(port)), authkey=secret.encode()))
+            store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
+        address, port, secret = store.get(_KEY).split()
+        self._connection = _line(socket.create_connection((address.decode(), int(port))))
+        answer_challenge(self._connection, secret)
+        deliver_challenge(self._connection, secret)
         self._connection.send(rank)
         self._answers = SimpleQueue()
         self._heard = 0
@@ -363,7 +397,7 @@ class Member:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
-        try:
+        with contextlib.suppress(EOFError, OSError, ValueError):
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
@@ -372,60 +406,59 @@ class Member:
                         self._run(*what)
                 else:
                     self._answers.put(message)
-        except (EOFError, OSError):
-            self._answers.put(("lost",))
-            self._connection.close()
+        self._answers.put(_LOST)
+        self._connection.close()
 
     def _works(self):
-        """Return whether this process has used some of a core since this was asked last."""
+        """Return whether this process has used some of a core since the last call."""
         now = time.perf_counter(), time.process_time()
         (wall, cpu), self._clocks = self._clocks, now
         return now[1] - cpu > _WORKS * (now[0] - wall)
 
     def post(self, now, key, members, text, ready, host, link, network, has_values):
-        """Say that a collective's inputs are ready.
+        """Report that a collective's inputs are ready.
 
         Args:
-            now: seconds; this rank does nothing earlier any more.
+            now: seconds; this rank does nothing earlier from here on.
             key: of the collective, the same on all of its ranks.
-            members: these ranks.
-            text: what is called.
             ready: seconds at which its link is free, too.
-            host: of the rank.
             link, network: (bandwidth, latency) within a host and beyond it.
             has_values: whether this rank has the values that others read.
         """
-        message = "post", now, key, members, text, ready, host, link, network, has_values
-        self._connection.send(message)
+        post = Post(text, ready, host, link, network, has_values)
+        self._connection.send(("post", now, key, members, post))
 
     def ask(self, seconds):
         """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
         if self._answers.empty():
-            self._connection.send(("ask", seconds, self._heard))
+            with contextlib.suppress(OSError):  # then the connection is lost
+                self._connection.send(("ask", seconds, self._heard))
         messages = [self._answers.get()]
         with contextlib.suppress(Empty):
             while True:
                 messages.append(self._answers.get_nowait())
+        if messages[-1] == _LOST:
+            self._answers.put(_LOST)  # for whoever asks later
         self._heard += sum(message[0] in ("meet", "failed") for message in messages)
         return messages
 
     def waits_for_values(self, key, seconds):
-        """Say that this rank is at `seconds` and waits for the values of a collective."""
+        """Report that this rank is at `seconds` and waits for the values of a collective."""
         with contextlib.suppress(OSError):  # what is posted next will fail
             self._connection.send(("at", seconds, key))
 
     def is_idle(self):
-        """Say that this rank has done all that it was given, though others wait for more."""
+        """Report that this rank has done all that it was given, though others wait for more."""
         with contextlib.suppress(OSError):
             self._connection.send(("idle",))
 
     def done(self, key):
-        """Say that this rank needs nothing more of a collective."""
+        """Report that this rank needs nothing more of a collective."""
         with contextlib.suppress(OSError):
             self._connection.send(("done", key))
 
     def leave(self):
-        """Take part in nothing any more."""
+        """Stop taking part."""
         with contextlib.suppress(OSError):
             self._connection.send(("end",))
 

@@ -1,21 +1,22 @@
-"""What a collective returns: a `Work`, and the future that DDP and its hooks ask for."""
+"""What a collective returns: a `Work`, and the future that DDP and its hooks use."""
 
 import torch
 import torch.distributed as dist
 
-from .. import device as registry
-from .. import private, scheduler
+from .. import scheduler, threads
 from ..issuing import raise_now
+from ..private.autograd import in_backward
+from ..private.operators import tree_flatten
 from ..tensor import VirtualTensor
+from .collective import Collective
 
 
 class VirtualWork(dist.Work):
-    """Collectives under way on a virtual GPU.
+    """Collectives under way on one virtual GPU.
 
     Args:
-        ops: their ops, on one device.
         result: the tensors that they write.
-        blocks: whether `wait` lets the host wait, as for a barrier.
+        blocks: whether `wait` blocks the host, as for a barrier.
     """
 
     def __init__(self, ops, result, blocks=False):
@@ -23,7 +24,7 @@ class VirtualWork(dist.Work):
         self._ops, self._result, self._blocks = tuple(ops), result, blocks
 
     def wait(self, timeout=None):
-        """Let the current stream wait; the host only looks whether it has failed already."""
+        """Make the current stream wait; raise if a collective has failed already."""
         for op in self._ops:
             if self._blocks:
                 scheduler.wait(op, op.stream.device.torch_device)
@@ -32,17 +33,18 @@ class VirtualWork(dist.Work):
                 try:
                     raise_now(op, op.stream.device)
                 finally:
-                    op.error = error  # for `exception`, and for who waits once more
+                    op.error = error  # kept for `exception` and the next `wait`
         for device in {op.stream.device for op in self._ops}:
             device.current_stream().wait_for(self._ops)
-        _let_go(self._ops)
+        for op in self._ops:
+            op.drop_tensors()  # whatever uses their memory next runs behind the collective
         return True
 
     synchronize = block_current_stream = wait
 
     def is_completed(self):
         """Return whether the values have arrived."""
-        scheduler.poll()
+        scheduler.clock.poll()
         return not any(map(scheduler.under_way, self._ops))
 
     def is_success(self):
@@ -58,23 +60,22 @@ class VirtualWork(dist.Work):
         return self._result
 
     def source_rank(self):
-        """Raise: a message from any rank is not to be had, as on NCCL."""
+        """Raise RuntimeError: as in NCCL, no message is received from any source."""
         raise RuntimeError("sourceRank() may only be called on a message from any source")
 
     def get_future(self):
         """Return a future of `result`."""
-        current = registry.thread.current
+        current = threads.thread.current
         for op in self._ops:
-            if private.in_backward() and hasattr(current, "used"):
-                current.used.add(op.stream)  # C++ code waits for it, which no stream would notice
+            if in_backward() and hasattr(current, "used"):
+                current.used.add(op.stream)  # the end of backward waits for it: DDP's C++ does not
         return VirtualFuture(self._result)
 
 
 class VirtualFuture(torch.futures.Future):
-    """A future of tensors that collectives write: it is done at once, as all is issued.
+    """A future of tensors that collectives write; done as soon as they are issued.
 
-    What `then` computes with the tensors runs on a stream of its own that waits for them, so that
-    the current stream goes on.
+    `then` computes on a stream of its own that waits for the tensors, so the current one need not.
     """
 
     def __init__(self, result=None):
@@ -83,7 +84,7 @@ class VirtualFuture(torch.futures.Future):
             self.set_result(result)
 
     def wait(self):
-        """Let the current streams wait for the tensors; return them."""
+        """Make the current streams wait for the tensors; return them."""
         result = super().wait()
         for tensor in _tensors(result):
             wait_for_writer(tensor)
@@ -109,21 +110,14 @@ class VirtualFuture(torch.futures.Future):
 
 
 def _tensors(value):
-    leaves = private.tree_flatten(value)[0]
+    leaves = tree_flatten(value)[0]
     return [leaf for leaf in leaves if type(leaf) is VirtualTensor]
 
 
 def wait_for_writer(tensor):
-    """Let the current stream wait for the op that was issued last to write a tensor."""
+    """Make the current stream wait for the op that was issued last to write a tensor."""
     cell = tensor._cell.root()
     if cell.writer is not None:
         cell.layout.device.current_stream().wait_for((cell.writer,))
-        _let_go((cell.writer,))
-
-
-def _let_go(ops):
-    """Let the memory of tensors of collectives go: as of now a stream waits that would use it."""
-    for op in ops:
-        kwargs = op.kwargs  # None once it has ended
-        if kwargs and "call" in kwargs:
-            kwargs["call"].inputs = kwargs["call"].outputs = ()
+        if isinstance(cell.writer, Collective):
+            cell.writer.drop_tensors()

@@ -1,7 +1,4 @@
-"""What DTensor asks of CUDA and of no other device: random numbers by offsets, fused attention.
-
-Both change with the import of torch.distributed.tensor. DTensors of other devices stay as they are.
-"""
+"""What DTensor asks of CUDA and of no other device: random numbers by offsets, fused attention."""
 
 import contextlib
 import functools
@@ -9,20 +6,50 @@ import functools
 import torch
 from torch.nn import functional
 
-from .. import device as registry
-from .. import private
-from ..imports import when_imported
+from .patching import when_imported
+from .tensors import CPUGenerator
 
 _SEEDS = 2**62
 
 
-def adapt_dtensor():
-    """Let DTensors of virtual GPUs draw random numbers and compute attention."""
-    when_imported("torch.distributed.tensor._random", _change_random)
-    when_imported("torch.distributed.tensor._api", _change_attention)
+def patch_dtensor(is_virtual, generator_of):
+    """Make DTensors of virtual GPUs draw random numbers and compute attention.
+
+    Both change with the import of torch.distributed.tensor.
+
+    Args:
+        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
+        generator_of: function of such a device that returns its generator.
+    """
+    when_imported(
+        "torch.distributed.tensor._random",
+        lambda module: _patch_random(module, is_virtual, generator_of),
+    )
+    when_imported(
+        "torch.distributed.tensor._api", lambda module: _patch_attention(module, is_virtual)
+    )
 
 
-def _change_random(module):
+def patch_dtensor_class(change):
+    """Call `change` with the class DTensor once there is one."""
+    when_imported("torch.distributed.tensor._api", lambda module: change(module.DTensor))
+
+
+def _part(tracker, spec):
+    """Return the number of this rank's part of a DTensor, whose copies have the same number.
+
+    Args:
+        tracker: the `OffsetBasedRNGTracker`.
+        spec: the `DTensorSpec`.
+    """
+    from torch.distributed.tensor import _random
+
+    mesh = spec.mesh
+    coordinate = [mesh._sym_get_coordinate(dim) for dim in range(mesh.ndim)]
+    return tracker._calc_shard_linear_idx(*_random._calc_shard_info(coordinate, spec))
+
+
+def _patch_random(module, is_virtual, generator_of):
     tracker = module.OffsetBasedRNGTracker
     distribute_region = tracker._distribute_region
 
@@ -34,19 +61,19 @@ def _change_random(module):
         of virtual GPUs are the CPU's, which have none: each part gets a seed. It comes from a state
         that all ranks share, and all of them share the next one, too.
         """
-        if self._device is None or not registry.is_virtual(self._device):
+        if self._device is None or not is_virtual(self._device):
             with distribute_region(self, spec, generator):
                 yield
             return
         if not self.distribute_region_enabled:
             yield
             return
-        source = registry.find(self._device).generator
-        shared = private.CPUGenerator()
+        source = generator_of(self._device)
+        shared = CPUGenerator()
         shared.set_state((source if generator is None else generator).get_state())
         seed = torch.randint(_SEEDS, (), generator=shared, device="cpu").item()
         before = source.get_state()
-        source.manual_seed(seed + private.part_of_dtensor(self, spec))
+        source.manual_seed(seed + _part(self, spec))
         try:
             yield
         finally:
@@ -56,7 +83,7 @@ def _change_random(module):
     tracker._distribute_region = _distribute_region
 
 
-def _change_attention(module):
+def _patch_attention(module, is_virtual):
     DTensor, Replicate = module.DTensor, module.Replicate  # noqa: N806
     attention = functional.scaled_dot_product_attention
 
@@ -82,7 +109,7 @@ def _change_attention(module):
     @functools.wraps(attention)
     def scaled_dot_product_attention(query, key, value, attn_mask=None, *args, **kwargs):
         """Compute attention of DTensors of virtual GPUs part by part, as fused kernels do."""
-        if not (isinstance(query, DTensor) and registry.is_virtual(query.device)):
+        if not (isinstance(query, DTensor) and is_virtual(query.device)):
             return attention(query, key, value, attn_mask, *args, **kwargs)
         mesh = query.device_mesh
         placements = [

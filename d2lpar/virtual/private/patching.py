@@ -1,10 +1,16 @@
-"""Changing a module of somebody else once it is imported, without importing it."""
+"""Changing modules and classes that are not ours: now, or once they are imported."""
 
 import importlib.abc
 import importlib.machinery
 import sys
 
 _changes = {}  # name of a module -> functions of the module
+
+
+def replace(owner, **values):
+    """Replace names of a module or class."""
+    for name, value in values.items():
+        setattr(owner, name, value)
 
 
 def when_imported(name, change):

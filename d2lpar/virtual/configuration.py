@@ -1,0 +1,196 @@
+"""`virtual_gpus`: how many there are, their figures, and the clock that they keep."""
+
+import os
+import threading
+import warnings
+
+import torch
+
+from . import registry, scheduler
+from .device import Device
+from .hardware import machines_of
+from .limits import cores_of_this_process, memory_of_this_process
+from .links import as_link
+
+MAX_DEVICES = 128  # the index of a torch.device is a signed byte
+SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
+_UNSAID = object()
+_setting_up = threading.Lock()
+_last_call = []  # of `virtual_gpus`: the number of devices and the other arguments; at most one
+
+
+def virtual_gpus(
+    n, threads=None, memory=None, link=_UNSAID, peer_link=_UNSAID, model=None, values=True
+):
+    """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
+
+    `threads`, `memory`, `link`, `peer_link`: one value for all devices, or a list of `n`.
+
+    With `model` they are modelled GPUs: the same operators, but their time is simulated, from the
+    figures of real hardware. `Timer`, `Benchmark`, `Timeline` and `clock` then read the model's
+    time, which begins at 0 with this call.
+
+    Called again, it returns the same devices: it waits for their work, sets them to the new values,
+    and lifts the limit of `torch.vgpu.set_per_process_memory_fraction`. Without `model` they are
+    back on the wall clock.
+
+    Args:
+        n: how many.
+        threads: CPU threads that run a device's kernels; by default the environment variable
+            D2LPAR_THREADS, or one.
+        memory: bytes of a device; by default an equal share of 80 % of what this process may use,
+            or what the modelled GPU has.
+        link: how fast bytes are copied from and to the CPU: a `Link`, a preset's name, bytes per
+            second, or None for copies that take only as long as the CPU takes to write them, or no
+            time on modelled GPUs. By default None, or that of the modelled GPU.
+        peer_link: the same between devices; by default as `link`, or that of the modelled GPU.
+        model: a GPU ("p100", "v100", "v100-32gb", "t4", "rtx4090", "a100", "a100-40gb", "h100",
+            "h200", a `gpu.GPU` or a `Calibration`), or a list of GPUs, one for each device; or
+            a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
+        values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
+            Then `.item()` waits and gives nan, and what needs a value to go on raises RuntimeError.
+
+    Raises:
+        ValueError: a value is out of range, there are more than 128 devices, a list does not have
+            `n` values, no link and no hardware has the name, a device holds more bytes than its new
+            `memory`, `values` is False without a `model`, or `n` GPUs need several machines and
+            these have no network.
+        TypeError: an argument is of the wrong type.
+        RuntimeError: virtual GPUs are not known to work on this version of torch, another package
+            has added a device type to torch, or this process is a fork of one with virtual GPUs.
+        torch.AcceleratorError: work that was issued to a device before has failed.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
+    if n > MAX_DEVICES:
+        raise ValueError(
+            f"torch counts devices up to {MAX_DEVICES}: got {n}; one modelled GPU can stand for "
+            "many equal ones, see d2lpar.virtual.equal_ranks"
+        )
+    if not isinstance(values, bool):
+        raise TypeError(f"values is True or False: got {values!r}")
+    if model is None and not values:
+        raise ValueError("virtual GPUs compute values by the wall clock: values=False needs model")
+    if threads is None:
+        threads = _threads_of_the_environment()
+    given = {"threads": threads, "link": link, "peer_link": peer_link}
+    given = {name: value for name, value in given.items() if value is not _UNSAID}
+    if memory is not None:
+        given |= {"memory": memory}
+    if model is not None:
+        given |= {"model": model, "values": values}
+    machines = None if model is None else machines_of(n, _for_each(n, "model", model))
+    figures = _figures(n, machines, threads, memory, link, peer_link)
+    if machines is None:
+        _warn_of_crowding(sum(figures["threads"]))
+    with _setting_up:
+        _configure(n, figures)
+        if machines is not None:
+            from .model import keep_time_by_a_model
+
+            keep_time_by_a_model(registry.devices[:n], machines, values)
+    _last_call[:] = [(n, given)]
+    # Not within `with`: an interrupt after the call that makes the list would leave it locked.
+    return [device.torch_device for device in registry.devices[:n]]
+
+
+def _figures(n, machines, threads, memory, link, peer_link):
+    """Return the arguments of `n` `Device`s, a dict of lists; `machines` is None or a list."""
+    if machines is not None:
+        gpus = [machine.gpu for machine in machines]
+        memory = [gpu.memory for gpu in gpus] if memory is None else memory
+        link = [gpu.link for gpu in gpus] if link is _UNSAID else link
+        if peer_link is _UNSAID and any(gpu.peer_link for gpu in gpus):
+            links = _for_each(n, "link", link)
+            peer_link = [gpu.peer_link or link for gpu, link in zip(gpus, links, strict=True)]
+    if memory is None:
+        memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
+    link = None if link is _UNSAID else link
+    peer_link = link if peer_link is _UNSAID else peer_link
+    return {
+        "threads": [_positive_int("threads", value) for value in _for_each(n, "threads", threads)],
+        "memory": [_positive_int("memory", value) for value in _for_each(n, "memory", memory)],
+        "link": [as_link(value) for value in _for_each(n, "link", link)],
+        "peer_link": [as_link(value) for value in _for_each(n, "peer_link", peer_link)],
+    }
+
+
+def _configure(n, figures):
+    """Give `n` devices their figures and the wall clock; make those that do not exist yet."""
+    if registry.devices:
+        scheduler.check_process()
+    else:
+        from . import setup
+
+        setup.register()
+        setup.note_forks()
+    in_use = registry.devices[:n]
+    for device, memory in zip(in_use, figures["memory"], strict=False):
+        device.check_memory(memory)
+    for device in in_use:  # before anything changes: this may raise, or be interrupted
+        device.synchronize()
+    registry.keep_time_by_the_wall_clock()
+    for index in range(n):
+        settings = {name: values[index] for name, values in figures.items()}
+        if index < len(registry.devices):
+            registry.devices[index].configure(**settings)
+        else:
+            where = torch.device(registry.device_type, index)
+            registry.devices.append(Device(where, **settings))
+    registry.count = n
+
+
+def figures_of_ranks(nproc):
+    """Return the arguments of `virtual_gpus` for each of `nproc` processes: those of the last call.
+
+    Returns:
+        A dict; None where `virtual_gpus` was not called.
+
+    Raises:
+        ValueError: that call had a list of figures for fewer than `nproc` devices.
+    """
+    if not _last_call:
+        return None
+    n, figures = _last_call[-1]
+    if nproc <= n:
+        return {"n": n, **figures}
+    lists = [name for name, value in figures.items() if isinstance(value, (list, tuple))]
+    if lists:
+        raise ValueError(
+            f"{nproc} ranks have {nproc} virtual GPUs, but {lists[0]} was given for {n} of them"
+        )
+    return {"n": nproc, **figures}
+
+
+def _warn_of_crowding(threads):
+    cores = cores_of_this_process()
+    if threads > 8 * cores:
+        warnings.warn(
+            f"{threads} threads of virtual GPUs share {cores} CPU cores: together they compute no "
+            f"faster than {cores}",
+            stacklevel=3,
+        )
+
+
+def _threads_of_the_environment():
+    text = os.environ.get("D2LPAR_THREADS") or "1"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"D2LPAR_THREADS is a positive whole number, not {text!r}")
+    return int(text)
+
+
+def _for_each(n, name, value):
+    values = list(value) if isinstance(value, (list, tuple)) else [value] * n
+    if len(values) != n:
+        raise ValueError(f"{len(values)} figures of {name} for {n} virtual GPUs: {values}")
+    return values
+
+
+def _positive_int(name, value):
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} of a virtual GPU is a whole number: got {value!r}")
+    if value < 1:
+        raise ValueError(f"{name} of a virtual GPU must be positive: got {value}")
+    return value

@@ -1,0 +1,110 @@
+"""The GPUs that can be modelled: their published figures.
+
+The peaks are those of the makers' documents named as `source`, dense and without sparsity. Memory
+is what torch reports as `total_memory`. The links are measured ones, because a copy never reaches
+the figure on the box.
+"""
+
+from dataclasses import replace
+
+from .gpu import GPU
+from .links import PRESETS
+
+MIB = 2**20
+GPUS = {
+    "p100": GPU(
+        "P100-SXM2-16GB",
+        16280 * MIB,
+        732e9,
+        {"float32": 10.6e12, "float64": 5.3e12},  # torch sums float16 in float32, at that rate
+        56,
+        PRESETS["pcie3-measured"],
+        PRESETS["2xnvlink1-measured"],
+        "NVIDIA Tesla P100 whitepaper WP-08019-001",
+    ),
+    "v100": GPU(
+        "V100-SXM2-16GB",
+        16160 * MIB,
+        900e9,
+        {"float32": 15.7e12, "float16": 125e12, "float64": 7.8e12},
+        80,
+        PRESETS["pcie3-measured"],
+        PRESETS["2xnvlink2-measured"],
+        "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
+    ),
+    "t4": GPU(
+        "T4",
+        15109 * MIB,
+        320e9,
+        {"float32": 8.1e12, "float16": 65e12, "float64": 8.1e12 / 32},
+        40,
+        PRESETS["pcie3-measured"],
+        None,
+        "NVIDIA T4 datasheet",
+    ),
+    "rtx4090": GPU(
+        "GeForce RTX 4090",
+        24563 * MIB,
+        1008e9,
+        {
+            "float32": 82.6e12,
+            "tf32": 82.6e12,
+            "bfloat16": 165.2e12,
+            "float16": 165.2e12,
+            "float64": 82.6e12 / 64,
+        },
+        128,
+        PRESETS["pcie4-measured"],
+        PRESETS["pcie4-through-host-measured"],
+        "NVIDIA Ada architecture whitepaper, appendix A; float16 with sums in float32",
+    ),
+    "a100": GPU(
+        "A100-SXM4-80GB",
+        81158 * MIB,
+        2039e9,
+        {
+            "float32": 19.5e12,
+            "tf32": 156e12,
+            "bfloat16": 312e12,
+            "float16": 312e12,
+            "float64": 9.7e12,
+        },
+        108,
+        PRESETS["pcie4-measured"],
+        PRESETS["nvlink3-measured"],
+        "NVIDIA A100 datasheet",
+    ),
+    "h100": GPU(
+        "H100-SXM5-80GB",
+        81089 * MIB,
+        3350e9,
+        {
+            "float32": 66.9e12,
+            "tf32": 494.7e12,
+            "bfloat16": 989.4e12,
+            "float16": 989.4e12,
+            "float64": 33.5e12,
+        },
+        132,
+        PRESETS["pcie5-measured"],
+        PRESETS["nvlink4-measured"],
+        "NVIDIA H100 architecture whitepaper",
+    ),
+}
+GPUS["v100-32gb"] = replace(
+    GPUS["v100"], name="V100-SXM2-32GB", memory=32494 * MIB, source="NVIDIA V100 datasheet"
+)
+GPUS["a100-40gb"] = replace(
+    GPUS["a100"],
+    name="A100-SXM4-40GB",
+    memory=40441 * MIB,
+    bandwidth=1555e9,
+    source="NVIDIA A100 architecture whitepaper",
+)
+GPUS["h200"] = replace(
+    GPUS["h100"],
+    name="H200-SXM-141GB",
+    memory=143156 * MIB,
+    bandwidth=4800e9,
+    source="NVIDIA H200 product page, its sparse figures halved",
+)

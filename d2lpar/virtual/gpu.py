@@ -1,0 +1,145 @@
+"""A GPU as its datasheet describes it, and the time of a kernel on it."""
+
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from math import ceil
+
+import torch
+
+from .links import Link
+from .private.operators import tf32_is_allowed
+
+# What is not in any datasheet, and what it was fitted to: rows of one GPU, never of several.
+PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
+TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 (see SOURCES)
+MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
+LEAST_SECONDS = 3e-6  # of a kernel on a V100, from the launch of one to that of the next
+TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
+UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
+TILES = (128, 64, 32)  # sides of the tiles that a multiprocessor computes at a time
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A GPU as its datasheet describes it.
+
+    Args:
+        name: what it is called.
+        memory: bytes.
+        bandwidth: of its memory, bytes/s.
+        peaks: FLOP/s of products by what they compute in: "float64", "float32", "tf32", "bfloat16",
+            "float16". A dtype that is missing runs as float32.
+        multiprocessors: their number; each computes one tile of a product at a time.
+        link: its `Link` to the CPU.
+        peer_link: its `Link` to other GPUs of the machine; None for the way over `link`.
+        source: where the figures come from.
+    """
+
+    name: str
+    memory: int
+    bandwidth: float
+    peaks: dict = field(hash=False)
+    multiprocessors: int
+    link: Link
+    peer_link: Link | None = None
+    source: str = "the caller"
+
+    def __post_init__(self):
+        figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
+        figures["multiprocessors"] = self.multiprocessors
+        for name, value in figures.items():
+            if isinstance(value, str) or not value > 0:
+                raise ValueError(f"{name} of a GPU must be a positive number: got {value!r}")
+        for unit in self.peaks:
+            if unit not in UNITS:
+                raise ValueError(f"peaks of a GPU are those of {', '.join(UNITS)}: got {unit!r}")
+        if "float32" not in self.peaks:
+            raise ValueError(f"a GPU needs its peak for float32: got {list(self.peaks)}")
+
+    def kernel_seconds(self, kernel):
+        """Return how long a `Kernel` takes: the longest of three.
+
+        - LEAST_SECONDS;
+        - its bytes, at MEMORY_EFFICIENCY of the bandwidth of the memory;
+        - its products of matrices, one after the other, see `product_seconds`. Where these are not
+          known it warns, once for each operator.
+        """
+        if kernel.products is None:
+            _warn_of_unknown_products(kernel.name)
+        products = sum(
+            self.product_seconds(each, kernel.dtype, kernel.name) for each in kernel.products or ()
+        )
+        num_bytes = kernel.num_bytes / (MEMORY_EFFICIENCY * self.bandwidth)
+        return max(LEAST_SECONDS, num_bytes, products)
+
+    def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
+        """Return how long a `Product` takes.
+
+        The result is cut into square tiles. Each multiprocessor computes one tile at a time, so the
+        tiles run in waves, the last of which may leave most multiprocessors idle: small and narrow
+        products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). The sums can
+        be split into parts, too. The fastest of all these ways counts, as a library chooses it.
+
+        Args:
+            product: a `Product`.
+            dtype: of the matrices.
+            name: of the operator; convolutions of float32 may use TF32 where products may not.
+        """
+        unit = self.unit(dtype, name)
+        rate = self._rate(unit) / self.multiprocessors  # of one of them
+        best = float("inf")
+        for tile in TILES:
+            relative = tile / (tile + TILE_LOSS) * (TILES[0] + TILE_LOSS) / TILES[0]
+            tiles = product.batch * ceil(product.m / tile) * ceil(product.n / tile)
+            for split in SPLITS:
+                if split > 1 and product.k < 64 * split:
+                    break
+                waves = ceil(tiles * split / self.multiprocessors)
+                flops = 2 * tile * tile * ceil(product.k / split)
+                best = min(best, waves * flops / (relative * rate))
+        return best
+
+    def _rate(self, unit):
+        on_tensor_cores = unit not in ("float64", "float32")
+        reached = TENSOR_CORE_EFFICIENCY if on_tensor_cores else PRODUCT_EFFICIENCY
+        return reached * self.peaks.get(unit, 0.0)
+
+    def unit(self, dtype, name="aten.mm"):
+        """Return what products of `dtype` are computed in, a key of `peaks`.
+
+        It is TF32 for float32 where the GPU has it and torch allows it: by default for
+        convolutions only, see `torch.backends.cudnn.allow_tf32`.
+        """
+        unit = str(dtype).removeprefix("torch.")
+        if unit == "float32" and self._rate("tf32") > self._rate("float32"):
+            in_products, in_convolutions = tf32_is_allowed()
+            if in_convolutions if "convolution" in name else in_products:
+                return "tf32"
+        return unit if unit in self.peaks else "float32"
+
+    def rows(self):
+        """Return rows of a table about it: pairs of strings."""
+        peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
+        return [
+            (
+                f"{self.name}",
+                f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})",
+            ),
+            (
+                "fitted",
+                f"products reach {PRODUCT_EFFICIENCY:g} of the peak, on tensor cores "
+                f"{TENSOR_CORE_EFFICIENCY:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
+                f"least {LEAST_SECONDS * 1e6:g} µs",
+            ),
+        ]
+
+
+@cache
+def _warn_of_unknown_products(name):
+    warnings.warn(
+        f"{name} is counted by its bytes only: its products are not known to the model, so that it "
+        "may take longer on a GPU",
+        stacklevel=3,
+    )

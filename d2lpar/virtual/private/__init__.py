@@ -1,0 +1,52 @@
+"""Everything that virtual GPUs take from torch's private interface, a module for each subject.
+
+    patching        replacing names in modules that are not ours, also once they are imported
+    tensors         wrapper tensors, their storages, and how they are pickled
+    operators       schemas, kernels, shape inference, autocast and TF32
+    autograd        the backward pass
+    registration    the device type, and torch's classes and functions that know devices
+    guards          answers in machine code where torch's C++ code may not call Python
+    modules         nn.Module, nn.DataParallel and optimizers
+    cuda            torch.cuda, and "cuda" where torch's C++ code meets it
+    compiling       torch.compile
+    process_groups  torch.distributed
+    dtensor         DTensor
+    fsdp            fully_shard and FullyShardedDataParallel
+
+Nothing here imports the rest of d2lpar: what torch is to call is passed in. No other module of
+d2lpar uses a private name of torch; `tests/lint/test_private_names.py` looks.
+"""
+
+import platform
+import sys
+import sysconfig
+
+FIRST, LAST = (2, 11), (2, 15)  # versions of torch
+FIRST_PYTHON, LAST_PYTHON = (3, 11), (3, 13)
+
+
+def check_version(version):
+    """Raise RuntimeError where virtual GPUs are not known to work on this version of torch."""
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    if not FIRST <= numbers <= LAST:
+        raise RuntimeError(
+            f"virtual GPUs work on torch {FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}; "
+            f"this is torch {version}"
+        )
+
+
+def check_python():
+    """Raise RuntimeError where virtual GPUs are not known to work on this Python.
+
+    They rest on CPython's lock, and on where CPython raises KeyboardInterrupt.
+    """
+    name, version = platform.python_implementation(), platform.python_version()
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        name = "free-threaded CPython"
+    tried = FIRST_PYTHON <= sys.version_info[:2] <= LAST_PYTHON
+    if name != "CPython" or not tried:
+        first, last = (".".join(map(str, numbers)) for numbers in (FIRST_PYTHON, LAST_PYTHON))
+        raise RuntimeError(
+            f"virtual GPUs work on CPython {first} to {last}, with its global lock; this is {name} "
+            f"{version}: make an environment with CPython {last}"
+        )

@@ -1,0 +1,86 @@
+"""The backward pass: its numbers, its threads, and what it leaves behind when it fails."""
+
+import contextlib
+import functools
+import threading
+
+import torch
+
+from .tensors import own_device
+
+sequence_number = torch.autograd._get_sequence_nr  # of the next operator that autograd makes
+
+
+def in_backward():
+    """Return whether the calling thread is in a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+backward_number = torch._C._current_graph_task_id  # of the backward pass; -1 outside of one
+autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread
+
+
+def forward_number(node):
+    """Return the number of the operator of the forward that an autograd node belongs to.
+
+    It is None for a node that belongs to none, as the accumulation of a gradient.
+    """
+    number = node._sequence_nr()
+    return number if number < _NUMBERS_WITHOUT_FORWARD else None
+
+
+_NUMBERS_WITHOUT_FORWARD = 2**62
+_below_autograd = threading.local()
+
+
+def set_below_autograd():
+    """Make the operators of the calling thread bypass autograd as long as the thread lives."""
+    _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
+
+
+def patch_backward(streams_of_forward):
+    """Run backward of virtual GPUs in the calling thread.
+
+    There it only issues; and torch has one queue of backward for all virtual GPUs anyway.
+
+    Args:
+        streams_of_forward: function that returns a context manager, within which each operator is
+            issued to the stream of its forward.
+    """
+    graph = torch.autograd.graph
+    run_backward = graph._engine_run_backward
+
+    @functools.wraps(run_backward)
+    def _run_backward(tensors, *args, **kwargs):
+        if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
+            return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
+        multithreading = torch._C._is_multithreading_enabled()
+        try:
+            torch._C._set_multithreading_enabled(False)
+            with streams_of_forward():
+                return run_backward(tensors, *args, **kwargs)
+        except BaseException:
+            if not in_backward():  # no other backward is around this one
+                drop_tasks()
+            raise
+        finally:
+            torch._C._set_multithreading_enabled(multithreading)
+
+    def drop_tasks():
+        """Make torch drop the tasks of a failed backward, and the tensors in them.
+
+        Otherwise they stay in the thread's queue until its next backward.
+        """
+        with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
+            leaf = torch.zeros((), requires_grad=True, device="cpu")
+            ones = torch.ones((), device="cpu")
+            run_backward((leaf * 1,), (ones,), False, False, (), accumulate_grad=True)
+
+    graph._engine_run_backward = _run_backward
+    torch.autograd._engine_run_backward = _run_backward
+
+
+def _roots(tensors):
+    if isinstance(tensors, torch.Tensor):
+        return (tensors,)
+    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]

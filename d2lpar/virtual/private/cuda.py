@@ -1,0 +1,95 @@
+"""The names under which programs and torch's C++ code know CUDA."""
+
+import functools
+import warnings
+
+import torch
+
+from .guards import install_cuda_guard
+
+_libraries = []  # kept alive: a torch.library.Library takes back what it registered
+# The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
+# are composed of these.
+_FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
+
+
+def register_cuda(factory):
+    """Make torch's C++ code find virtual GPUs under "cuda", also in a build for CUDA.
+
+    Args:
+        factory: function(func, *args, **kwargs) for operators without a tensor.
+
+    Raises:
+        RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
+    """
+    install_cuda_guard()
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(factory, "CUDA")
+    _libraries.append(library)
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CUDA build says that its kernels are replaced
+        for name in _FACTORIES:
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, functools.partial(factory, func), "CUDA")
+    _libraries.append(library)
+
+
+def replace_in_cuda(values):
+    """Replace those names of `torch.cuda` and its modules that there are in this torch."""
+    cuda = torch.cuda
+    for name, value in values.items():
+        for home in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
+            if hasattr(home, name):
+                setattr(home, name, value)
+
+
+def replace_factories(names, change):
+    """Replace functions of torch that make tensors; TorchScript takes both for the same.
+
+    Args:
+        names: of the functions.
+        change: function of one of them that returns the one in its place.
+    """
+    from torch.jit import _builtins
+    from torch.utils import _device
+
+    _device._device_constructors()  # torch notes what torch.set_default_device is for, once
+    for name in names:
+        changed = change(getattr(torch, name))
+        _builtins._register_builtin(changed, _builtins._find_builtin(getattr(torch, name)))
+        setattr(torch, name, changed)
+
+
+def skip_initialization():
+    """Keep torch from initialising CUDA: a build without it cannot, one with it finds no GPU."""
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda._initialized = True
+
+
+def patch_autocast():
+    """Make autocast("cuda") that of the type by which torch's C++ code knows virtual GPUs."""
+
+    def translated(function):
+        @functools.wraps(function)
+        def call(device_type="cuda", *args, **kwargs):
+            return function("vgpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+        return call
+
+    for name in (
+        "is_autocast_enabled",
+        "set_autocast_enabled",
+        "get_autocast_dtype",
+        "set_autocast_dtype",
+    ):
+        setattr(torch, name, translated(getattr(torch, name)))
+    torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cuda")
+    init = torch.amp.autocast.__init__
+
+    @functools.wraps(init)
+    def __init__(self, device_type, *args, **kwargs):
+        init(self, "vgpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    torch.amp.autocast.__init__ = __init__

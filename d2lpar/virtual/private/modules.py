@@ -1,0 +1,88 @@
+"""nn.Module, nn.DataParallel and optimizers."""
+
+import functools
+from types import FunctionType, SimpleNamespace
+
+import torch
+from torch.optim.optimizer import _foreach_supported_types as of_optimizers
+from torch.utils._foreach_utils import _foreach_supported_types as of_utilities
+
+
+def swap_in_spite_of_weak_references(is_ours):
+    """Allow swap_tensors despite weak references, as CUDA's tensors may change `data`.
+
+    A weak reference stays valid: the object is the same.
+
+    Args:
+        is_ours: function that tells whether a tensor is on a virtual GPU.
+    """
+    swap = torch.utils.swap_tensors
+    none = SimpleNamespace(getweakrefs=lambda tensor: ())
+    swap_all = FunctionType(swap.__code__, {**swap.__globals__, "weakref": none}, swap.__name__)
+
+    @functools.wraps(swap)
+    def swap_tensors(t1, t2):
+        return (swap_all if is_ours(t1) or is_ours(t2) else swap)(t1, t2)
+
+    torch.utils.swap_tensors = swap_tensors
+
+
+def swap_when_modules_move():
+    """Make `module.to` swap parameters, since assigning `data` cannot move a virtual tensor.
+
+    `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
+    as on CUDA, unless the program has asked for swapping before.
+    """
+    if torch.__future__.get_swap_module_params_on_conversion():
+        return
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    torch.nn.Module._load_from_state_dict = without_swapping(torch.nn.Module._load_from_state_dict)
+
+
+def without_swapping(function):
+    """Return a function that does the same, while modules do not swap parameters."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        before = torch.__future__.get_swap_module_params_on_conversion()
+        torch.__future__.set_swap_module_params_on_conversion(False)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            torch.__future__.set_swap_module_params_on_conversion(before)
+
+    return call
+
+
+def allow_foreach(tensor_class):
+    """Allow the foreach kernels of optimizers and `clip_grad_norm_`, as on CUDA."""
+    of_optimizers.append(tensor_class)
+    of_utilities.append(tensor_class)
+
+
+def patch_data_parallel(comm, is_ours, get_stream, device_type):
+    """Give nn.DataParallel what it has for CUDA only.
+
+    Args:
+        comm: a module with scatter, gather, broadcast and the two coalesced functions.
+        is_ours: function that tells whether tensors are on virtual GPUs.
+        get_stream: function of a device that returns a side stream for copies to it.
+        device_type: what programs call the devices.
+    """
+    from torch.nn.parallel import _functions, data_parallel
+    from torch.nn.parallel import comm as torch_comm
+
+    for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
+        setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
+    torch_comm.scatter = comm.scatter
+    data_parallel._get_available_device_type = lambda: device_type
+    torch._utils._get_available_device_type = lambda: device_type
+    _functions._get_stream = get_stream
+
+
+def _choose(theirs, ours, test):
+    @functools.wraps(theirs)
+    def function(tensors, *args, **kwargs):
+        return (ours if test(tensors) else theirs)(tensors, *args, **kwargs)
+
+    return function

@@ -1,0 +1,178 @@
+"""torch.distributed: backends, stores, reductions and the hooks of DistributedDataParallel."""
+
+import functools
+import inspect
+
+import torch
+
+
+def patch_process_groups(translate):
+    """Translate the names of CUDA's backends where programs create process groups.
+
+    Args:
+        translate: function of the name of a backend; it returns that of virtual GPUs.
+    """
+    from torch.distributed import constants
+    from torch.distributed import distributed_c10d as c10d
+
+    torch.distributed.is_nccl_available = lambda: True
+
+    helper = c10d._new_process_group_helper
+    signature = inspect.signature(helper)
+
+    @functools.wraps(helper)
+    def _new_process_group_helper(*args, **kwargs):
+        call = signature.bind(*args, **kwargs)
+        given = call.arguments["backend"]
+        call.arguments["backend"] = c10d.Backend(translate(str(given)))
+        call.arguments["device_id"] = None  # NCCL connects early where it is given
+        call.arguments["backend_options"] = None  # these are for NCCL, too
+        group, store = helper(*call.args, **call.kwargs)
+        if group in c10d._world.pg_map:  # a rank that is not in the group has none
+            c10d._world.pg_map[group] = given, c10d._world.pg_map[group][1]
+        return group, store
+
+    c10d._new_process_group_helper = _new_process_group_helper
+    if c10d.default_pg_nccl_timeout is None:  # in a build without NCCL
+        c10d.default_pg_nccl_timeout = constants.default_pg_timeout
+
+
+if torch.distributed.is_available():
+    from torch._C._distributed_c10d import (  # noqa: F401
+        AllreduceCoalescedOptions,
+        AllreduceOptions,
+        AllToAllOptions,
+        BroadcastOptions,
+        GatherOptions,
+        ReduceOptions,
+        ReduceScatterOptions,
+        ScatterOptions,
+    )
+
+    resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
+
+    SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
+
+
+def register_process_groups(name, create, is_virtual):
+    """Register the backend `name` of torch.distributed for vgpu; `create` makes its groups.
+
+    Args:
+        name: of the backend.
+        create: function of torch's options for any backend, and those for this one.
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+    """
+    if torch.distributed.is_available():
+        register = torch.distributed.Backend.register_backend
+        register(name, create, extended_api=True, devices=["vgpu"])
+        logger = torch.distributed.Logger
+        logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
+
+        patch_hooks(is_virtual)
+        _leave_out_flight_recorder()
+
+
+def _without_timers(log):
+    """Return a method of DDP's logger that leaves statistics of time out, which it has for CUDA.
+
+    It would warn of that, on stderr.
+    """
+
+    @functools.wraps(log)
+    def set_runtime_stats_and_log(self):
+        if self._get_ddp_logging_data().strs_map["backend_name"] != "vccl":
+            log(self)
+
+    return set_runtime_stats_and_log
+
+
+def _leave_out_flight_recorder():
+    """Keep torch 2.15's flight recorder away from groups in Python, which it cannot record."""
+    c10d = torch.distributed.distributed_c10d
+    attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
+    if attach is not None:
+
+        @functools.wraps(attach)
+        def _maybe_attach_flight_recorder(pg, *args, **kwargs):
+            if type(pg) is torch.distributed.ProcessGroup:
+                attach(pg, *args, **kwargs)
+
+        c10d._maybe_attach_flight_recorder = _maybe_attach_flight_recorder
+
+
+def patch_hooks(is_virtual):
+    """Allow DDP's hooks for bfloat16, and replace its hooks in C++ by those in Python.
+
+    Hooks in C++ need futures that cannot be made in Python.
+
+    Args:
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+    """
+    ddp = torch.nn.parallel.DistributedDataParallel
+    register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
+
+    @functools.wraps(register)
+    def _register_builtin_comm_hook(self, comm_hook_type):
+        if not is_virtual(torch.device(self.device_type)):
+            return register(self, comm_hook_type)
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        is_fp16 = comm_hook_type == torch.distributed.BuiltinCommHookType.FP16_COMPRESS
+        hook = default_hooks.fp16_compress_hook if is_fp16 else default_hooks.allreduce_hook
+        return self.register_comm_hook(self.process_group, hook)
+
+    @functools.wraps(check)
+    def _check_comm_hook(self, hook):
+        ours = is_virtual(torch.device(self.device_type))
+        if not (ours and hook.__name__.startswith("bf16_")):
+            check(self, hook)
+
+    ddp._register_builtin_comm_hook = _register_builtin_comm_hook
+    ddp._check_comm_hook = _check_comm_hook
+
+
+def waits_when_used(tensor):
+    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor(tensor)
+
+
+def add_gloo(group, gloo):
+    """Make a process group of gloo's the only backend of a plain `ProcessGroup`."""
+    group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
+    group._set_default_backend(group.BackendType.GLOO)
+
+
+def num_collectives():
+    """Return how many collectives this rank has started in the default process group."""
+    return torch.distributed.group.WORLD._get_sequence_number_for_group()
+
+
+def kind_of_reduction(op):
+    """Return the `ReduceOp.RedOpType` of a `ReduceOp`, or of such a type itself."""
+    return op.op if hasattr(op, "op") else op
+
+
+def factor_of_reduction(op):
+    """Return the factor of a `ReduceOp.PREMUL_SUM`, a number or a tensor."""
+    return op.factor
+
+
+def default_store():
+    """Return the store of the default process group."""
+    return torch.distributed.distributed_c10d._get_default_store()
+
+
+def fake_store():
+    """Return a store of torch's fake process group, in which one rank stands for all."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def is_fake_store(store):
+    """Return whether a store is that of torch's fake process group: there are no other ranks."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return type(store).__name__ == "FakeStore"

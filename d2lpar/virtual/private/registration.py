@@ -1,0 +1,139 @@
+"""The device type `vgpu`, and torch's classes and functions that know devices."""
+
+import functools
+
+import torch
+
+from .guards import DeviceGuard, Hooks, answer_without_python
+from .modules import swap_when_modules_move
+from .tensors import CPUGenerator
+
+BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in their place
+_libraries = []  # kept alive: a torch.library.Library takes back what it registered
+
+
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, autocast):
+    """Make the device type `vgpu` known to torch.
+
+    Args:
+        module: `torch.vgpu`.
+        factory: function(func, *args, **kwargs) for operators without a tensor of ours.
+        copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
+        is_pinned, pin: functions of a CPU tensor.
+        restore: function(storage, location) for torch.load.
+        autocast: function(library) that adds the kernels of autocast.
+
+    Raises:
+        RuntimeError: another package has added a device type to torch.
+    """
+    name = torch._C._get_privateuse1_backend_name()
+    if name != "privateuseone":
+        raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(
+        "vgpu", backend_module=module, hook=Hooks(), device_guard=DeviceGuard()
+    )
+    answer_without_python()
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(factory, "PrivateUse1")
+    _libraries.append(library)
+    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off.
+    # Within a TorchDispatchMode torch then finds no fallback, only kernels of these operators.
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", copy_, "PrivateUse1")
+    empty_strided = torch.ops.aten.empty_strided.default
+    library.impl(empty_strided, functools.partial(factory, empty_strided), "PrivateUse1")
+    library.impl("is_pinned", lambda tensor, device=None: is_pinned(tensor), "CPU")
+    library.impl("_pin_memory", lambda tensor, device=None: pin(tensor.clone()), "CPU")
+    autocast(library)
+    _libraries.append(library)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    _libraries.append(library)
+    swap_when_modules_move()
+    # a low number, to come before torch's own, which would ask for memory on the device
+    torch.serialization.register_package(15, lambda storage: None, restore)
+
+
+def patch_default_dtype(wait):
+    """Call `wait` before the default dtype changes.
+
+    Queued kernels read it when they run, and torch has one for all threads, so that an engine
+    cannot have its own. The patch stays, and does nothing else.
+    """
+    set_dtype = torch.set_default_dtype
+
+    @functools.wraps(set_dtype)
+    def set_default_dtype(d):
+        wait()
+        set_dtype(d)
+
+    torch.set_default_dtype = set_default_dtype
+
+
+def patch_classes(stream, event, generator, is_virtual):
+    """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
+
+    Args:
+        stream, event, generator: functions of a device (`vgpu` or `vgpu:i`) and further arguments
+            that make ours.
+        is_virtual: function that tells whether a `torch.device` is one of ours.
+    """
+    torch.Stream = _with_our_devices(BaseStream, stream, is_virtual)
+    torch.Event = _with_our_devices(BaseEvent, event, is_virtual)
+    torch.Generator = _with_our_devices(CPUGenerator, generator, is_virtual)
+
+
+def _with_our_devices(base, make, is_virtual):
+    """Return a class in the place of `base`; called with a device of ours, it calls `make`."""
+
+    class Meta(type(base)):
+        def __call__(cls, *args, **kwargs):
+            if cls is not stand_in:  # a class that a user derived
+                return super().__call__(*args, **kwargs)
+            device = kwargs.get("device", args[0] if args else None)
+            if isinstance(device, (str, torch.device)) and is_virtual(torch.device(device)):
+                rest = args[1:] if args else ()
+                kwargs.pop("device", None)
+                return make(torch.device(device), *rest, **kwargs)
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return issubclass(subclass, base)
+
+    namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
+    stand_in = Meta(base.__name__, (base,), namespace)
+    return stand_in
+
+
+def patch_accelerator(module, device_type):
+    """Replace the functions of torch.accelerator by those of `module`, which is torch.vgpu.
+
+    Args:
+        module: the module.
+        device_type: what programs call the devices.
+    """
+    for name, function in {
+        "current_accelerator": lambda check_available=False: torch.device(device_type),
+        "current_device_index": module.current_device,
+        "current_device_idx": module.current_device,
+        "set_device_index": module.set_device,
+        "set_device_idx": module.set_device,
+        "current_stream": module.current_stream,
+        "set_stream": module.set_stream,
+        "synchronize": module.synchronize,
+        "device_index": module.device,
+        "memory_allocated": module.memory_allocated,
+        "max_memory_allocated": module.max_memory_allocated,
+        "memory_reserved": module.memory_reserved,
+        "max_memory_reserved": module.max_memory_reserved,
+        "memory_stats": module.memory_stats,
+        "reset_peak_memory_stats": module.reset_peak_memory_stats,
+        "empty_cache": module.empty_cache,
+    }.items():
+        setattr(torch.accelerator, name, function)
+    torch._C._get_accelerator = lambda check=None: torch.device(device_type)

@@ -1,0 +1,84 @@
+"""Wrapper tensors, their storages, and how they are pickled."""
+
+import functools
+from collections import OrderedDict
+
+import torch
+
+CPUGenerator = torch._C.Generator
+make_wrapper = torch.Tensor._make_wrapper_subclass
+no_torch_function = torch._C._disabled_torch_function_impl
+# Context managers; within them torch calls no Python code of ours.
+no_dispatch = torch._C._DisableTorchDispatch
+no_torch_function_at_all = torch._C.DisableTorchFunction
+set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+own_device = torch.Tensor.device.__get__  # a tensor's device as torch's C++ code knows it
+
+
+def storage_id(tensor):
+    """Return an identity of the storage of a CPU or meta tensor; no two storages share it."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensor_string(tensor):
+    """Return the text of a CPU tensor that stands between "tensor(" and the closing bracket."""
+    return torch._tensor_str._tensor_str(tensor, len("tensor("))
+
+
+def is_parameter(tensor):
+    """Return whether `tensor` counts as an nn.Parameter."""
+    return getattr(tensor, "_is_param", False)
+
+
+def rebuild_tensor_arguments(tensor, values, storage):
+    """Return what pickle needs to make a tensor again as torch does for one on CUDA.
+
+    Args:
+        tensor: the tensor.
+        values: a CPU tensor with its values.
+        storage: the untyped storage of `values`, or one that stands for it.
+
+    Returns:
+        A function and a tuple of its arguments.
+    """
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
+    layout = values.storage_offset(), tuple(values.shape), values.stride()
+    arguments = (typed, *layout, tensor.requires_grad, OrderedDict())
+    return torch._utils._rebuild_tensor_v2, arguments
+
+
+def rebuild_parameter_arguments(tensor):
+    """Return what pickle needs to make an nn.Parameter again: a function and its arguments."""
+    return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
+
+
+def take_tensors(tensors, buffer_size):
+    """Yield `tensors` in groups of one dtype and at most `buffer_size` bytes, or of one tensor."""
+    return torch._utils._take_tensors(tensors, buffer_size)
+
+
+def reorder_as(tensors, ordered):
+    """Return `tensors`, grouped as by `take_tensors`, in the order of `ordered`."""
+    return torch._utils._reorder_tensors_as(tensors, ordered)
+
+
+def patch_make_wrapper(own_device, say_cuda):
+    """Give classes that wrap tensors of virtual GPUs these devices in torch's C++ code, too.
+
+    Args:
+        own_device: function of a device that returns it as torch's C++ code knows it.
+        say_cuda: function that makes the tensors of a class say "cuda" for such a device.
+    """
+    say_it = set()
+
+    @functools.wraps(make_wrapper)
+    def _make_wrapper_subclass(cls, *args, device=None, **kwargs):
+        if device is not None:
+            own = own_device(device)
+            if own is not device and cls not in say_it:
+                say_it.add(cls)
+                say_cuda(cls)
+            device = own
+        return make_wrapper(cls, *args, device=device, **kwargs)
+
+    torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)

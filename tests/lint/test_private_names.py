@@ -1,0 +1,139 @@
+"""Private names of torch, and patches of it, stay in `d2lpar/virtual/private/`.
+
+Elsewhere in `d2lpar/` these are faults:
+
+- an import from torch, or an attribute of what was imported from it, whose name begins with `_`,
+  and a text that names one, "torch.distributed.tensor._api";
+- an attribute `x._name` of anything, where no class or module of d2lpar defines `_name`;
+- an assignment to an attribute of what was imported from torch, or of a parameter called `module`:
+  functions that change a module of torch once it is imported have one.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PRIVATE = ROOT / "d2lpar" / "virtual" / "private"
+# torch's documentation describes subclasses of its elastic agent ("Extending the Agent"); what they
+# override and use has names with `_`.
+AGENT = ROOT / "d2lpar" / "processes" / "agent.py"
+SOURCES = sorted(set((ROOT / "d2lpar").rglob("*.py")) - set(PRIVATE.rglob("*.py")) - {AGENT})
+IN_TEXT = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
+
+
+def is_private(name):
+    return name.startswith("_") and not name.endswith("__")
+
+
+def definitions(tree):
+    """Return the private names that a file gives to functions, classes, variables, attributes."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
+            names.add(node.attr if isinstance(node, ast.Attribute) else node.id)
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add(node.asname)
+        elif isinstance(node, ast.Constant):  # of __slots__
+            names.add(node.value)
+    return {name for name in names if isinstance(name, str) and is_private(name)}
+
+
+def faults(source, ours):
+    """Yield a line number and a text for each fault in the source of a module.
+
+    Args:
+        source: the text.
+        ours: private names that d2lpar defines.
+    """
+    tree = ast.parse(source)
+    imported = {}  # name -> whether it comes from torch
+    texts = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                imported[alias.asname or top] = top == "torch"
+                if top == "torch" and any(map(is_private, alias.name.split("."))):
+                    yield node.lineno, f"import {alias.name}"
+        elif isinstance(node, ast.ImportFrom):
+            top = "" if node.level else node.module.partition(".")[0]
+            for alias in node.names:
+                imported[alias.asname or alias.name] = top == "torch"
+                path = f"{node.module}.{alias.name}"
+                if top == "torch" and any(map(is_private, path.split("."))):
+                    yield node.lineno, f"import {path}"
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            texts.add(node.value)
+    imported["module"] = True
+
+    def root(node):
+        while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+            node = node.func if isinstance(node, ast.Call) else node.value
+        return node.id if isinstance(node, ast.Name) else None
+
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            of_torch = imported.get(root(node))
+            if is_private(node.attr) and (of_torch or of_torch is None and node.attr not in ours):
+                yield node.lineno, ast.unparse(node)
+            elif of_torch and not isinstance(node.ctx, ast.Load):
+                yield node.lineno, f"{ast.unparse(node)} = ..."
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            if imported.get(root(node.args[0])):
+                yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
+            if IN_TEXT.fullmatch(node.value):
+                yield node.lineno, repr(node.value)
+
+
+EXAMPLES = """
+import os, sys
+import torch
+import torch.distributed as dist
+import torch._dynamo                                                    # fault
+from torch import nn
+from torch.utils._pytree import tree_map                                # fault
+from torch._C import Generator                                          # fault
+from .private.operators import function_of
+from .private import guards as _guards
+
+class Mine(nn.Module):
+    __slots__ = ("_slot",)
+    _field = 1
+
+    def _method(self):
+        self._own = os._exit, sys._getframe()
+        return self._field, self._slot, self.other._method(), self.__dict__, _guards._own
+
+def patch(module, x):
+    x._mark = torch.__version__
+    module.load = patch                                                 # fault
+    torch.compile = patch                                               # fault
+    setattr(torch.cuda, "x", 1)                                         # fault
+    del dist.all_reduce                                                 # fault
+    nn.Module.forward = patch                                           # fault
+    setattr(x, "y", 1)
+    return x._mark, x._backward_hooks, torch.utils._pytree, x.y()._op   # fault fault fault
+    "the text torch._C.x in a sentence", "torch.distributed._tensor"    # fault
+    "torch.distributed.tensor"
+"""
+
+
+def test_the_check_finds_faults_and_only_these():
+    found = [line for line, _ in faults(EXAMPLES, definitions(ast.parse(EXAMPLES)))]
+    lines = EXAMPLES.splitlines()
+    expected = [i for i, line in enumerate(lines, 1) for _ in range(line.count("fault"))]
+    assert sorted(found) == expected
+
+
+def test_no_private_name_outside_private():
+    ours = {name for path in SOURCES for name in definitions(ast.parse(path.read_text("utf-8")))}
+    found = [
+        f"{path.relative_to(ROOT)}:{line}: {text}"
+        for path in SOURCES
+        for line, text in faults(path.read_text("utf-8"), ours)
+    ]
+    assert len(SOURCES) > 50 and not found, "\n" + "\n".join(found)

@@ -1,0 +1,205 @@
+"""What rests on the layout of torch's C++ tables: wrong numbers, denied pages, and the way back.
+
+A wrong place may crash, so each test has a process of its own.
+"""
+
+import platform
+import re
+import sys
+
+import fresh
+import pytest
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
+    reason="machine code is known for Linux on x86-64 and 64-bit ARM",
+)
+
+BEGIN = """
+import ctypes, mmap, os, platform, signal, warnings
+import torch
+import d2lpar.virtual
+from d2lpar.virtual.private import guards
+
+def tables():
+    "Return the addresses of the tables of methods that torch uses."
+    get_hooks = guards._library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
+    get_hooks.restype = ctypes.c_void_p
+    guard = guards._guards()[guards.PRIVATE_USE_1]
+    return [ctypes.c_void_p.from_address(object).value for object in (guard, get_hooks()) if object]
+
+def work(device):
+    x = torch.ones(3, 3, device=device, requires_grad=True)
+    (x @ x).sum().backward()
+    y = torch.ones(3).pin_memory().to("vgpu", non_blocking=True)
+    assert x.grad.cpu().eq(6).all() and (y + 1).sum().item() == 6 and y.device == device
+
+def switch_on():
+    "Return a device and the warnings."
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        (device,) = d2lpar.virtual.virtual_gpus(1)
+    work(device)
+    return device, caught
+
+CRASH, HANG = {"x86_64": ("0f0b", "ebfe"), "aarch64": ("00000000", "00000014")}[platform.machine()]
+"""
+
+WITHOUT = """
+device, caught = switch_on()
+(warning,) = caught
+print(warning.message)
+assert warning.filename == "<string>"  # the line that calls virtual_gpus, as far as it goes
+assert "an error in backward may end this process" in str(warning.message)
+guards._asked.clear()
+work(device)
+assert "type_" in guards._asked  # torch asks Python, as its own table says
+assert not torch.empty(1).is_pinned()
+from d2lpar.virtual import as_cuda
+try:
+    as_cuda.register_cuda(None)
+except RuntimeError as error:
+    assert "virtual GPUs cannot stand for CUDA's" in str(error), error
+else:
+    raise AssertionError("d2lpar run is not refused")
+"""
+
+
+def run(code):
+    done = fresh.run(BEGIN + code, fresh.SET_UP)
+    assert done.returncode == 0, done.stderr
+    # Triton, which comes with CUDA builds of torch, may report leaks at the end.
+    assert not re.search("Traceback|Fatal|Warning|terminate", done.stderr), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("also", ["", "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"])
+def test_torch_gets_answers_without_python(also):
+    said = run(f"""
+{also}
+device, caught = switch_on()
+assert not caught, caught[0].message
+guards._asked.clear()
+work(device)
+assert not guards._asked and torch.empty(1, pin_memory=True).is_pinned()
+print("fine")
+""")
+    assert said == "fine\n"
+
+
+SURPRISES = {
+    "another layout": "guards._GUARD_METHODS = {4: 'type_', **guards._GUARD_METHODS}",
+    "a method that crashes": "guards._code = lambda constant: bytes.fromhex(CRASH)",
+    "a method that hangs": """
+guards._code, guards._TIME_LIMIT_MS = lambda constant: bytes.fromhex(HANG), 300
+""",
+    "no executable memory": """
+def refuse(name):
+    raise PermissionError("memfd_create is not permitted")
+os.memfd_create = refuse
+""",
+    "no executable pages": "mmap.MAP_PRIVATE = 0  # which mmap refuses",
+    "no further process": """
+def refuse():
+    raise BlockingIOError("no further process")
+os.fork = refuse
+""",
+}
+REASONS = {
+    "another layout": "virtual method 4 asks nothing, not type_",
+    "a method that crashes": "it crashed",
+    "a method that hangs": "it hung",
+    "no executable memory": "memfd_create is not permitted",
+    "no executable pages": "the system denies executable pages",
+    "no further process": "no further process",
+}
+
+
+@pytest.mark.parametrize("surprise", SURPRISES)
+def test_a_surprise_leaves_virtual_gpus_that_ask_python(surprise):
+    assert REASONS[surprise] in run(SURPRISES[surprise] + WITHOUT)
+
+
+def test_every_wrong_number_is_noticed():
+    """Each place off by one, in both directions, and tables that are too short."""
+    run("""
+(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+right = {name: getattr(guards, name) for name in dir(guards) if name.isupper()}
+for pointer, original in reversed(guards._replaced):
+    pointer.value = original
+before = tables()
+
+cases = [("_NUM_METHODS", 4), ("_NUM_METHODS", 9), ("_NUM_METHODS", 12)]
+cases += [("_GET_ALLOCATOR", 11), ("_GET_ALLOCATOR", 13), ("_GET_DEVICE", 1)]
+for name in ("_GUARD_METHODS", "_HOOKS_METHODS"):
+    methods = right[name]
+    for by in (-1, 1):
+        cases.append((name, {place + by: method for place, method in methods.items()}))
+        for place in {place for place in methods if place + by not in methods}:
+            moved = {number + by * (number == place): methods[number] for number in methods}
+            cases.append((name, moved))
+for missing in (1, 5, 8, 9):
+    others = dict.fromkeys(right["_GUARD_METHODS"].keys() - {missing}, "type_")
+    cases.append(("_GUARD_METHODS", others))
+for name, wrong in cases:
+    setattr(guards, name, wrong)
+    failure = guards._failure_of(guards._patch_guard_and_hooks)
+    assert failure and tables() == before, (name, wrong, failure)
+    setattr(guards, name, right[name])
+failure = guards._failure_of(guards._patch_guard_and_hooks)
+assert failure is None and tables() != before, failure
+work(device)
+""")
+
+
+def test_what_fails_only_here_is_put_back():
+    run("""
+(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+before, parent, cuda = tables(), os.getpid(), guards._guards()[guards._CUDA]
+
+def fail(patch):
+    patch()
+    if os.getpid() == parent:
+        raise RuntimeError("not here")
+
+assert guards._failure_of(lambda: fail(guards._patch_cuda)) == "RuntimeError: not here"
+assert tables() == before and guards._guards()[guards._CUDA] == cuda
+work(device)
+assert guards._failure_of(guards._patch_cuda) is None
+assert guards._guards()[guards._CUDA] != cuda
+""")
+
+
+def test_pages_are_never_writable_and_executable():
+    run("""
+def mappings():
+    with open("/proc/self/maps") as file:
+        return [line.split() for line in file]
+
+def both():
+    return [line for line in mappings() if "w" in line[1] and "x" in line[1]]
+
+before = both()
+guards._executable(guards._code(7))
+pages = [line[1] for line in mappings() if "memfd:d2lpar" in line[-2]]
+assert pages == ["r-xp"] and both() == before, pages
+""")
+
+
+def test_a_system_that_denies_writable_pages_that_become_executable():
+    """`PR_SET_MDWE` is systemd's MemoryDenyWriteExecute."""
+    said = run("""
+PR_SET_MDWE, REFUSE_EXEC_GAIN = 65, 1
+if ctypes.CDLL(None).prctl(PR_SET_MDWE, REFUSE_EXEC_GAIN, 0, 0, 0):
+    print("unknown")
+else:
+    device, caught = switch_on()
+    assert not caught, caught[0].message
+    try:
+        mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+    except PermissionError:
+        print("denied")
+""")
+    if said == "unknown\n":
+        pytest.skip("this kernel cannot deny them (Linux 6.3 can)")
+    assert said == "denied\n"
