@@ -4,7 +4,10 @@ import faulthandler
 import gc
 import os
 import re
+import shutil
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 from nbformat.v4 import new_code_cell
@@ -18,13 +21,31 @@ def no_windows(monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
 
 
-HANGS = 600  # seconds that a test, or its tear-down, may take
-_terminal = []  # a file descriptor
+HANGS = 300  # seconds that a test, or its tear-down, may take
+STACKS = "D2LPAR_TEST_STACKS"  # the folder for the stacks of what took longer, one file a process
+_stacks = []  # the file of this process
 
 
 def pytest_configure(config):
-    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        _terminal.append(os.dup(2))
+    if hasattr(config, "workerinput"):  # of xdist
+        _stacks.append(Path(os.environ[STACKS], str(os.getpid())).open("w"))
+    else:
+        os.environ[STACKS] = tempfile.mkdtemp()
+        with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            _stacks.append(os.fdopen(os.dup(2), "w"))
+
+
+def pytest_unconfigure(config):
+    _stacks.pop().close()
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(STACKS))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Show where each thread of a process that hung was: its innermost five calls."""
+    for file in Path(os.environ[STACKS]).iterdir():
+        for stack in file.read_text().split("\n\n"):
+            terminalreporter.write_line("\n".join(stack.splitlines()[:6]))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -42,11 +63,11 @@ def pytest_runtest_logfinish():
 
 
 def _end_what_hangs():
-    """Print the stacks of all threads and end this process, should it stand still for long.
+    """Write down the stacks of all threads and end this process, should it stand still for long.
 
     The option `faulthandler_timeout` of pytest does not watch the tear-down of a test that failed.
     """
-    faulthandler.dump_traceback_later(HANGS, exit=True, file=_terminal[0])
+    faulthandler.dump_traceback_later(HANGS, exit=True, file=_stacks[0])
 
 
 _FOLD = re.compile(r"<details>.*?</details>", re.DOTALL)

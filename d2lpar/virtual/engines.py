@@ -19,8 +19,6 @@ from . import scheduler
 from .private.autograd import set_below_autograd
 from .scheduler import Op, ReadyQueue
 
-_starting = threading.RLock()
-
 # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang. So a
 # fork takes these locks first: that of this list, and `running` of each thread that does work.
 _fork_locks = [threading.RLock()]
@@ -45,28 +43,29 @@ class Worker:
     Attributes:
         threads: CPU threads that a kernel uses.
         running: a lock that is held while the thread is in torch.
+        started: whether the thread has been started.
     """
 
     def __init__(self, threads=1):
         self.threads = threads
         self.running = threading.RLock()
         self.started = False
+        self._begun = threading.Lock()
         self._ended = threading.Event()
 
     def start(self):
-        """Start the thread, once; RuntimeError if there are too many threads."""
-        run = self._run
-        with _starting:
-            if self.started:
-                return
-            try:
-                self.started = True  # and the thread is started in the same step, see interrupts.py
-                _thread.start_new_thread(run, ())
-            except RuntimeError:  # there are too many threads
-                self.started = False
-                raise
+        """Start the thread; RuntimeError if there are too many threads.
+
+        An interrupt may come before the thread is there, in a function of `sys.addaudithook`, or
+        after. So this may be called again; the thread that comes second ends at once.
+        """
+        _thread.start_new_thread(self._run, ())
+        self.started = True
 
     def _run(self):
+        if not self._begun.acquire(blocking=False):
+            return
+        self.started = True
         scheduler.note_engine(self)
         with _fork_locks[0]:  # waits until a fork under way is over
             _fork_locks.append(self.running)

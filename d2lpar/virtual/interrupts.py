@@ -17,12 +17,15 @@ made (Modules/gcmodule.c), and a step makes none; 3.12 and 3.13 collect at that 
 (`_Py_HandlePending` in Python/ceval_gil.c). A `with` statement takes a lock and enters the block
 that gives it back in one step, too (BEFORE_WITH does not check).
 
-Two traps:
+Three traps:
 
 - In 3.12 and 3.13 no handler covers the jump backwards from an `if` that ends a loop, or from a
   condition of `while`: `normalize_jumps_in_block` in Python/flowgraph.c gives that jump a block
   without one (see also issue 108214 of CPython). An interrupt there leaves a `with` block around
   the loop without its `__exit__`. So such a loop is a function of its own.
+- The function in C must not call Python. From 3.12 on `_thread.start_new_thread` does: it calls
+  the functions of `sys.addaudithook` first (Modules/_threadmodule.c), and an interrupt in one of
+  them starts no thread. The package filelock has such a function.
 - What a destructor or the callback of a weak reference raises is dropped, an interrupt too. So
   those of virtual GPUs are functions in C; `notebook.py` deals with those of others.
 
