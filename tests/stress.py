@@ -86,7 +86,8 @@ class Child:
         return answer
 
     def interrupt(self, number):
-        os.kill(self.process.pid, number)
+        with contextlib.suppress(ProcessLookupError):  # it died: `answer` will tell
+            os.kill(self.process.pid, number)
 
     def trouble_of_end(self):
         """Return the Trouble of a child that ended by itself."""

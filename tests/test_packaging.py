@@ -17,7 +17,7 @@ import d2lpar
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOLOAD = "d2lpar_autoload.py"
-NOT_COPIED = (".git", ".venv", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")
+NOT_COPIED = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")
 
 
 def run(*command, **options):

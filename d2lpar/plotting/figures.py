@@ -18,7 +18,7 @@ LINES = (  # colour, dashes, marker
     ("#edae49", ":", "D"),
 )
 KINDS = {  # kind of a span: colour, hatch, colour of the hatch
-    "kernel": ("#12355b", "", "#12355b"),
+    "kernel": (MEASURED, "", MEASURED),
     "copy": ("#edae49", "/////", "#7a4f00"),
     "wait": ("#e4e4e4", ".....", "#8a8a8a"),
     "collective": ("#5b8f7b", "\\\\\\\\", "#d5efe3"),

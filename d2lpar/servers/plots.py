@@ -2,10 +2,10 @@
 
 import functools
 
-from d2lpar.plotting.figures import new_figure, style
+from d2lpar.plotting.figures import MEASURED, PREDICTED, new_figure, style
 
 _PARTS = {
-    "computing": ("#12355b", ""),
+    "computing": (MEASURED, ""),
     "communicating": ("#edae49", "////"),
     "waiting": ("w", ".."),
 }
@@ -39,12 +39,12 @@ def plot_seconds(runs, ends):
             x, bottom = i + 0.8 * (rank - shift) / len(workers), 0.0
             for part, (colour, hatch) in _PARTS.items():
                 label = part if not ticks else None
-                look = {"color": colour, "hatch": hatch, "edgecolor": "#12355b", "label": label}
+                look = {"color": colour, "hatch": hatch, "edgecolor": MEASURED, "label": label}
                 axes.bar(x, seconds[part], 0.6 / len(workers), bottom, **look)
                 bottom += seconds[part]
             reach = 0.36 / len(workers)
             label = None if ticks else "predicted end"
-            look = {"color": "#d1495b", "linestyle": "--", "label": label}
+            look = {"color": PREDICTED, "linestyle": "--", "label": label}
             axes.hlines(ends[name][rank], x - reach, x + reach, **look)
             ticks.append(x)
             labels.append(f"{rank}\n{name}" if rank == len(workers) // 2 else f"{rank}")
@@ -66,9 +66,9 @@ def plot_pushes(moments, killed):
     start = min(times[0] for times in moments.values())
     strokes = [[t - start for t in times] for times in moments.values()]
     rows = range(len(strokes), 0, -1)
-    axes.eventplot(strokes, lineoffsets=list(rows), linelengths=0.6, colors="#12355b")
+    axes.eventplot(strokes, lineoffsets=list(rows), linelengths=0.6, colors=MEASURED)
     label = "server killed"
-    axes.axvline(killed - start, color="#d1495b", linestyle=(0, (6, 4)), label=label)
+    axes.axvline(killed - start, color=PREDICTED, linestyle=(0, (6, 4)), label=label)
     axes.set_yticks(rows, moments)
     axes.set(xlabel="time (s)")
     figure.legend(loc="outside lower center")

@@ -46,7 +46,7 @@ class Timeline:
         marks: what `mark` named, as tuples (name, start, end).
         devices: the devices known: those in use, and those that something ran on.
         seconds: from start to end of the block.
-        hardware: what was modelled, "8 x V100-SXM2-16GB" for example; "" by the wall clock.
+        hardware: what was modelled, "8 x V100-SXM2-16GB" for example; "" on the wall clock.
     """
 
     def __init__(self):

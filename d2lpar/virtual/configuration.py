@@ -70,7 +70,7 @@ def virtual_gpus(
     if not isinstance(values, bool):
         raise TypeError(f"values is True or False: got {values!r}")
     if model is None and not values:
-        raise ValueError("virtual GPUs compute values by the wall clock: values=False needs model")
+        raise ValueError("values=False needs model: without one, virtual GPUs take the time to compute")
     if threads is None:
         threads = _threads_of_the_environment()
     given = {"threads": threads, "link": link, "peer_link": peer_link}

@@ -516,7 +516,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
             except Unavailable as unavailable:
                 failure = unavailable
-            run = self._run_at_its_time if modelled else self._run_by_the_wall_clock
+            run = self._run_at_its_time if modelled else self._run_in_real_time
             run(op, values, failure)
         except BaseException as error:
             fail(op.args[0], Failure(error))
@@ -535,7 +535,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._agree(op, 0.0, None, failure)
         op.move(self._peers, *values)
 
-    def _run_by_the_wall_clock(self, op, values, failure):
+    def _run_in_real_time(self, op, values, failure):
         """Move the values of a collective, and keep the links busy for its duration."""
         device = op.engine.device
         uses = op.directions(device.sending, device.receiving)

@@ -108,13 +108,13 @@ class Rank:
         bound: seconds before which it does nothing, unless a meeting makes it.
         asks: the time to which it asks leave to go, or None while it runs.
         since: `time.monotonic()` when it asked.
-        told: number of messages about meetings sent to it.
+        sent: number of messages about meetings that it was sent.
     """
 
     def __init__(self, connection):
         self.connection = connection
         self.bound, self.asks, self.since = 0.0, None, 0.0
-        self.told, self.ended = 0, False
+        self.sent, self.ended = 0, False
 
 
 class Keeper:
@@ -199,7 +199,7 @@ class Keeper:
                 self._fail(meeting, key, f"{in_words(gone)} ended before {post.text}")
 
     def _on_ask(self, number, rank, seconds, heard):
-        if heard == rank.told:  # otherwise a meeting is on its way to it, and it will ask again
+        if heard == rank.sent:  # otherwise a meeting is on its way to it, and it will ask again
             rank.asks, rank.since = seconds, time.monotonic()
 
     def _on_idle(self, number, rank):
@@ -248,7 +248,7 @@ class Keeper:
         for number in meeting.posts:
             rank = self._ranks[number]
             rank.asks = None  # it asks again once it knows of this
-            rank.told += 1
+            rank.sent += 1
             self._send(rank, message)
 
     @staticmethod
