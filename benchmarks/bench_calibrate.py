@@ -15,7 +15,7 @@ import d2lpar
 from d2lpar.models import resnet18
 from d2lpar.parallel.pipelines import gpipe, pipeline_step, split_layers
 from d2lpar.parallel.sharded_layers import tensor_parallel
-from d2lpar.parallel.splits import data_parallel_step
+from d2lpar.parallel.strategies import data_parallel_step
 
 LINK = 2e9  # bytes/s
 ROUNDS = 5

@@ -24,7 +24,7 @@ import d2lpar
 from d2lpar._d2l import import_torchvision
 from d2lpar.models import resnet18
 from d2lpar.parallel.pipelines import gpipe, pipeline_step
-from d2lpar.parallel.splits import split_by_data
+from d2lpar.parallel.strategies import split_by_data
 from d2lpar.virtual import Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.hardware import MACHINES, Machine, Scaled

@@ -14,7 +14,7 @@ from report import cores_of_two_threads, median, ratio_row, seconds
 from torch import nn
 
 import d2lpar
-from d2lpar.parallel import splits
+from d2lpar.parallel import strategies
 
 ROUNDS, BATCH, SIZE, WIDTH = 5, 512, 256, 16384
 V100_FLOPS = 15.7e12
@@ -29,7 +29,9 @@ def main():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(SIZE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, SIZE))
     X, y = torch.randn(BATCH, SIZE), torch.randint(SIZE, (BATCH,))
-    one, two = (splits.split_inside_layers(net, X, y, devices[:k], lr=0.01).step for k in (1, 2))
+    one, two = (
+        strategies.split_inside_layers(net, X, y, devices[:k], lr=0.01).step for k in (1, 2)
+    )
     for step in (one, two):
         seconds(step)
     gains = []

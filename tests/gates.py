@@ -7,7 +7,8 @@ import time
 
 import d2lpar
 from d2lpar.virtual import engines, registry, scheduler, start_recording, stop_recording
-from d2lpar.virtual.scheduler import Op, Stream
+from d2lpar.virtual.scheduler import Op
+from d2lpar.virtual.streams import Stream
 
 _blocked = []  # engines that run, or will run, a gate that is closed
 

@@ -7,7 +7,7 @@ import torch
 import d2lpar
 from d2lpar.virtual import Link, virtual_gpus
 from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.scheduler import Stream
+from d2lpar.virtual.streams import Stream
 
 BYTE_A_SECOND = Link(1.0)
 

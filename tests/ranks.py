@@ -40,7 +40,9 @@ class Job:
 
     def __init__(self, size):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch._dynamo", "d2lpar.virtual.setup", "pytest"])
+        context.set_forkserver_preload(
+            ["torch", "torch._dynamo", "d2lpar.virtual.backend", "pytest"]
+        )
         self.folder = tempfile.TemporaryDirectory()
         self.connections, self.processes = [], []
         for rank in range(size):

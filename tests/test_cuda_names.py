@@ -10,7 +10,7 @@ import fresh
 import pytest
 
 from d2lpar.programs.cuda_names import parse
-from d2lpar.programs.process_groups import translate
+from d2lpar.programs.nccl import translate
 
 SWITCH_ON = """
 from d2lpar.programs.cuda_names import switch_on

@@ -23,7 +23,7 @@ import torch
 
 import d2lpar
 from d2lpar import _d2l
-from d2lpar.data import cifar10, fashion_mnist, garments, objects, sources
+from d2lpar.data import cifar10, fashion_mnist, sources, synthetic_garments, synthetic_objects
 
 SOURCE = fashion_mnist.SOURCE
 
@@ -397,7 +397,7 @@ def test_synthetic_is_cached_and_a_damaged_cache_is_drawn_anew(tmp_path, content
     drawn = SOURCE.synthetic()
     (cached,) = (tmp_path / "cache" / "d2lpar").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(garments, "draw", None)
+        patch.setattr(synthetic_garments, "draw", None)
         assert all(map(torch.equal, SOURCE.synthetic(), drawn))
     content = cached.read_bytes()
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
@@ -414,22 +414,22 @@ def test_synthetic_works_without_a_place_for_the_cache(tmp_path, contents, monke
 
 
 def test_drawing_depends_on_the_seed_alone():
-    images, labels = garments.draw(1000, seed=3)
+    images, labels = synthetic_garments.draw(1000, seed=3)
     num_threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
         torch.manual_seed(7)
-        again = garments.draw(1000, seed=3)
+        again = synthetic_garments.draw(1000, seed=3)
         with ThreadPoolExecutor(1) as new_thread:
             assert new_thread.submit(torch.get_num_threads).result() == 3
     finally:
         torch.set_num_threads(num_threads)
     assert torch.equal(again[0], images) and torch.equal(again[1], labels)
-    assert not torch.equal(garments.draw(1000, seed=4)[0], images)
+    assert not torch.equal(synthetic_garments.draw(1000, seed=4)[0], images)
 
 
 def test_drawn_set_is_balanced_shuffled_and_dark_outside():
-    images, labels = garments.draw(1000, seed=0)
+    images, labels = synthetic_garments.draw(1000, seed=0)
     assert images.shape == (1000, 1, 28, 28) and images.dtype == torch.uint8
     assert labels.bincount().tolist() == [100] * 10
     assert labels[:100].unique().numel() == 10
@@ -439,11 +439,11 @@ def test_drawn_set_is_balanced_shuffled_and_dark_outside():
 
 def test_draw_refuses_sizes_that_do_not_divide():
     with pytest.raises(ValueError, match="1001 images do not divide into 10 classes"):
-        garments.draw(1001, seed=0)
+        synthetic_garments.draw(1001, seed=0)
 
 
 def test_classes_look_like_what_they_are():
-    images, labels = garments.draw(2000, seed=0)
+    images, labels = synthetic_garments.draw(2000, seed=0)
     shapes = torch.stack([(images[labels == c, 0] > 12).float().mean(0) for c in range(10)])
     t_shirt, trouser, pullover, dress, coat, sandal, _, sneaker, bag, boot = shapes
     assert dress[14].sum() < t_shirt[14].sum()  # a dress is narrow
@@ -457,8 +457,8 @@ def test_classes_look_like_what_they_are():
 
 def test_drawn_set_is_as_hard_as_the_real_one():
     """The nearest of the classes' means is right in 0.68 of real Fashion-MNIST."""
-    X, y = garments.draw(4000, seed=0)
-    X_test, y_test = garments.draw(1000, seed=1)
+    X, y = synthetic_garments.draw(4000, seed=0)
+    X_test, y_test = synthetic_garments.draw(1000, seed=1)
     X, X_test = X.flatten(1).float(), X_test.flatten(1).float()
     means = torch.stack([X[y == c].mean(0) for c in range(10)])
     accuracy = (torch.cdist(X_test, means).argmin(1) == y_test).float().mean()
@@ -622,7 +622,7 @@ def test_split_batch_errors():
 @pytest.mark.parametrize("seed", range(3))
 def test_a_seed_of_the_readers_does_not_sort_the_stand_in(seed):
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(seed))
-    _, labels = garments.draw(1000, seed=seed)
+    _, labels = synthetic_garments.draw(1000, seed=seed)
     assert len(labels[order][:100].unique()) > 5
 
 
@@ -659,7 +659,7 @@ def test_a_damaged_file_of_cifar10_is_not_unpickled(tmp_path, pickles, monkeypat
     write(tmp_path / "data" / "cifar-10-batches-py", pickles)
     train, test = d2lpar.load_cifar10()
     assert (train.name, len(train), len(test)) == ("synthetic CIFAR-10", 100, 20)
-    assert train.classes == objects.CLASSES
+    assert train.classes == synthetic_objects.CLASSES
     out = capsys.readouterr().out
     assert "CIFAR-10 is not read: test_batch is wrong" in out and "(no connection)" in out
 
@@ -674,16 +674,19 @@ def test_files_of_cifar10_are_those_of_torchvision():
 
 
 def test_drawn_objects_are_balanced_and_depend_on_the_seed_alone():
-    images, labels = objects.draw(500, seed=3)
+    images, labels = synthetic_objects.draw(500, seed=3)
     assert images.shape == (500, 3, 32, 32) and images.dtype == torch.uint8
     assert labels.bincount().tolist() == [50] * 10 and labels[:50].unique().numel() == 10
     torch.manual_seed(7)
-    assert torch.equal(objects.draw(500, seed=3)[0], images)
+    assert torch.equal(synthetic_objects.draw(500, seed=3)[0], images)
     assert len(images.flatten(1).unique(dim=0)) == 500
 
 
 def test_the_color_of_an_image_does_not_tell_its_class():
-    (X, y), (X_test, y_test) = objects.draw(2000, seed=0), objects.draw(1000, seed=1)
+    (X, y), (X_test, y_test) = (
+        synthetic_objects.draw(2000, seed=0),
+        synthetic_objects.draw(1000, seed=1),
+    )
     X, X_test = X.float().mean((2, 3)), X_test.float().mean((2, 3))
     means = torch.stack([X[y == c].mean(0) for c in range(10)])
     accuracy = (torch.cdist(X_test, means).argmin(1) == y_test).float().mean()

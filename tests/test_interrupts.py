@@ -26,6 +26,7 @@ from d2lpar.virtual import notebook, plans, registry, scheduler, threads, virtua
 from d2lpar.virtual.device import Device
 from d2lpar.virtual.interrupts import held_back
 from d2lpar.virtual.scheduler import Op
+from d2lpar.virtual.streams import _issuing
 
 
 @pytest.fixture(autouse=True)
@@ -72,18 +73,18 @@ def test_other_threads_and_other_handlers_are_left_alone():
 def test_an_interrupt_waits_until_virtual_gpus_are_set_up(where):
     code = f"""
 import os, signal, torch, d2lpar
-from d2lpar.virtual import setup
+from d2lpar.virtual import backend
 
 def interrupting(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGINT)
     return real(*args, **kwargs)
 
-real, setup.{where} = setup.{where}, interrupting
+real, backend.{where} = backend.{where}, interrupting
 try:
     d2lpar.virtual_gpus(1)
 except KeyboardInterrupt:
     print("interrupted")
-setup.{where} = real
+backend.{where} = real
 (device,) = d2lpar.virtual_gpus(1)
 x = torch.ones(3, device=device)
 print((x + 1).tolist())
@@ -528,7 +529,7 @@ def check_answers(devices, where=None):
 
 def check_locks(devices, where):
     """No lock of ours is left locked: the thread that left it would not notice, others would."""
-    locks = [scheduler._issuing, scheduler._ordering]
+    locks = [_issuing, scheduler._ordering]
     locks += [registry.find(device).memory._lock for device in devices]
     taken = []
 

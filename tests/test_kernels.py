@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import d2lpar
 from d2lpar.virtual import clock, gpu, virtual_gpus
 from d2lpar.virtual.kernels import Product, kernel_of, may_do_products
-from d2lpar.virtual.scheduler import Stream
+from d2lpar.virtual.streams import Stream
 
 
 @pytest.fixture

@@ -387,7 +387,7 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
 
 def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
     """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
-    from d2lpar.virtual.scheduler import Stream
+    from d2lpar.virtual.streams import Stream
 
     found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
     before = used(devices[0])

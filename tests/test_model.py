@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.parallel import splits
+from d2lpar.parallel import strategies
 from d2lpar.parallel.collectives import allgather, allreduce
 from d2lpar.parallel.costs import allreduce_seconds
 from d2lpar.parallel.pipelines import (
@@ -395,10 +395,10 @@ def from_scratch(devices):
     """Chapters 05 to 07 and 11: replicas, gradients summed by a ring or by hand, then SGD."""
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     X, y = torch.rand(8, 6), torch.arange(8) % 3
-    split = splits.split_by_data(net, X, y, devices, 0.1)
+    split = strategies.split_by_data(net, X, y, devices, 0.1)
     for _ in range(2):
         split.step()
-    return [*splits.data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
+    return [*strategies.data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
 
 
 PROGRAMS = [

@@ -22,7 +22,7 @@ import d2lpar
 import d2lpar.vision
 from d2lpar import __main__ as command
 from d2lpar.data import workers
-from d2lpar.virtual import limits
+from d2lpar.virtual import process_limits
 
 HIDE = """
 import ctypes, mmap, os, signal, sys, warnings
@@ -55,7 +55,7 @@ STEP = """
 import torch
 from torch import nn
 import d2lpar, d2lpar.virtual
-from d2lpar.virtual.limits import memory_of_this_process
+from d2lpar.virtual.process_limits import memory_of_this_process
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -136,7 +136,7 @@ def test_another_python_is_refused_before_anything_is_patched(change, named):
     code = f"""
 import platform, sys, sysconfig
 import torch
-import d2lpar.virtual.setup
+import d2lpar.virtual.backend
 before = dict(vars(torch))
 {change}
 try:
@@ -157,10 +157,10 @@ assert [name for name in before if getattr(torch, name) is not before[name]] == 
 @pytest.fixture
 def groups(monkeypatch, tmp_path):
     """A function that makes control groups: the file of memberships and {path: content}."""
-    machine = limits._memory_of_this_machine()
+    machine = process_limits._memory_of_this_machine()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
-    monkeypatch.setattr(limits, "MEMBERSHIP", tmp_path / "self")
-    monkeypatch.setattr(limits, "CGROUPS", tmp_path / "groups")
+    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "self")
+    monkeypatch.setattr(process_limits, "CGROUPS", tmp_path / "groups")
 
     def make(membership, files):
         (tmp_path / "self").write_text(membership)
@@ -168,8 +168,8 @@ def groups(monkeypatch, tmp_path):
             path = tmp_path / "groups" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{content}\n")
-        memory = limits.memory_of_this_process()
-        return limits.cores_of_this_process(), None if memory == machine else memory
+        memory = process_limits.memory_of_this_process()
+        return process_limits.cores_of_this_process(), None if memory == machine else memory
 
     return make
 
@@ -205,12 +205,12 @@ def test_limits_of_control_groups(groups, membership, files, found):
 
 
 def test_limits_where_there_are_no_control_groups(groups, monkeypatch, tmp_path):
-    monkeypatch.setattr(limits, "MEMBERSHIP", tmp_path / "none")
-    assert limits.cores_of_this_process() == 6
+    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "none")
+    assert process_limits.cores_of_this_process() == 6
     monkeypatch.delattr(os, "sched_getaffinity")
-    assert limits.cores_of_this_process() == os.cpu_count()
+    assert process_limits.cores_of_this_process() == os.cpu_count()
     monkeypatch.setattr(os, "cpu_count", lambda: None)
-    assert limits.cores_of_this_process() == 1
+    assert process_limits.cores_of_this_process() == 1
 
 
 def test_memory_of_windows(groups, monkeypatch, tmp_path):
@@ -218,11 +218,11 @@ def test_memory_of_windows(groups, monkeypatch, tmp_path):
         assert status._obj.length == ctypes.sizeof(status._obj) == 64
         status._obj.total = 123
 
-    monkeypatch.setattr(limits, "MEMBERSHIP", tmp_path / "none")
+    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "none")
     kernel32 = SimpleNamespace(GlobalMemoryStatusEx=fill)
     monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
-    monkeypatch.setattr(limits.sys, "platform", "win32")
-    assert limits.memory_of_this_process() == 123
+    monkeypatch.setattr(process_limits.sys, "platform", "win32")
+    assert process_limits.memory_of_this_process() == 123
 
 
 # -- processes that are not forked

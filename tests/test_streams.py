@@ -27,6 +27,7 @@ from waiting import wait_until
 
 from d2lpar.virtual import Link, backward, comm, engines, registry, scheduler, threads, virtual_gpus
 from d2lpar.virtual.device import Device
+from d2lpar.virtual.streams import Stream
 
 
 @pytest.fixture(autouse=True)
@@ -930,7 +931,7 @@ def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
 ):
     """It is told so between the look at its ops under way and the issue of the copy."""
     x, host = torch.ones(3, device=devices[0]), torch.ones(3).pin_memory()
-    target, tail = registry.find(devices[1]).default_stream, scheduler.Stream.tail
+    target, tail = registry.find(devices[1]).default_stream, Stream.tail
     torch.vgpu.synchronize()
     with Gate(devices[0]) as gate:
 
@@ -941,7 +942,7 @@ def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
             return ops
 
         with use(torch.vgpu.Stream(devices[0])), monkeypatch.context() as patched:
-            patched.setattr(scheduler.Stream, "tail", tail_before_it_is_told)
+            patched.setattr(Stream, "tail", tail_before_it_is_told)
             x.to(devices[1])
         host.to(devices[1], non_blocking=True)
         run_what_can()

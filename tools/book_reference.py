@@ -12,7 +12,7 @@ TOP = "The names that chapters share"
 WINGS = {  # page: its title and its modules
     "parallel": (
         "Ways to split work",
-        ("collectives", "pipelines", "sharded_layers", "splits", "costs", "side_streams"),
+        ("collectives", "pipelines", "sharded_layers", "strategies", "costs", "side_streams"),
     ),
     "processes": ("Many processes", ("ddp", "collective_bytes")),
     "servers": (

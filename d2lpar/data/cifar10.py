@@ -4,7 +4,7 @@ import pickle
 
 import torch
 
-from d2lpar.data import objects
+from d2lpar.data import synthetic_objects
 from d2lpar.data.batches import ImageDataset
 from d2lpar.data.sources import Source
 
@@ -38,7 +38,7 @@ SOURCE = Source(
     layouts=("cifar-10-batches-py", "."),
     probe="https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
     parse=_parse,
-    stand_in=objects,
+    stand_in=synthetic_objects,
     sizes=(10_000, 2_000),
 )
 
@@ -54,5 +54,5 @@ def load_cifar10():
         ValueError: the files there are wrong.
     """
     name, tensors = SOURCE.load()
-    classes = CLASSES if name == SOURCE.name else objects.CLASSES
+    classes = CLASSES if name == SOURCE.name else synthetic_objects.CLASSES
     return tuple(ImageDataset(*pair, name, classes) for pair in (tensors[:2], tensors[2:]))

@@ -4,7 +4,7 @@ import warnings
 
 import torch
 
-from d2lpar.data import garments
+from d2lpar.data import synthetic_garments
 from d2lpar.data.batches import BatchLoader, ImageDataset
 from d2lpar.data.sources import Source
 
@@ -37,7 +37,7 @@ SOURCE = Source(
     layouts=("FashionMNIST/raw", "raw", "."),  # torchvision's, and the files by themselves
     probe=f"{MIRROR}t10k-labels-idx1-ubyte.gz",
     parse=lambda contents: tuple(_tensor(content) for content in contents),
-    stand_in=garments,
+    stand_in=synthetic_garments,
     sizes=(60_000, 10_000),
 )
 

@@ -39,8 +39,8 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
     Args:
         fn: the function; it may be defined in a notebook.
         nproc: number of processes.
-        timeout: seconds that a collective may wait for all ranks, and that the last rank may
-            return after the first.
+        timeout: how many seconds a collective may wait for all ranks, and the last rank to return
+            may lag behind the first.
         max_restarts: how often all ranks start again after one has failed. `fn` is called anew, and
             may resume from a checkpoint that it wrote.
         *args: for `fn`.

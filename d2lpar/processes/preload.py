@@ -7,7 +7,7 @@ import torch.distributed.elastic.agent.server.local_elastic_agent
 
 import d2lpar.processes.rank
 import d2lpar.virtual.distributed.process_group  # noqa: F401
-from d2lpar.virtual import setup
+from d2lpar.virtual import backend
 from d2lpar.virtual.private.compiling import import_dynamo
 
 import_dynamo()
@@ -15,4 +15,4 @@ import_dynamo()
 # Beside CUDA the device type would change what torch takes for the accelerator.
 if not torch.backends.cuda.is_built():
     with contextlib.suppress(RuntimeError):  # a rank reports that this torch is not supported
-        setup.register()
+        backend.register()

@@ -3,8 +3,8 @@
 import os
 
 GPUS = "D2LPAR_CUDA"  # what GPUs there are, "vgpu:4" or "v100:4"; `d2lpar run` sets it
-TRACE = "D2LPAR_TRACE"  # "1" where a process leaves each op, too; `d2lpar run` sets it
-REPORTS = "D2LPAR_REPORTS"  # the folder in which a process leaves what it did; `d2lpar run` sets it
+TRACE = "D2LPAR_TRACE"  # "1" if each process records every op, too; `d2lpar run` sets it
+REPORTS = "D2LPAR_REPORTS"  # the folder for a report of each process; `d2lpar run` sets it
 
 
 def autoload():

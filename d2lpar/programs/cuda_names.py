@@ -18,7 +18,7 @@ from d2lpar.virtual import as_cuda, copies, vgpu
 from d2lpar.virtual.private.cuda import replace_factories, replace_in_cuda, skip_initialization
 from d2lpar.virtual.private.patching import replace
 
-from . import only_cuda, process_groups
+from . import nccl, only_cuda
 from .only_cuda import refusing
 
 NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep` counts
@@ -42,7 +42,7 @@ def switch_on(gpus, visible=None):
         options = {} if kind == "vgpu" else {"model": kind}
         as_cuda.stand_for_cuda(count, **options)
         _replace_names()
-        process_groups.redirect_nccl()
+        nccl.redirect_nccl()
         only_cuda.refuse_extensions()
 
 

@@ -11,7 +11,8 @@ An operator travels downwards through these:
     cells       layouts and values; memory: the accounting of memory
     generators  random numbers in the order of issue
     engines     what runs an op: threads
-    scheduler   when an op runs: streams, and what waits for what
+    streams     the queues that ops are issued to
+    scheduler   when an op runs, and what waits for what
 
 While GPUs are modelled:
 
@@ -28,7 +29,7 @@ Beside them:
     configuration  virtual_gpus: how many devices, and their figures
     links       how fast bytes travel: wires as they are sold, and as they were measured
     clocks      the clock in force, as a program sees it
-    limits      the cores and the memory that this process may use
+    process_limits  the cores and the memory that this process may use
     spans       what a recording holds
     vgpu        torch.vgpu
     backward    backward on the streams of forward
@@ -38,15 +39,15 @@ Beside them:
     storages    memory that is given back while tensors still use it
     interrupts  holding Ctrl-C back; notebook: what a Jupyter kernel needs
     private     what is private to torch, a module for each subject
-    setup       making all of it known to torch
+    backend     making all of it known to torch
 """
 
 import importlib
 
 from .clocks import clock, clock_in_force, hardware_name, host_takes
 from .configuration import figures_of_ranks, virtual_gpus
-from .limits import cores_of_this_process, memory_of_this_process
 from .links import PRESETS, Link
+from .process_limits import cores_of_this_process, memory_of_this_process
 from .scheduler import start_recording, stop_recording
 from .spans import Span
 

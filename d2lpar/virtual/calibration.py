@@ -19,7 +19,7 @@ def calibrate(program, device="vgpu:0", repeats=3):
     """Time the kernels of a program, one at a time, on one device; simulations can then use them.
 
         times = calibrate(step, "vgpu:0")       # each kernel alone
-        devices = virtual_gpus(8, model=times)  # eight of it, on a machine with enough cores
+        devices = virtual_gpus(8, model=times)  # eight such devices, on enough cores
 
     Args:
         program: a function without arguments that works on `device`, called `repeats` + 2 times.

@@ -9,8 +9,8 @@ import torch
 from . import registry, scheduler
 from .device import Device
 from .hardware import machines_of
-from .limits import cores_of_this_process, memory_of_this_process
 from .links import as_link
+from .process_limits import cores_of_this_process, memory_of_this_process
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
 SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
@@ -70,7 +70,7 @@ def virtual_gpus(
     if not isinstance(values, bool):
         raise TypeError(f"values is True or False: got {values!r}")
     if model is None and not values:
-        raise ValueError("values=False needs model: without one, virtual GPUs take the time to compute")
+        raise ValueError("values=False needs model: otherwise devices take the time to compute")
     if threads is None:
         threads = _threads_of_the_environment()
     given = {"threads": threads, "link": link, "peer_link": peer_link}
@@ -120,10 +120,10 @@ def _configure(n, figures):
     if registry.devices:
         scheduler.check_process()
     else:
-        from . import setup
+        from . import backend
 
-        setup.register()
-        setup.note_forks()
+        backend.register()
+        backend.note_forks()
     in_use = registry.devices[:n]
     for device, memory in zip(in_use, figures["memory"], strict=False):
         device.check_memory(memory)

@@ -11,7 +11,8 @@ from . import scheduler
 from .engines import Engine
 from .generators import forget_draws, new_generator
 from .memory import Memory
-from .scheduler import Stream, wait_all
+from .scheduler import wait_all
+from .streams import Stream
 from .threads import thread
 
 
@@ -30,14 +31,14 @@ class Device:
 
     Attributes:
         torch_device: `torch.device("vgpu", index)`, or of the type that programs use (`rename`).
-        own_torch_device: the same of the type by which torch's C++ code knows it, "vgpu".
+        own_torch_device: the same device under the name that torch's C++ code has for it, "vgpu".
         threads: CPU threads of its kernels.
         memory: its `Memory`; the argument of this name is the limit in bytes.
         link, peer_link: a `Link` or None, see `virtual_gpus`.
         generator: its random numbers.
         compute, h2d, d2h, p2p, engines: its engines, for kernels, and for copies from the CPU, to
             the CPU and to another device; and a tuple of these.
-        own_engines: the threads that these are on the wall clock.
+        own_engines: the threads that are its engines on the wall clock.
         collective_engines: further engines, which process groups have added.
         sending, receiving: the `Direction`s of its link to other processes.
         model: its `Model` while it is modelled; None on the wall clock.

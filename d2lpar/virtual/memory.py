@@ -55,7 +55,7 @@ class Memory:
 
     Attributes:
         device: the torch.device, for messages.
-        limit, fraction, allowed: its bytes, what part of them may be in use, and the bytes of that.
+        limit, fraction, allowed: its size in bytes, the part that may be in use, and that in bytes.
         allocated: bytes of all storages in use.
         held: bytes that were freed and that a stream still uses (`record_stream`).
         peak, reserved_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.

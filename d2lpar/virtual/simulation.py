@@ -29,8 +29,9 @@ from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
 FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
-NEW_MEMORY = 1.9e9  # bytes/s at which the host makes new memory ready, pinned or not (d2l 13.3:
-NEW_MEMORY_FROM = 32 * 2**20  # 2.3125 s for 50 copies of 64 MB); less is taken from what it has
+# The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
+# copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
+NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
 LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 

@@ -36,9 +36,9 @@ from typing import NamedTuple
 
 from .agreement import disagreement, in_words
 
-_PATIENCE = 0.5  # seconds until a silent host is taken to wait,
-_LONG = 20.0  # even if its process works
-_WORKS = 0.1  # of a core
+_PATIENCE = 0.5  # seconds of silence after which a host is taken to wait
+_LONG = 20.0  # the same for a host whose process is busy
+_WORKS = 0.1  # the part of a core from which on a process is busy
 _LONGEST = 2**20  # bytes of a message
 _KEY = "d2lpar/timekeeper"
 _LOCAL = "127.0.0.1"

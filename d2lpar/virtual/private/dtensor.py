@@ -88,7 +88,7 @@ def _patch_attention(module, is_virtual):
     attention = functional.scaled_dot_product_attention
 
     def local(tensor, mesh, placements):
-        """Return this rank's part of a tensor that is split, or whole, as it is said."""
+        """Return this rank's part of a tensor under `placements`: its shard, or all of it."""
         if not isinstance(tensor, DTensor):
             return tensor
         return tensor.redistribute(mesh, placements).to_local()
