@@ -3,7 +3,7 @@
 import threading
 
 from . import scheduler
-from .scheduler import QUEUE_LIMIT, check_clocks, check_process, under_way
+from .scheduler import check_clocks, check_process, under_way
 
 # Reentrant, because the garbage collector may run a destructor that issues work while it is held.
 _issuing = threading.RLock()  # threads that issue take turns
@@ -41,7 +41,7 @@ class Stream:
         """
         check_process()
         engine = op.engine
-        if engine.issued - engine.finished >= QUEUE_LIMIT:
+        if engine.issued - engine.finished >= scheduler.QUEUE_LIMIT:
             engine.wait_for_room()
         if not engine.started:
             engine.start()
