@@ -428,46 +428,6 @@ def test_kernel_is_this_python(run_alone):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-FORK_SERVER = """
-import multiprocessing, os, pathlib, signal
-os.environ["LATER"] = "yes"
-os.chdir("/")
-os.sched_setaffinity(0, [*os.sched_getaffinity(0)][:1])
-with multiprocessing.get_context("forkserver").Pool(1) as pool:
-    server = pool.apply(os.getppid)
-    assert pool.apply(signal.getsignal, (signal.SIGINT,)) is signal.default_int_handler
-    assert pool.apply(os.getenv, ("LATER",)) == "yes"
-    assert pool.apply(os.sched_getaffinity, (0,)) == os.sched_getaffinity(0)
-    assert pool.apply(eval, ("'__file__' not in vars(__import__('__main__'))",))
-    assert pool.apply(os.readlink, ("/proc/self/fd/1",)) == os.readlink("/proc/self/fd/1")
-command = pathlib.Path(f"/proc/{server}/cmdline").read_text().split("\\0")
-print(server, pathlib.Path(command[1]).name)
-"""
-
-
-@pytest.mark.skipif(not run.FORKS_KERNELS, reason="kernels are forked on Linux only")
-def test_the_fork_server_of_a_kernel_is_a_fork_too(tmp_path, monkeypatch):
-    """What ends it is followed by a new Python; none is left by a kernel."""
-    end = "os.kill({}, signal.SIGKILL)\nos.waitid(os.P_PID, {}, os.WEXITED | os.WNOWAIT);"
-    kept = "import os, signal\nkept = open(f'/proc/self/task/{os.getpid()}/children').read()"
-    used = write_chapter(
-        tmp_path / "01_used.ipynb", FORK_SERVER, end.format("server", "server"), FORK_SERVER
-    )
-    ended = write_chapter(
-        tmp_path / "02_ended.ipynb", kept, end.format("int(kept)", "int(kept)"), FORK_SERVER
-    )
-    idle = write_chapter(tmp_path / "03_idle.ipynb", f"{kept}\nprint(kept)")
-    with monkeypatch.context() as environment:  # in it a kernel has a standard output of its own
-        environment.delenv("PYTEST_CURRENT_TEST")
-        done = runner(tmp_path, "--in-place")
-    assert done.returncode == 0, done.stdout
-    texts = [text.split() for text in printed(used) + printed(ended)]
-    assert [option.startswith("-") for _, option in texts] == [False, True, True]
-    assert texts[0][1] == "kernel_server.py"
-    for process in [server for server, _ in texts] + printed(idle)[0].split():
-        wait_for(lambda process=process: not Path(f"/proc/{process}").exists(), 20)
-
-
 def printed(path):
     """Return what each cell of a chapter printed, if it did."""
     cells = nbformat.read(path, as_version=4).cells

@@ -307,9 +307,9 @@ def test_workers_that_are_spawned_apply_transforms_of_torchvision(monkeypatch):
     assert torch.equal(X, images.flip(-1))
 
 
-def test_the_runner_without_forked_kernels(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runner, "FORKS_KERNELS", False)
-    cell = new_code_cell("import sys; assert 'ipykernel_launcher' in str(sys.orig_argv)")
+def test_the_runner_without_unix_sockets(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(runner, "TRANSPORT", "tcp")
+    cell = new_code_cell("assert get_ipython().kernel.parent.transport == 'tcp'")
     nbformat.write(new_notebook(cells=[cell]), tmp_path / "01_first.ipynb")
     folders = ["--folder", str(tmp_path), "--build", str(tmp_path / "build")]
     assert runner.main(folders) == 0

@@ -9,13 +9,9 @@ python tools/run.py --in-place       write the executed chapters back, cleaned
 import argparse
 import asyncio
 import contextlib
-import functools
-import json
 import os
 import re
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -26,15 +22,13 @@ import nbformat
 from hygiene import count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
-from jupyter_client.provisioning import LocalProvisioner
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 from traitlets import default
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
-FORKS = Path(__file__).with_name("kernel_server.py")
-FORKS_KERNELS = sys.platform == "linux"  # elsewhere each imports torch itself
+TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
@@ -60,86 +54,27 @@ class Result:
         return self.failure or "ok"
 
 
-@functools.cache
-def kernel_server():
-    """Start the process that kernels are forked from; return the file to ask it through."""
-    ours, its = socket.socketpair()
-    with its:
-        command = [sys.executable, FORKS, str(its.fileno())]
-        subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, pass_fds=[its.fileno()], start_new_session=True
-        )
-    return ours.makefile("rw")
-
-
-def ask_server(**request):
-    """Return the answer of the kernel server to a request."""
-    print(json.dumps(request), file=kernel_server(), flush=True)
-    return json.loads(kernel_server().readline())
-
-
-class Process:
-    """A forked kernel, as `subprocess.Popen` would show it."""
-
-    stdin = stdout = stderr = None
-
-    def __init__(self, arguments, folder, environment):
-        self.pid = ask_server(arguments=arguments, folder=str(folder), environment=environment)
-        self.returncode = None
-
-    def poll(self):
-        """Return the exit code, None while it runs."""
-        if self.returncode is None:
-            self.returncode = ask_server(ended=self.pid)
-        return self.returncode
-
-    wait = poll  # the provisioner waits for those only that have ended
-
-    def send_signal(self, number):
-        """Send a signal."""
-        os.kill(self.pid, number)
-
-
-class Fork(LocalProvisioner):
-    """Starts a kernel as a fork, which has torch at once, where an import takes three seconds."""
-
-    async def launch_kernel(self, cmd, **kwargs):
-        """Start it."""
-        self.process = Process(cmd, kwargs["cwd"], kwargs["env"])
-        self.pid = self.pgid = self.process.pid
-        return self.connection_info
-
-    def get_shutdown_wait_time(self, recommended=5.0):
-        """Return twice the seconds in which a kernel is to end by itself.
-
-        One that has started processes waits longer, for one that is deaf to its signals: that of
-        `multiprocessing` which tracks what the others share.
-        """
-        return 1.0
-
-
 class Kernel(AsyncKernelManager):
     """A kernel of the Python that runs this script, whatever kernels are installed.
 
-    It talks through sockets in the run's own folder: no ports that another run could take.
+    Where it can, it talks through sockets in the run's own folder: no ports that another run could
+    take.
     """
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.provisioner = Fork(parent=self, kernel_spec=self.kernel_spec)
 
     @default("transport")
     def _default_transport(self):
-        return "ipc"
+        return TRANSPORT
 
     @default("ip")
     def _default_ip(self):
-        return str(Path(os.environ["JUPYTER_RUNTIME_DIR"]) / "k")
+        folder = os.environ["JUPYTER_RUNTIME_DIR"]
+        return str(Path(folder, "k")) if TRANSPORT == "ipc" else "127.0.0.1"
 
     @property
     def kernel_spec(self):
         """The arguments of the kernel."""
-        return KernelSpec(argv=["-f", "{connection_file}"], display_name="Python 3")
+        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        return KernelSpec(argv=command, display_name="Python 3")
 
 
 class Loop(asyncio.SelectorEventLoop):
@@ -257,7 +192,7 @@ def _client(path, notebook, cell_seconds, started, executed):
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
-        kernel_manager_class=Kernel if FORKS_KERNELS else AsyncKernelManager,
+        kernel_manager_class=Kernel,
         resources={"metadata": {"path": str(path.parent)}},
         record_timing=False,
         store_widget_state=False,

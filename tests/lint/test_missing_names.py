@@ -16,9 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 CHAPTERS = [*range(1, 9), 12, 13]  # 09 kills a process, 10 has Ray's, 11 measures processes
 WORKFLOW = (ROOT / ".github" / "workflows" / "tests.yml").read_text()
 TESTS = [ROOT / name for name in re.findall(r"tests/test_\w+\.py", WORKFLOW)]  # of laptops
-ON_LINUX_ONLY = {
-    ROOT / "tools" / f"{name}.py" for name in ("kernel_server", "grade", "sandbox", "session")
-}
+ON_LINUX_ONLY = {ROOT / "tools" / f"{name}.py" for name in ("grade", "sandbox", "session")}
 POSIX = """
 import fcntl, os, resource, signal, sys
 def use():
