@@ -6,6 +6,8 @@ other in each direction; what joins the links is never in the way. Adding up is 
 source is given, the formulas are those of Thakur, Rabenseifner and Gropp 2005
 (https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
 (https://doi.org/10.1016/j.jpdc.2008.09.002).
+
+Chapters predict with these. Virtual GPUs take the seconds of `virtual/distributed/costs.py`.
 """
 
 import copy

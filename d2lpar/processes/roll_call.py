@@ -1,4 +1,7 @@
-"""Which ranks are missing when one has waited too long for the others."""
+"""Which ranks of a `launch` are missing when one has waited too long for the others.
+
+What the backend "vccl" says of its own is in `virtual/distributed/agreement.py`.
+"""
 
 import contextlib
 import json

@@ -1,4 +1,7 @@
-"""Streams: the queues to which the host hands ops over, and how one waits for another."""
+"""Streams: the queues to which the host hands ops over, and how one waits for another.
+
+Programs see them as `vgpu.Stream`.
+"""
 
 import threading
 
