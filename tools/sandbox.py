@@ -22,6 +22,7 @@ MEMORY = 4 * 2**30  # bytes, of all processes together, and of each
 TMP = 2**29
 WRITABLE = {"/tmp": TMP, "/dev/shm": 2**29}  # bytes
 FILES = 100_000  # in each of them: an empty file takes 1 kB of the kernel's memory
+SOCKETS = 1000  # what waits in one is up to 0.4 MB of the kernel's memory
 PROCESSES = 64
 THREADS = 512
 FOLDER = "/tmp/work"  # the current one
@@ -36,10 +37,11 @@ REFUSED = (
     # memory that belongs to no process
     *("memfd_create", "shmget", "msgget", "semget", "io_uring_setup"),
     # keys, which have no namespace of their own
-    *("add_key", "keyctl", "request_key"),
+    *("add_key", "request_key"),  # and keyctl but for one use, see `_filter`
     # parts of the kernel that no answer needs, and that many exploits begin with
     *("bpf", "perf_event_open", "userfaultfd"),
 )
+JOIN_SESSION_KEYRING = 1  # of keyctl
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK leaves the namespace
 
 CURES = """Debian, Ubuntu: `sudo apt-get install bubblewrap` (version 0.8 or newer).
@@ -85,6 +87,9 @@ class Sandbox:
             pids = [pid for pid in os.listdir(f"{self._root}/proc") if pid.isdecimal()]
             if len(pids) > PROCESSES:
                 return "processes"
+            with open(f"{self._root}/proc/{pids[0]}/net/sockstat", encoding="ascii") as file:
+                if int(file.readline().split()[-1]) > SOCKETS:  # "sockets: used 27"
+                    return "memory"
             for folder in WRITABLE:
                 files = os.statvfs(f"{self._root}{folder}")
                 if files.f_files - files.f_ffree > FILES:
@@ -196,6 +201,10 @@ def _filter():
     calls = seccomp.SyscallFilter(seccomp.ALLOW)
     for name in REFUSED:
         calls.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    # Each session joins a keyring of its own, without a name (session.py); keyctl does no more.
+    refuse = seccomp.ERRNO(errno.EPERM)
+    calls.add_rule(refuse, "keyctl", seccomp.Arg(0, seccomp.NE, JOIN_SESSION_KEYRING))
+    calls.add_rule(refuse, "keyctl", seccomp.Arg(1, seccomp.NE, 0))
     refuse = seccomp.ERRNO(errno.EAFNOSUPPORT)
     calls.add_rule(refuse, "socket", seccomp.Arg(0, seccomp.GT, max(FAMILIES)))
     for family in {*range(max(FAMILIES))} - {*FAMILIES}:

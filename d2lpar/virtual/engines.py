@@ -197,6 +197,14 @@ def set_thread_count(threads):
 
 
 def _in_new_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
+    """Call a function in a thread that a simulation does not take for one of the host's."""
+    ended = threading.Event()
+
+    def run():
+        try:
+            function()
+        finally:
+            ended.set()
+
+    _thread.start_new_thread(run, ())
+    ended.wait()

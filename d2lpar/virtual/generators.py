@@ -4,11 +4,11 @@ import weakref
 
 import torch
 
-from .private.tensors import CPUGenerator
+from .private.tensors import CPUGenerator, generator_id
 from .scheduler import wait
 
-# `_cdata` of a generator -> a weak reference to it. torch hands over another Python object for the
-# same generator, and only `_cdata` is the same.
+# The identity of a generator -> a weak reference to it. torch hands over another Python object for
+# the same generator.
 _known = {}
 
 
@@ -33,7 +33,7 @@ class Generator(CPUGenerator):
     def __init__(self, owner, seed=None):
         for identity in [identity for identity, known in tuple(_known.items()) if known() is None]:
             _known.pop(identity, None)
-        _known[self._cdata] = weakref.ref(self)
+        _known[generator_id(self)] = weakref.ref(self)
         self.owner = owner
         self.last = None
         self.state = CPUGenerator()
@@ -89,7 +89,7 @@ def checked(generator, device):
     """
     if generator is None:
         return device.generator
-    known = _known.get(generator._cdata)
+    known = _known.get(generator_id(generator))
     found = known and known()
     if not found:
         raise RuntimeError(

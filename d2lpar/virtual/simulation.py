@@ -270,7 +270,7 @@ class Simulation:
         self._ask(self._run_until, self.now())
 
     def set_threads(self, threads):
-        self._ask(set_thread_count, threads)
+        self.ask(set_thread_count, threads)  # with the first op: the thread is not started for it
 
     def finish(self):
         self._ask(self._run_until, float("inf"))
@@ -287,7 +287,8 @@ class Simulation:
     def _ask(self, function, *arguments):
         """Call a function in the simulator's thread, after what was issued so far, and wait."""
         scheduler.check_thread()
-        simulator.start()
+        if not simulator.started:
+            simulator.start()
         gate = scheduler.closed_gate()
         simulator.questions.put((function, arguments, gate.release))
         scheduler.pass_gate(gate)

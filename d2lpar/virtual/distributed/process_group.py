@@ -31,6 +31,8 @@ from ..private.process_groups import (
     add_gloo,
     default_store,
     is_fake_store,
+    num_collectives,
+    start_counting,
 )
 from ..scheduler import wait
 from ..simulation import ModelledEngine, leave_without_values
@@ -183,12 +185,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _set_sequence_number_for_group(self):
         if self._for_cpu is not None:
-            self._for_cpu._set_sequence_number_for_group()
+            start_counting(self._for_cpu)
 
     def _get_sequence_number_for_group(self):
         """Return how many collectives this rank has issued, those on CPU tensors included."""
-        on_cpu = self._for_cpu and self._for_cpu._get_sequence_number_for_group()
-        return self._number + (on_cpu or 0)
+        return self._number + (num_collectives(self._for_cpu) if self._for_cpu else 0)
 
     def set_timeout(self, timeout):
         self._timeout = timeout

@@ -386,7 +386,12 @@ class Member:
             self._keeper = Keeper(size, timeout.total_seconds(), address)
             store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
         address, port, secret = store.get(_KEY).split()
-        self._connection = _line(socket.create_connection((address.decode(), int(port))))
+        self._timeout = timeout.total_seconds()
+        tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
+        tcp.settimeout(None)
+        self._connection = _line(tcp)
+        if not self._connection.poll(self._timeout):
+            raise TimeoutError(f"the rank that keeps the time said nothing in {self._timeout:g} s")
         answer_challenge(self._connection, secret)
         deliver_challenge(self._connection, secret)
         self._connection.send(rank)
@@ -397,7 +402,7 @@ class Member:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
-        with contextlib.suppress(EOFError, OSError, ValueError):
+        with contextlib.suppress(Exception):  # it has gone, or sends what is no message
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
@@ -433,7 +438,10 @@ class Member:
         if self._answers.empty():
             with contextlib.suppress(OSError):  # then the connection is lost
                 self._connection.send(("ask", seconds, self._heard))
-        messages = [self._answers.get()]
+        try:
+            messages = [self._answers.get(timeout=self._timeout + _LONG)]
+        except Empty:  # the keeper ends each wait by the time-out, so it has gone without a word
+            messages = [_LOST]
         with contextlib.suppress(Empty):
             while True:
                 messages.append(self._answers.get_nowait())

@@ -144,9 +144,14 @@ def add_gloo(group, gloo):
     group._set_default_backend(group.BackendType.GLOO)
 
 
-def num_collectives():
-    """Return how many collectives this rank has started in the default process group."""
-    return torch.distributed.group.WORLD._get_sequence_number_for_group()
+def num_collectives(group=None):
+    """Return how many collectives this rank has started in a process group, the default one's."""
+    return (group or torch.distributed.group.WORLD)._get_sequence_number_for_group()
+
+
+def start_counting(group):
+    """Have a process group count its collectives."""
+    group._set_sequence_number_for_group()
 
 
 def kind_of_reduction(op):

@@ -60,16 +60,19 @@ def patch_default_dtype(wait):
     """Call `wait` before the default dtype changes.
 
     Queued kernels read it when they run, and torch has one for all threads, so that an engine
-    cannot have its own. The patch stays, and does nothing else.
+    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else.
     """
-    set_dtype = torch.set_default_dtype
 
-    @functools.wraps(set_dtype)
-    def set_default_dtype(d):
-        wait()
-        set_dtype(d)
+    def waiting(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            wait()
+            return function(*args, **kwargs)
 
-    torch.set_default_dtype = set_default_dtype
+        return call
+
+    torch.set_default_dtype = waiting(torch.set_default_dtype)
+    torch.set_default_tensor_type = waiting(torch.set_default_tensor_type)
 
 
 def patch_classes(stream, event, generator, is_virtual):
