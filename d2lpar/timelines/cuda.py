@@ -25,11 +25,12 @@ def start_recording():
     """Start to record what CUDA GPUs do.
 
     The profiler cannot run twice at once. So a recording that starts or stops inside another cuts
-    it in two: the profiler stops, hands its spans to every recording, and starts again. Let the
-    devices be idle then.
+    it in two: the profiler stops, hands its spans to every recording, and starts again. The devices
+    should be idle then.
 
     Returns:
-        A list that gets spans, in seconds of `time.perf_counter`, until `stop_recording` of it.
+        A list that gets spans, in seconds of `time.perf_counter`, until `stop_recording` is called
+        with it.
     """
     _collect()
     recording = []
