@@ -76,7 +76,7 @@ Read the code that got more points than you expect."""
 
 @dataclass
 class Submission:
-    """A notebook of a student, and what came of it."""
+    """A student's notebook, and the result of grading it."""
 
     student: str
     path: Path  # what was handed in, or where it should have been

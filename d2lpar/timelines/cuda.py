@@ -86,8 +86,8 @@ def parse(trace, anchored=0.0):
     of streams for events leave no record on CUDA.
 
     Args:
-        trace: what `torch.profiler.profile.export_chrome_trace` wrote, as a dict. The fields are
-            those of libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
+        trace: what `torch.profiler.profile.export_chrome_trace` wrote, as a dict. Its fields come
+            from libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
         anchored: the time, in seconds, of the mark that `start_recording` set.
 
     Returns:
