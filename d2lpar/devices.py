@@ -1,4 +1,4 @@
-"""Devices: real GPUs where the machine has them, virtual ones where it has not."""
+"""Devices: real GPUs where the machine has them, virtual ones where it does not."""
 
 import os
 import platform
@@ -65,7 +65,7 @@ def ensure_gpus(n, **options):
     modelled GPUs, which have memory and links of their own.
 
     Args:
-        n: how many.
+        n: the number of GPUs.
         **options: threads, memory, link, peer_link, for `virtual_gpus`.
 
     Raises:
@@ -130,7 +130,7 @@ def _count(number, noun):
 
 
 def synchronize(*devices):
-    """Wait for the work of `devices`; without arguments for that of every GPU in use.
+    """Wait for the work of `devices`; without arguments, for the work of every GPU in use.
 
     A bare `torch.cuda.synchronize()` waits for the current device only.
     """
@@ -162,7 +162,7 @@ def describe(*devices):
     """Return a table of the hardware and the versions at hand.
 
     Args:
-        *devices: those to list; by default every GPU in use.
+        *devices: the devices to list; by default every GPU in use.
     """
     from . import __version__
 

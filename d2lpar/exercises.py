@@ -8,12 +8,13 @@ import torch
 
 
 def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
-    """Compare what an answer gave with what it should give.
+    """Compare the value that an answer gave with the expected one.
 
     Args:
         what: what is compared, in words, for the message.
-        got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
-        want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
+        got: the value that the answer gave: a number, a string, a tensor, or a list, tuple or dict
+            of these.
+        want: the expected value. Lists and tuples count as the same, and so do numbers and tensors
             of one number on the CPU.
         tolerance: the largest relative difference of numbers and tensors; None means equal.
         hints: pairs of a wrong value, or a function that tells whether a value is wrong in this
@@ -124,6 +125,6 @@ def _show(value):
 
 
 def _short(text, length=160):
-    """Return a text without its line breaks, cut if it is long."""
+    """Return a text on one line, shortened if it is long."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 4] + " ..."

@@ -1,6 +1,6 @@
 """Clocks for work that runs elsewhere, and predicted numbers beside measured ones.
 
-While GPUs are modelled, all seconds are those of the model.
+While GPUs are modelled, all seconds are modelled seconds.
 """
 
 import itertools
@@ -54,7 +54,7 @@ class Benchmark:
     """Print how long a block took, including the work that it left on the devices.
 
     Args:
-        description: stands before the seconds.
+        description: the text before the seconds.
         sync: wait for every device in use before the clock starts and before it is read. Without,
             the clock sees only how long it took to issue the work.
 

@@ -112,9 +112,9 @@ def test_no_entry_point(found, monkeypatch):
 
 
 def test_another_machine(found, monkeypatch):
-    from d2lpar.virtual.private import guards
+    from d2lpar.virtual.private import virtual_tables
 
-    monkeypatch.setattr(guards, "can_answer_without_python", lambda: False)
+    monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
     assert "cannot stand for CUDA's" in found()["d2lpar run"]
 
 

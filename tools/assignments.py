@@ -36,7 +36,7 @@ def find_exercises(folder, names=()):
     """List exercise notebooks, as `find_chapters` lists chapters.
 
     Raises:
-        ValueError: for a name that fits none, or if there are none at all.
+        ValueError: a name fits none of them, or there are none at all.
     """
     paths = find_chapters(folder, names)
     if not paths:
@@ -53,7 +53,7 @@ def release(notebook):
     """Return the version of a notebook that students get: no solutions, no hidden tests.
 
     Raises:
-        ValueError: if a solution is left.
+        ValueError: a solution is left.
     """
     released = _apply(without_solutions(notebook), ClearHiddenTests, ComputeChecksums)
     text = "\n".join(cell.source for cell in released.cells)
@@ -79,7 +79,7 @@ def write(paths, build):
         build: the folder to write to; what it holds is deleted.
 
     Raises:
-        ValueError: if a solution is left, or a link leads nowhere.
+        ValueError: a solution is left, or a link leads nowhere.
     """
     shutil.rmtree(build, ignore_errors=True)
     chapters = paths[0].parent.parent

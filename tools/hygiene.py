@@ -1,4 +1,4 @@
-"""What a chapter must look like before it is committed, as checks that name the file and cell.
+"""Checks of a chapter before it is committed, which name the file and the cell.
 
 As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
 """
@@ -113,7 +113,7 @@ def check_headings(notebook):
 def check_prose(notebook):
     """A sentence stands before every code cell, and after every figure.
 
-    In an exercise one sentence is for all: what is given, the answer and its check.
+    In an exercise, given cells, the answer and its check need no sentence before them.
     """
     sentences = {number for number, text in _prose(notebook) if _sentences(text)}
     for number, cell in _code(notebook):
@@ -138,7 +138,7 @@ def check_length(notebook):
 
 
 def _num_lines(source):
-    """Return how many lines a cell has, without those of imports unless it has nothing else."""
+    """Count the lines of a cell, without its imports unless it has nothing else."""
     imports = 0
     with contextlib.suppress(SyntaxError):  # a magic
         for node in ast.parse(source).body:
@@ -222,7 +222,7 @@ def _prose(notebook):
 
 
 def _sentences(text):
-    """Return the lines of a markdown text that are no headings and hold a word."""
+    """Return the lines of a markdown text that are not headings and hold a word."""
     return [line for line in text.splitlines() if re.search(r"\w", line) and line[0] != "#"]
 
 

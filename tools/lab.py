@@ -1,4 +1,4 @@
-"""JupyterLab in a browser, as far as the walk of a newcomer needs it."""
+"""JupyterLab in a browser, driven by Selenium: cells are run, stopped, written and read."""
 
 import contextlib
 import os
@@ -78,7 +78,7 @@ def jupyter_lab(folder, **environment):
 class Lab:
     """A tab with a notebook.
 
-    Cells are counted from 0, with those of text.
+    Cells are counted from 0; cells of text count, too.
     """
 
     def __init__(self, browser, driver, width=1280, height=900):

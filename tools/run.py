@@ -1,4 +1,4 @@
-"""Execute the chapters in order, and show how far they are and how they fared.
+"""Execute the chapters in order, with a progress bar and a table of results.
 
 python tools/run.py                  every chapter; the executed ones come under build/
 python tools/run.py 03 07            some of them
@@ -116,7 +116,7 @@ def find_chapters(folder, names=()):
         A list of paths, in the order of the chapters.
 
     Raises:
-        ValueError: for a name that fits no chapter.
+        ValueError: a name fits no chapter.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
@@ -203,7 +203,7 @@ def _client(path, notebook, cell_seconds, started, executed):
 
 
 def _failure(error, cell, source):
-    """Return a line on an error in a code cell, by number, 0 before the first, and its details."""
+    """Return a line that says in which code cell a run failed (0: before any), and the details."""
     if isinstance(error, CellExecutionError):
         line = f"failed in cell {cell}: {error.ename}: {error.evalue}".splitlines()[0]
         return line, str(error)

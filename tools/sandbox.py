@@ -1,10 +1,10 @@
 """Runs a program in bubblewrap (bwrap), where it can harm nothing but itself.
 
-The program sees no other process, no network, none of the user's files, and of the machine only
-what Python needs, read-only. It may write to a /tmp and a /dev/shm in memory. What bubblewrap does
-not bring is here: limits, and a list of system calls to refuse. Only a control group limits the
-memory of several processes, and few users may make one. So `Sandbox.overrun` adds up what the
-processes use, and system calls are refused that give memory which belongs to no process.
+The program sees no other process, no network and none of the user's files. Of the machine it can
+read what Python needs, and it can write to a /tmp and a /dev/shm in memory. This module adds what
+bubblewrap lacks: limits, and a list of system calls to refuse. Only a control group could limit the
+memory of several processes together, and few users may make one. So `Sandbox.overrun` adds up what
+the processes use, and calls that give memory which belongs to no process are refused.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ FILES = 100_000  # in each of them: an empty file takes 1 kB of the kernel's mem
 SOCKETS = 1000  # what waits in one is up to 0.4 MB of the kernel's memory
 PROCESSES = 64
 THREADS = 512
-FOLDER = "/tmp/work"  # the current one
+FOLDER = "/tmp/work"  # the working directory of the program
 NOBODY = "65534"
 
 # What programs need of a Linux system beside Python itself. Of /etc, nothing that is the user's.
@@ -61,7 +61,7 @@ class Sandbox:
         program: a list of the command and its arguments.
         hidden: folders that it must not see, wherever they are.
         shown: further files and folders that it may read.
-        passed: the number of an open file that it gets.
+        passed: the number of an open file that it inherits.
     """
 
     def __init__(self, program, hidden, shown, passed):
@@ -127,9 +127,9 @@ def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVN
     """Start a program in a sandbox, without a terminal and without the variables of this process.
 
     Args:
-        program, hidden, shown: those of `Sandbox`.
+        program, hidden, shown: as in `Sandbox`.
         info: the number of the open file to which bwrap writes its process id.
-        passed: numbers of further open files that the program gets.
+        passed: numbers of further open files that the program inherits.
         stderr: where messages go.
     """
     # Not bwrap's --clearenv: process 1, whose variables the program can read, is bwrap itself.
@@ -163,8 +163,8 @@ def _command(program, hidden, shown, refused, hosts, info):
     """Return the command that runs a program in a sandbox.
 
     Args:
-        program, hidden, shown: those of `Sandbox`.
-        refused, hosts, info: numbers of open files: the filter of system calls, what becomes
+        program, hidden, shown: as in `Sandbox`.
+        refused, hosts, info: numbers of open files: the filter of system calls, the contents of
             /etc/hosts, and where bwrap writes its process id.
     """
     mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python's own folder may lie in it
@@ -186,7 +186,7 @@ def _command(program, hidden, shown, refused, hosts, info):
         *("prlimit", f"--data={MEMORY}", f"--fsize={TMP}", f"--nproc={THREADS}"),
         *("--nofile=1024", "--core=0", *program),
     ]
-    if os.getuid() == 0:  # Linux counts no processes of root's, so be somebody else before
+    if os.getuid() == 0:  # Linux does not count root's processes, so become another user first
         system = ["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
         nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
         nobody += ["timeout", "-s", "KILL", "900"]  # --die-with-parent needs parents of one user

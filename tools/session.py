@@ -1,6 +1,6 @@
 """Executes cells inside a sandbox: nbclient and a kernel. `execution.py` starts it there.
 
-python session.py FD    with the number of a socket, over which JSON goes in lines
+python session.py FD    FD is the number of a socket that carries lines of JSON
 """
 
 import asyncio

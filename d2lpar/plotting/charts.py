@@ -7,7 +7,7 @@ from d2lpar.virtual import hardware_name
 
 
 def plot_bars(labels, predicted, measured, ylabel, title=None):
-    """Return a figure of predictions beside what was measured, or modelled while GPUs are modelled.
+    """Return a figure of predicted beside measured or, while GPUs are modelled, modelled numbers.
 
     Args:
         labels: a name for each pair of bars.
@@ -80,7 +80,7 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
         xscale, yscale: "linear" or "log".
 
     Raises:
-        ValueError: a curve has not as many numbers as `x`.
+        ValueError: a curve does not have as many numbers as `x`.
     """
     for name, y in [*ys.items(), *([("ideal", ideal)] if ideal is not None else [])]:
         if len(y) != len(x):
@@ -118,7 +118,7 @@ def _write_plain_numbers(axis):
     axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
-_LOOKS = {  # of the first group of curves, and of the second
+_LOOKS = {  # looks of the first group of curves, and of the second
     "measured": (LINES[0], (MEASURED, "-.", "D")),
     "predicted": (LINES[1], (PREDICTED, ":", "^")),
 }

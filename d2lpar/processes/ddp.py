@@ -62,7 +62,7 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
         X, y: the whole batch, (b, ...) and (b,).
         bucket_cap_mb: size of a bucket, in MiB.
         buckets: a replacement for DDP: a function of the network and `bucket_cap_mb`, called once.
-            The `wait()` of what it returns ends a backward pass.
+            Calling `wait()` on the object that it returns ends a backward pass.
 
     Returns:
         A `Timeline` with the phases "forward" and "backward", and the gradients, on the CPU.
@@ -92,8 +92,8 @@ def merged_timeline(timelines, phases=True):
     is, and the time before is a span of the kind "wait" on the same row.
 
     Args:
-        timelines: what each rank recorded, in the order of ranks, with the same collectives.
-        phases: whether to keep what `Timeline.mark` named.
+        timelines: the timelines of all ranks, in the order of ranks, with the same collectives.
+        phases: whether to keep the phases that `Timeline.mark` named.
     """
     merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
     if not phases:

@@ -1,7 +1,7 @@
-"""launch(fn, nproc): a function, also one of a notebook cell, in several processes.
+"""`launch(fn, nproc)` calls a function, which a notebook may define, in several processes.
 
-The processes are those of torch's elastic agent (`agent`), and each of them runs `rank`. The
-function, its arguments and the results travel by value, through files in a temporary folder.
+torch's elastic agent (`agent`) starts the processes, and each of them runs `rank`. The function,
+its arguments and the results travel by value, through files in a temporary folder.
 """
 
 import difflib
@@ -152,6 +152,6 @@ def _pickled_call(fn, args, kwargs, figures):
     sources = {
         name: entry
         for name, entry in linecache.cache.items()
-        if len(entry) == 4 and entry[1] is None  # of no file: a cell
+        if len(entry) == 4 and entry[1] is None  # not from a file: a cell
     }
     return cloudpickle.dumps((sources, figures, call))

@@ -52,10 +52,10 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
     go through gloo, and their kernels use one thread.
 
     Args:
-        timeout: seconds that a collective may take, and that the last rank may return after the
-            first.
-        store: through which the processes find each other; by default the one of torchrun.
-        figures: arguments of `virtual_gpus`; by default according to D2LPAR_DEVICES.
+        timeout: how many seconds a collective may take, and the last rank to return may lag behind
+            the first.
+        store: the store through which the processes find each other; by default torchrun's.
+        figures: arguments of `virtual_gpus`; by default those that D2LPAR_DEVICES asks for.
 
     Returns:
         What `fn` returned, once it has returned on every rank.
@@ -228,7 +228,7 @@ def _pickled(result, rank):
 
 
 def _described(error, rank):
-    """Return as bytes: when an exception was raised, itself if it pickles, a line and its text."""
+    """Return, pickled: the time, an exception if it can be pickled, a summary and its traceback."""
     moment = time.time()
     report = traceback.TracebackException.from_exception(error)
     part = report
@@ -253,7 +253,7 @@ def _write(path, data):
 
 
 def main():
-    """Run a function of a file or a module under torchrun; see the text of this module."""
+    """Run a function of a file or a module under torchrun; see the docstring of this module."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m d2lpar.processes.rank", description=main.__doc__
     )

@@ -1,6 +1,6 @@
 """Which ranks of a `launch` are missing when one has waited too long for the others.
 
-What the backend "vccl" says of its own is in `virtual/distributed/agreement.py`.
+The backend "vccl" finds out by itself which ranks are missing: `virtual/distributed/agreement.py`.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class RollCall:
         return True
 
     def report(self, error, timeout):
-        """Ask the others where they are; return a text on which of them are missing."""
+        """Ask the others where they are; return a message that names those that are missing."""
         with self.lock:
             at_end = isinstance(error, _LateAtEnd)
             started = sys.maxsize if at_end else _started()

@@ -2,7 +2,7 @@
 
 `switch_on` makes all of them refer to virtual GPUs. A name of `torch.cuda`
 
-- is that of `torch.vgpu`, if there is one;
+- refers to the same name of `torch.vgpu`, if there is one;
 - otherwise, if it is in the tables below, does what can be done here, which may be nothing;
 - otherwise needs a real GPU: it raises NotImplementedError and says so.
 """
@@ -52,7 +52,7 @@ def switch_on(gpus, visible=None):
 
 
 def parse(gpus):
-    """Return the kind and the number in a text such as "vgpu:4" or "v100:8"."""
+    """Return the kind and the number in a string such as "vgpu:4" or "v100:8"."""
     known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
     if not known:
         raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
@@ -60,7 +60,7 @@ def parse(gpus):
 
 
 def _visible(visible, number):
-    """Return the indices below `number` in a text, up to the first that is not one."""
+    """Return the indices in a string, up to the first that is not an index below `number`."""
     if visible is None:
         return range(number)
     indices = []

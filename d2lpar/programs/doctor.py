@@ -180,7 +180,7 @@ class Doctor:
         )
 
     def _names_of_cuda(self):
-        from d2lpar.virtual.private.guards import can_answer_without_python
+        from d2lpar.virtual.private.virtual_tables import can_answer_without_python
 
         self._judge(
             "d2lpar run",

@@ -1,4 +1,4 @@
-"""Gantt charts: of a timeline, and of marks in rows."""
+"""Gantt charts of timelines, and of marks in rows."""
 
 from collections import defaultdict
 
@@ -45,9 +45,9 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
-        title: what stands above the chart.
+        title: the text above the chart.
         start, end: the part to draw, in seconds; all of it by default.
-        kinds: of the spans to draw.
+        kinds: the kinds of spans to draw.
 
     Returns:
         A figure.
@@ -103,7 +103,7 @@ def rows_by_device(timeline, kinds):
 
 
 def _draw_groups(axes, groups, top, part, scale):
-    """Draw the rows below `top`; return what the legend needs."""
+    """Draw the rows below `top`; return the entries of the legend."""
     from matplotlib.patches import Patch
 
     start, end = part
@@ -188,13 +188,13 @@ def _draw_phases(figure, axes, phases, part, scale):
 def plot_schedule(rows, title=None, unit=None):
     """Draw who did what when: a row for each name, a bar for each mark.
 
-    The first word of a mark's name chooses the colour; what follows it, a number say, is written
-    into the bar where there is room, and so are names of one word.
+    The first word of a mark's name chooses the colour; the rest, a number say, is written into the
+    bar where there is room, and so are names of one word.
 
     Args:
-        rows: a dict from what stands before a row to its marks, with `name`, `start` and `end` in
+        rows: a dict from the label of a row to its marks, with `name`, `start` and `end` in
             seconds. The time axis begins with the first of all.
-        title: what stands above the chart.
+        title: the text above the chart.
         unit: what the marks count in place of seconds, "forward passes" for example.
 
     Returns:

@@ -20,7 +20,7 @@ class Generator(CPUGenerator):
 
     Args:
         owner: the `Device`.
-        seed: an integer; by default that of a new torch generator.
+        seed: an integer; by default the seed of a new torch generator.
 
     Attributes:
         state: a torch generator of the CPU.
@@ -82,7 +82,7 @@ class Generator(CPUGenerator):
 
 
 def checked(generator, device):
-    """Return the generator that a kernel draws from: the given one, or that of its `Device`.
+    """Return the generator that a kernel draws from: the given one, or its `Device`'s own.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.

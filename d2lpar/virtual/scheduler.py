@@ -1,6 +1,6 @@
 """When an op runs: what waits for what, and which op is ready first.
 
-Time is that of the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
+Times are read from the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
 thread, comes to it. While GPUs are modelled, a `Simulation` keeps the time: an op that is `done`
 has been simulated, and may end later than the host's `now`.
 
@@ -37,7 +37,7 @@ class WallClock:
     """The clock of virtual GPUs whose engines are threads. A `Simulation` has the same methods.
 
     Attributes:
-        name: of the modelled hardware; "" here.
+        name: the name of the modelled hardware; "" here.
         is_modelled: whether a simulation keeps the time.
         meetings: not None, because ranks need no `Meetings` to have the same wall clock.
     """
@@ -100,7 +100,7 @@ class Op:
 
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
-        engine: what runs it.
+        engine: the engine that runs it.
         stream: where it was issued; set by `Stream.issue`.
         work: function of the op that does the work.
         plan: the `Plan` of a kernel; or None.
@@ -303,7 +303,7 @@ def wait(op, device):
     A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, the calling thread is that of an engine, or such a
+        RuntimeError: this process is a fork, the calling thread is an engine's, or such a
             thread has died.
     """
     if under_way(op):
@@ -382,8 +382,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    The seconds of the spans are those of `now`. An object given as `recording` takes the place of
-    the list; the threads that do the work of devices call its `extend`.
+    The spans have the seconds of the clock in force. An object given as `recording` takes the place
+    of the list; the threads that do the work of devices call its `extend`.
     """
     global _recordings
     recording = [] if recording is None else recording
@@ -393,7 +393,7 @@ def start_recording(recording=None):
 
 
 def stop_recording(recording):
-    """Stop appending to `recording`; synchronize before, or the ops that still run are missing.
+    """Stop appending to `recording`; synchronize first, or ops that still run will be missing.
 
     Raises:
         ValueError: `recording` is not a recording under way.
@@ -426,7 +426,7 @@ def in_fork():
 
 
 def forgive_fork():
-    """Allow a fork to use virtual GPUs after all: those of its parent had done nothing."""
+    """Allow a fork to use virtual GPUs after all, because its parent had given them no work."""
     _forks.clear()
 
 

@@ -105,7 +105,7 @@ from torch import nn
 from torch.utils._pytree import tree_map                                # fault
 from torch._C import Generator                                          # fault
 from .private.operators import function_of
-from .private import guards as _guards
+from .private import virtual_tables as _tables
 
 class Mine(nn.Module):
     __slots__ = ("_slot",)
@@ -113,7 +113,7 @@ class Mine(nn.Module):
 
     def _method(self):
         self._own = os._exit, sys._getframe()
-        return self._field, self._slot, self.other._method(), self.__dict__, _guards._own
+        return self._field, self._slot, self.other._method(), self.__dict__, _tables._own
 
 def patch(module, x):
     x._mark = torch.__version__

@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from .guards import install_cuda_guard
+from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
 # The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
@@ -68,7 +68,7 @@ def replace_factories(names, change):
     """Replace functions of torch that make tensors; TorchScript takes both for the same.
 
     Args:
-        names: of the functions.
+        names: the names of the functions.
         change: function of one of them that returns the one in its place.
     """
     from torch.jit import _builtins
@@ -88,7 +88,7 @@ def skip_initialization():
 
 
 def patch_autocast():
-    """Make autocast("cuda") that of the type by which torch's C++ code knows virtual GPUs."""
+    """Make autocast("cuda") mean autocast of "vgpu", as torch's C++ code knows virtual GPUs."""
 
     def translated(function):
         @functools.wraps(function)
