@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from types import SimpleNamespace
 
 import hosts
@@ -453,7 +454,8 @@ def test_hang_before_a_collective_names_who_is_missing_and_where_it_is(impatient
 
 def test_who_is_missing_in_a_group_of_some_ranks_has_its_number_in_the_job(impatient):
     def work():
-        x, group = torch.ones(1, device="vgpu"), dist.new_group([1, 2])
+        limit = timedelta(seconds=1.5)
+        x, group = torch.ones(1, device="vgpu"), dist.new_group([1, 2], limit)
         if dist.get_rank() != 1:
             time.sleep(1000)
         dist.all_reduce(x, group=group)
