@@ -703,9 +703,11 @@ def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so_once(
     assert capsys.readouterr().out == ""
     with Gate(first) as gate:
         waiting(shell, second, 0, KeyboardInterrupt())
+        said = "vgpu:0, vgpu:1 are still working off 2 operators launched before the stop\n"
+        assert capsys.readouterr().out == said
+        waiting(shell, second, 0, None)  # vgpu:0 still is
+        assert capsys.readouterr().out == ""
         gate.let_go()
-    said = "vgpu:0, vgpu:1 are still working off 2 operators launched before the stop\n"
-    assert capsys.readouterr().out == said
     shell.end_cell(KeyboardInterrupt())
     waiting(shell, second, 0, ValueError())  # the gate came after the stop
     assert capsys.readouterr().out == ""

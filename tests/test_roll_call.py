@@ -125,7 +125,7 @@ def test_a_second_interrupt_does_not_wait_for_ranks_that_are_silent(tmp_path, mo
         d2lpar.launch(work, tmp_path, nproc=1)
     assert str(caught.value) == "rank 0 had not arrived\n  rank 0 is silent"
     (tmp_path / "0").unlink()
-    monkeypatch.setattr(roll_call, "ANSWER", 1000)
+    monkeypatch.setattr(roll_call, "ANSWER", 30)
     with interrupted_when(all_in(tmp_path, "0"), is_asked) as caught:
         d2lpar.launch(work, tmp_path, nproc=1)
     assert str(caught.value) == ""
