@@ -31,6 +31,7 @@ _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
 _deaths = []  # (what died, its exception) of threads that no longer do the work of devices
 LIVENESS_SECONDS = 1.0  # how often a host that waits looks whether these threads are alive
+at_long_wait = None  # function that a host calls when it has waited for twice as long
 
 
 class WallClock:
@@ -162,11 +163,13 @@ class ReadyQueue:
             wakes the engine.
         hand_over: function, in C, that adds an op to them.
         issued, finished: how many ops were handed over, and how many of them are done.
+        ends: nothing; a simulation has here when those ended that are done and not counted yet.
         clock: the `WallClock`.
         ending: whether `take` returns None when it is woken.
     """
 
     clock = WALL_CLOCK
+    ends = ()
 
     def __init__(self):
         self.arrivals = SimpleQueue()
@@ -293,8 +296,12 @@ def closed_gate():
 
 def pass_gate(gate):
     """Block the calling thread until another one releases a gate; see `check_threads`."""
+    looks = 0
     while not gate.acquire(timeout=LIVENESS_SECONDS):
         check_threads()
+        looks += 1
+        if looks == 2 and at_long_wait is not None:
+            at_long_wait()
 
 
 def wait(op, device):
