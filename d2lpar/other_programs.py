@@ -1,0 +1,131 @@
+"""What other programs take of the CPU cores that this process may use, which makes its times longer.
+
+Linux counts the time of each core and of each process. The time of the cores, less that of this
+process and its descendants, is that of others. Nothing is said where the counters do not tell:
+on other systems; in a container that may use less time than its cores have; in a rank, for which the
+other ranks of its own program would be others; and of less than 0.2 s, because they count in ticks of
+10 ms.
+"""
+
+import contextlib
+import functools
+import os
+import sys
+import time
+from typing import NamedTuple
+
+from d2lpar.virtual import cores_of_this_process
+
+NOTICED = 1 - 1 / 1.15  # a program that could use all cores takes 15 % longer without this share
+LEAST = 0.2  # seconds
+TICK = 0.01
+
+
+class Look(NamedTuple):
+    """What had been counted at a moment, in seconds of one core."""
+
+    time: float  # of the wall clock
+    cores: frozenset  # that this process may use
+    others: float  # less a constant
+    stolen: float  # by the hypervisor, for other machines
+
+
+class Taken:
+    """Which shares of the cores others took, over the stretches of time that were added."""
+
+    def __init__(self):
+        self.clear()
+
+    def clear(self):
+        """Forget what was added."""
+        self.seconds = self.others = self.stolen = 0.0
+
+    def add(self, before):
+        """Add the time since `before`, a result of `look`, and return the look that ends it."""
+        after = before and look()
+        if after and after.cores == before.cores:
+            self.seconds += after.time - before.time
+            self.others += (after.others - before.others) / len(after.cores)
+            self.stolen += (after.stolen - before.stolen) / len(after.cores)
+        return after
+
+    def shares(self):
+        """Return the shares of other programs and of the hypervisor; 0 where it cannot tell."""
+        if self.seconds < LEAST:
+            return 0.0, 0.0
+        return max(0.0, self.others / self.seconds), max(0.0, self.stolen / self.seconds)
+
+    def sentences(self, limit=NOTICED):
+        """Return a sentence for each share above `limit`, such as "other programs took 60 % ..."."""
+        shares = zip(("other programs", "the hypervisor"), self.shares(), strict=True)
+        return [f"{who} took {100 * x:.0f} % of the cores" for who, x in shares if x > limit]
+
+
+while_timed = Taken()  # what `compare` will tell of the timers and timelines before it
+
+
+def taken_now(seconds=LEAST):
+    """Look for some seconds and return what others take, as `Taken`."""
+    taken, before = Taken(), look()
+    if before:
+        time.sleep(seconds)
+    taken.add(before)
+    return taken
+
+
+_last = None
+
+
+def look():
+    """Return a `Look` at the counters, or None where they do not tell.
+
+    It takes a fraction of a millisecond, so one that is not older than a tick is returned again.
+    """
+    global _last
+    if sys.platform != "linux" or "RANK" in os.environ or not _can_tell():
+        return None
+    now = time.monotonic()
+    if _last is None or now - _last.time >= TICK:
+        cores = frozenset(os.sched_getaffinity(0))
+        busy, stolen = _ticks_of_cores(cores)
+        _last = Look(now, cores, TICK * (busy - _ticks_of_process(os.getpid())), TICK * stolen)
+    return _last
+
+
+@functools.cache
+def _can_tell():
+    """Tell whether Linux lists the children of threads, and no quota makes cores of it fewer."""
+    listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    return listed and cores_of_this_process() == len(os.sched_getaffinity(0))
+
+
+def _ticks_of_cores(cores):
+    """Return how long programs ran on some cores, and how long the hypervisor kept these."""
+    busy = stolen = 0
+    for line in _read("/proc/stat").splitlines()[1:]:  # the first has the sums of all cores
+        name, *ticks = line.split()
+        if not name.startswith(b"cpu"):
+            break
+        if int(name[3:]) in cores:
+            busy += sum(map(int, ticks[:3]))  # user, nice, system
+            stolen += sum(map(int, ticks[7:8]))
+    return busy, stolen
+
+
+def _ticks_of_process(pid):
+    """Return how long a process, the children it has waited for and its descendants have run."""
+    ticks = sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:15]))
+    folder = f"/proc/{pid}/task"
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(folder):
+            for child in _read(f"{folder}/{task}/children").split():
+                ticks += _ticks_of_process(int(child))
+    return ticks
+
+
+def _read(path):
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
+    except OSError:  # the process or thread has ended
+        return b""
