@@ -19,6 +19,7 @@ from d2lpar.virtual import cores_of_this_process
 NOTICED = 1 - 1 / 1.15  # a program that could use all cores takes 15 % longer without this share
 LEAST = 0.2  # seconds
 TICK = 0.01
+PROC = "/proc"
 
 
 class Look(NamedTuple):
@@ -95,14 +96,14 @@ def look():
 @functools.cache
 def _can_tell():
     """Tell whether Linux lists the children of threads, and no quota makes cores of it fewer."""
-    listed = os.path.exists(f"/proc/self/task/{os.getpid()}/children")
+    listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")
     return listed and cores_of_this_process() == len(os.sched_getaffinity(0))
 
 
 def _ticks_of_cores(cores):
     """Return how long programs ran on some cores, and how long the hypervisor kept these."""
     busy = stolen = 0
-    for line in _read("/proc/stat").splitlines()[1:]:  # the first has the sums of all cores
+    for line in _read(f"{PROC}/stat").splitlines()[1:]:  # the first has the sums of all cores
         name, *ticks = line.split()
         if not name.startswith(b"cpu"):
             break
@@ -114,8 +115,8 @@ def _ticks_of_cores(cores):
 
 def _ticks_of_process(pid):
     """Return how long a process, the children it has waited for and its descendants have run."""
-    ticks = sum(map(int, _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[11:15]))
-    folder = f"/proc/{pid}/task"
+    ticks = sum(map(int, _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()[11:15]))
+    folder = f"{PROC}/{pid}/task"
     with contextlib.suppress(OSError):  # it has ended
         for task in os.listdir(folder):
             for child in _read(f"{folder}/{task}/children").split():
