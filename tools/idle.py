@@ -1,5 +1,6 @@
 """An idle machine, as far as it can be told: before a chapter is executed, and afterwards."""
 
+import math
 import statistics
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,15 +16,16 @@ PATIENCE = 600.0  # seconds
 LOOK = 3.0
 
 
-def disturbances(taken):
+def disturbances(taken, gain):
     """List what keeps the machine from being idle, as sentences; none if it is.
 
     Args:
         taken: what others take of the cores, a `d2lpar.other_programs.Taken`.
+        gain: of two threads over one.
     """
     found = taken.sentences(SHARE)
-    if cores_of_this_process() >= 2 and (gain := gain_of_two_threads()) < GAIN:
-        found.append(f"two threads do {gain:.2f} times the work of one, at least {GAIN} is needed")
+    if gain < GAIN:
+        found.append(f"two threads do {gain:.2f} times the work of one, and not {GAIN} or more")
     return found
 
 
@@ -38,7 +40,7 @@ def wait(say, patience=PATIENCE):
         "" when it is, otherwise what still disturbs it after so long.
     """
     start, said = time.monotonic(), float("-inf")
-    while found := disturbances(taken_now(LOOK)):
+    while found := disturbances(taken_now(LOOK), gain_of_two_threads()):
         now = time.monotonic()
         if now - start > patience:
             return f"after {patience / 60:.0f} minutes: {'; '.join(found)}"
@@ -51,8 +53,10 @@ def wait(say, patience=PATIENCE):
 def gain_of_two_threads(seconds=0.3, rounds=3):
     """Return how many matrix products two threads do in the time in which one thread does one.
 
-    It is the median of rounds in which one thread and two take turns.
+    It is the median of rounds in which one thread and two take turns, and nan on a single core.
     """
+    if cores_of_this_process() < 2:
+        return math.nan
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -88,9 +92,8 @@ class Watch:
         """Return a phrase on what others took, what two threads gain, and what that means."""
         others, stolen = (100 * share for share in self._taken.shares())
         gain = gain_of_two_threads()
-        disturbed = self._taken.sentences(SHARE) or gain < GAIN
         return (
-            f"{'on a busy' if disturbed else 'on an idle'} machine (others took {others:.0f} % of "
+            f"{'on a busy' if disturbances(self._taken, gain) else 'on an idle'} machine (others took {others:.0f} % of "
             f"the cores, the hypervisor {stolen:.0f} %; two threads gained {gain:.2f})"
         )
 
