@@ -1,10 +1,10 @@
-"""What other programs take of the CPU cores that this process may use, which makes its times longer.
+"""What other programs take of the CPU cores that this process may use.
 
-Linux counts the time of each core and of each process. The time of the cores, less that of this
-process and its descendants, is that of others. Nothing is said where the counters do not tell:
-on other systems; in a container that may use less time than its cores have; in a rank, for which the
-other ranks of its own program would be others; and of less than 0.2 s, because they count in ticks of
-10 ms.
+They make measured times longer. Linux counts the time of each core and of each process: that of the
+cores, less that of this process and its descendants, is what others took. Nothing is said where the
+counters do not tell: on other systems; in a container that may use less time than its cores have;
+in a rank, which would count its fellow ranks among the others; and of less than 0.2 s, because the
+counters go on in ticks of 10 ms.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Taken:
         return max(0.0, self.others / self.seconds), max(0.0, self.stolen / self.seconds)
 
     def sentences(self, limit=NOTICED):
-        """Return a sentence for each share above `limit`, such as "other programs took 60 % ..."."""
+        """Return one for each share above `limit`: "other programs took 60 % of the cores"."""
         shares = zip(("other programs", "the hypervisor"), self.shares(), strict=True)
         return [f"{who} took {100 * x:.0f} % of the cores" for who, x in shares if x > limit]
 

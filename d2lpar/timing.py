@@ -153,7 +153,8 @@ def compare(what, predicted, measured, unit="s"):
     if hardware:
         what = f"{what} ({hardware})"
     ratio = _short(measured / predicted, 2) if predicted else "-"
-    numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2} ratio {ratio}"
+    numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2}"
+    numbers += f" ratio {ratio}"
     for text in (numbers, " ".join(numbers.split())):
         if len(f"{what} {text}") <= WIDTH:
             lines = [f"{what} {text:>{WIDTH - 1 - len(what)}}"]

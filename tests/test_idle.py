@@ -13,7 +13,8 @@ from d2lpar.other_programs import Look, Taken
 
 def test_what_disturbs_a_run_is_told(monkeypatch):
     """Of what was seen until the last cell had ended, and of threads right after it."""
-    looks = [Look(float(t), frozenset({0, 1}), others, t) for t, others in ((0, 0), (9, 1), (10, 2))]
+    cores = frozenset({0, 1})
+    looks = [Look(0.0, cores, 0.0, 0.0), Look(9.0, cores, 1.0, 9.0), Look(10.0, cores, 2.0, 10.0)]
     monkeypatch.setattr(other_programs, "look", lambda: looks.pop(0))
     monkeypatch.setattr(idle, "look", lambda: looks.pop(0))
     monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 1.234)
@@ -93,4 +94,3 @@ def test_the_gain_of_two_threads_is_that_of_the_median_round(monkeypatch):
     assert set(threads) == {1} and torch.get_num_threads() == before
     monkeypatch.undo()
     assert idle._products(torch.rand(2, 2), 0.01) > 1
-

@@ -36,11 +36,11 @@ def declared(path):
     if not file.exists():
         return None
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
-    for number, table in ((number, table) for number in tables for table in tables[number]):
+    for chapter, table in ((name, table) for name in tables for table in tables[name]):
         kinds = table.keys() - {"line", "which"}
         known = "line" in table and kinds in ({"ratio"}, {"number"})
         if not known or len(table[kinds.pop()]) != 2:
-            raise ValueError(f"{file.name}: chapter {number} declares {table}")
+            raise ValueError(f"{file.name}: chapter {chapter} declares {table}")
     return tables.get(path.name[:2], [])
 
 

@@ -78,6 +78,7 @@ def _products(X, seconds):
         count += 1
     return count
 
+
 class Watch:
     """What disturbs a chapter while it runs."""
 
@@ -92,8 +93,8 @@ class Watch:
         """Return a phrase on what others took, what two threads gain, and what that means."""
         others, stolen = (100 * share for share in self._taken.shares())
         gain = gain_of_two_threads()
-        return (
-            f"{'on a busy' if disturbances(self._taken, gain) else 'on an idle'} machine (others took {others:.0f} % of "
-            f"the cores, the hypervisor {stolen:.0f} %; two threads gained {gain:.2f})"
+        machine = "a busy machine" if disturbances(self._taken, gain) else "an idle machine"
+            f"on {machine} (others took {others:.0f} % of the cores, the hypervisor "
+            f"{stolen:.0f} %; two threads gained {gain:.2f})"
+            f"two threads gained {gain:.2f})"
         )
-
