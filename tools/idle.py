@@ -94,7 +94,7 @@ class Watch:
         others, stolen = (100 * share for share in self._taken.shares())
         gain = gain_of_two_threads()
         machine = "a busy machine" if disturbances(self._taken, gain) else "an idle machine"
+        return (
             f"on {machine} (others took {others:.0f} % of the cores, the hypervisor "
             f"{stolen:.0f} %; two threads gained {gain:.2f})"
-            f"two threads gained {gain:.2f})"
         )
