@@ -83,21 +83,22 @@ def look():
     It takes a fraction of a millisecond, so one that is not older than a tick is returned again.
     """
     global _last
-    if sys.platform != "linux" or "RANK" in os.environ or not _can_tell():
+    if sys.platform != "linux" or "RANK" in os.environ:
         return None
-    now = time.monotonic()
+    cores, now = frozenset(os.sched_getaffinity(0)), time.monotonic()
+    if not _can_tell(len(cores)):
+        return None
     if _last is None or now - _last.time >= TICK:
-        cores = frozenset(os.sched_getaffinity(0))
         busy, stolen = _ticks_of_cores(cores)
         _last = Look(now, cores, TICK * (busy - _ticks_of_process(os.getpid())), TICK * stolen)
     return _last
 
 
 @functools.cache
-def _can_tell():
-    """Tell whether Linux lists the children of threads, and no quota makes cores of it fewer."""
+def _can_tell(num_cores):
+    """Tell whether Linux lists the children of threads, and no quota is below the cores' time."""
     listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")
-    return listed and cores_of_this_process() == len(os.sched_getaffinity(0))
+    return listed and cores_of_this_process() == num_cores
 
 
 def _ticks_of_cores(cores):

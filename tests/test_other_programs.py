@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 @pytest.fixture(autouse=True)
 def can_tell(monkeypatch):
     """Let it look also where the machine of the tests has a quota, and anew in every test."""
-    monkeypatch.setattr(other_programs, "_can_tell", lambda: True)
+    monkeypatch.setattr(other_programs, "_can_tell", lambda num_cores: True)
     monkeypatch.setattr(other_programs, "_last", None)
 
 
@@ -220,7 +220,6 @@ def test_where_the_counters_do_not_tell(where, monkeypatch):
 
 def test_a_quota_below_the_cores_and_a_kernel_without_lists_of_children(monkeypatch, tmp_path):
     monkeypatch.undo()
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
     monkeypatch.setattr(other_programs, "PROC", str(tmp_path))
     children = tmp_path / "self" / "task" / f"{os.getpid()}" / "children"
     for cores, listed, known in ((4, False, False), (4, True, True), (3, True, False)):
@@ -229,5 +228,5 @@ def test_a_quota_below_the_cores_and_a_kernel_without_lists_of_children(monkeypa
             children.parent.mkdir(parents=True, exist_ok=True)
             children.touch()
         other_programs._can_tell.cache_clear()
-        assert other_programs._can_tell() is known
+        assert other_programs._can_tell(4) is known
     other_programs._can_tell.cache_clear()
