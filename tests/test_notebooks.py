@@ -538,7 +538,9 @@ def declare(folder, high):
     (folder / "headlines.toml").write_text(table)
 
 
-def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
+def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate, monkeypatch):
+    notes = []
+    monkeypatch.setattr(idle.Watch, "note", notes.append)
     done = runner(gate, "--in-place")
     assert done.returncode == 0 and (gate / "count").read_text() == "3"
     assert printed(gate / "03_count.ipynb") == ["the ratio: 1.1\n"]
@@ -549,6 +551,7 @@ def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate):
     assert (gate / "last").exists()
     lines = done.stderr.splitlines()
     assert "2/2" in lines[-1], lines  # the cells of three tries count once
+    assert len(notes) == 4 and len({*notes}) == 4  # after each cell, of each try by itself
 
 
 def test_a_chapter_that_never_shows_it_is_not_written(gate):
@@ -579,12 +582,14 @@ def test_a_chapter_that_fails_is_not_tried_again(gate):
 
 
 def test_nothing_is_executed_on_a_machine_that_stays_busy(gate, monkeypatch):
-    monkeypatch.setattr(idle, "wait", lambda say: "after 10 minutes: others compute")
+    waits = []
+    monkeypatch.setattr(idle, "wait", lambda say: waits.append(say) or "after 10 minutes: it is")
     before = (gate / "03_count.ipynb").read_bytes()
     done = runner(gate, "--in-place")
     assert done.returncode == 1
     assert "not executed: other programs keep this machine busy\nafter 10 minutes" in done.stdout
     assert not (gate / "count").exists() and not (gate / "last").exists()
+    assert len(waits) == 1  # it does not wait once more for the second chapter
     assert (gate / "03_count.ipynb").read_bytes() == before
 
 
