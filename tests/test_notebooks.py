@@ -540,7 +540,7 @@ def declare(folder, high):
 
 def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate, monkeypatch):
     notes = []
-    monkeypatch.setattr(idle.Watch, "note", notes.append)
+    monkeypatch.setattr(idle.Watch, "note", lambda self: notes.append(self))
     done = runner(gate, "--in-place")
     assert done.returncode == 0 and (gate / "count").read_text() == "3"
     assert printed(gate / "03_count.ipynb") == ["the ratio: 1.1\n"]
