@@ -54,7 +54,7 @@ class Taken:
         """Return the shares of other programs and of the hypervisor; 0 where it cannot tell."""
         if self.seconds < LEAST:
             return 0.0, 0.0
-        return max(0.0, self.others / self.seconds), max(0.0, self.stolen / self.seconds)
+        return tuple(min(max(0.0, x / self.seconds), 1.0) for x in (self.others, self.stolen))
 
     def sentences(self, limit=NOTICED):
         """Return one for each share above `limit`: "other programs took 60 % of the cores"."""

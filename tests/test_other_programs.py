@@ -203,6 +203,10 @@ def test_a_short_look_at_what_others_take_now(counters):
     fake.sleep = lambda seconds: counters.go_on(seconds, user=24)
     assert taken_now().sentences() == ["other programs took 60 % of the cores"]
     assert counters.now == pytest.approx(100.2)
+    fake.sleep = lambda seconds: counters.go_on(seconds, user=41)  # ticks are rough
+    assert taken_now().sentences() == ["other programs took 100 % of the cores"]
+    fake.sleep = lambda seconds: counters.go_on(seconds, own=2)
+    assert taken_now().shares() == (0, 0)
 
 
 @pytest.mark.parametrize("where", ["another system", "a rank"])
