@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from .other_programs import taken_now
 from .virtual import (
     cores_of_this_process,
     hardware_name,
@@ -161,6 +162,8 @@ class Description:
 def describe(*devices):
     """Return a table of the hardware and the versions at hand.
 
+    Where other programs take much of the cores, a row says so; it looks for 0.2 s.
+
     Args:
         *devices: the devices to list; by default every GPU in use.
     """
@@ -184,6 +187,8 @@ def describe(*devices):
     rows += facts.items()
     cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
     rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
+    if not hardware_name():
+        rows += [("busy", f"{sentence} just now") for sentence in taken_now().sentences()]
     software = (
         f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )

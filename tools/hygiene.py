@@ -1,5 +1,7 @@
 """Checks of a chapter before it is committed, which name the file and the cell.
 
+Whether its headline lines show what its text says, `headlines.py` checks.
+
 As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
 """
 
@@ -11,6 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import headlines
 import nbformat
 from nbformat.v4.rwbase import rejoin_lines
 
@@ -251,7 +254,7 @@ def path_pattern():
 
 def main(paths):
     """Print what is wrong with the notebooks at `paths`; return the exit status."""
-    found = [line for path in paths for line in problems(path)]
+    found = [line for path in paths for line in problems(path) + headlines.problems(Path(path))]
     print("\n".join(found) if found else f"hygiene: {len(paths)} notebooks, nothing wrong")
     return 1 if found else 0
 

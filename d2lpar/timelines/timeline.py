@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from d2lpar.devices import synchronize, try_all_gpus
+from d2lpar.other_programs import look, while_timed
 from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
 from d2lpar.virtual import clock, clock_in_force, hardware_name
@@ -63,6 +64,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
+        self._look = None if self.hardware else look()
         self._origin = clock()
         return self
 
@@ -74,6 +76,7 @@ class Timeline:
                 raise
         finally:
             self._end = clock()
+            while_timed.add(self._look)
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
@@ -326,7 +329,7 @@ def _start_recorders():
     return recorders
 
 
-_OF_A_PROCESS = ("_recorders", "_clock")
+_OF_A_PROCESS = ("_recorders", "_clock", "_look")
 
 
 def _named(span):
