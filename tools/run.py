@@ -31,7 +31,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
-KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
+KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow")
 
 _DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
