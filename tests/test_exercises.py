@@ -339,7 +339,7 @@ STORIES = {  # cells, and the line that the last of them prints first
     "right": ([RIGHT, LIKE], "ok    1 of 1  devices"),
     "wrong": (
         ["def devices(*times):\n    return 2", LIKE],
-        "wrong 0 of 1  devices: Round up.\n              devices for 20 and 8 µs: expected 3, got 2",
+        "devices: Round up.\n              devices for 20 and 8 µs: expected 3, got 2",
     ),
     "not run": ([LIKE], "there is no `devices`: run the answer cell first"),
     "a stub": (["def devices(*times):\n    raise NotImplementedError()", LIKE], "not answered yet"),
