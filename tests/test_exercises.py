@@ -71,10 +71,10 @@ def every_wrong_answer():
                 yield pytest.param(path, exercise, *answer, id=label)
 
 
-def stored(sources):
+def stored(cells):
     """Return the names that cells give a value."""
-    code = compile("\n".join(sources), "cells", "exec")
-    return {step.argval for step in dis.get_instructions(code) if step.opname == "STORE_NAME"}
+    steps = [step for cell in cells for step in dis.get_instructions(compile(cell, "", "exec"))]
+    return {step.argval for step in steps if step.opname == "STORE_NAME"}
 
 
 def every_reference():
