@@ -116,7 +116,7 @@ WRONG = {
             "    parts = weight.view(3, num_heads, size, weight.shape[1])\n"
             "    return parts.transpose(0, 1).reshape(weight.shape)",
             2,
-            "transpose(0, 1).reshape(weight.shape)`: RuntimeError",
+            "size, weight.shape[1])`: IndexError: tuple index",
         ),
         "the way back": (
             "def sort_by_head(weight, num_heads, size):\n"
