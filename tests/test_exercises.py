@@ -270,7 +270,7 @@ def test_at_most_names_the_limit():
 
 
 def test_marks_add_up_the_parts_that_pass(capsys):
-    marks = Marks(8)
+    marks = Marks(9)
     with marks.part(1, "good"):
         pass
     with marks.part(2, "wrong"):
@@ -281,6 +281,8 @@ def test_marks_add_up_the_parts_that_pass(capsys):
         raise NotImplementedError("aten::nothing")  # torch's, of an operator that is not there
     with marks.part(1, "to do"):
         raise NotImplementedError
+    with marks.part(1, "behind it"):
+        raise AssertionError("the part before is not right yet")
     assert marks.total() == 1
     assert capsys.readouterr().out.splitlines() == [
         "ok    1 of 1  good",
@@ -289,7 +291,8 @@ def test_marks_add_up_the_parts_that_pass(capsys):
         "wrong 0 of 3  broken: ZeroDivisionError: division by zero",
         "wrong 0 of 1  unknown: NotImplementedError: aten::nothing",
         "open  0 of 1  to do: not answered yet",
-        "1 of 8 points",
+        "open  0 of 1  behind it: not answered yet",
+        "1 of 9 points",
     ]
 
 
@@ -329,6 +332,13 @@ PREDICTION = """
 marks = Marks(1)
 with marks.part(1, "a time"):
     marks.prediction("t", 20, hints=[(14, "One waits for the other.")])
+marks.total()
+"""
+PREDICTIONS = """
+marks = Marks(2)
+for part, name in (("another", "u"), ("a time", "t")):
+    with marks.part(1, part):
+        marks.prediction(name, 20)
 marks.total()
 """
 RIGHT = "def devices(t_comp, t_launch, available):\n    return 3"
@@ -383,7 +393,10 @@ STORIES = {  # cells, and the line that the last of them prints first
         ["def devices(a, b):\n    return 3", LIKE],
         "TypeError: devices() takes 2 positional arguments but 3 were given",
     ),
-    "the check's own": ([BORROWED + "devices = fastest", LIKE], "`fastest` belongs to the check"),
+    "the check's own": (
+        [BORROWED + "devices = fastest", LIKE],
+        "devices: `fastest` belongs to the check: write your own",
+    ),
     "a function around it": (
         [BORROWED + "def devices(*times):\n    return fastest(*times)", LIKE],
         "`fastest` belongs to the check: write your own",
@@ -427,6 +440,10 @@ STORIES = {  # cells, and the line that the last of them prints first
         ["t = '20'", PREDICTION],
         "wrong 0 of 1  a time: t: a number was expected, got a string",
     ),
+    "a wrong prediction beside one to make": (
+        ["t = 14\nu = None\nraise NotImplementedError()", PREDICTIONS],
+        "open  0 of 1  another: not answered yet\nwrong 0 of 1  a time: That is too small.",
+    ),
 }
 
 
@@ -438,7 +455,7 @@ def test_what_a_student_is_told(cells, line):
     points, printed = run_cells(cells[-1:], names)
     assert line in printed
     assert points == line.startswith("ok")
-    assert len(printed.splitlines()) <= line.startswith("3\n") + 3
+    assert len(printed.splitlines()) <= 4
 
 
 def test_what_a_student_is_told_in_a_kernel():

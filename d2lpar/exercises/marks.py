@@ -27,7 +27,8 @@ class Marks:
         global _check
         cell = sys._getframe(1)
         self._names, _check = cell.f_globals, cell.f_code.co_filename
-        self._part, self._files = "", set()  # of the cells with the answers
+        self._part, self._open = "", False  # the current one, and whether an answer is a stub
+        self._files = set()  # of the cells with the answers
         self.points, self.given, self.reached = points, 0, 0
 
     @contextlib.contextmanager
@@ -110,7 +111,7 @@ class Marks:
             raise AssertionError(f"there is no `{name}`: run the answer cell first")
         if value is None:
             raise NotImplementedError
-        self._files.add(_file(value))
+        self._files |= {_file(value)} - {__file__}
         return value
 
     def total(self):
@@ -130,16 +131,20 @@ class Marks:
 
     def _explain(self, error):
         """Return whether an exception means `open` or `wrong`, and what to tell about it."""
-        if isinstance(error, NotImplementedError) and not error.args:  # as in a stub
-            return "open", "not answered yet"
         frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, NotImplementedError) and not error.args:  # as in a stub
+            self._open = True
+        elif not (self._open and frames[-1].filename == _check):  # not a part that needs another
+            return "wrong", self._message(error, frames)
+        return "open", "not answered yet"
+
+    def _message(self, error, frames):
+        """Return what to tell about an exception, with the line of the answer that it came from."""
         own = [frame for frame in frames if frame.filename in self._files]
         if isinstance(error, AssertionError) and frames[-1] not in own:
-            return "wrong", str(error)
-        text = _text(error)
-        if own:
-            text = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: {text}"
-        return "wrong", text
+            return str(error)
+        where = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: " if own else ""
+        return where + _text(error)
 
 
 class Answer:

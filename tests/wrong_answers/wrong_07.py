@@ -164,6 +164,11 @@ def step(w, X, y, devices):
             3,
             "Cut the arrays",
         ),
+        "the ring": (
+            "def spread_allreduce(arrays):\n    for data in arrays:\n        ring_allreduce(data)",
+            3,
+            "A ring has no hubs",
+        ),
         "a hub for each array": (
             """
 def spread_allreduce(arrays):
