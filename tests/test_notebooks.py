@@ -134,6 +134,9 @@ FAULTS = {
             outputs=[new_output("display_data", {"text/html": "<td>/root/x</td>"})]
         ),
     ),
+    "an open check": (
+        "folded", "cell 4", lambda nb: nb.cells[3].metadata.update(nbgrader={"grade": True})
+    ),
     "two titles": (
         "headings", "2 headings", lambda nb: nb.cells[2].update(source="# Again\n\nText.")
     ),
@@ -390,8 +393,10 @@ def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
     notebook.cells[1].id = kept
     del notebook.cells[2]["id"]
     notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
+    notebook.cells[1].metadata.update(jupyter={"source_hidden": True}, collapsed=True)
     run.clean(notebook)
     assert "transient" not in notebook.cells[1].outputs[0]
+    assert notebook.cells[1].metadata == {"jupyter": {"source_hidden": True}}
     ids = [cell.id for cell in notebook.cells]
     assert ids[:3] == [kept, "cell-02", "cell-03"]
     assert len(set(ids)) == len(ids)

@@ -150,6 +150,14 @@ def _num_lines(source):
     return len(source.splitlines()) - imports or min(1, imports)
 
 
+def check_folded(notebook):
+    """No check of an exercise is open: a reader unfolds it to see what it compares."""
+    for number, cell in _code(notebook):
+        is_check = cell.metadata.get("nbgrader", {}).get("grade")
+        if is_check and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            yield f"cell {number}: a check that is not folded"
+
+
 def check_images(notebook):
     """Every image in the text has a description."""
     for number, text in _prose(notebook):
@@ -179,6 +187,7 @@ CHECKS = {
         check_headings,
         check_prose,
         check_length,
+        check_folded,
         check_images,
         check_size,
     )
