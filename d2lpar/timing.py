@@ -5,13 +5,16 @@ While GPUs are modelled, all seconds are modelled seconds.
 
 import itertools
 import math
+import statistics
 import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from d2lpar.devices import synchronize
 from d2lpar.other_programs import look, while_timed
 from d2lpar.virtual import clock, clock_in_force, hardware_name
+from d2lpar.virtual.engines import set_thread_count
 
 WIDTH = 72  # characters of a line: a window of 1024 pixels shows no more beside a notebook
 
@@ -178,3 +181,65 @@ def _short(number, decimals=None):
         whole = float(number).is_integer()
         decimals = 0 if whole else max(0, 3 - math.floor(math.log10(size)))
     return f"{number:,.{decimals}f}"
+
+
+def seconds_in_turn(ways, rounds=5):
+    """Time several ways of doing something in turn, and return the median seconds of each.
+
+    Each round calls one way after the other, so that whatever changes on the machine meanwhile, a
+    clock rate or another program, meets all of them alike. A round before the first warms up.
+    Seconds include the work that a call leaves on the devices. A table shows the median, the least
+    and the most seconds of each way.
+
+    Args:
+        ways: a dict from the name of a way to a function without arguments.
+        rounds: how many rounds count.
+
+    Returns:
+        A dict from the names to seconds.
+
+    Raises:
+        ValueError: `rounds` is less than 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1: got {rounds}")
+    timers = {name: Timer() for name in ways}
+    for _ in range(rounds + 1):
+        for name, way in ways.items():
+            synchronize()
+            timers[name].start()
+            way()
+            synchronize()
+            timers[name].stop()
+    width = max(24, *(len(name) for name in ways))
+    modelled = f"  (modelled: {hardware_name()})" if hardware_name() else ""
+    print(f"{f'seconds, {rounds} rounds':<{width}}   median    least     most{modelled}")
+    medians = {}
+    for name, timer in timers.items():
+        times = timer.times[1:]
+        medians[name] = statistics.median(times)
+        numbers = (medians[name], min(times), max(times))
+        print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
+    return medians
+
+
+def in_plain_threads(*works):
+    """Call each of `works` in a thread of its own that computes on one core, and wait for all.
+
+    It is the yardstick for devices that share the cores of this machine: what two plain threads
+    gain over one, two devices can gain at most.
+
+    Args:
+        *works: functions without arguments that compute on the CPU.
+
+    Raises:
+        What the first of `works` that fails has raised.
+    """
+
+    def call(work):
+        set_thread_count(1)
+        work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(call, work) for work in works]:
+            done.result()

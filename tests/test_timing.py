@@ -1,5 +1,7 @@
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +19,9 @@ from d2lpar.timing import (
     Timer,
     best_seconds,
     compare,
+    in_plain_threads,
     product_flops,
+    seconds_in_turn,
     seconds_per_call,
 )
 from d2lpar.virtual import Span
@@ -769,3 +773,42 @@ def test_few_kernels_in_a_row_are_told_apart(recorder, number, bars):
             recorder.run(GPU0, i, i + 1)
     (row,) = timeline.plot(end=number).axes[0].collections
     assert len(row.get_paths()) == bars
+
+
+def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):
+    durations = {"one": iter([70.0, 2.0, 9.0, 3.0]), "two": iter([70.0, 1.0, 1.5, 50.0])}
+    called = []
+
+    def way(name):
+        def work():
+            called.append(name)
+            clock.now += next(durations[name])
+
+        return work
+
+    medians = seconds_in_turn({"one": way("one"), "two": way("two")}, rounds=3)
+    assert called == ["one", "two"] * 4  # a round to warm up, and three
+    assert medians == {"one": 3.0 + 1.0, "two": 1.5 + 1.0}  # a synchronize takes a second
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["seconds,", "3", "rounds", "median", "least", "most"],
+        ["one", "4", "3", "10"],
+        ["two", "2.500", "2", "51"],
+    ]
+    with pytest.raises(ValueError, match="at least 1: got 0"):
+        seconds_in_turn({"one": way("one")}, rounds=0)
+
+
+def test_plain_threads_run_at_the_same_time_on_one_core_each():
+    before, threads, both = torch.get_num_threads(), [], threading.Barrier(2)
+
+    def work():
+        both.wait(timeout=60)  # broken unless the other one is under way
+        threads.append((threading.get_ident(), torch.get_num_threads()))
+
+    in_plain_threads(work, work)
+    assert [count for _, count in threads] == [1, 1]
+    assert len({threading.get_ident(), *(thread for thread, _ in threads)}) == 3
+    with ThreadPoolExecutor(1) as later:  # a thread that starts afterwards has all cores again
+        assert later.submit(torch.get_num_threads).result() == before
+    with pytest.raises(KeyError, match="lost"):
+        in_plain_threads(lambda: {}["lost"])
