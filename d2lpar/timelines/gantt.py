@@ -16,7 +16,7 @@ _ENGINES = {
 
 _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # under a text
 
-_WIDTH = 6.6  # inches: with it a slide, which is as wide, shows the words in letters of 20 pixels
+_WIDTH = 6.3  # inches, or 756 pixels: what a notebook shows in a window of 1024 pixels
 
 _GAP = 0.35  # between the devices of a Gantt chart, in rows
 
