@@ -2,16 +2,7 @@
 
 import itertools
 
-from d2lpar.plotting.figures import (
-    IDEAL,
-    KINDS,
-    LINES,
-    MEASURED,
-    PREDICTED,
-    WIDTH,
-    new_figure,
-    style,
-)
+from d2lpar.plotting.figures import IDEAL, KINDS, LINES, MEASURED, PREDICTED, new_figure, style
 from d2lpar.virtual import hardware_name
 
 
@@ -30,7 +21,7 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
         if len(values) != len(labels):
             raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
     kind = "modelled" if hardware_name() else "measured"
-    figure, [[axes]] = new_figure(figsize=(_width(len(labels)), 2.8))
+    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
     with style():
         for shift, name, values, look in (
             (-0.2, "predicted", predicted, {"color": "w", "hatch": "////", "edgecolor": PREDICTED}),
@@ -63,7 +54,7 @@ def plot_stacks(rows, ylabel, title=None):
     for label, parts in rows.items():
         if list(parts) != names:
             raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
-    figure, [[axes]] = new_figure(figsize=(_width(len(rows)), 2.8))
+    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(rows) + 1.5), 2.8))
     with style():
         bottom = [0.0] * len(rows)
         for i, name in enumerate(names):
@@ -176,8 +167,3 @@ def plot_agreement(runs, quantity, band=0.15):
         axes.grid(True)
         figure.legend(loc="outside lower center", ncols=3)
     return figure
-
-
-def _width(num_bars):
-    """Return the inches of a figure of bars: some for each, but no more than a notebook shows."""
-    return min(WIDTH, max(3.5, 1.2 * num_bars + 1.5))

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 MEASURED, PREDICTED, IDEAL = "#12355b", "#d1495b", "#777777"
-WIDTH = 6.3  # inches, 756 pixels: what a notebook shows in a window of 1024 pixels
 LINES = (  # colour, dashes, marker
     (MEASURED, "-", "o"),
     (PREDICTED, "--", "s"),
