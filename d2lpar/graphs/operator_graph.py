@@ -14,7 +14,7 @@ _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}
 _FONT_SIZE = 7  # points, as are the next three
 _PAD = 4  # from a label to the end of an arrow
-_SPACE = 24  # between the labels of two levels
+_SPACE = 15  # between the labels of two levels
 _LINE = 16  # from one box to the next below it
 _MAX_INCHES = 40  # width of a figure
 

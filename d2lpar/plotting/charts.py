@@ -2,7 +2,16 @@
 
 import itertools
 
-from d2lpar.plotting.figures import IDEAL, KINDS, LINES, MEASURED, PREDICTED, new_figure, style
+from d2lpar.plotting.figures import (
+    IDEAL,
+    KINDS,
+    LINES,
+    MEASURED,
+    PREDICTED,
+    WIDE,
+    new_figure,
+    style,
+)
 from d2lpar.virtual import hardware_name
 
 
@@ -21,7 +30,7 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
         if len(values) != len(labels):
             raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
     kind = "modelled" if hardware_name() else "measured"
-    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
+    figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(labels) + 1.5)), 2.8))
     with style():
         for shift, name, values, look in (
             (-0.2, "predicted", predicted, {"color": "w", "hatch": "////", "edgecolor": PREDICTED}),
@@ -54,7 +63,7 @@ def plot_stacks(rows, ylabel, title=None):
     for label, parts in rows.items():
         if list(parts) != names:
             raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
-    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(rows) + 1.5), 2.8))
+    figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(rows) + 1.5)), 2.8))
     with style():
         bottom = [0.0] * len(rows)
         for i, name in enumerate(names):

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from d2lpar.plotting.figures import KINDS, new_figure, style
+from d2lpar.plotting.figures import KINDS, WIDE, new_figure, style
 from d2lpar.timelines.intervals import lanes, union
 
 _ENGINES = {
@@ -15,8 +15,6 @@ _ENGINES = {
 }
 
 _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # under a text
-
-_WIDTH = 6.6  # inches: with it a slide, which is as wide, shows the words in letters of 20 pixels
 
 _GAP = 0.35  # between the devices of a Gantt chart, in rows
 
@@ -63,7 +61,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     num_lanes = max((lane + 1 for lane, _ in phases), default=0)
     groups = rows_by_device(timeline, kinds)
     height = num_lanes + sum(len(rows) + _GAP for rows in groups)
-    figure, [[axes]] = new_figure(figsize=(_WIDTH, 1.2 + 0.24 * height))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 1.2 + 0.24 * height))
     with style():
         axes.set_xlim(start * scale, end * scale)
         axes.set_ylim(height, 0)
@@ -213,7 +211,7 @@ def plot_schedule(rows, title=None, unit=None):
     unit = unit or ("s" if scale == 1 else "ms")
     words = list(dict.fromkeys(mark.name.split()[0] for mark in marks))
     looks = {word: _PHASES[i % len(_PHASES)] for i, word in enumerate(words)}
-    figure, [[axes]] = new_figure(figsize=(_WIDTH, 1.2 + 0.3 * len(rows)))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 1.2 + 0.3 * len(rows)))
     texts = []
     with style():
         axes.set(xlabel=f"time ({unit})", title=title, ylim=(len(rows), 0))
