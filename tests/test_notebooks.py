@@ -153,7 +153,7 @@ FAULTS = {
         "prose", "cell 32: no prose after",
         lambda nb: (nb.cells[31].update(outputs=nb.cells[1].outputs[1:]), nb.cells.pop()),
     ),
-    "a long cell": ("length", "cell 4: 31", lambda nb: nb.cells[3].update(source="x = 1\n" * 31)),
+    "a long cell": ("length", "cell 4: 46", lambda nb: nb.cells[3].update(source="x = 1\n" * 46)),
     "an empty cell": ("length", "cell 4", lambda nb: nb.cells[3].update(source="")),
     "an image without text": (
         "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")

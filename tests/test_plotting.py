@@ -309,6 +309,14 @@ def test_bars():
         plot_bars(["a", "b"], [1, 2], [1], "s")
 
 
+def test_bars_are_no_wider_than_a_cell_in_a_window_of_1024_pixels():
+    labels = [f"label {i}" for i in range(9)]
+    bars = plot_bars(labels, [1] * 9, [1] * 9, "s")
+    stacks = plot_stacks({label: {"part": 1} for label in labels}, "s")
+    for figure in (bars, stacks):
+        assert figure.get_size_inches()[0] * figure.dpi <= 760
+
+
 def test_counts_have_no_fractions_below_their_axis():
     x = list(range(1, 21))
     figure = plot_curves(x, {"loss": x}, "step", "loss")
