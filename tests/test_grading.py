@@ -857,7 +857,8 @@ def test_nothing_of_a_submission_acts_in_its_page(tmp_path):
     cells[3].outputs = outputs
     cells[3].source = evil
     cells.append(nbformat.v4.new_raw_cell(evil))
-    one = grade.Submission(evil.replace("/", ""), tmp_path / "<script>.ipynb", tmp_path / f"{NAME}.ipynb")
+    source = tmp_path / f"{NAME}.ipynb"
+    one = grade.Submission(evil.replace("/", ""), tmp_path / "<script>.ipynb", source)
     one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
     grade.feedback.write(one, cells, grade.FAULTS, tmp_path)
     page = (tmp_path / f"{NAME}.html").read_text()

@@ -85,7 +85,7 @@ def test_the_rule(tmp_path):
     assert "A **word** counts.\n\nThis formula is\n\n$$a^2$$" in text.source
     assert ask.source == "> **Predict.** How many?"
     steps = [cell.metadata.get("slideshow", {}).get("slide_type") for cell in code]
-    assert steps == ["subslide_or_slide", None, "fragment", None, None]
+    assert steps == ["slide", "notes", None, "fragment", None, None]
     assert (
         code[-1].source
         == "It rises, as the formula says that it does for all of the values of x."

@@ -632,7 +632,7 @@ def shown(name):
 
 def legend(submissions):
     """Return a line for each word of remarks that these submissions got."""
-    words = {word for one in submissions for word in (one.fault, *(word for _, word in one.remarks))}
+    words = {word for one in submissions for _, word in [(0, one.fault), *one.remarks]}
     return "\n".join(f"{word:15} {FAULTS[word]}" for word in FAULTS if word in words)
 
 

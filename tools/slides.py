@@ -7,12 +7,12 @@ A deck is one file, which needs no network: reveal.js, formulas (MathML) and pic
 The rule by which text becomes slides:
 
 - Each slide says which section it belongs to. The slides of the sections that the page for the
-  teacher plans for 45 minutes stand side by side and are counted: the keys Right and PageDown, which
-  a remote control sends, go from one to the next. Each of the others is marked, and below the one
-  before it: space goes through all.
-- A prediction (any quote) and a drawing each have a slide of their own. So has a figure, if the code
-  above it would leave it too little room. Above a prediction stands the paragraph before it, if
-  there is room; under a drawing or a figure the first sentence of the text after it.
+  teacher plans for 45 minutes stand side by side and are counted: Right and PageDown, the keys of
+  a remote control, go from one to the next. Each of the others is marked, and below the one before
+  it: space goes through all.
+- A prediction (any quote) and a drawing each have a slide of their own. So has a figure, if the
+  code above it would leave it too little room. Above a prediction stands the paragraph before it,
+  if there is room; under a drawing or a figure the first sentence of the text after it.
 - A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
   the slide shows the first sentence (and the next one, if it is short), each question, each
   sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
@@ -449,7 +449,7 @@ class Deck:
         self.used = HIGH  # the answer is not on this slide
 
     def picture(self, kind, content, caption):
-        """Show a drawing or a figure and the text below it; a figure below its code, if there is room."""
+        """Show a drawing, or a figure (below its code, if there is room), and the text below it."""
         words = lines(caption, CAPTION) * CAPTION * LINE + GAP if caption else 0
         width, high = _svg_size(content[1]) if kind == "drawing" else _png_size(content)
         alone = int(min(HIGH - GAP - words, WIDE / width * high))
