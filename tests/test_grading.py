@@ -452,6 +452,7 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
 }
 SLOTS = {"first": 1, **{f"slot{i}": 2 for i in range(max(map(len, ATTACKS.values())))}, "last": 3}
 
+
 def other_notebook():
     """Return a notebook that is none of the exercises."""
     return new_notebook(cells=[new_markdown_cell("# A chapter"), new_code_cell("x = 1")])

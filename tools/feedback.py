@@ -24,8 +24,7 @@ from pygments.lexers import PythonLexer
 IMAGES = ("image/png", "image/jpeg")
 
 _LIGHT, _DARK = (
-    HtmlFormatter(style=style).get_style_defs(".highlight")
-    for style in ("default", "github-dark")
+    HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("default", "github-dark")
 )
 _STYLE = f"""
 {_LIGHT}

@@ -10,9 +10,10 @@ The rule by which text becomes slides:
   teacher plans for 45 minutes stand side by side and are counted: Right and PageDown, the keys of
   a remote control, go from one to the next. Each of the others is marked, and below the one before
   it: space goes through all.
-- A prediction (any quote) and a drawing each have a slide of their own. So has a figure, if the
-  code above it would leave it too little room. Above a prediction stands the paragraph before it,
-  if there is room; under a drawing or a figure the first sentence of the text after it.
+- A prediction (any quote) stands below the text before it, and below code that has no output, if
+  there is room; a drawing below its text, and a figure below its code, if they leave it three
+  quarters of a slide of its own. Under a drawing or a figure stands the first sentence of the text
+  after it.
 - A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
   the slide shows the first sentence (and the next one, if it is short), each question, each
   sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
@@ -58,7 +59,8 @@ ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and M
 COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
 BRIEF = 70  # characters of a sentence that is shorter than a line
 FEW = 4  # lines of a paragraph that is shown in full
-ENOUGH = 0.8  # of the height that a figure has alone, for a place below its code
+TEXT_SHARE = 0.45  # of a slide, for text above code
+ENOUGH = 0.75  # of the height that a picture has alone, for a place below text or code
 MINUTES = 45  # of the lesson whose path through a deck is marked
 
 _STYLE = f"""
@@ -411,9 +413,9 @@ class Deck:
         self.pieces.append(cell)
         self.used += high
 
-    def leave_code_and_pictures(self):
-        """End a slide that has more than text, before a prediction or the text of the next code."""
-        if not self.only_text:
+    def leave_outputs(self):
+        """End a slide that shows an output, before a prediction or the text of the next code."""
+        if not all(piece.metadata.kind in ("text", "code") for piece in self.pieces):
             self.close()
 
     def text(self, source, high, beside=0):
@@ -440,7 +442,7 @@ class Deck:
         table = [row[2:] for row in rows if row.startswith("> |")]
         quote = "\n".join(row for row in rows if not row.startswith("> |"))
         high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + 40 * len(table)
-        self.leave_code_and_pictures()
+        self.leave_outputs()
         if self.used + high > HIGH:
             self.close()
         self.add(new_markdown_cell(quote), "asked" if self.pieces or table else "ask", high)
@@ -449,13 +451,14 @@ class Deck:
         self.used = HIGH  # the answer is not on this slide
 
     def picture(self, kind, content, caption):
-        """Show a drawing, or a figure (below its code, if there is room), and the text below it."""
+        """Show a drawing or a figure, alone or below what is on the slide, and its caption."""
         words = lines(caption, CAPTION) * CAPTION * LINE + GAP if caption else 0
         width, high = _svg_size(content[1]) if kind == "drawing" else _png_size(content)
         alone = int(min(HIGH - GAP - words, WIDE / width * high))
         high = int(min(HIGH - GAP - words - self.used, alone))
-        after_code = self.pieces and self.pieces[-1].metadata.kind in ("code", "printed")
-        below = kind == "figure" and after_code and high >= ENOUGH * alone
+        last = self.pieces[-1].metadata.kind if self.pieces else ""
+        follows = self.only_text or (kind == "figure" and last in ("code", "printed"))
+        below = last and follows and high >= ENOUGH * alone
         if not below:
             self.close()
             high = alone
@@ -467,7 +470,7 @@ class Deck:
             cell = new_code_cell("")
             cell.outputs = [new_output("display_data", {"image/png": content})]
             cell.outputs[0].metadata["alt"] = alt
-        if below and self.pieces[-1].metadata.kind == "code":
+        if below and last == "code":
             cell.metadata["slideshow"] = {"slide_type": "fragment"}
         self.add(cell, "picture", high + GAP, pixels=high)
         if caption:
@@ -475,7 +478,7 @@ class Deck:
 
     def code(self, source, printed):
         """Put code below the text of the slide, and what it prints below the code."""
-        if self.used > HIGH * 0.45:
+        if self.used > HIGH * TEXT_SHARE:
             self.close()
         both = [source, printed] if printed else [source]
         for texts, room in ((both, HIGH - self.used), ([source], HIGH - self.used), (both, HIGH)):
@@ -512,15 +515,20 @@ def slides(notebook, sections=None):
         kind, content = queue.pop(0)
         follows, after = queue[0] if queue else ("", "")
         if kind == "heading":
-            deck.close()
-            deck.headings = deck.headings[: not content.startswith("## ")] + [content]
-            deck.on_path = sections is None or content.lstrip("# ") in sections
+            on_path = sections is None or content.lstrip("# ") in sections
+            below = not content.startswith("## ")
+            if not (below and deck.only_text and deck.used < HIGH / 4 and on_path == deck.on_path):
+                deck.close()
+            deck.on_path = on_path
+            deck.headings = deck.headings[:below] + [content]
         elif kind == "question":
             deck.add(new_markdown_cell("\n\n".join(points(content))), "question", HIGH)
             deck.notes.append(content)
         elif kind == "paragraph":
-            if follows == "ask" or _lead_to_code(queue):
-                deck.leave_code_and_pictures()
+            text, code = _up_to_code([(kind, content), *queue])
+            share = code and text <= HIGH * TEXT_SHARE and text + code <= HIGH
+            if follows == "ask" or share or (code and deck.used + text > HIGH):
+                deck.leave_outputs()
             deck.points([content] if follows == "ask" else points(content), follows)
             deck.notes.append(content)
         elif kind == "points":
@@ -571,10 +579,26 @@ def lesson(chapter):
     return {title for row in rows for title in re.findall(r"\*([^*]+)\*", row)}
 
 
-def _lead_to_code(queue):
-    """Return whether code comes before anything else but text."""
-    text = ("paragraph", "item", "formula", "table", "notes")
-    return next((kind for kind, _ in queue if kind not in text), "") == "code"
+def _up_to_code(queue):
+    """Return the height of the text before the next code, and that of the code with its output.
+
+    Where anything else comes first, both are 0.
+    """
+    high = 0
+    for place, (kind, content) in enumerate(queue):
+        if kind == "code":
+            after = queue[place + 1 : place + 2]
+            texts = [content, *(text for kind, text in after if kind == "printed")]
+            return high, code_high(texts, good_size(texts))
+        if kind not in ("paragraph", "item", "formula", "table", "notes"):
+            break
+        if kind in ("paragraph", "item"):
+            high += sum(map(text_high, points(content)))
+        elif kind == "formula":
+            high += FORMULA_HIGH
+        elif kind == "table":
+            high += 40 * len(content.split("\n"))
+    return 0, 0
 
 
 def _png_size(data):
