@@ -49,6 +49,7 @@ summary {{ cursor: pointer }}
 table {{ border-collapse: collapse; margin: 10px 0 }}
 th, td {{ text-align: left; vertical-align: top; padding: 3px 18px 3px 0;
   border-bottom: 1px solid var(--line) }}
+th, td:nth-child(2) {{ white-space: nowrap }}
 section {{ margin-top: 28px; padding-top: 10px; border-top: 3px solid var(--line) }}
 .said {{ background: var(--warning); color: var(--warn); padding: 2px 8px; border-radius: 4px }}
 pre {{ font: 13.5px/1.35 "DejaVu Sans Mono", Menlo, Consolas, monospace; margin: 4px 0;

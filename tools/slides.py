@@ -11,8 +11,8 @@ The rule by which text becomes slides:
   a remote control, go from one to the next. Each of the others is marked, and below the one before
   it: space goes through all.
 - A prediction (any quote) stands below the text before it, and below code that has no output, if
-  there is room; a drawing below its text, and a figure below its code, if they leave it three
-  quarters of a slide of its own. Under a drawing or a figure stands the first sentence of the text
+  there is room; a drawing below its text, and a figure below its code, if they leave it most of the
+  height that it would have alone. Under a drawing or a figure stands the first sentence of the text
   after it.
 - A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
   the slide shows the first sentence (and the next one, if it is short), each question, each
@@ -60,7 +60,7 @@ COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
 BRIEF = 70  # characters of a sentence that is shorter than a line
 FEW = 4  # lines of a paragraph that is shown in full
 TEXT_SHARE = 0.45  # of a slide, for text above code
-ENOUGH = 0.75  # of the height that a picture has alone, for a place below text or code
+ENOUGH = 0.7  # of the height that a picture has alone, for a place below text or code
 MINUTES = 45  # of the lesson whose path through a deck is marked
 
 _STYLE = f"""

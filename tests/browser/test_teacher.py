@@ -1,11 +1,12 @@
 """The teacher's walk: hand out, grade what 24 students made of it, open the feedback.
 
-Part of `make browser`. The exercises are those of one chapter, with a small limit of time.
+Part of `make browser`. The exercises are the first three of a chapter, with a small limit of time.
 """
 
 import copy
 import csv
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -28,20 +29,30 @@ if FOUND:
 pytestmark = pytest.mark.skipif(FOUND is None, reason=REASON)
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "05_pipeline_parallelism"
-SOURCE = ROOT / "notebooks" / "exercises" / f"{NAME}.ipynb"
-POINTS = {
-    grade.grade_id(cell).removesuffix("-check"): cell.metadata.nbgrader.points
-    for cell in nbformat.read(SOURCE, as_version=4).cells
-    if grade.is_grade(cell)
-}
-FIRST, SECOND, THIRD, *_ = POINTS
+NAME = "07_multi_gpu_from_scratch"
 GRADER = """
 import sys
 import grade, execution
 grade.CELL_SECONDS, execution.GRACE = 15.0, 1.0
 sys.exit(grade.main(sys.argv[1:]))
 """
+
+
+def first_three(path):
+    """Return an exercise notebook up to its third check."""
+    notebook = nbformat.read(path, as_version=4)
+    checks = [i for i, cell in enumerate(notebook.cells) if grade.is_grade(cell)]
+    del notebook.cells[checks[2] + 1 :]
+    return notebook
+
+
+SOURCE = first_three(ROOT / "notebooks" / "exercises" / f"{NAME}.ipynb")
+POINTS = {
+    grade.grade_id(cell).removesuffix("-check"): cell.metadata.nbgrader.points
+    for cell in SOURCE.cells
+    if grade.is_grade(cell)
+}
+FIRST, SECOND, THIRD = POINTS
 
 
 # What becomes of an exercise notebook with all the right answers.
@@ -173,14 +184,16 @@ STUDENTS = [*CHANGED, *NAMED, "two files", *BROKEN]
 def folder(tmp_path_factory):
     """A folder with what is handed out, and what is handed in."""
     folder = tmp_path_factory.mktemp("teacher")
-    build = folder / "handed out"
-    assert assignments.main([NAME[:2], "--build", str(build)]) == 0
+    source, build = folder / "notebooks" / "exercises", folder / "handed out"
+    source.mkdir(parents=True)
+    shutil.copy(ROOT / "notebooks" / f"{NAME}.ipynb", source.parent)
+    nbformat.write(SOURCE, source / f"{NAME}.ipynb")
+    assert assignments.main(["--folder", str(source), "--build", str(build)]) == 0
     handed_out = nbformat.read(build / "exercises" / f"{NAME}.ipynb", as_version=4)
-    solutions = nbformat.read(SOURCE, as_version=4)
 
     def hand_in(student, change=nothing, name=NAME):
         notebook = nbformat.from_dict(handed_out)
-        for cell, solved in zip(notebook.cells, solutions.cells, strict=True):
+        for cell, solved in zip(notebook.cells, SOURCE.cells, strict=True):
             if grade.is_solution(cell):
                 cell.source = solved.source
         change(notebook.cells, nbformat.from_dict(handed_out).cells)
@@ -204,13 +217,14 @@ def folder(tmp_path_factory):
 def graded(folder):
     """What the grader printed, and the rows of grades.csv by student and exercise."""
     command = [sys.executable, "-c", GRADER, folder / "submitted", NAME[:2]]
-    command += ["--build", folder / "grades"]
+    command += ["--folder", folder / "notebooks" / "exercises", "--build", folder / "grades"]
     path = os.pathsep.join([str(ROOT / "tools"), *sys.path])
     done = subprocess.run(
         list(map(str, command)),
         capture_output=True,
         text=True,
         timeout=600,
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": path},
     )
     assert done.returncode == 0, done.stderr
