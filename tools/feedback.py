@@ -22,13 +22,14 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 IMAGES = ("image/png", "image/jpeg")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
 
 _LIGHT, _DARK = (
     HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("default", "github-dark")
 )
 _STYLE = f"""
 {_LIGHT}
-:root {{ color-scheme: light; --text: #1b1b1b; --page: #fff; --soft: #f3f5f8; --line: #b9c9da;
+:root {{ color-scheme: light; --text: #1b1b1b; --page: #fff; --soft: #f9fafc; --line: #b9c9da;
   --link: #12457b; --warn: #6b3f00; --warning: #fff3d9 }}
 @media (prefers-color-scheme: dark) {{
 {_DARK}
@@ -251,16 +252,24 @@ def _any_trouble(cells):
 
 
 def _outputs(cell):
-    """List what a cell showed, as triples of a kind, the content and what is folded."""
-    found = []
+    """List what a cell showed, as triples of a kind, the content and what is folded.
+
+    What is printed in one go is one of them. The points that end a check are left out, since the
+    page has them already.
+    """
+    found, printed = [], None
     for output in cell.get("outputs", ()):
         with contextlib.suppress(ValueError, KeyError, AttributeError, TypeError):
             if output.output_type == "stream":
-                found.append(("text", strip_ansi(output.text), ""))
+                text = strip_ansi(output.text)
+                if found and found[-1] is printed:
+                    text = found.pop()[1] + text
+                printed = ("text", text, "")
+                found.append(printed)
             elif output.output_type == "error":
                 trace = strip_ansi("\n".join(map(str, output.traceback)))
                 found.append(("error", f"{output.ename}: {output.evalue}".rstrip(": "), trace))
-            else:
+            elif not (is_grade(cell) and _NUMBER.fullmatch(output.data.get("text/plain", ""))):
                 found.append(_data(output.data))
     return found
 

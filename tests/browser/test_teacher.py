@@ -320,7 +320,7 @@ for (const part of document.querySelectorAll("body, p, a, td, th, h2, summary, p
     const pair = [getComputedStyle(part).color, behind(part)];
     const [dark, light] = pair.map(brightness).sort((a, b) => a - b);
     const ratio = (light + 0.05) / (dark + 0.05);
-    if (ratio < 4.4) low[`${part.tagName}.${part.className} ${pair.join(" on ")}`] = ratio;
+    if (ratio < 4.5) low[`${part.tagName}.${part.className} ${pair.join(" on ")}`] = ratio;
 }
 return low;
 """
