@@ -191,7 +191,8 @@ def test_the_plan_of_a_lesson_is_the_teachers(tmp_path):
     chapter = tmp_path / "notebooks" / "01_small.ipynb"
     assert slides.lesson(chapter) is None
     page.write_text(
-        "# A page\n\n## A lesson of 45 minutes\n\n| minutes | section | what |\n| 5 | *A*, *B* | See *D*. |\n"
+        "# A page\n\n## A lesson of 45 minutes\n\n| minutes | section | what |\n"
+        "| 5 | *A*, *B* | See *D*. |\n"
         "| 40 | *`c`* | As above. |\n\n## A lesson of 90 minutes\n\n| 90 | *E* | All of it. |\n"
     )
     assert slides.lesson(chapter) == {"A", "B", "`c`"}
