@@ -11,7 +11,7 @@
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene and headline lines of the notebooks, and what must
 #                 agree: names that Windows or macOS lacks, what GitHub reads, versions
-# make browser    a browser walks through the first hour of a newcomer in JupyterLab
+# make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
 # make bench      the benchmarks
 # make assignments
 #                 the exercises without their solutions, under build/assignments, to hand out
