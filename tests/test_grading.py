@@ -400,6 +400,15 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
             2,
             "",
         ),
+        "virtual GPUs": (  # which warn where they must do without their patches
+            body(
+                "import d2lpar, torch",
+                "(device,) = d2lpar.virtual_gpus(1)",
+                "return int(torch.ones(2, device=device).sum().item())",
+            ),
+            2,
+            "",
+        ),
         "a warning": (body("import warnings; warnings.warn('careful')", "return 2"), 0, "stderr"),
         "too many points": (body("return 100"), 0, "no number"),
         "not a number": (body("return float('nan')"), 0, "no number"),
