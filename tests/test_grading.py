@@ -14,6 +14,7 @@ import json
 import os
 import platform
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -400,15 +401,6 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
             2,
             "",
         ),
-        "virtual GPUs": (  # which warn where they must do without their patches
-            body(
-                "import d2lpar, torch",
-                "(device,) = d2lpar.virtual_gpus(1)",
-                "return int(torch.ones(2, device=device).sum().item())",
-            ),
-            2,
-            "",
-        ),
         "a warning": (body("import warnings; warnings.warn('careful')", "return 2"), 0, "stderr"),
         "too many points": (body("return 100"), 0, "no number"),
         "not a number": (body("return float('nan')"), 0, "no number"),
@@ -657,6 +649,20 @@ def test_harm_costs_its_own_points(graded, student, slot, attack):
     if word:
         assert re.search(rf"^{student} .*\b{word}\b", graded.harm.printed, re.M)
         assert grade.FAULTS[word] in graded.harm.page(student)
+
+
+@needs_sandbox
+def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox(tmp_path):
+    """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
+    name = "09_distributed_data_parallel.ipynb"
+    (tmp_path / "submitted" / "Anna").mkdir(parents=True)
+    shutil.copy(assignments.NOTEBOOKS / "exercises" / name, tmp_path / "submitted" / "Anna")
+    assert grade.main([str(tmp_path / "submitted"), "09", "--build", str(tmp_path / "grades")]) == 0
+    with open(tmp_path / "grades" / "grades.csv", encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) > 5
+    for row in rows:
+        assert (row["points"], row["remark"]) == (row["of"], ""), row
 
 
 @needs_sandbox
