@@ -17,6 +17,7 @@ import assignments
 import lab
 import nbformat
 import pytest
+from jupyter_client import BlockingKernelClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -379,7 +380,7 @@ def server(tmp_path):
         port = probe.getsockname()[1]
     own = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
     command = [sys.executable, ROOT / "tools" / "lab.py", "--work", tmp_path / "work"]
-    command += ["--no-browser", f"--port={port}", "--IdentityProvider.token="]
+    command += ["--no-browser", f"--port={port}", "--IdentityProvider.token=given"]
     with (tmp_path / "log").open("w") as log:
         lab = subprocess.Popen(command, env=os.environ | own, stdout=log, stderr=log)
     try:
@@ -391,7 +392,7 @@ def server(tmp_path):
 
 def ask(address, data=None):
     """Return the answer to a request, JSON."""
-    request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
+    request = urllib.request.Request(address, data, {"Authorization": "token given"})
     return json.loads(urllib.request.urlopen(request, timeout=60).read())
 
 
@@ -405,11 +406,14 @@ def test_a_start_says_the_address_and_nothing_else(server):
         except OSError:
             assert process.poll() is None, log.read_text()
             time.sleep(0.2)
-    tree = urllib.request.urlopen(address, timeout=60).geturl()
-    assert tree.endswith("/lab/tree/start.md")
+    tree = urllib.request.urlopen(f"{address}?token=given", timeout=60).geturl()
+    assert "/lab/tree/start.md" in tree
     kernel = ask(f"{address}/api/kernels", b"{}")["id"]
-    while ask(f"{address}/api/kernels/{kernel}")["execution_state"] == "starting":
-        time.sleep(0.2)
+    client = BlockingKernelClient(connection_file=str(log.parent / f"RUNTIME/kernel-{kernel}.json"))
+    client.load_connection_file()
+    client.start_channels()
+    client.wait_for_ready(timeout=60)
+    client.stop_channels()
     first, *rest = log.read_text().splitlines()
     assert first.startswith("Working copy: ")
     assert [line for line in rest if line.strip() and "http" not in line and "file:" not in line] == []

@@ -251,7 +251,8 @@ def start(folder, arguments):
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # no warning of the debugger
     options = [
-        "--log-level=WARN",
+        "--ServerApp.log_level=WARN",
+        "--ExtensionApp.log_level=WARN",
         "--KernelManager.transport_encryption=auto",  # no warning that nothing is encrypted
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{START}",
