@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import posixpath
 import re
 import signal
 import socket
@@ -11,7 +12,6 @@ import sys
 import time
 import urllib.request
 from pathlib import Path
-from urllib.parse import unquote
 
 import assignments
 import lab
@@ -259,7 +259,7 @@ def later(path, seconds):
 def test_the_way_through_two_chapters(two, root):
     assert next_of(two, root) == "[chapter 01, Topic 01](01_a.ipynb)."
     change(two / CHAPTER, 1, **ran())
-    where = "(01_a.ipynb#How-it-works), where you stopped: *How `it` works*."
+    where = "(01_a.ipynb#cell-id=four), where you stopped, in *How `it` works*."
     assert next_of(two, root) == f"[chapter 01, Topic 01]{where}"
     change(two / CHAPTER, 3, **ran("first"))
     assert next_of(two, root) == "[the exercises of chapter 01, Topic 01](exercises/01_a.ipynb)."
@@ -332,11 +332,12 @@ def test_some_exercises_can_be_handed_out_alone():
 
 
 def headings(notebook):
-    """Return the anchors of a notebook's headings, by JupyterLab's rule."""
-    texts = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    """Return pairs of the id of a cell and a heading in it, of a notebook."""
     return {
-        re.sub(r"`|\*", "", heading).replace(" ", "-")
-        for heading in re.findall(r"^#+ (.+)$", "\n".join(texts), re.MULTILINE)
+        (cell.id, heading)
+        for cell in notebook.cells
+        for heading in re.findall(r"^#+ (.+)$", cell.source, re.MULTILINE)
+        if cell.cell_type == "markdown"
     }
 
 
@@ -344,12 +345,16 @@ def test_anchors_name_headings(handed):
     """JupyterLab opens a notebook at its top, and says nothing, where an anchor is wrong."""
     count = 0
     for name, notebook in handed.items():
-        if not name.endswith(".ipynb"):
-            continue
-        text = "\n".join(c.source for c in notebook.cells if c.cell_type == "markdown")
-        for target, anchor in re.findall(r"\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)", text):
-            target = os.path.normpath(os.path.join(os.path.dirname(name), target)) if target else name
-            assert unquote(anchor) in headings(handed[Path(target).as_posix()]), f"{name}: {anchor}"
+        cells = notebook.cells if name.endswith(".ipynb") else []
+        text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+        for words, target, anchor in re.findall(r"\[([^\]]*)\]\(([\w./]*)#([^)\s]+)\)", text):
+            there = posixpath.join(posixpath.dirname(name), target)
+            target = posixpath.normpath(there) if target else name
+            if target == name:
+                known = {heading.replace(" ", "-") for _, heading in headings(notebook)}
+                assert anchor in known, f"{name}: {anchor}"
+            else:
+                assert (anchor.removeprefix("cell-id="), words) in headings(handed[target]), name
             count += 1
     assert count > 90
 

@@ -16,7 +16,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from urllib.parse import unquote
 
 import nbformat
 from address import SERVICES, link, repository
@@ -30,7 +29,7 @@ SETTINGS = ROOT / "book"
 
 _DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
-_ANCHOR = re.compile(r"(\]\((?![a-z]+:)[^)#\s]*#)([^)\s]+)\)")
+_ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
 _FENCE = re.compile(r"^(```|~~~)")
 _NO_SLUG = re.compile(r"[^\w-]")
 _FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
@@ -117,7 +116,9 @@ class Sources:
         """Return a text with its links to files that the book lacks turned to the repository.
 
         As long as the repository has no address, only the words of such a link are left. Links to
-        headings have the form that JupyterLab knows, `#Why-in-pairs?`: here `#why-in-pairs`.
+        headings have forms that JupyterLab knows, and become `#why-in-pairs`: `#Why-in-pairs?`
+        within a notebook, and into another one `#cell-id=...`, where the words are the heading,
+        because JupyterLab finds no heading in a notebook that it has yet to open.
         """
 
         def lead(found):
@@ -138,7 +139,8 @@ class Sources:
             return f"[{found[1]}]({address}{found[3] or ''})"
 
         def slug(found):
-            return f"{found[1]}{_NO_SLUG.sub('', unquote(found[2]).lower())})"
+            heading = found[1].replace(" ", "-") if found[3].startswith("cell-id=") else found[3]
+            return f"[{found[1]}]({found[2]}#{_NO_SLUG.sub('', heading.lower())})"
 
         text = _ANCHOR.sub(slug, text)
         return _LINK.sub(lead, text)

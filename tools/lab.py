@@ -18,7 +18,6 @@ import sys
 from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
-from urllib.parse import quote
 
 try:
     from assignments import NOTEBOOKS, hand_out
@@ -153,7 +152,8 @@ class Progress:
     changed: float = 0.0  # when its reader last changed or ran something; 0 if never
     cells: int = 0  # of code
     run: int = 0
-    section: str = ""  # the heading above the first cell that has not run
+    stopped: str = ""  # the first cell that has not run, by its id
+    section: str = ""  # and the heading above it
     points: int = 0
     reached: int = 0  # as the checks last printed it
 
@@ -183,8 +183,8 @@ def progress(folder, name, handed):
             found.cells += 1
             if cell.execution_count is not None:
                 found.run += 1
-            elif not found.section:
-                found.section = heading
+            elif not found.stopped:
+                found.stopped, found.section = cell.get("id", ""), heading
             found.points += cell.metadata.get("nbgrader", {}).get("points", 0)
             printed = "".join(output.get("text", "") for output in cell.outputs)
             found.reached += sum(map(int, _POINTS.findall(printed)[-1:]))
@@ -231,9 +231,8 @@ def _next(chapters):
     if not changed:
         return f"[{chapters[0][0]}]({chapters[0][1].name})."
     if chapter.changed > exercises.changed and not chapter.done:
-        anchor = quote(re.sub("`", "", chapter.section).replace(" ", "-"))
-        where = f", where you stopped: *{chapter.section}*" if anchor else ""
-        return f"[{title}]({chapter.name}{'#' if anchor else ''}{anchor}){where}."
+        where = f", where you stopped, in *{chapter.section}*" if chapter.section else ""
+        return f"[{title}]({chapter.name}#cell-id={chapter.stopped}){where}."
     if not exercises.done:
         return f"[the exercises of {title}]({exercises.name})."
     if place + 1 < len(chapters):
@@ -243,7 +242,7 @@ def _next(chapters):
 
 
 def start(folder, arguments):
-    """Start JupyterLab at the start page of a working copy; return when its user has ended it.
+    """Start JupyterLab at the start page of a working copy, and end the process with it.
 
     Args:
         folder: the working copy.
@@ -251,8 +250,8 @@ def start(folder, arguments):
     """
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # no warning of the debugger
     options = [
-        "--ServerApp.log_level=WARN",
-        "--ExtensionApp.log_level=WARN",
+        "--ServerApp.log_level=ERROR",
+        "--ExtensionApp.log_level=ERROR",
         "--KernelManager.transport_encryption=auto",  # no warning that nothing is encrypted
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{START}",
@@ -264,6 +263,9 @@ def start(folder, arguments):
     if hasattr(os, "getuid") and os.getuid() == 0:
         options.append("--allow-root")
     LabApp.launch_instance([*options, *arguments])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the thread of a request that was under way would be waited for in vain
 
 
 def main(arguments=None):
