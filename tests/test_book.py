@@ -200,7 +200,8 @@ def small(tmp_path_factory):
     chapter = "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$"
     (root / "work").mkdir()  # what a reader changes in his copy is no source of the book
     nbformat.write(
-        new_notebook(cells=[new_markdown_cell("# Mine: secret reason")]), root / "work" / "01_a.ipynb"
+        new_notebook(cells=[new_markdown_cell("# Mine: secret reason")]),
+        root / "work" / "01_a.ipynb",
     )
     (root / "a.py").touch()
     (root / "README.md").write_text("# A book\n\n## Run it\n\n[This page](docs/page.md).\n")

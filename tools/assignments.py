@@ -89,7 +89,9 @@ def hand_out(notebooks=NOTEBOOKS, names=()):
     chapters = [*find_chapters(notebooks), *notebooks.glob("troubleshooting.ipynb")]
     exercises = find_exercises(notebooks / "exercises")
     texts = {path.name: path.read_text("utf-8") for path in sorted(notebooks.glob("*.md"))}
-    handed = {path.name: _apply(nbformat.read(path, as_version=4), ClearOutput) for path in chapters}
+    handed = {
+        path.name: _apply(nbformat.read(path, as_version=4), ClearOutput) for path in chapters
+    }
     for path in exercises:
         try:
             handed[f"exercises/{path.name}"] = release(nbformat.read(path, as_version=4))

@@ -1,4 +1,4 @@
-"""Open JupyterLab on a working copy of the chapters and exercises, at a page that says what is next.
+"""Open JupyterLab on a working copy of chapters and exercises, at a page that says what is next.
 
 python tools/lab.py                  make or update the copy, work/, and start JupyterLab in it
 python tools/lab.py --copy-only      the copy alone, for a JupyterLab or an editor that runs already
@@ -36,9 +36,7 @@ _PAGE = """\
 # Start
 
 **Next:** {next}
-
 {notes}
-
 | chapter | question | core | exercises |
 | --- | --- | --- | --- |
 {rows}
@@ -217,9 +215,10 @@ def start_page(folder, root=ROOT):
     for name in record:
         for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*")):
             new = new.relative_to(folder).as_posix()
-            notes.append(f"[{name}]({name}) is as you left it; its new edition is [{new}]({new}).")
+            line = f"[{name}]({name}) is as you left it; its new edition is [{new}]({new})."
+            notes.append(f"\n{line}\n")
     return _PAGE.format(
-        next=_next(chapters), notes="\n\n".join(notes), rows="\n".join(rows), start=START
+        next=_next(chapters), notes="".join(notes), rows="\n".join(rows), start=START
     )
 
 
@@ -291,7 +290,9 @@ def main(arguments=None):
             file=sys.stderr,
         )
         return 1
-    print(f"Working copy: {folder}, {len(written) or 'no'} new files. Your own are never overwritten.")
+    print(
+        f"Working copy: {folder}, {len(written) or 'no'} new files. What you changed is as it was."
+    )
     for name, new in beside.items():
         print(f"  {name} is as you left it; its new edition is {new}")
     if not options.copy_only:

@@ -151,7 +151,9 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
             tab.follow("A clock that stops early")
             section = "return document.querySelector('[data-jupyter-id=A-clock-that-stops-early]')"
             place = section + "?.getBoundingClientRect().top"
-            tab.until(lambda: 0 < (tab.ask(place) or 0) < 800, "the section that the exercise needs")
+            tab.until(
+                lambda: 0 < (tab.ask(place) or 0) < 800, "the section that the exercise needs"
+            )
             look("section")
         log = (tmp_path / ".lab.log").read_text()
         assert log.startswith("Working copy: ") and log.count("\n") < 5, log
@@ -177,7 +179,9 @@ def predict_run_and_stop(tab, look):
     box = tab.number_of("Two toy devices get kernels that sleep")
     look("prediction")
     answer = add_cell_below(tab, box, "# My answer: 0.5 s, as both work at the same time")
-    numbers = [tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "class ToyDevice")]
+    numbers = [
+        tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "class ToyDevice")
+    ]
     run_cells(tab, *numbers, answer, answer + 1)
     assert "both devices are done" in tab.output(answer + 1)
     look("after_the_prediction")
