@@ -291,7 +291,8 @@ def main(arguments=None):
         )
         return 1
     print(
-        f"Working copy: {folder}, {len(written) or 'no'} new files. What you changed is as it was."
+        f"Working copy: {folder}, {len(written) or 'no'} new files. What you changed is as it was.",
+        flush=True,
     )
     for name, new in beside.items():
         print(f"  {name} is as you left it; its new edition is {new}")
