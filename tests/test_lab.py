@@ -283,7 +283,7 @@ def test_a_reader_goes_on_where_he_was_last(two, root):
     for number, seconds in (("02", 10), ("01", 20)):
         change(two / f"{number}_a.ipynb", 3, source="mine")
         later(two / f"{number}_a.ipynb", seconds)
-    assert "(01_a.ipynb" in next_of(two, root)
+    assert "(01_a.ipynb#cell-id=two), where you stopped, in *Why?*." in next_of(two, root)
     later(two / "02_a.ipynb", 30)
     assert "(02_a.ipynb" in next_of(two, root)
 
