@@ -6,11 +6,12 @@
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
 #                 without outputs, exercises without solutions; what you change is never overwritten
-# make notebooks  execute the chapters in place; CHAPTERS="03 04" for some of them
+# make notebooks  execute the chapters in place, on an idle machine, until they show what
+#                 notebooks/headlines.toml declares; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
 # make drawings   put the drawings of notebooks/drawings into the chapters
-# make check      ruff (lint and format), hygiene of the notebooks, and what must agree: names that
-#                 Windows or macOS lacks, what GitHub reads, versions
+# make check      ruff (lint and format), hygiene and headline lines of the notebooks, and what must
+#                 agree: names that Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer in JupyterLab
 # make bench      the benchmarks
 # make assignments

@@ -13,7 +13,7 @@ def autoload():
         try:
             from d2lpar.programs.autoload import autoload
         except ModuleNotFoundError as error:
-            if error.name.partition(".")[0] != "d2lpar":
+            if (error.name or "").partition(".")[0] != "d2lpar":
                 raise
         else:
             autoload()

@@ -5,7 +5,7 @@ import sys
 
 
 def main(arguments=None):
-    """Run the command line, by default that of this process, and return the exit code."""
+    """Run a command line, by default this process's own, and return the exit code."""
     parser = argparse.ArgumentParser(prog="d2lpar", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True)
     run = commands.add_parser(

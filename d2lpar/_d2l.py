@@ -10,7 +10,7 @@ _lock = threading.Lock()
 
 
 def lookup(name):
-    """Return what d2l.torch has under a name.
+    """Return the object that d2l.torch has under a name.
 
     Raises AttributeError, so that ``hasattr`` works, if d2l lacks the name or cannot be imported;
     the text says how to install it, or suggests a name with a similar spelling.
@@ -37,7 +37,7 @@ def lookup(name):
 
 
 def _meant(name, known):
-    """Return a question that names the most similar known name, or an empty text."""
+    """Return a question that suggests the most similar known name, or an empty string."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
@@ -55,11 +55,11 @@ def load():
 
 
 def import_torchvision():
-    """Import and return torchvision, on a CPU build of torch too.
+    """Import and return torchvision, even beside a CPU build of torch.
 
     The torchvision of PyPI is built for CUDA. Its compiled operators do not load on a CPU build
     of torch, and its import stops at "operator torchvision::nms does not exist". With the schemas
-    of two operators defined, all but these operators works: data sets, transforms and models.
+    of two operators defined, everything but these operators works: data sets, transforms, models.
     """
     with _lock:
         try:

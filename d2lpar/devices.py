@@ -1,4 +1,4 @@
-"""Devices: real GPUs where the machine has them, virtual ones where it has not."""
+"""Devices: real GPUs where the machine has them, virtual ones where it does not."""
 
 import os
 import platform
@@ -6,6 +6,7 @@ import re
 
 import torch
 
+from .other_programs import taken_now
 from .virtual import (
     cores_of_this_process,
     hardware_name,
@@ -65,7 +66,7 @@ def ensure_gpus(n, **options):
     modelled GPUs, which have memory and links of their own.
 
     Args:
-        n: how many.
+        n: the number of GPUs.
         **options: threads, memory, link, peer_link, for `virtual_gpus`.
 
     Raises:
@@ -130,7 +131,7 @@ def _count(number, noun):
 
 
 def synchronize(*devices):
-    """Wait for the work of `devices`; without arguments for that of every GPU in use.
+    """Wait for the work of `devices`; without arguments, for the work of every GPU in use.
 
     A bare `torch.cuda.synchronize()` waits for the current device only.
     """
@@ -161,8 +162,10 @@ class Description:
 def describe(*devices):
     """Return a table of the hardware and the versions at hand.
 
+    Where other programs take much of the cores, a row says so; it looks for 0.2 s.
+
     Args:
-        *devices: those to list; by default every GPU in use.
+        *devices: the devices to list; by default every GPU in use.
     """
     from . import __version__
 
@@ -184,6 +187,8 @@ def describe(*devices):
     rows += facts.items()
     cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
     rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
+    if not hardware_name():
+        rows += [("busy", f"{sentence} just now") for sentence in taken_now().sentences()]
     software = (
         f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )

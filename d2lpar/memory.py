@@ -1,4 +1,4 @@
-"""What memory a computation holds: its peak, what backward needs, the storages of tensors."""
+"""The memory that a computation needs: its peak, and what a forward pass keeps for backward."""
 
 import torch
 
@@ -6,10 +6,10 @@ from d2lpar.devices import synchronize
 
 
 def peak_bytes(work, devices):
-    """Return how many bytes the memory of each device rises while `work()` is called.
+    """Return by how many bytes the allocated memory of each device rises during `work()`.
 
-    That is the highest allocation beyond the one at the start, a list with one for each of the GPUs
-    in `devices`.
+    The result is a list with a number for each of the GPUs in `devices`: the peak, less what was
+    allocated at the start.
     """
     synchronize()
     accel = torch.get_device_module(devices[0])
@@ -46,7 +46,7 @@ class SavedBytes:
 
     @property
     def total(self):
-        """The bytes, each tensor once."""
+        """The bytes that were kept; each tensor counts once."""
         return sum(self._saved.values())
 
     def __enter__(self):

@@ -51,7 +51,7 @@ class Residual(nn.Module):
     Args:
         num_channels: channels of the output.
         use_1x1conv: put a 1x1 convolution on the shortcut, for an input of another shape.
-        strides: of the first convolution and of the shortcut's.
+        strides: strides of the first convolution and of the one on the shortcut.
         in_channels: channels of the input. By default `num_channels` or, with `use_1x1conv`, those
             of the first input (the layers are lazy until then).
     """

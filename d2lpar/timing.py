@@ -1,15 +1,22 @@
 """Clocks for work that runs elsewhere, and predicted numbers beside measured ones.
 
-While GPUs are modelled, all seconds are those of the model.
+While GPUs are modelled, all seconds are modelled seconds.
 """
 
 import itertools
 import math
+import statistics
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from d2lpar.devices import synchronize
+from d2lpar.other_programs import look, while_timed
 from d2lpar.virtual import clock, clock_in_force, hardware_name
+from d2lpar.virtual.engines import set_thread_count
+
+WIDTH = 72  # characters of a line: a window of 1024 pixels shows no more beside a notebook
 
 
 class Timer:
@@ -21,6 +28,7 @@ class Timer:
 
     def start(self):
         """Start, or start again."""
+        self._look = None if hardware_name() else look()
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
@@ -33,6 +41,7 @@ class Timer:
                 "virtual_gpus has changed the clock since this timer was started: start it again"
             )
         self.times.append(clock() - self._started)
+        while_timed.add(self._look)
         return self.times[-1]
 
     def avg(self):
@@ -54,7 +63,7 @@ class Benchmark:
     """Print how long a block took, including the work that it left on the devices.
 
     Args:
-        description: stands before the seconds.
+        description: the text before the seconds.
         sync: wait for every device in use before the clock starts and before it is read. Without,
             the clock sees only how long it took to issue the work.
 
@@ -131,18 +140,106 @@ def product_flops(device, size=1000):
 def compare(what, predicted, measured, unit="s"):
     """Print a predicted number beside the measured one, and measured over predicted.
 
-    While GPUs are modelled it says "modelled" instead of "measured", and which hardware. `what`
-    stands before the numbers, `unit` after them.
+    Lines have at most 72 characters: a long name stands on a line of its own. While GPUs are
+    modelled it says "modelled" instead of "measured", and which hardware. Otherwise, if other
+    programs took enough of the cores to change a ratio by 15 %, while a `Timer`, a `Benchmark` or a
+    `Timeline` ran that has ended since the last call, another line says so.
+
+    Args:
+        what: stands before the numbers.
+        predicted: a number.
+        measured: a number.
+        unit: stands after the numbers.
     """
-    ratio = f"{measured / predicted:.2f}" if predicted else "-"
-    kind = "modelled" if hardware_name() else "measured"
-    numbers = f"predicted {_short(predicted):>9}  {kind} {_short(measured):>9} {unit}"
-    hardware = f"  ({hardware_name()})" if hardware_name() else ""
-    print(f"{what:<32} {numbers:<46} ratio {ratio}{hardware}")
+    hardware = hardware_name()
+    kind = "modelled" if hardware else "measured"
+    if hardware:
+        what = f"{what} ({hardware})"
+    ratio = _short(measured / predicted, 2) if predicted else "-"
+    numbers = f"predicted {_short(predicted):>6} {kind} {_short(measured):>6} {unit:<2}"
+    numbers += f" ratio {ratio}"
+    for text in (numbers, " ".join(numbers.split())):
+        if len(f"{what} {text}") <= WIDTH:
+            lines = [f"{what} {text:>{WIDTH - 1 - len(what)}}"]
+            break
+    else:
+        lines = textwrap.wrap(what, WIDTH)
+        lines += [f"{line:>{WIDTH}}" for line in textwrap.wrap(numbers, WIDTH)]
+    print("\n".join(lines))
+    if not hardware:
+        for sentence in while_timed.sentences():
+            print(f"{sentence} while this ran")
+    while_timed.clear()
 
 
-def _short(number):
-    """Write a number with four significant digits, whole numbers in full."""
-    if float(number).is_integer():
-        return f"{number:,.0f}"
-    return f"{number:,.{max(0, 3 - math.floor(math.log10(abs(number))))}f}"
+def _short(number, decimals=None):
+    """Write a number with four significant digits, or some decimals; whole numbers in full."""
+    size = abs(number)
+    if size and not 1e-6 <= size < 1e9:
+        return f"{number:.3e}"
+    if decimals is None:
+        whole = float(number).is_integer()
+        decimals = 0 if whole else max(0, 3 - math.floor(math.log10(size)))
+    return f"{number:,.{decimals}f}"
+
+
+def seconds_in_turn(ways, rounds=5):
+    """Time several ways of doing something in turn, and return the median seconds of each.
+
+    Each round calls one way after the other, so that whatever changes on the machine meanwhile, a
+    clock rate or another program, meets all of them alike. A round before the first warms up.
+    Seconds include the work that a call leaves on the devices. A table shows the median, the least
+    and the most seconds of each way.
+
+    Args:
+        ways: a dict from the name of a way to a function without arguments.
+        rounds: how many rounds count.
+
+    Returns:
+        A dict from the names to seconds.
+
+    Raises:
+        ValueError: `rounds` is less than 1.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1: got {rounds}")
+    timers = {name: Timer() for name in ways}
+    for _ in range(rounds + 1):
+        for name, way in ways.items():
+            synchronize()
+            timers[name].start()
+            way()
+            synchronize()
+            timers[name].stop()
+    width = max(24, *(len(name) for name in ways))
+    modelled = f"  (modelled: {hardware_name()})" if hardware_name() else ""
+    print(f"{f'seconds, {rounds} rounds':<{width}}   median    least     most{modelled}")
+    medians = {}
+    for name, timer in timers.items():
+        times = timer.times[1:]
+        medians[name] = statistics.median(times)
+        numbers = (medians[name], min(times), max(times))
+        print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
+    return medians
+
+
+def in_plain_threads(*works):
+    """Call each of `works` in a thread of its own that computes on one core, and wait for all.
+
+    It is the yardstick for devices that share the cores of this machine: what two plain threads
+    gain over one, two devices can gain at most.
+
+    Args:
+        *works: functions without arguments that compute on the CPU.
+
+    Raises:
+        What the first of `works` that fails has raised.
+    """
+
+    def call(work):
+        set_thread_count(1)
+        work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(call, work) for work in works]:
+            done.result()

@@ -1,4 +1,4 @@
-"""What every training loop of the chapters needs: sums, accuracy, plain SGD on many devices."""
+"""What the chapters' training loops share: running sums, accuracy, plain SGD, a timed step."""
 
 import torch
 from torch import nn
@@ -101,12 +101,12 @@ def check_none_missing(what, data):
 def step_seconds(net, X, y, dtype=torch.float32):
     """Return the seconds of a training step with SGD, the best of two after one to warm up.
 
-    In its second step `DistributedDataParallel` makes its buckets anew.
+    In the second step `DistributedDataParallel` rebuilds its buckets, so the best of two counts.
 
     Args:
-        net: a classifier, also one in `DataParallel` or `DistributedDataParallel`.
+        net: a classifier, possibly wrapped in `DataParallel` or `DistributedDataParallel`.
         X, y: a batch, (b, ...) and (b,), on the device of its (first) parameters.
-        dtype: of `torch.autocast`; float32 leaves it off.
+        dtype: the dtype for `torch.autocast`; float32 leaves autocast off.
     """
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
 

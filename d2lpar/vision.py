@@ -1,4 +1,4 @@
-"""Importing this module makes torchvision importable, beside a CPU build of torch too."""
+"""Importing this module makes torchvision importable, even beside a CPU build of torch."""
 
 from d2lpar._d2l import import_torchvision
 

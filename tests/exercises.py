@@ -3,8 +3,10 @@
 import ast
 import contextlib
 import io
+import linecache
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import nbformat
 
@@ -48,7 +50,7 @@ def read(path):
 
 
 def run_cells(sources, names):
-    """Execute cells one after the other.
+    """Execute cells one after the other, each under a file name of its own as in a kernel.
 
     Args:
         sources: texts of cells.
@@ -61,13 +63,28 @@ def run_cells(sources, names):
     value, printed = None, io.StringIO()
     with contextlib.redirect_stdout(printed):
         for source in sources:
-            body = ast.parse(source).body
-            last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
-            value = None
+            value, error = None, None
+            file = f"<cell {hash(source)}>"
+            linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
             try:
-                exec(compile(ast.Module(body, []), "<cell>", "exec"), names)
+                body = ast.parse(source).body
+                last = body.pop() if body and isinstance(body[-1], ast.Expr) else None
+                exec(compile(ast.Module(body, []), file, "exec"), names)
                 if last is not None:
-                    value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), names)
-            except Exception as error:
+                    value = eval(compile(ast.Expression(last.value), file, "eval"), names)
+            except Exception as raised:
+                error = raised
                 print(f"{type(error).__name__}: {error}")
+            _remember(names, source, error)
     return value, printed.getvalue()
+
+
+def _remember(names, source, error):
+    """Let the cell that comes next know how this one ended, as IPython does."""
+    before_exec = error if isinstance(error, SyntaxError) else None
+    result = SimpleNamespace(
+        info=SimpleNamespace(raw_cell=source),
+        error_before_exec=before_exec,
+        error_in_exec=None if before_exec else error,
+    )
+    names["get_ipython"] = lambda: SimpleNamespace(last_execution_result=result)

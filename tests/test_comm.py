@@ -126,6 +126,15 @@ def test_gather_goes_to_the_current_device_by_default(devices):
         assert comm.gather(tensors, 0, where).device == expected
 
 
+def test_gather_to_the_cpu_waits_for_what_it_copies(devices):
+    with Gate(devices[1]) as gate:
+        pieces = [torch.full((2,), float(k), device=devices[k]) + 1 for k in range(2)]
+        with gate.opened_later():
+            gathered = comm.gather(pieces, 0, -1)
+            values = gathered.tolist()
+    assert values == [1, 1, 2, 2]
+
+
 def test_broadcast_takes_either_devices_or_tensors_to_write(devices):
     x, out = torch.ones(3, device=devices[0]), [torch.zeros(3, device=devices[1])]
     for arguments in ({}, {"devices": [1], "out": out}):

@@ -72,6 +72,8 @@ def test_devices_and_their_number():
     y = x.cuda()
     assert y.to("cuda") is y.cuda() is y.to(y.device) is y and y.to("cuda:0") is not y
     assert y.type() == "torch.cuda.FloatTensor" and isinstance(y, torch.cuda.FloatTensor)
+    assert not isinstance(y.half(), torch.cuda.FloatTensor)
+    assert not isinstance(y.cpu(), torch.cuda.FloatTensor)
     assert y.untyped_storage().device == y.device
     with torch.cuda.device(0):
         assert torch.ones(1, device="cuda").device.index == torch.cuda.current_device() == 0
@@ -295,6 +297,7 @@ def test_what_only_cuda_has_says_so_by_name():
     assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
+        lambda: extension.load("fast", "b.cu"),
         lambda: extension.load_inline("fast", "", cuda_sources="x"),
         lambda: extension.load_inline("fast", "", with_cuda=True),
         lambda: extension.CUDAExtension("fast", ["a.cpp"]),

@@ -44,8 +44,12 @@ def everything():
     X, y = (tensor[:4] for tensor in BATCH)
     start = time.perf_counter()
     arrivals = ddp.gradient_arrivals(classifier(), X, y)
+    seconds = time.perf_counter() - start
+    with d2lpar.Timeline() as beside:
+        ddp.gradient_arrivals(classifier(), X, y, beside=4096)
     return {
-        "arrivals": (arrivals, time.perf_counter() - start),
+        "arrivals": (arrivals, seconds),
+        "beside": [span.num_bytes for span in sent(beside)],
         "collectives": collectives("cpu"),
         "collectives on GPUs": collectives("vgpu"),
         "compressed": compressed(),
@@ -71,6 +75,11 @@ class OneSumAtTheEnd:
 def sent(timeline, device=None):
     """Return the spans of the gradients' sums."""
     return timeline.select(device, "collective", engine="collectives", name="all_reduce")
+
+
+def test_a_sum_travels_beside_each_pass_that_is_asked_to_have_one(ranks):
+    for rank in ranks:
+        assert rank["beside"] == [4096] * 3
 
 
 def test_a_step_is_recorded_with_its_phases_and_every_bucket_on_the_link(ranks):

@@ -12,6 +12,7 @@ import torch
 import d2lpar
 from d2lpar import devices as module
 from d2lpar import virtual
+from d2lpar.other_programs import Taken
 from d2lpar.virtual import PRESETS, Link, configuration, engines, memory_of_this_process, registry
 from d2lpar.virtual.links import as_link, format_bytes
 from d2lpar.virtual.private import check_version
@@ -429,7 +430,26 @@ def test_peak_bytes_counts_what_was_given_back_too(gpus):
     assert d2lpar.peak_bytes(lambda: kept.append(None), gpus) == [0, 0]
 
 
-def test_describe_lists_devices_cpu_and_versions(gpus):
+@pytest.fixture
+def others(monkeypatch):
+    """What other programs take of the cores, for a test to change."""
+    taken = Taken()
+    taken.seconds = 1.0
+    monkeypatch.setattr(module, "taken_now", lambda: taken)
+    return taken
+
+
+def test_describe_says_what_other_programs_take(gpus, others):
+    names = [row[0] for row in d2lpar.describe().rows]
+    others.others = 0.6
+    rows = d2lpar.describe().rows
+    assert [name for name, _ in rows if name not in names] == ["busy"]
+    assert dict(rows)["busy"] == "other programs took 60 % of the cores just now"
+    d2lpar.virtual_gpus(1, model="v100")
+    assert "busy" not in dict(d2lpar.describe().rows)
+
+
+def test_describe_lists_devices_cpu_and_versions(gpus, others):
     d2lpar.virtual_gpus(2, threads=2, memory=2**30, link="pcie3", peer_link=[None, "nvlink2"])
     table = d2lpar.describe()
     lines = repr(table).splitlines()
@@ -449,7 +469,7 @@ def test_describe_lists_devices_cpu_and_versions(gpus):
     assert all(line.count("|") == 3 for line in markdown)
 
 
-def test_describe_takes_devices(gpus):
+def test_describe_takes_devices(gpus, others):
     lines = repr(d2lpar.describe("vgpu:1", "cpu")).splitlines()
     assert [line.split()[0] for line in lines] == ["vgpu:1", "CPU", "software"]
     assert "unlimited" in lines[0] and "other devices" not in lines[0]

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from programs import d2lpar
 
+from d2lpar.other_programs import Taken
 from d2lpar.programs import doctor
 
 
@@ -22,6 +23,7 @@ def found(monkeypatch):
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
+    monkeypatch.setattr(doctor, "taken_now", Taken)
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
     disk = SimpleNamespace(free=2**34)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
@@ -57,6 +59,17 @@ def test_too_little(found, monkeypatch, capsys, name, value, wrong, text):
     assert list(said) == [wrong] and re.search(text, said[wrong])
     assert doctor.examine() == 1
     assert "1 of these are wrong" in capsys.readouterr().out
+
+
+def test_a_busy_machine(found, monkeypatch, capsys):
+    taken = Taken()
+    taken.seconds, taken.others, taken.stolen = 0.2, 0.12, 0.04
+    monkeypatch.setattr(doctor, "taken_now", lambda: taken)
+    assert doctor.examine() == 1
+    out = capsys.readouterr().out
+    for who in ("other programs took 60 % of", "the hypervisor took 20 % of"):
+        assert f"! busy          {who} the cores just now: what you measure" in out
+    assert "2 of these are wrong" in out
 
 
 def test_a_machine_without_notebooks_is_not_wrong(found, monkeypatch, capsys):
@@ -112,9 +125,9 @@ def test_no_entry_point(found, monkeypatch):
 
 
 def test_another_machine(found, monkeypatch):
-    from d2lpar.virtual.private import guards
+    from d2lpar.virtual.private import virtual_tables
 
-    monkeypatch.setattr(guards, "can_answer_without_python", lambda: False)
+    monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
     assert "cannot stand for CUDA's" in found()["d2lpar run"]
 
 

@@ -1,8 +1,12 @@
 """The exercises: a solution gets all points, a stub none, a wrong answer what it should."""
 
+import ast
+import dis
 import functools
 import gc
+import importlib
 import importlib.util
+import inspect
 import warnings
 from pathlib import Path
 
@@ -10,11 +14,17 @@ import numpy
 import pytest
 import torch
 from exercises import NOTEBOOKS, read, run_cells
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
+from run import Kernel, own_settings
 
 import d2lpar
-from d2lpar.exercises import Marks, expect
+from d2lpar.exercises import Marks, at_most, expect, marks
 
 WRONG = Path(__file__).with_name("wrong_answers")
+FOLDER = Path(marks.__file__).parent
+NAMES = {path.stem[3:] for path in NOTEBOOKS}
+MODULES = [path for path in FOLDER.glob("*.py") if path.stem in NAMES]
 
 
 @functools.cache
@@ -31,6 +41,7 @@ def grade(path, exercise, answers):
     """Return the points that answers to an exercise get, and what the check printed."""
     setup, _ = read(path)
     names = {"__name__": "__main__"}
+    marks.wrong_tries.clear()
     try:
         _, printed = run_cells([*setup, *exercise.given], names)
         assert "Error" not in printed, printed
@@ -58,6 +69,40 @@ def every_wrong_answer():
             for name, answer in wrong_answers(path)[exercise.name].items():
                 label = f"{path.stem[:2]}-{exercise.name}-{name}".replace(" ", "_")
                 yield pytest.param(path, exercise, *answer, id=label)
+
+
+def stored(cells):
+    """Return the names that cells give a value."""
+    steps = [step for cell in cells for step in dis.get_instructions(compile(cell, "", "exec"))]
+    return {step.argval for step in steps if step.opname == "STORE_NAME"}
+
+
+def every_reference():
+    """Yield answers that hand in what a check compares with: it, a function around it, its value.
+
+    An exercise whose answer is several names gets the same for all of them.
+    """
+    for path in NOTEBOOKS:
+        for exercise in read(path)[1]:
+            own = stored(exercise.stub)
+            tree = ast.parse("\n".join(exercise.stub))
+            functions = own & {getattr(node, "name", None) for node in tree.body}
+            for node in ast.walk(ast.parse(exercise.check)):
+                if not getattr(node, "module", "").startswith("d2lpar.exercises."):
+                    continue
+                for reference in [alias.name for alias in node.names]:
+                    ways = {
+                        "it": "{} = {}",
+                        "wrapper": "def {}(*args, **kwargs):\n    return {}(*args, **kwargs)",
+                        "value": "{} = {}()",
+                    }
+                    for way, form in ways.items():
+                        chosen = functions if way != "value" else own - functions
+                        answer = [form.format(name, reference) for name in sorted(chosen)]
+                        answer = [f"from {node.module} import {reference}", *answer]
+                        label = f"{path.stem[:2]}-{exercise.name}-{reference}-{way}"
+                        if chosen:
+                            yield pytest.param(path, exercise, "\n".join(answer), id=label)
 
 
 @pytest.fixture(autouse=True)
@@ -92,6 +137,31 @@ def test_wrong_answers_are_told_apart(path, exercise, answer, points, message):
     assert (got or 0, message in printed) == (points, True), printed
 
 
+@pytest.mark.parametrize("path, exercise, answer", list(every_reference()))
+def test_what_a_check_compares_with_cannot_be_handed_in(path, exercise, answer):
+    points, printed = grade(path, exercise, [*exercise.stub, answer])
+    assert not points and "belongs to the check: write your own" in printed, printed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.stem)
+def test_what_a_check_compares_with_answers_that_check_only(path):
+    module = importlib.import_module(f"d2lpar.exercises.{path.stem}")
+    functions = inspect.getmembers(module, inspect.isfunction)
+    for name, function in functions:
+        if function.__module__ == module.__name__ and not name.startswith("_"):
+            with pytest.raises(AssertionError, match=f"`{name}` belongs to the check"):
+                function()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_nothing_but_an_answer_changes_what_it_says(path):
+    """A check that is run again finds the answers as they were."""
+    setup, exercises = read(path)
+    given = [cell for exercise in exercises for cell in (*exercise.given, exercise.check)]
+    answers = [cell for exercise in exercises for cell in exercise.stub]
+    assert not stored(answers) & stored([*setup, *given])
+
+
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(path):
     exercises = read(path)[1]
@@ -107,31 +177,54 @@ def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(pa
 @pytest.mark.parametrize(
     "got, want, tolerance, message",
     [
-        (3, 4, None, "x: expected 4, got 3."),
-        (1_000_000, 4, None, "x: expected 4, got 1,000,000."),
-        (4.5, 4, 0.1, "x: expected 4, got 4.5."),
-        ("a", "b", None, "x: expected 'b', got 'a'."),
-        ([1, 2], [1, 2, 3], None, "x: expected [1, 2, 3], got [1, 2]."),
-        ({"a": 1}, {"a": 2}, None, "x: expected {'a': 2}, got {'a': 1}."),
-        ({"a": 1}, {"b": 1}, None, "x: expected {'b': 1}, got {'a': 1}."),
-        (torch.ones(2), torch.zeros(2), None, "x: expected [0, 0], got [1, 1]."),
-        (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]."),
-        (torch.ones(2), 1, None, "x: expected 1, got [1, 1]."),
-        (torch.full((2,), float("nan")), torch.ones(2), 0.1, "x: expected [1, 1], got [nan, nan]."),
-        (torch.ones(9), torch.zeros(9), 0.1, "x: expected a tensor of shape (9,), got a tensor"),
+        (3, 4, None, "x: expected 4, got 3"),
+        (1_000_000, 4, None, "x: expected 4, got 1,000,000"),
+        (4.5, 4, 0.1, "x: expected 4, got 4.5"),
+        ("a", "b", None, "x: expected 'b', got 'a'"),
+        ([1, 2], [1, 2, 3], None, "x: expected [1, 2, 3], got [1, 2]"),
+        ({"a": 1}, {"a": 2}, None, "x: expected {'a': 2}, got {'a': 1}"),
+        ({"a": 1}, {"b": 1}, None, "x: expected {'b': 1}, got {'a': 1}"),
+        (torch.ones(2), torch.zeros(2), None, "x: expected [0, 0], got [1, 1]"),
+        (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
+        (torch.full((2,), float("nan")), torch.ones(2), 0.1, "x: expected [1, 1], got [nan, nan]"),
+        (
+            torch.full((9,), 3.0),
+            torch.ones(9),
+            0.1,
+            "x: expected a tensor of shape (9,), got a tensor that differs by up to 2",
+        ),
+        (
+            torch.ones(9, 1),
+            torch.ones(9),
+            0.1,
+            "x: expected a tensor of shape (9,), got a tensor of shape (9, 1)",
+        ),
     ],
 )
 def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, message):
     with pytest.raises(AssertionError) as caught:
         expect("x", got, want, tolerance=tolerance)
-    assert str(caught.value).startswith(message)
+    assert str(caught.value) == message
 
 
-def test_expect_tells_how_far_a_large_tensor_is_off():
-    with pytest.raises(AssertionError, match=r"got a tensor that differs by up to 2\."):
-        expect("x", torch.full((9,), 3.0), torch.ones(9))
-    with pytest.raises(AssertionError, match=r"got a tensor of shape \(9, 1\)\."):
-        expect("x", torch.ones(9, 1), torch.ones(9))
+@pytest.mark.parametrize(
+    "got, want, message",
+    [
+        (None, 1.0, "a number was expected, got None"),
+        ("4", 4, "a number was expected, got a string"),
+        (4, "4", "a string was expected, got a number"),
+        (torch.ones(3), [1.0, 1.0, 1.0], "a list of numbers was expected, got a tensor of shape"),
+        ([1.0], torch.ones(1), "a tensor of shape (1,) was expected, got a list of numbers"),
+        ([torch.ones(2)], [1.0], "a list of numbers was expected, got a list of tensors"),
+        (([1], None), [1, 2], "a list of numbers was expected, got a tuple of None and lists of"),
+        (range(2), [0, 1], "a list of numbers was expected, got a range"),
+        ([("a", 1)], {"a": 1}, "a dict was expected, got a list of tuples of numbers and strings"),
+    ],
+)
+def test_expect_compares_types_before_values(got, want, message):
+    with pytest.raises(AssertionError) as caught:
+        expect("x", got, want, hint="Never seen.")
+    assert str(caught.value).startswith(f"x: {message}")
 
 
 @pytest.mark.parametrize(
@@ -147,6 +240,8 @@ def test_expect_tells_how_far_a_large_tensor_is_off():
         (torch.tensor(4), 4, None),
         (torch.tensor(4.3), 4, 0.1),
         (numpy.float32(4.3), 4, 0.1),
+        ([], [], None),
+        (None, None, None),
     ],
 )
 def test_expect_accepts(got, want, tolerance):
@@ -154,37 +249,50 @@ def test_expect_accepts(got, want, tolerance):
 
 
 def test_expect_does_not_take_a_tensor_on_a_device_for_a_number():
-    with pytest.raises(AssertionError):
+    with pytest.raises(AssertionError, match="a number was expected, got a tensor of shape .* on"):
         expect("x", torch.tensor(4.0, device=d2lpar.virtual_gpus(2)[0]), 4.0)
 
 
 def test_the_hint_for_a_known_wrong_value_comes_before_the_general_one():
     hints = [(6, "Six."), (lambda got: got > 100, "Large.")]
     for got, hint in ((6, "Six."), (101, "Large."), (7, "General.")):
-        with pytest.raises(AssertionError, match=f"got {got}. {hint}"):
+        with pytest.raises(AssertionError) as caught:
             expect("x", got, 5, hints=hints, hint="General.")
+        assert str(caught.value) == f"{hint}\nx: expected 5, got {got}"
+
+
+def test_at_most_names_the_limit():
+    at_most("x", 3, 3)
+    for got, shown in ((4, "4"), (3.141, "3.14"), (float("nan"), "nan")):
+        with pytest.raises(AssertionError) as caught:
+            at_most("x", got, 3, "Less.")
+        assert str(caught.value) == f"Less.\nx: expected at most 3, got {shown}"
 
 
 def test_marks_add_up_the_parts_that_pass(capsys):
-    marks = Marks(8)
+    marks = Marks(9)
     with marks.part(1, "good"):
         pass
     with marks.part(2, "wrong"):
-        expect("x", 1, 2)
+        expect("x", 1, 2, hint="Add\none.")
     with marks.part(3, "broken"):
         raise ZeroDivisionError("division\nby zero")
     with marks.part(1, "unknown"):
         raise NotImplementedError("aten::nothing")  # torch's, of an operator that is not there
     with marks.part(1, "to do"):
-        expect("x", None, 2)
+        raise NotImplementedError
+    with marks.part(1, "behind it"):
+        raise AssertionError("the part before is not right yet")
     assert marks.total() == 1
     assert capsys.readouterr().out.splitlines() == [
         "ok    1 of 1  good",
-        "wrong 0 of 2  wrong: x: expected 2, got 1.",
+        "wrong 0 of 2  wrong: Add",
+        "              one. x: expected 2, got 1",
         "wrong 0 of 3  broken: ZeroDivisionError: division by zero",
         "wrong 0 of 1  unknown: NotImplementedError: aten::nothing",
         "open  0 of 1  to do: not answered yet",
-        "1 of 8 points",
+        "open  0 of 1  behind it: not answered yet",
+        "1 of 9 points",
     ]
 
 
@@ -206,3 +314,162 @@ def test_marks_refuse_parts_that_do_not_add_up():
 def test_an_interrupt_passes_through_marks():
     with pytest.raises(KeyboardInterrupt), Marks(1).part(1, "endless"):
         raise KeyboardInterrupt
+
+
+# A check and what a student does before it, in this process and in a kernel.
+
+SETUP = "import numpy, torch\nfrom d2lpar.exercises import Marks, expect"
+CHECK = """
+from d2lpar.exercises.automatic_parallelism import fastest
+
+marks = Marks(1)
+mine = marks.answer("devices", like=0{})
+with marks.part(1, "devices"):
+    expect("devices for 20 and 8 µs", mine(20, 8, 9), fastest(20, 8, 9), hint="Round up.")
+marks.total()
+"""
+PREDICTION = """
+marks = Marks(1)
+with marks.part(1, "a time"):
+    marks.prediction("t", 20, hints=[(14, "One waits for the other.")])
+marks.total()
+"""
+PREDICTIONS = """
+marks = Marks(2)
+for part, name in (("another", "u"), ("a time", "t")):
+    with marks.part(1, part):
+        marks.prediction(name, 20)
+marks.total()
+"""
+RIGHT = "def devices(t_comp, t_launch, available):\n    return 3"
+LIKE = CHECK.format("")
+WITHOUT = CHECK.format(', without=("torch", "numpy")')
+BORROWED = "from d2lpar.exercises.automatic_parallelism import fastest\n"
+STORIES = {  # cells, and the line that the last of them prints first
+    "right": ([RIGHT, LIKE], "ok    1 of 1  devices"),
+    "wrong": (
+        ["def devices(*times):\n    return 2", LIKE],
+        "devices: Round up.\n              devices for 20 and 8 µs: expected 3, got 2",
+    ),
+    "not run": ([LIKE], "there is no `devices`: run the answer cell first"),
+    "a stub": (["def devices(*times):\n    raise NotImplementedError()", LIKE], "not answered yet"),
+    "no def of a stub": (["devices = None\nraise NotImplementedError()", LIKE], "not answered yet"),
+    "a slip": (
+        ["def devices(*times)\n    return 3", LIKE],
+        "your answer cell ended in an error: SyntaxError: expected ':'",
+    ),
+    "a slip in what was right": (
+        [RIGHT, "def devices(*times)\n    return 3", LIKE],
+        "your answer cell ended in an error: SyntaxError: expected ':'",
+    ),
+    "an error before the function": (
+        [RIGHT, "unknown\ndef devices(*times):\n    return 3", LIKE],
+        "your answer cell ended in an error: NameError: name 'unknown' is not defined",
+    ),
+    "an error behind the function": ([RIGHT + "\n\nunknown", LIKE], "ok    1 of 1  devices"),
+    "an error in another cell": ([RIGHT, "unknown", LIKE], "ok    1 of 1  devices"),
+    "no function": (["devices = 3", LIKE], "devices: a function was expected, got a number"),
+    "no return": (
+        ["def devices(*times):\n    print(3)", LIKE],
+        "3\nwrong 0 of 1  devices: the function returned None: is `return` missing?",
+    ),
+    "another type": (
+        ["def devices(*times):\n    return torch.ones(2)", LIKE],
+        "devices: a number was expected, got a tensor of shape (2,)",
+    ),
+    "an error in the function": (
+        ["def devices(a, b, c):\n    zero = b - 8\n    return a / zero", LIKE],
+        "line 3 of your answer: `return a / zero`: ZeroDivisionError: division by zero",
+    ),
+    "an error in what the function calls": (
+        ["def devices(*times):\n    return torch.ones(2).mm(3)", LIKE],
+        "line 2 of your answer: `return torch.ones(2).mm(3)`: TypeError: mm()",
+    ),
+    "an assertion of the student": (
+        ["def devices(a, b, c):\n    assert a < b\n    return 3", LIKE],
+        "line 2 of your answer: `assert a < b`: AssertionError",
+    ),
+    "too few arguments": (
+        ["def devices(a, b):\n    return 3", LIKE],
+        "TypeError: devices() takes 2 positional arguments but 3 were given",
+    ),
+    "the check's own": (
+        [BORROWED + "devices = fastest", LIKE],
+        "devices: `fastest` belongs to the check: write your own",
+    ),
+    "a function around it": (
+        [BORROWED + "def devices(*times):\n    return fastest(*times)", LIKE],
+        "`fastest` belongs to the check: write your own",
+    ),
+    "its number": (
+        [LIKE, "t = fastest(20, 8, 9)", PREDICTION],
+        "your answer cell ended in an error: AssertionError: `fastest` belongs to the check",
+    ),
+    "a tensor": (
+        ["def devices(*times):\n    return len(torch.ones(3))", WITHOUT],
+        "your answer calls torch, which the task rules out",
+    ),
+    "a method of a tensor": (
+        ["x = torch.ones(3)\ndef devices(*times):\n    return int(x.sum())", WITHOUT],
+        "your answer calls torch, which the task rules out",
+    ),
+    "an array": (
+        ["def devices(*times):\n    return len(numpy.array_split(range(5), 3))", WITHOUT],
+        "your answer calls numpy, which the task rules out",
+    ),
+    "neither": ([RIGHT, WITHOUT], "ok    1 of 1  devices"),
+    "a prediction to make": (["t = None\nraise NotImplementedError()", PREDICTION], "not answered"),
+    "a wrong prediction": (
+        ["t = 14", PREDICTION],
+        "wrong 0 of 1  a time: One waits for the other.\n              t: 14 is not right",
+    ),
+    "the same once more": (
+        ["t = 14", PREDICTION, "t = 14", PREDICTION],
+        "wrong 0 of 1  a time: One waits for the other.\n              t: 14 is not right",
+    ),
+    "another wrong prediction": (
+        ["t = 14", PREDICTION, "t = 15", PREDICTION],
+        "wrong 0 of 1  a time: That is too small.\n              t: expected 20, got 15",
+    ),
+    "wrong behind a right one": (
+        ["t = 14", PREDICTION, "t = 20", PREDICTION, "t = 21", PREDICTION],
+        "wrong 0 of 1  a time: That is too large.\n              t: 21 is not right",
+    ),
+    "a right prediction": (["t = 14", PREDICTION, "t = 20", PREDICTION], "ok    1 of 1  a time"),
+    "a prediction of another type": (
+        ["t = '20'", PREDICTION],
+        "wrong 0 of 1  a time: t: a number was expected, got a string",
+    ),
+    "a wrong prediction beside one to make": (
+        ["t = 14\nu = None\nraise NotImplementedError()", PREDICTIONS],
+        "open  0 of 1  another: not answered yet\nwrong 0 of 1  a time: That is too small.",
+    ),
+}
+
+
+@pytest.mark.parametrize("cells, line", STORIES.values(), ids=STORIES)
+def test_what_a_student_is_told(cells, line):
+    marks.wrong_tries.clear()
+    names = {"__name__": "__main__"}
+    run_cells([SETUP, *cells[:-1]], names)
+    points, printed = run_cells(cells[-1:], names)
+    assert line in printed
+    assert points == line.startswith("ok")
+    assert len(printed.splitlines()) <= 4
+
+
+def test_what_a_student_is_told_in_a_kernel():
+    """All the stories, in one kernel, with the exceptions that IPython remembers."""
+    forget = "%reset -f\nfrom d2lpar.exercises import marks as d\nd.wrong_tries.clear()\ndel d"
+    cells = [[forget, SETUP, *cells] for cells, _ in STORIES.values()]
+    notebook = new_notebook(cells=[new_code_cell(text) for story in cells for text in story])
+    with own_settings():
+        client = NotebookClient(notebook, kernel_manager_class=Kernel, kernel_name="python3")
+        client.allow_errors = True
+        client.execute()
+    ran = iter(notebook.cells)
+    for story, (_, line) in zip(cells, STORIES.values(), strict=True):
+        *_, last = (next(ran) for _ in story)
+        printed = "".join(one.text for one in last.outputs if one.output_type == "stream")
+        assert line in printed
+        assert not [one for one in last.outputs if one.get("name") == "stderr"]

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import csv
 import ctypes
+import faulthandler
 import json
 import os
 import platform
@@ -286,6 +287,17 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
             0,
             "memory",
         ),
+        "full sockets": (
+            body(
+                "import socket",
+                "for _ in range(5):\n    if not os.fork():",
+                "        pairs = [socket.socketpair() for _ in range(400)]",
+                "        time.sleep(9)",
+                "time.sleep(9)",
+            ),
+            0,
+            "memory",
+        ),
         "much output": (
             body("while True:\n    print('x' * 9999, flush=True)\n    time.sleep(0.001)"),
             0,
@@ -341,6 +353,12 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
                 "found += call('request_key', b'user', b'd2lpar', 0, 0) > 0",
                 "return 2 - found",
             ),
+            2,
+            "",
+        ),
+        "sees a key": (body("return 2 - ('d2lpar' in open('/proc/keys').read())"), 2, ""),
+        "leaves for a named keyring": (
+            body(SYSTEM_CALLS, "return 2 * (call('keyctl', 1, b'_uid_ses.0') < 0)"),
             2,
             "",
         ),
@@ -467,6 +485,7 @@ def kernel_objects():
 @pytest.fixture(scope="module")
 def graded(tmp_path_factory):
     """Grade all that would do harm, and honest students."""
+    faulthandler.cancel_dump_traceback_later()  # it may take longer than a test, see conftest.py
     folder = tmp_path_factory.mktemp("course")
     source, submitted = course(folder), folder / "submitted"
     home = folder / "home"

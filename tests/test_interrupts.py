@@ -18,7 +18,7 @@ from types import CodeType, SimpleNamespace
 import fresh
 import pytest
 import torch
-from gates import frame_in
+from gates import Gate, frame_in
 from IPython.core.ultratb import VerboseTB
 
 import d2lpar
@@ -622,12 +622,15 @@ class Shell:
 
     def __init__(self, custom_exceptions=()):
         self.custom_exceptions = custom_exceptions
-        self.before_cell, self.shown = [], []
+        self.before_cell, self.after_cell, self.shown = [], [], []
         self.events = self
 
     def register(self, event, function):
-        assert event == "pre_run_cell"
-        self.before_cell.append(function)
+        {"pre_run_cell": self.before_cell, "post_run_cell": self.after_cell}[event].append(function)
+
+    def end_cell(self, error):
+        for function in self.after_cell:
+            function(SimpleNamespace(error_in_exec=error))
 
     def set_custom_exc(self, kinds, handler):
         self.custom_exceptions, self.handler = kinds, handler
@@ -643,6 +646,8 @@ class Shell:
 def adapted(monkeypatch):
     """Return a function of a shell that adapts virtual GPUs to it."""
     monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    monkeypatch.setattr(scheduler, "at_long_wait", None)
+    monkeypatch.setattr(notebook, "_launched", {})
 
     def adapt(shell):
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
@@ -659,6 +664,68 @@ def test_a_cell_starts_on_the_stream_from_before_the_one_that_was_stopped(adapte
     for function in shell.before_cell:
         function(None)
     assert torch.vgpu.current_stream(device) == before and not threads.thread.entered
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Return a function that waits for a virtual GPU until the host has looked ten times how it is.
+
+    A gate holds the device back until then; `launched` operators are issued behind it, and then the
+    cell ends with `error`.
+    """
+    monkeypatch.setattr(scheduler, "LIVENESS_SECONDS", 0.001)
+    look = scheduler.check_threads
+
+    def wait(shell, device, launched, error):
+        looks = iter(range(10))
+        with Gate(device) as gate:
+            for _ in range(launched):
+                torch.zeros(1, device=device)
+            shell.end_cell(error)
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    scheduler, "check_threads",
+                    lambda: gate.let_go() if next(looks, None) is None else look(),
+                )  # fmt: skip
+                torch.vgpu.synchronize(device)
+
+    return wait
+
+
+def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so_once(
+    adapted, waiting, capsys
+):
+    shell, (first, second) = adapted(Shell()), virtual_gpus(2)
+    waiting(shell, second, 3, KeyboardInterrupt())  # the gate is an operator, too
+    said = "vgpu:1 is still working off 4 operators launched before the stop\n"
+    assert capsys.readouterr().out == said
+    waiting(shell, second, 3, None)
+    assert capsys.readouterr().out == ""
+    with Gate(first) as gate:
+        waiting(shell, second, 0, KeyboardInterrupt())
+        said = "vgpu:0, vgpu:1 are still working off 2 operators launched before the stop\n"
+        assert capsys.readouterr().out == said
+        waiting(shell, second, 0, None)  # vgpu:0 still is
+        assert capsys.readouterr().out == ""
+        gate.let_go()
+    shell.end_cell(KeyboardInterrupt())
+    waiting(shell, second, 0, ValueError())  # the gate came after the stop
+    assert capsys.readouterr().out == ""
+
+
+def test_what_a_stopped_cell_has_launched_on_a_modelled_gpu_is_counted(adapted, capsys):
+    shell, (device,) = adapted(Shell()), virtual_gpus(1, model="v100")
+    torch.zeros(1, device=device)
+    torch.vgpu.synchronize(device)
+    shell.end_cell(KeyboardInterrupt())
+    scheduler.at_long_wait()
+    assert capsys.readouterr().out == ""
+    torch.zeros(1, device=device)
+    shell.end_cell(KeyboardInterrupt())
+    scheduler.at_long_wait()
+    said = "vgpu:0 is still working off 1 operator launched before the stop\n"
+    assert capsys.readouterr().out == said
+    virtual_gpus(2)
 
 
 def test_a_notebook_raises_an_interrupt_that_came_in_a_destructor(adapted, monkeypatch):

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import inspect
 import json
 import logging
 import multiprocessing.forkserver
@@ -16,6 +17,8 @@ import threading
 import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import hosts
@@ -369,7 +372,7 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
     processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None)]
     agent = SimpleNamespace(
-        output=SimpleNamespace(show=lambda: story.append("show")), interrupted=False, nproc=2,
+        output=SimpleNamespace(show=lambda: story.append("show")), interrupts=0, nproc=2,
         processes=processes, settled=None, error=None, _remaining_restarts=0,
         _files=lambda kind: [tmp_path / "0", tmp_path / "1"],
         kill=lambda: story.append("kill"), _why=lambda codes: story.append(codes),
@@ -449,6 +452,28 @@ def test_hang_before_a_collective_names_who_is_missing_and_where_it_is(impatient
     assert any(
         "rank 1 had started 1 collective and" in line and "asleep" in line for line in others
     )
+    assert others[-1] == (
+        "if ranks have to work for longer than 1.5 s while others wait for them: "
+        "launch(..., timeout=6), or --timeout 6 under torchrun"
+    )
+
+
+def test_ranks_wait_for_30_s_in_a_notebook_and_for_120_s_under_torchrun():
+    assert inspect.signature(d2lpar.launch).parameters["timeout"].default == 30
+    assert inspect.signature(rank_module.run).parameters["timeout"].default == 120
+
+
+def test_who_is_missing_in_a_group_of_some_ranks_has_its_number_in_the_job(impatient):
+    def work():
+        limit = timedelta(seconds=1.5)
+        x, group = torch.ones(1, device="vgpu"), dist.new_group([1, 2], limit)
+        if dist.get_rank() != 1:
+            time.sleep(1000)
+        dist.all_reduce(x, group=group)
+        x.item()
+
+    with pytest.raises(TimeoutError, match=r"rank 1 waited .*; rank 2 had not arrived"):
+        d2lpar.launch(work, nproc=3, timeout=1.5)
 
 
 def test_rank_that_waits_somewhere_in_torch_is_missing_by_its_count(impatient):
@@ -511,14 +536,19 @@ def start(program, code, folder, started):
     hang = f"""
     folder = Path({str(folder)!r})
 
-    def hang(folder):
-        rank = torch.distributed.get_rank()
-        (folder / f"{{rank}}.part").write_text(str(os.getpid()))
-        (folder / f"{{rank}}.part").rename(folder / f"{{rank}}.pid")
-        if rank == 0:
-            torch.distributed.all_reduce(torch.ones(1))
+    sys.path.append({str(Path(__file__).parent)!r})
+    from waiting import note_when_in
+
+    def spin():
         while True:
             pass
+
+    def hang(folder):
+        rank = torch.distributed.get_rank()
+        note_when_in(folder / f"{{rank}}.pid", *(("spin",) if rank else ("all_reduce", 1)))
+        if rank == 0:
+            torch.distributed.all_reduce(torch.ones(1))
+        spin()
     """
     program.send(textwrap.dedent(hang) + textwrap.dedent(code))
     wait_until(lambda: len(list(folder.glob("*.pid"))) == 2, 60)
@@ -533,13 +563,19 @@ def test_interrupt_ends_the_ranks_and_launch_works_again(program, tmp_path, star
     code = """
     try:
         d2lpar.launch(hang, folder)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        print(error)
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
         print("interrupted", d2lpar.launch(rank))
     """
     pids = start(program, code, tmp_path, started)
     (os.killpg if whole_group else os.kill)(program.process.pid, signal.SIGINT)
-    assert program.answer() == "interrupted [0, 1]\n"
+    verdict, first, second, again = program.answer().splitlines()
+    assert verdict == "rank 1 had not arrived"
+    waits = "  rank 0 had started 1 collective, waited for another rank and was at line"
+    assert re.fullmatch(f"{waits} [0-9]+ of hang", first)
+    assert re.fullmatch("  rank 1 had started 0 collectives and was at line [0-9]+ of spin", second)
+    assert again == "interrupted [0, 1]"
     assert not any(map(is_alive, pids))
     assert not list(program.temporary.glob("*launch*"))
 

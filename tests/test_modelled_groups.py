@@ -16,7 +16,7 @@ import threading
 import time
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, answer_challenge, deliver_challenge
 
 import fresh
 import pytest
@@ -970,6 +970,78 @@ def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert timekeeper._own_address() == "127.0.0.1"
+
+
+def test_an_idle_rank_holds_up_nobody_before_the_first_time_that_is_asked_for(keeper):
+    post(keeper, 0, "a", (0, 2), 1.0)
+    post(keeper, 1, "b", (1, 2), 1.0)
+    say(keeper, 0, "ask", 5.0, 0)
+    say(keeper, 1, "ask", 9.0, 0)
+    say(keeper, 2, "idle")
+    assert (heard(keeper, 0), heard(keeper, 1)) == ([("go", 5.0)], [])
+
+
+def test_the_keeper_stays_until_the_last_rank_has_left(keeper):
+    say(keeper, 0, "end")
+    say(keeper, 1, "end")
+    stayed = []
+    with in_thread(lambda: (keeper.wait_for_the_end(), stayed.append(True))):
+        wait_until(lambda: stayed or keeper._lock._waiters)
+        assert not stayed
+        say(keeper, 2, "end")
+    assert stayed
+
+
+@pytest.mark.parametrize("says", ["nothing", "no secret"])
+def test_a_member_does_not_wait_without_an_end_for_a_keeper_that_stands_still(monkeypatch, says):
+    """Such as that of a process that was stopped: its connections stay."""
+    monkeypatch.setattr(timekeeper, "_LONG", 0.1)
+    store, secret = dist.HashStore(), b"known"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        store.add(f"{timekeeper._KEY}/ranks", 1)
+        store.set(timekeeper._KEY, f"127.0.0.1 {server.getsockname()[1]} {secret.decode()}")
+
+        server.settimeout(20)
+
+        def stand_still():
+            line = timekeeper._line(server.accept()[0])
+            if says == "nothing":
+                deliver_challenge(line, secret)
+                answer_challenge(line, secret)
+            stay.append(line)
+
+        stay, limit = [], timedelta(seconds=0.2)
+        with in_thread(stand_still):
+            if says == "nothing":
+                member = Member(store, 0, 1, limit, lambda *what: None)
+                assert [member.ask(5.0), member.ask(6.0)] == [[("lost",)]] * 2
+            else:
+                with pytest.raises(TimeoutError, match="said nothing in 0.2 s"):
+                    Member(store, 0, 1, limit, lambda *what: None)
+        stay[0].close()
+
+
+def test_nodes_of_torchrun_on_one_machine_are_machines_of_the_model():
+    """8 bytes among 2 ranks: 8 s over the link of a machine, 16 s over the network."""
+
+    def work(nodes):
+        os.environ["GROUP_RANK"] = str(dist.get_rank() % nodes)
+        try:
+            _, device, group = set_up(gpus=2, network=Link(0.5))
+            dist.all_reduce(room(8, device), group=group)
+            return end()
+        finally:
+            del os.environ["GROUP_RANK"]
+
+    assert [job_of(2).run(work, nodes) for nodes in (1, 2)] == [[8, 8], [16, 16]]
+
+
+def test_a_loop_that_asks_whether_a_collective_has_ended_ends():
+    device, block = equals(2, launch=1.0)
+    with block:
+        work = dist.all_reduce(room(1000, device), async_op=True)
+        asked = next(i for i in range(3000) if work.is_completed())
+    assert 500 < asked < 1100  # each question takes a launch, and the sum 1000 s
 
 
 def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper):

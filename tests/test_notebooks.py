@@ -14,6 +14,7 @@ from pathlib import Path
 
 import drawings
 import hygiene
+import idle
 import nbformat
 import pytest
 import run
@@ -133,6 +134,9 @@ FAULTS = {
             outputs=[new_output("display_data", {"text/html": "<td>/root/x</td>"})]
         ),
     ),
+    "an open check": (
+        "folded", "cell 4", lambda nb: nb.cells[3].metadata.update(nbgrader={"grade": True})
+    ),
     "two titles": (
         "headings", "2 headings", lambda nb: nb.cells[2].update(source="# Again\n\nText.")
     ),
@@ -153,7 +157,7 @@ FAULTS = {
         "prose", "cell 32: no prose after",
         lambda nb: (nb.cells[31].update(outputs=nb.cells[1].outputs[1:]), nb.cells.pop()),
     ),
-    "a long cell": ("length", "cell 4: 31", lambda nb: nb.cells[3].update(source="x = 1\n" * 31)),
+    "a long cell": ("length", "cell 4: 46", lambda nb: nb.cells[3].update(source="x = 1\n" * 46)),
     "an empty cell": ("length", "cell 4", lambda nb: nb.cells[3].update(source="")),
     "an image without text": (
         "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")
@@ -389,8 +393,10 @@ def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
     notebook.cells[1].id = kept
     del notebook.cells[2]["id"]
     notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
+    notebook.cells[1].metadata.update(jupyter={"source_hidden": True}, collapsed=True)
     run.clean(notebook)
     assert "transient" not in notebook.cells[1].outputs[0]
+    assert notebook.cells[1].metadata == {"jupyter": {"source_hidden": True}}
     ids = [cell.id for cell in notebook.cells]
     assert ids[:3] == [kept, "cell-02", "cell-03"]
     assert len(set(ids)) == len(ids)
@@ -505,6 +511,91 @@ def test_the_core_of_a_chapter_ends_before_what_goes_deeper(tmp_path):
     assert "deeper" not in (tmp_path / "build" / "01_a.ipynb").read_text()
     assert runner(tmp_path).returncode == 0
     assert (tmp_path / "deeper").exists()
+
+
+# The gate: chapters that show what they declare, executed on an idle machine.
+
+COUNT = """
+from pathlib import Path
+file = Path("count")
+count = int(file.read_text()) + 1 if file.exists() else 1
+file.write_text(str(count))
+print("the ratio:", {1: 1.4, 2: 1.3}.get(count, 1.1))
+"""
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """Return a folder of two chapters, an idle machine, on which two threads gain 1.9.
+
+    The first chapter has to show at most 1.2, and does so at its third run.
+    """
+    monkeypatch.setattr(idle, "wait", lambda say: "")
+    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 1.9)
+    write_chapter(tmp_path / "03_count.ipynb", COUNT)
+    write_chapter(tmp_path / "04_last.ipynb", "open('last', 'w').close()")
+    declare(tmp_path, 1.2)
+    return tmp_path
+
+
+def declare(folder, high):
+    table = f'[[03]]\nline = "the ratio:"\nnumber = [0.8, {high}]'
+    (folder / "headlines.toml").write_text(table)
+
+
+def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate, monkeypatch):
+    notes = []
+    monkeypatch.setattr(idle.Watch, "note", lambda self: notes.append(self))
+    done = runner(gate, "--in-place")
+    assert done.returncode == 0 and (gate / "count").read_text() == "3"
+    assert printed(gate / "03_count.ipynb") == ["the ratio: 1.1\n"]
+    for number, ratio in ((1, 1.4), (2, 1.3)):
+        assert f"03_count: try {number} of 3, on " in done.stdout
+        assert f"cell 2: 'the ratio:' has the number {ratio}, declared 0.8 to 1.2" in done.stdout
+    assert "has the number 1.1" not in done.stdout
+    assert (gate / "last").exists()
+    lines = done.stderr.splitlines()
+    assert "2/2" in lines[-1], lines  # the cells of three tries count once
+    assert len(notes) == 4 and len({*notes}) == 4  # after each cell, of each try by itself
+
+
+def test_a_chapter_that_never_shows_it_is_not_written(gate):
+    declare(gate, 1.0)
+    before = (gate / "03_count.ipynb").read_bytes()
+    done = runner(gate, "--in-place", "03")
+    assert done.returncode == 1 and (gate / "count").read_text() == "3"
+    assert (gate / "03_count.ipynb").read_bytes() == before
+    assert re.search("^03_count .* not written: .* in 3 tries$", done.stdout, re.MULTILINE)
+    told = done.stdout.partition("\n03_count.ipynb: not written")[2]
+    assert re.findall(r"try (\d) of 3.* gained 1\.90", told) == ["1", "2", "3"]
+    assert re.findall(r"the number (\S+), declared 0.8 to 1.0", told) == ["1.4", "1.3", "1.1"]
+
+
+@pytest.mark.parametrize("options", [(), ("--core",)])
+def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
+    monkeypatch.setattr(idle, "wait", pytest.fail)
+    declare(gate, 1.0)
+    assert runner(gate, *options).returncode == 0
+    assert (gate / "count").read_text() == "1"
+
+
+def test_a_chapter_that_fails_is_not_tried_again(gate):
+    write_chapter(gate / "03_count.ipynb", COUNT, "1 / 0")
+    done = runner(gate, "--in-place", "03")
+    assert "failed in cell 2: ZeroDivisionError" in done.stdout
+    assert (gate / "count").read_text() == "1"
+
+
+def test_nothing_is_executed_on_a_machine_that_stays_busy(gate, monkeypatch):
+    waits = []
+    monkeypatch.setattr(idle, "wait", lambda say: waits.append(say) or "after 10 minutes: it is")
+    before = (gate / "03_count.ipynb").read_bytes()
+    done = runner(gate, "--in-place")
+    assert done.returncode == 1
+    assert "not executed: other programs keep this machine busy\nafter 10 minutes" in done.stdout
+    assert not (gate / "count").exists() and not (gate / "last").exists()
+    assert len(waits) == 1  # it does not wait once more for the second chapter
+    assert (gate / "03_count.ipynb").read_bytes() == before
 
 
 # The drawings.

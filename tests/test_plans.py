@@ -86,12 +86,19 @@ def test_the_default_dtype_is_part_of_the_key(device, default_dtype):
     assert (x / 2).tolist() == [0, 0.5, 1]
 
 
-def test_what_is_queued_keeps_the_default_dtype_of_its_issue(device, default_dtype):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_default_dtype(d=torch.float64),
+        lambda: torch.set_default_tensor_type(torch.DoubleTensor),
+    ],
+)
+def test_what_is_queued_keeps_the_default_dtype_of_its_issue(device, default_dtype, change):
     x = torch.arange(3, device=device)
     with Gate(device) as gate:
         y = x / 2
         with gate.opened_later():
-            torch.set_default_dtype(torch.float64)
+            change()
     assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
 
 

@@ -16,6 +16,7 @@ from d2lpar.plotting import animator as animator_module
 from d2lpar.plotting import figures
 from d2lpar.plotting.animator import Animator, progress
 from d2lpar.plotting.charts import plot_agreement, plot_bars, plot_curves, plot_stacks
+from d2lpar.servers.plots import plot_pushes, plot_seconds
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_schedule, plot_timeline
 from d2lpar.timelines.timeline import Mark
@@ -308,6 +309,14 @@ def test_bars():
         plot_bars(["a", "b"], [1, 2], [1], "s")
 
 
+def test_bars_are_no_wider_than_a_cell_in_a_window_of_1024_pixels():
+    labels = [f"label {i}" for i in range(9)]
+    bars = plot_bars(labels, [1] * 9, [1] * 9, "s")
+    stacks = plot_stacks({label: {"part": 1} for label in labels}, "s")
+    for figure in (bars, stacks):
+        assert figure.get_size_inches()[0] * figure.dpi <= 760
+
+
 def test_counts_have_no_fractions_below_their_axis():
     x = list(range(1, 21))
     figure = plot_curves(x, {"loss": x}, "step", "loss")
@@ -521,3 +530,18 @@ def test_stacks_put_parts_on_top_of_each_other():
 def test_stacks_of_different_parts():
     with pytest.raises(ValueError, match="bar 'ZeRO' has the parts .'b'., the first has .'a'."):
         plot_stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")
+
+
+def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
+    many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
+    seconds = dict.fromkeys(("computing", "communicating", "waiting"), 1.0)
+    drawn = [
+        plot_bars(many, range(9), range(9), "s"),
+        plot_stacks({name: {"a": 1} for name in many}, "bytes"),
+        plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),
+        plot_schedule({"stage 0": [mark]}),
+        plot_pushes({"stays": [1.0]}, killed=1.5),
+        plot_seconds({"BSP": [seconds]}, {"BSP": [3.0]}),
+    ]
+    for figure in drawn:
+        assert figure.get_size_inches()[0] * figure.dpi <= 760

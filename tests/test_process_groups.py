@@ -293,6 +293,10 @@ def test_memory_formats_and_what_is_not_dense():
     dist.all_reduce(x, group=group)
     assert x.is_contiguous(memory_format=torch.channels_last)
     assert_same(x, of_all(2, 3, 4, 5).sum(0))
+    x = numbers(rank, 2, 3, 4, 5, 6).to(device).to(memory_format=torch.channels_last_3d)
+    dist.all_reduce(x, group=group)
+    assert x.is_contiguous(memory_format=torch.channels_last_3d)
+    assert_same(x, of_all(2, 3, 4, 5, 6).sum(0))
     part = torch.arange(8.0, device=device)[2:6]
     dist.all_reduce(part, group=group)
     assert part.tolist() == [4, 6, 8, 10]
@@ -810,7 +814,8 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     ring, tree = costs.all_reduce(8, 800, 1.0, 0.0), costs.all_reduce(8, 800, 1.0, 1e6)
     assert (ring.steps, ring.num_bytes) == (14, 1400)
     assert (tree.steps, tree.num_bytes) == (6, 1600)
-    assert costs.all_reduce(1, 800, 1.0, 1.0).seconds(1.0, 1.0) == 0
+    for cost in (costs.all_reduce, costs.in_parts, costs.around, costs.at_root):
+        assert cost(1, 800, 1.0, 1.0) == costs.Cost(0, 0), "a rank alone sends nothing"
 
 
 def test_ranks_agree_on_the_last_start_and_the_slowest_link():

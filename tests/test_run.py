@@ -287,7 +287,12 @@ REPORT = {
     "command": "train.py",
     "modelled": "",
     "devices": {
-        "cuda:1": {"busy": {"compute": 2.0, "h2d": 0.5}, "ops": 9, "peak": 2**21, "memory": 2**30}
+        "cuda:1": {
+            "busy": {"compute": 2.0, "h2d": 0.3, "p2p": 0.2},
+            "ops": 9,
+            "peak": 2**21,
+            "memory": 2**30,
+        }
     },
     "links": [["cpu", "cuda:1", 3_000_000, 0.5, 4], ["cuda:1", "cuda:1", 8, 0.1, 1]],
     "waiting": 0.25,
@@ -351,13 +356,17 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
     assert (said["steps"], said["step_seconds"]) == (3, 2.5)
 
 
-def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path):
+@pytest.mark.parametrize(
+    ("modelled", "start", "issued"), [("", 2e6, 1.5e6), ("v100", 12e6, 11.5e6)]
+)
+def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path, modelled, start, issued):
+    """Its times count from the start of the command, those of a model from its own start."""
     span = ["aten.mm", "kernel", "cuda:1", 0, "compute", 12.0, 13.0, 11.5, 0, None, None]
     (tmp_path / "7.spans").write_text(json.dumps(span) + "\n" + json.dumps(span)[:20])
     path = tmp_path / "trace.json"
-    write_trace(path, [REPORT], tmp_path, 10.0)
+    write_trace(path, [{**REPORT, "modelled": modelled}], tmp_path, 10.0)
     (event,) = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert (event["ts"], event["dur"], event["args"]) == (2e6, 1e6, {"issued_us": 1.5e6})
+    assert (event["ts"], event["dur"], event["args"]) == (start, 1e6, {"issued_us": issued})
 
 
 def test_a_killed_rank_leaves_its_report(tmp_path):
@@ -398,6 +407,81 @@ def test_children_by_fork_report(tmp_path):
     assert "processes that used them: 2;" in done.stderr and "did not" not in done.stderr, (
         done.stderr
     )
+
+
+@pytest.mark.parametrize("model", [[], ["--model", "v100"]])
+def test_what_is_queued_when_a_program_ends_counts(tmp_path, model):
+    """40 products of 1000 x 1000 are still queued, or on a modelled GPU not simulated."""
+    program = written(
+        tmp_path,
+        """
+        import torch
+        x = torch.ones(1000, 1000, device="cuda")
+        for _ in range(40):
+            x @ x
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", *model, sys.executable, program)
+    (row,) = [row for row in rows(done.stderr) if row[:2] == ["-", "cuda:0"]]
+    assert row[2] == "41", done.stderr
+
+
+def test_a_fork_leaves_the_report_of_its_parent_alone(tmp_path):
+    """The child, which ends as a worker of multiprocessing does, has its parent's spans, too."""
+    program = written(
+        tmp_path,
+        """
+        import multiprocessing, torch
+        from d2lpar.programs import report
+        report.SECONDS_BETWEEN_REPORTS = 1000
+        torch.ones(10, device="cuda").cpu()
+        torch.zeros(10, device="cuda").cpu()
+        child = multiprocessing.get_context("fork").Process(target=print)
+        child.start()
+        child.join()
+        """,
+    )
+    trace = tmp_path / "trace.json"
+    arguments = ["--gpus", "1", "--trace", str(trace), sys.executable, program]
+    done = d2lpar(tmp_path, "run", *arguments)
+    assert "processes that used them: 1;" in done.stderr, done.stderr
+    spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
+    assert sum(span["name"] == "copy" for span in spans) == 2
+
+
+def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
+    """What has a group of its own, such as a worker that its parent ends, does not get it."""
+    code = """
+        import os, signal, subprocess, sys, time
+        other = "import signal, time; signal.signal(2, lambda *_: open('asked', 'w').close()); "
+        other += "print('ready', flush=True); time.sleep(300)"
+        other = subprocess.Popen(
+            [sys.executable, "-c", other], stdout=subprocess.PIPE, process_group=0
+        )
+        other.stdout.readline()
+        def handler(*_):
+            time.sleep(0.5)  # in which the other one would get its own
+            other.kill()
+            print("asked" if os.path.exists("asked") else "alone", flush=True)
+            sys.exit(9)
+        signal.signal(signal.SIGINT, handler)
+        print("ready", flush=True)
+        time.sleep(300)
+    """
+    program = written(tmp_path, code)
+    job = subprocess.Popen(
+        [sys.executable, "-m", "d2lpar", "run", sys.executable, program],
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout.readline() == "ready\n"
+    job.send_signal(signal.SIGINT)
+    out, error = job.communicate(timeout=60)
+    assert (job.returncode, out) == (9, "alone\n"), error
 
 
 def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):

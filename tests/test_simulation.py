@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from types import SimpleNamespace
 
 import fresh
 import pytest
@@ -9,7 +10,16 @@ import torch
 from gates import recorded
 from modelling import BYTE_A_SECOND, fixed_gpus, room, schedule, sleep, times
 
-from d2lpar.virtual import Link, clock, host_takes, registry, scheduler, simulation, virtual_gpus
+from d2lpar.virtual import (
+    Link,
+    clock,
+    engines,
+    host_takes,
+    registry,
+    scheduler,
+    simulation,
+    virtual_gpus,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -421,6 +431,20 @@ def test_waits_of_the_host_and_of_streams_are_recorded_as_they_are_modelled():
 
 
 # -- a second, naive simulation
+
+
+def test_a_host_alone_is_the_only_one_and_its_questions_start_no_thread(monkeypatch):
+    """Neither the thread that simulates nor what it starts counts as a host."""
+    (device,) = virtual_gpus(1, model="v100")
+    x = torch.ones(4, device=device)
+    assert x.sum().item() == 4
+    started = []
+    threads = SimpleNamespace(start_new_thread=lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(engines, "_thread", threads)
+    assert [x.sum().item() for _ in range(3)] == [4] * 3
+    torch.vgpu.synchronize(device)
+    assert not started
+    assert scheduler.clock._num_hosts == 1
 
 
 class Naive:

@@ -1,5 +1,7 @@
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -7,7 +9,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar import timing
+from d2lpar import other_programs, timing
 from d2lpar.timelines import cuda
 from d2lpar.timelines import timeline as timeline_module
 from d2lpar.timelines.intervals import lanes, overlap, union
@@ -17,7 +19,9 @@ from d2lpar.timing import (
     Timer,
     best_seconds,
     compare,
+    in_plain_threads,
     product_flops,
+    seconds_in_turn,
     seconds_per_call,
 )
 from d2lpar.virtual import Span
@@ -43,6 +47,26 @@ def clock(monkeypatch):
     monkeypatch.setattr(timing, "synchronize", clock.synchronize)
     monkeypatch.setattr(timeline_module, "synchronize", clock.synchronize)
     return clock
+
+
+@pytest.fixture(autouse=True)
+def others(monkeypatch):
+    """Other programs, which take the share of the cores that a test sets, and none before."""
+
+    class Others:
+        share, looks = 0.0, 0
+
+        def look(self):
+            self.looks += 1
+            taken = 2 * self.share * self.looks
+            return other_programs.Look(float(self.looks), frozenset({0, 1}), taken, 0.0)
+
+    others = Others()
+    for module in (other_programs, timing, timeline_module):
+        monkeypatch.setattr(module, "look", others.look)
+    timing.while_timed.clear()
+    yield others
+    timing.while_timed.clear()
 
 
 @pytest.fixture
@@ -181,6 +205,117 @@ def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypa
 def test_compare_prints_four_digits_and_the_ratio(predicted, measured, unit, text, capsys):
     compare("what", predicted, measured, unit)
     assert capsys.readouterr().out.split() == ["what", *text.split()]
+
+
+ORDINARY = [
+    ("at the same time: maximum", 0.3742, 0.38671, "s"),
+    ("bubble", 8, 7.94, ""),
+    ("launched", 0.3163, 1.062, "ms"),
+    ("done", 14744.1, 14700, "kB"),
+    ("a step", 5.359, 9.352, "µs"),
+]
+
+
+def test_ordinary_lines_of_compare_align(capsys):
+    for line in ORDINARY:
+        compare(*line)
+    assert capsys.readouterr().out.splitlines() == [
+        "at the same time: maximum predicted 0.3742 measured 0.3867 s  ratio 1.03",
+        "bubble                    predicted      8 measured  7.940    ratio 0.99",
+        "launched                  predicted 0.3163 measured  1.062 ms ratio 3.36",
+        "done                      predicted 14,744 measured 14,700 kB ratio 1.00",
+        "a step                    predicted  5.359 measured  9.352 µs ratio 1.75",
+    ]
+
+
+def test_a_name_that_is_too_long_has_a_line_of_its_own(capsys):
+    compare("SSP, s = 4: waiting, all workers", 0.912, 0.87894)
+    compare("independent first: maximum", 0.3742, 0.2873)
+    assert capsys.readouterr().out.splitlines() == [
+        "SSP, s = 4: waiting, all workers",
+        "                          predicted 0.9120 measured 0.8789 s  ratio 0.96",
+        "independent first: maximum predicted 0.3742 measured 0.2873 s ratio 0.77",
+    ]
+
+
+def test_compare_names_the_hardware_that_is_modelled(capsys, monkeypatch):
+    monkeypatch.setattr(timing, "hardware_name", lambda: "8 x V100-SXM2-16GB in p3.16xlarge")
+    compare("ring, 66 kB", 0.05139, 0.05139, "ms")
+    assert capsys.readouterr().out.splitlines() == [
+        "ring, 66 kB (8 x V100-SXM2-16GB in p3.16xlarge)",
+        "                        predicted 0.05139 modelled 0.05139 ms ratio 1.00",
+    ]
+
+
+NUMBERS = [0, 1, -1, 1 / 3, 1e-300, -1.2345e-7, 123456.7, 999_999_999, 1.5e300, 7e15, float("inf")]
+
+
+@pytest.mark.parametrize("hardware", ["", "8 x V100-SXM2-16GB in p3.16xlarge"])
+@pytest.mark.parametrize("what", ["", "x", "  indented", "a long name of several words " * 4])
+@pytest.mark.parametrize("unit", ["", "s", "GiB", "ms a step", "examples of a long kind a second"])
+def test_no_line_of_compare_is_wider_than_72(what, unit, hardware, capsys, monkeypatch):
+    monkeypatch.setattr(timing, "hardware_name", lambda: hardware)
+    for predicted in NUMBERS:
+        for measured in NUMBERS:
+            compare(what, predicted, measured, unit)
+            out = capsys.readouterr().out
+            assert all(len(line) <= 72 for line in out.splitlines()), out
+            words = ["predicted", "modelled" if hardware else "measured", "ratio"]
+            assert [word for word in out.split() if word in words] == words
+            assert what.split() == out.split()[: len(what.split())]
+
+
+def timed(kind):
+    """Time nothing."""
+    if kind == "Timeline":
+        with Timeline():
+            pass
+    elif kind == "Benchmark":
+        with Benchmark():
+            pass
+    elif kind == "best_seconds":
+        best_seconds(lambda: None)
+    else:
+        Timer().stop()
+
+
+def said_by_compare(capsys):
+    capsys.readouterr()
+    compare("what", 1, 1)
+    return capsys.readouterr().out.splitlines()[1:]
+
+
+@pytest.mark.parametrize("kind", ["Timer", "Benchmark", "best_seconds", "Timeline"])
+def test_compare_tells_once_what_others_took_while_it_was_timed(kind, capsys, others, recorder):
+    others.share = 0.6
+    assert said_by_compare(capsys) == []
+    timed(kind)
+    assert said_by_compare(capsys) == ["other programs took 60 % of the cores while this ran"]
+    assert said_by_compare(capsys) == []
+    others.share = 0.1
+    timed(kind)
+    assert said_by_compare(capsys) == []
+
+
+def test_an_untimed_stretch_does_not_count(capsys, others):
+    timer = Timer()
+    timer.stop()
+    others.share = 0.9
+    others.look()  # time passes
+    assert said_by_compare(capsys) == []
+
+
+def test_others_cannot_take_modelled_time(capsys, others, monkeypatch):
+    others.share = 0.6
+    timer = Timer()
+    monkeypatch.setattr(timing, "hardware_name", lambda: "V100-SXM2-16GB")
+    timed("Timer")
+    assert others.looks == 1  # that of the first timer
+    timer.stop()
+    compare("what", 1, 1)
+    assert "took" not in capsys.readouterr().out
+    monkeypatch.setattr(timing, "hardware_name", lambda: "")
+    assert said_by_compare(capsys) == []
 
 
 def test_union_merges_what_touches():
@@ -638,3 +773,42 @@ def test_few_kernels_in_a_row_are_told_apart(recorder, number, bars):
             recorder.run(GPU0, i, i + 1)
     (row,) = timeline.plot(end=number).axes[0].collections
     assert len(row.get_paths()) == bars
+
+
+def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):
+    durations = {"one": iter([70.0, 2.0, 9.0, 3.0]), "two": iter([70.0, 1.0, 1.5, 50.0])}
+    called = []
+
+    def way(name):
+        def work():
+            called.append(name)
+            clock.now += next(durations[name])
+
+        return work
+
+    medians = seconds_in_turn({"one": way("one"), "two": way("two")}, rounds=3)
+    assert called == ["one", "two"] * 4  # a round to warm up, and three
+    assert medians == {"one": 3.0 + 1.0, "two": 1.5 + 1.0}  # a synchronize takes a second
+    assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
+        ["seconds,", "3", "rounds", "median", "least", "most"],
+        ["one", "4", "3", "10"],
+        ["two", "2.500", "2", "51"],
+    ]
+    with pytest.raises(ValueError, match="at least 1: got 0"):
+        seconds_in_turn({"one": way("one")}, rounds=0)
+
+
+def test_plain_threads_run_at_the_same_time_on_one_core_each():
+    before, threads, both = torch.get_num_threads(), [], threading.Barrier(2)
+
+    def work():
+        both.wait(timeout=60)  # broken unless the other one is under way
+        threads.append((threading.get_ident(), torch.get_num_threads()))
+
+    in_plain_threads(work, work)
+    assert [count for _, count in threads] == [1, 1]
+    assert len({threading.get_ident(), *(thread for thread, _ in threads)}) == 3
+    with ThreadPoolExecutor(1) as later:  # a thread that starts afterwards has all cores again
+        assert later.submit(torch.get_num_threads).result() == before
+    with pytest.raises(KeyError, match="lost"):
+        in_plain_threads(lambda: {}["lost"])

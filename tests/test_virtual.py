@@ -1254,15 +1254,15 @@ def test_a_tensor_of_another_class_is_asked_wherever_it_stands_among_the_argumen
 
 INITIALIZED = """
 import torch, d2lpar
-a, b = d2lpar.virtual_gpus(2)
+a, b = d2lpar.virtual_gpus(2, model={model!r})
 seen = [torch.vgpu.is_available(), torch.vgpu.device_count(), torch.vgpu.is_initialized()]
 {use}
 print(*seen, torch.vgpu.is_initialized())
 """
 
 
-@pytest.mark.parametrize("use", ["torch.vgpu.set_device(1)", "x = torch.ones(1, device=a)"])
-def test_a_process_is_initialized_when_it_has_chosen_a_device_or_used_one(use):
-    assert fresh.run(INITIALIZED.format(use=use), fresh.SET_UP).stdout.split() == [
-        *("True", "2", "False", "True")
-    ]
+@pytest.mark.parametrize("model", [None, "v100"])
+@pytest.mark.parametrize("use", ["torch.vgpu.set_device(1)", "torch.ones(1, device=a).cpu()"])
+def test_a_process_is_initialized_when_it_has_chosen_a_device_or_used_one(use, model):
+    ran = fresh.run(INITIALIZED.format(use=use, model=model), fresh.SET_UP)
+    assert ran.stdout.split() == ["True", "2", "False", "True"], ran.stderr

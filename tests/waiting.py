@@ -1,5 +1,7 @@
 """What tests of processes and of interrupts wait for."""
 
+import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -30,6 +32,34 @@ def wait_until(condition, seconds=30):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.05)
+
+
+def note_when_in(path, name, num_collectives=0):
+    """Write this process's id to a file once one of its threads is in a function of this name.
+
+    Args:
+        path: of the file, which appears as a whole.
+        name: of the function.
+        num_collectives: how many collectives this rank must have started, too.
+    """
+
+    def is_there():
+        from torch.distributed import group
+
+        frames = [*sys._current_frames().values()]
+        while frames:
+            if name in {frame.f_code.co_name for frame in frames}:
+                return group.WORLD._get_sequence_number_for_group() == num_collectives
+            frames = [frame.f_back for frame in frames if frame.f_back]
+
+    def watch():
+        while not is_there():
+            time.sleep(0.001)
+        part = path.with_suffix(".part")
+        part.write_text(str(os.getpid()))
+        part.rename(path)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def free_starting_threads():

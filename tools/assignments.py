@@ -40,7 +40,7 @@ def find_exercises(folder, names=()):
     """List exercise notebooks, as `find_chapters` lists chapters.
 
     Raises:
-        ValueError: for a name that fits none, or if there are none at all.
+        ValueError: a name fits none of them, or there are none at all.
     """
     paths = find_chapters(folder, names)
     if not paths:
@@ -57,7 +57,7 @@ def release(notebook):
     """Return the version of a notebook that students get: no solutions, no hidden tests.
 
     Raises:
-        ValueError: if a solution is left.
+        ValueError: a solution is left.
     """
     released = _apply(without_solutions(notebook), ClearHiddenTests, ComputeChecksums)
     text = "\n".join(cell.source for cell in released.cells)
@@ -84,7 +84,7 @@ def hand_out(notebooks=NOTEBOOKS, names=()):
         names: numbers or names of the exercises to hand out; none of them means all.
 
     Raises:
-        ValueError: if a solution is left, or a link leads nowhere.
+        ValueError: a solution is left, or a link leads nowhere.
     """
     chapters = [*find_chapters(notebooks), *notebooks.glob("troubleshooting.ipynb")]
     exercises = find_exercises(notebooks / "exercises")

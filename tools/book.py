@@ -36,7 +36,7 @@ _FOLD = '<details class="answer"><summary>Your answer first. Then open what foll
 
 
 class Sources:
-    """The folder of what Sphinx reads, with the paths that the files have in the repository.
+    """The folder that Sphinx reads, in which files have the paths that they have in the repository.
 
     Args:
         folder: where it is; what was there is deleted.
@@ -56,7 +56,7 @@ class Sources:
         self.pages = [*self.docs, *self.chapters, *self.exercises, *self.teaching, *self.others]
 
     def write(self):
-        """Write all of them."""
+        """Write all pages that Sphinx reads."""
         for path in self.chapters:
             note = self.how_to_run(path.name)
             if path.parent / "exercises" / path.name in self.exercises:
@@ -75,7 +75,7 @@ class Sources:
         self.write_text("index.md", f"{text}\n{self.contents(references)}\n")
 
     def write_text(self, name, text):
-        """Write a page of text; return its name without its ending, for a table of contents."""
+        """Write a page of text; return its name without the suffix, for a table of contents."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.with_links(text, self.root / name), "utf-8")
@@ -101,7 +101,7 @@ class Sources:
         nbformat.write(notebook, target)
 
     def with_drawings(self, text):
-        """Return a cell's text that names its drawings as files, which are written."""
+        """Write the drawings in a cell's text to files; return the text with their paths."""
 
         def write(found):
             svg = base64.b64decode(found[2])
@@ -113,7 +113,7 @@ class Sources:
         return _DRAWING.sub(write, text)
 
     def with_links(self, text, path):
-        """Return a text with its links to files that the book lacks turned to the repository.
+        """Return a text whose links to files that the book lacks lead to the repository instead.
 
         As long as the repository has no address, only the words of such a link are left. Links to
         headings have forms that JupyterLab knows, and become `#why-in-pairs`: `#Why-in-pairs?`
@@ -225,11 +225,11 @@ def build(folder, root=ROOT):
     """Build the book and check it.
 
     Args:
-        folder: where to; the pages come into its subfolder "html".
+        folder: where to write it; the pages go into the subfolder "html".
         root: the repository, or a folder like it.
 
     Returns:
-        A list of lines that say what is wrong; what Sphinx found it has printed itself.
+        A list of lines that say what is wrong; Sphinx prints by itself what it finds.
     """
     Sources(folder / "source", root).write()
     html = folder / "html"

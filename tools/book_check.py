@@ -1,4 +1,4 @@
-"""What a built book must be, as checks that name the page and the fault.
+"""Checks of a built book, which name the page and the fault.
 
 As a script: `python book_check.py FOLDER` prints what is wrong with the pages and exits with 1.
 """
@@ -34,7 +34,7 @@ class Page(HTMLParser):
         super().__init__()
         self.anchors, self.links, self.loads = {""}, [], []
         self.styles, self.scripts, self.texts, self.formulas = [], [], [], []
-        self.open = []  # of the elements in `_NO_TEXT`
+        self.open = []  # elements of `_NO_TEXT` that have not ended
         self.without_description = []
         self.feed(text)
         self.close()
@@ -62,7 +62,7 @@ class Page(HTMLParser):
                 pass
 
     def handle_data(self, data):
-        """Note a text."""
+        """Note a piece of text."""
         if "style" in self.open:
             self.styles.append(data)
         elif "script" in self.open:
@@ -77,7 +77,7 @@ def problems(folder):
     """List what is wrong with the pages in a folder.
 
     Args:
-        folder: of the built book.
+        folder: the folder of the built book.
 
     Returns:
         A list of lines `page: what is wrong`, empty for a good book.

@@ -51,7 +51,7 @@ def reference():
 
 
 def public_names(home):
-    """Return the functions and classes that a module has for others, in the order of its source."""
+    """Return the public functions and classes of a module, in the order of its source."""
     module = importlib.import_module(home)
     names = getattr(module, "__all__", None) or [
         name
@@ -63,7 +63,7 @@ def public_names(home):
 
 
 def _section(home, names, owner):
-    """Return what a page says about the names of a module, which `owner` has."""
+    """Return the section of a page on a module, with the names that Sphinx finds in `owner`."""
     module = importlib.import_module(home)
     first = inspect.getdoc(module).split("\n\n")[0]
     lines = [f"## `{home}`", "", first, "", "```{eval-rst}", f".. currentmodule:: {owner}"]

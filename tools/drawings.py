@@ -1,4 +1,4 @@
-"""Put the drawings into the chapters, as SVG within their cells, so that one notebook is enough.
+"""Put the drawings into the chapters, as SVG within their cells, so that a notebook is complete.
 
 python tools/drawings.py             write them
 python tools/drawings.py --check     only say which are not up to date; the exit status is 1 then
@@ -25,11 +25,11 @@ def with_drawings(text, folder):
     """Return the text of a cell with the drawings that it uses behind it.
 
     Args:
-        text: of a cell.
+        text: the text of a cell.
         folder: where the drawings are.
 
     Raises:
-        FileNotFoundError: there is no drawing of that name.
+        FileNotFoundError: there is no drawing with that name.
     """
     names = dict.fromkeys(_USE.findall(text))
     text = _DEFINITION.sub("", text)

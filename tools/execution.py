@@ -1,4 +1,4 @@
-"""Executes a submitted notebook in a sandbox, and keeps the time.
+"""Executes a submitted notebook in a sandbox, and enforces its limits.
 
 `session.py` runs inside, with nbclient and a kernel, and reports the outputs of each cell. It
 interrupts a cell that takes too long. When that does not help, or the session uses up the memory,
@@ -18,7 +18,7 @@ from sandbox import Sandbox
 GRACE = 3.0  # seconds in which an interrupted cell ends
 START = 60.0  # seconds in which a kernel starts
 POLL = 0.1
-REPORT = 2**26  # bytes in a line
+REPORT = 2**26  # bytes that a line of a report may have
 SESSION = Path(__file__).with_name("session.py").read_text()
 
 
@@ -26,10 +26,10 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, package):
     """Execute the code cells of a notebook.
 
     Args:
-        cells: their sources.
+        cells: the sources of the cells.
         given: for each whether to execute it again in a further kernel.
         cell_seconds: how long each may take.
-        notebook_seconds: how long all may take.
+        notebook_seconds: how long all may take together.
         hidden: folders that the code must not see.
         package: the folder of a package that it may import, beside the installed ones.
 

@@ -45,12 +45,12 @@ class Exporter(HTMLExporter):
 def write(submission, cells, faults, folder):
     """Write the page of a graded notebook.
 
-    Nothing of what the student wrote or what the code showed can act in the page: it is shown as
+    Nothing that the student wrote or that the code showed can act in the page: it is shown as
     text, or as an image.
 
     Args:
         submission: a `Submission` with its points.
-        cells: those that were executed.
+        cells: the executed cells.
         faults: a sentence for each word of a remark.
         folder: where to write `NN_topic.html`.
     """
@@ -81,7 +81,7 @@ def _page(notebook, name):
 
 
 def _shown(cell):
-    """Return a cell with no more in it than what is shown."""
+    """Return a copy of a cell that holds nothing but what the page shows."""
     if cell.cell_type != "code":
         return nbformat.v4.new_markdown_cell(cell.source)
     outputs = []

@@ -4,7 +4,7 @@ python tools/grade.py SUBMITTED            SUBMITTED/STUDENT/NN_topic.ipynb, or 
 python tools/grade.py SUBMITTED 03 07      some chapters
 
 Prints a table, and writes grades.csv and a page of feedback for each notebook under build/grades.
-Each notebook is executed in a sandbox (sandbox.py); checks are those of the source.
+Each notebook is executed in a sandbox (sandbox.py); the checks come from the source.
 """
 
 import argparse
@@ -76,7 +76,7 @@ Read the code that got more points than you expect."""
 
 @dataclass
 class Submission:
-    """A notebook of a student, and what came of it."""
+    """A student's notebook, and the result of grading it."""
 
     student: str
     path: Path  # what was handed in, or where it should have been
@@ -101,7 +101,7 @@ class Submission:
 
     @property
     def remark(self):
-        """What is to be said about it, in a few words."""
+        """The remarks about it, in a few words."""
         numbers = {}
         for number, word in dict.fromkeys(self.remarks):
             numbers.setdefault(word, []).append(str(number))
@@ -119,8 +119,8 @@ class Submission:
 def find_submissions(folder, sources):
     """List what was handed in.
 
-    A notebook belongs to the exercises that it shares most cells with, and if it shares none, to
-    those of its name.
+    A notebook belongs to the exercises that it shares most cells with and, if it shares none, to
+    the exercises with its name.
 
     Args:
         folder: the folder with one folder for each student.
@@ -168,7 +168,7 @@ def find_submissions(folder, sources):
 
 
 def _recognised(path, sources):
-    """Return the exercises that a notebook shares most cells with, None if it shares none."""
+    """Return the exercises that a notebook shares most cells with; None if it shares none."""
     with contextlib.suppress(Fault):
         marks = {cell[key] for cell in read(path) for key in ("grade_id", "id", "source")}
         num_shared = {source: len(marks & _marks(source)) for source in sources}
@@ -179,7 +179,7 @@ def _recognised(path, sources):
 
 @functools.cache
 def _marks(source):
-    """Return what tells that a cell is of these exercises: ids, and the texts of checks."""
+    """Return what identifies the cells of these exercises: their ids, and the texts of checks."""
     cells = nbformat.read(source, as_version=4).cells
     texts = {cell.source for cell in cells if is_grade(cell)}
     return {cell.id for cell in cells} | {grade_id(cell) for cell in cells} | texts - {""}
@@ -202,13 +202,13 @@ class Fault(Exception):
 
 
 def read(path):
-    """Return the cells of a submitted notebook, as far as they can be told.
+    """Return the cells of a submitted notebook, reduced to the fields that grading needs.
 
     Returns:
         A list of dicts of strings: "cell_type", "source", "id", and "grade_id".
 
     Raises:
-        Fault: if it is no notebook.
+        Fault: the file is not a notebook.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -244,13 +244,13 @@ def merge(source, cells):
 
     Args:
         source: the exercises without solutions, a notebook.
-        cells: those of the submission, from `read`.
+        cells: the cells of the submission, from `read`.
 
     Returns:
         A list of cells, and a list of remarks as in a `Submission`.
 
     Raises:
-        Fault: if no cell is of these exercises.
+        Fault: no cell belongs to these exercises.
     """
     graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
     answers = [i for i in graded.values() if is_solution(source.cells[i])]
@@ -294,13 +294,13 @@ def merge(source, cells):
 
 
 def _mend(source, answers, order, written):
-    """Make one answer of what stands for it, as far as that can be; return remarks.
+    """Choose the cells that count as each answer, text as code if need be; return remarks.
 
     Args:
         source: the exercises without solutions, a notebook.
         answers: places of the answers in it, in order.
         order: the same as the submission has them, without what is missing.
-        written: for each place its cells in the submission; changed to those that count.
+        written: for each place its cells in the submission; only the ones that count are kept.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
@@ -326,7 +326,7 @@ def _mend(source, answers, order, written):
 
 
 def grade_id(cell):
-    """Return the name that nbgrader has for a cell, or an empty text."""
+    """Return the name that nbgrader has for a cell, or an empty string."""
     return cell.metadata.get("nbgrader", {}).get("grade_id", "")
 
 
@@ -335,7 +335,7 @@ def execute(submission, cells, **how):
 
     Args:
         submission: gets remarks.
-        cells: those of a whole notebook; code cells get their outputs.
+        cells: the cells of a whole notebook; code cells get their outputs.
         how: the other arguments of `execution.execute`.
     """
     code = [cell for cell in cells if cell.cell_type == "code"]

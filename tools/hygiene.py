@@ -1,4 +1,6 @@
-"""What a chapter must look like before it is committed, as checks that name the file and cell.
+"""Checks of a chapter before it is committed, which name the file and the cell.
+
+Whether its headline lines show what its text says, `headlines.py` checks.
 
 As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
 """
@@ -11,10 +13,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+import headlines
 import nbformat
 from nbformat.v4.rwbase import rejoin_lines
 
-MAX_LINES = 30
+MAX_LINES = 45  # of at most 80 characters, see notebooks/ruff.toml
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
@@ -113,7 +116,7 @@ def check_headings(notebook):
 def check_prose(notebook):
     """A sentence stands before every code cell, and after every figure.
 
-    In an exercise one sentence is for all: what is given, the answer and its check.
+    In an exercise, given cells, the answer and its check need no sentence before them.
     """
     sentences = {number for number, text in _prose(notebook) if _sentences(text)}
     for number, cell in _code(notebook):
@@ -138,13 +141,21 @@ def check_length(notebook):
 
 
 def _num_lines(source):
-    """Return how many lines a cell has, without those of imports unless it has nothing else."""
+    """Count the lines of a cell, without its imports unless it has nothing else."""
     imports = 0
     with contextlib.suppress(SyntaxError):  # a magic
         for node in ast.parse(source).body:
             if isinstance(node, ast.Import | ast.ImportFrom):
                 imports += 1 + node.end_lineno - node.lineno
     return len(source.splitlines()) - imports or min(1, imports)
+
+
+def check_folded(notebook):
+    """No check of an exercise is open: a reader unfolds it to see what it compares."""
+    for number, cell in _code(notebook):
+        is_check = cell.metadata.get("nbgrader", {}).get("grade")
+        if is_check and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            yield f"cell {number}: a check that is not folded"
 
 
 def check_images(notebook):
@@ -176,6 +187,7 @@ CHECKS = {
         check_headings,
         check_prose,
         check_length,
+        check_folded,
         check_images,
         check_size,
     )
@@ -222,7 +234,7 @@ def _prose(notebook):
 
 
 def _sentences(text):
-    """Return the lines of a markdown text that are no headings and hold a word."""
+    """Return the lines of a markdown text that are not headings and hold a word."""
     return [line for line in text.splitlines() if re.search(r"\w", line) and line[0] != "#"]
 
 
@@ -251,7 +263,7 @@ def path_pattern():
 
 def main(paths):
     """Print what is wrong with the notebooks at `paths`; return the exit status."""
-    found = [line for path in paths for line in problems(path)]
+    found = [line for path in paths for line in problems(path) + headlines.problems(Path(path))]
     print("\n".join(found) if found else f"hygiene: {len(paths)} notebooks, nothing wrong")
     return 1 if found else 0
 

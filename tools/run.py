@@ -1,14 +1,16 @@
-"""Execute the chapters in order, and show how far they are and how they fared.
+"""Execute the chapters in order, with a progress bar and a table of results.
 
 python tools/run.py                  every chapter; the executed ones come under build/
 python tools/run.py 03 07            some of them
 python tools/run.py --core           what a lesson needs: each up to "Going deeper"
-python tools/run.py --in-place       write the executed chapters back, cleaned
+python tools/run.py --in-place       write the executed chapters back, cleaned, if they show what
+                                     headlines.toml declares
 """
 
 import argparse
 import asyncio
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -18,6 +20,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import headlines
 import nbformat
 from hygiene import count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
@@ -31,7 +34,9 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
-KEPT_CELL_METADATA = ("tags", "nbgrader", "slideshow")
+TRIES = 3  # at showing what a chapter declares
+BUSY = "not executed: other programs keep this machine busy"
+KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow")
 
 _DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
@@ -116,7 +121,7 @@ def find_chapters(folder, names=()):
         A list of paths, in the order of the chapters.
 
     Raises:
-        ValueError: for a name that fits no chapter.
+        ValueError: a name fits no chapter.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
@@ -139,7 +144,7 @@ def read_chapter(path, core=False):
     return notebook
 
 
-def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
+def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
     """Run one chapter in a fresh kernel.
 
     Args:
@@ -147,6 +152,7 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
         bar: a tqdm bar that counts code cells.
         cell_seconds: how long a cell may take.
         core: whether to run its core only.
+        after_cell: a function to call after each cell.
 
     Returns:
         A `Result` with the executed notebook.
@@ -170,6 +176,7 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
 
     def executed(cell, cell_index, execute_reply):
         bar.update()
+        after_cell()
 
     client = _client(path, notebook, cell_seconds, started, executed)
     result = Result(path, notebook, seconds=0.0)
@@ -183,6 +190,41 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False):
     result.seconds = time.perf_counter() - start
     bar.update(before + len(code) - bar.n)
     result.figures = count_figures(notebook.cells)
+    return result
+
+
+def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
+    """Run a chapter on an idle machine, again if it does not show what it declares.
+
+    Args:
+        path: the notebook's file; it is only read.
+        bar: a tqdm bar that counts code cells.
+        cell_seconds: how long a cell may take.
+
+    Returns:
+        A `Result`. It is a failure if the machine does not become idle, and if `TRIES` runs do not
+        show what `headlines.toml` declares; the details say for each what it showed, and what
+        disturbed it.
+    """
+    tables = headlines.declared(path)
+    if tables is None:
+        return execute(path, bar, cell_seconds)
+    import idle  # loads torch
+
+    say = functools.partial(bar.write, file=sys.stdout)
+    before, tries = bar.n, []
+    for number in range(1, TRIES + 1):
+        if disturbed := idle.wait(say):
+            return Result(path, read_chapter(path), 0.0, failure=BUSY, details=disturbed)
+        bar.n, watch = before, idle.Watch()
+        result = execute(path, bar, cell_seconds, after_cell=watch.note)
+        found = [] if result.failure else headlines.contradictions(result.notebook, tables)
+        if not found:
+            return result
+        tries.append("\n  ".join([f"try {number} of {TRIES}, {watch.verdict()}:", *found]))
+        say(f"{path.stem}: {tries[-1]}")
+    result.failure = f"not written: it does not show what it declares in {TRIES} tries"
+    result.details = "\n".join(tries)
     return result
 
 
@@ -203,7 +245,7 @@ def _client(path, notebook, cell_seconds, started, executed):
 
 
 def _failure(error, cell, source):
-    """Return a line on an error in a code cell, by number, 0 before the first, and its details."""
+    """Return a line that says in which code cell a run failed (0: before any), and the details."""
     if isinstance(error, CellExecutionError):
         line = f"failed in cell {cell}: {error.ename}: {error.evalue}".splitlines()[0]
         return line, str(error)
@@ -316,7 +358,7 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     Args:
         chapters: paths of notebooks.
         build: the folder to write the executed chapters to.
-        in_place: write the executed chapters back.
+        in_place: write the executed chapters back, if they show what they declare.
         cell_seconds: how long a cell may take.
         core: whether to run the cores only.
 
@@ -342,7 +384,10 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     with own_settings(), bar:
         for path in chapters:
             try:
-                result = execute(path, bar, cell_seconds, core)
+                if in_place:
+                    result = execute_until_it_shows(path, bar, cell_seconds)
+                else:
+                    result = execute(path, bar, cell_seconds, core)
             except KeyboardInterrupt:
                 result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
             if in_place:
@@ -352,7 +397,7 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
                 details = result.details if terminal else _ANSI.sub("", result.details)
                 bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
             nbformat.write(result.notebook, build / path.name)
-            if result.failure == INTERRUPTED:
+            if result.failure in (INTERRUPTED, BUSY):
                 break
     print(table(results))
     print(f"executed chapters: {os.path.relpath(build)}")

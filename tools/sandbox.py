@@ -1,10 +1,10 @@
 """Runs a program in bubblewrap (bwrap), where it can harm nothing but itself.
 
-The program sees no other process, no network, none of the user's files, and of the machine only
-what Python needs, read-only. It may write to a /tmp and a /dev/shm in memory. What bubblewrap does
-not bring is here: limits, and a list of system calls to refuse. Only a control group limits the
-memory of several processes, and few users may make one. So `Sandbox.overrun` adds up what the
-processes use, and system calls are refused that give memory which belongs to no process.
+The program sees no other process, no network and none of the user's files. Of the machine it can
+read what Python needs, and it can write to a /tmp and a /dev/shm in memory. This module adds what
+bubblewrap lacks: limits, and a list of system calls to refuse. Only a control group could limit the
+memory of several processes together, and few users may make one. So `Sandbox.overrun` adds up what
+the processes use, and calls that give memory which belongs to no process are refused.
 """
 
 import contextlib
@@ -22,9 +22,10 @@ MEMORY = 4 * 2**30  # bytes, of all processes together, and of each
 TMP = 2**29
 WRITABLE = {"/tmp": TMP, "/dev/shm": 2**29}  # bytes
 FILES = 100_000  # in each of them: an empty file takes 1 kB of the kernel's memory
+SOCKETS = 1000  # what waits in one is up to 0.4 MB of the kernel's memory
 PROCESSES = 64
 THREADS = 512
-FOLDER = "/tmp/work"  # the current one
+FOLDER = "/tmp/work"  # the working directory of the program
 NOBODY = "65534"
 
 # What programs need of a Linux system beside Python itself. Of /etc, nothing that is the user's.
@@ -36,10 +37,11 @@ REFUSED = (
     # memory that belongs to no process
     *("memfd_create", "shmget", "msgget", "semget", "io_uring_setup"),
     # keys, which have no namespace of their own
-    *("add_key", "keyctl", "request_key"),
+    *("add_key", "request_key"),  # and keyctl but for one use, see `_filter`
     # parts of the kernel that no answer needs, and that many exploits begin with
     *("bpf", "perf_event_open", "userfaultfd"),
 )
+JOIN_SESSION_KEYRING = 1  # of keyctl
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK leaves the namespace
 
 CURES = """Debian, Ubuntu: `sudo apt-get install bubblewrap` (version 0.8 or newer).
@@ -59,7 +61,7 @@ class Sandbox:
         program: a list of the command and its arguments.
         hidden: folders that it must not see, wherever they are.
         shown: further files and folders that it may read.
-        passed: the number of an open file that it gets.
+        passed: the number of an open file that it inherits.
     """
 
     def __init__(self, program, hidden, shown, passed):
@@ -85,6 +87,9 @@ class Sandbox:
             pids = [pid for pid in os.listdir(f"{self._root}/proc") if pid.isdecimal()]
             if len(pids) > PROCESSES:
                 return "processes"
+            with open(f"{self._root}/proc/{pids[0]}/net/sockstat", encoding="ascii") as file:
+                if int(file.readline().split()[-1]) > SOCKETS:  # "sockets: used 27"
+                    return "memory"
             for folder in WRITABLE:
                 files = os.statvfs(f"{self._root}{folder}")
                 if files.f_files - files.f_ffree > FILES:
@@ -122,9 +127,9 @@ def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVN
     """Start a program in a sandbox, without a terminal and without the variables of this process.
 
     Args:
-        program, hidden, shown: those of `Sandbox`.
+        program, hidden, shown: as in `Sandbox`.
         info: the number of the open file to which bwrap writes its process id.
-        passed: numbers of further open files that the program gets.
+        passed: numbers of further open files that the program inherits.
         stderr: where messages go.
     """
     # Not bwrap's --clearenv: process 1, whose variables the program can read, is bwrap itself.
@@ -158,8 +163,8 @@ def _command(program, hidden, shown, refused, hosts, info):
     """Return the command that runs a program in a sandbox.
 
     Args:
-        program, hidden, shown: those of `Sandbox`.
-        refused, hosts, info: numbers of open files: the filter of system calls, what becomes
+        program, hidden, shown: as in `Sandbox`.
+        refused, hosts, info: numbers of open files: the filter of system calls, the contents of
             /etc/hosts, and where bwrap writes its process id.
     """
     mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python's own folder may lie in it
@@ -181,7 +186,7 @@ def _command(program, hidden, shown, refused, hosts, info):
         *("prlimit", f"--data={MEMORY}", f"--fsize={TMP}", f"--nproc={THREADS}"),
         *("--nofile=1024", "--core=0", *program),
     ]
-    if os.getuid() == 0:  # Linux counts no processes of root's, so be somebody else before
+    if os.getuid() == 0:  # Linux does not count root's processes, so become another user first
         system = ["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
         nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
         nobody += ["timeout", "-s", "KILL", "900"]  # --die-with-parent needs parents of one user
@@ -196,6 +201,10 @@ def _filter():
     calls = seccomp.SyscallFilter(seccomp.ALLOW)
     for name in REFUSED:
         calls.add_rule(seccomp.ERRNO(errno.EPERM), name)
+    # Each session joins a keyring of its own, without a name (session.py); keyctl does no more.
+    refuse = seccomp.ERRNO(errno.EPERM)
+    calls.add_rule(refuse, "keyctl", seccomp.Arg(0, seccomp.NE, JOIN_SESSION_KEYRING))
+    calls.add_rule(refuse, "keyctl", seccomp.Arg(1, seccomp.NE, 0))
     refuse = seccomp.ERRNO(errno.EAFNOSUPPORT)
     calls.add_rule(refuse, "socket", seccomp.Arg(0, seccomp.GT, max(FAMILIES)))
     for family in {*range(max(FAMILIES))} - {*FAMILIES}:

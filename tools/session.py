@@ -1,12 +1,13 @@
 """Executes cells inside a sandbox: nbclient and a kernel. `execution.py` starts it there.
 
-python session.py FD    with the number of a socket, over which JSON goes in lines
+python session.py FD    FD is the number of a socket that carries lines of JSON
 """
 
 import asyncio
 import ctypes
 import json
 import os
+import platform
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from nbformat.v4 import new_code_cell, new_notebook  # noqa: E402
 
 OUTPUT = 2**20  # bytes that a cell may show
 PR_SET_DUMPABLE = 4
+KEYCTL = {"x86_64": 250, "aarch64": 219}  # number of the system call
+JOIN_SESSION_KEYRING = 1
 
 
 class Client(NotebookClient):
@@ -66,8 +69,12 @@ async def main(channel):
 
 
 if __name__ == "__main__":
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0)  # keep the kernel from reporting in our name
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_DUMPABLE, 0)  # keep the kernel from reporting in our name
     try:
+        # Leave the keyring of whoever grades for an empty one, without a name.
+        if libc.syscall(KEYCTL[platform.machine()], JOIN_SESSION_KEYRING, None) < 0:
+            raise OSError(ctypes.get_errno(), "no keyring of its own")
         asyncio.run(main(socket.socket(fileno=int(sys.argv[1]))))
     finally:
         os._exit(1)

@@ -20,8 +20,8 @@ The rule by which text becomes slides:
 - Only the notes have imports, folds, and the paragraphs of the first cell after its question.
 
 A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too. One with
-`"slide"` begins a slide: for a text that leads to the next code, and says nothing of the figure
-before it.
+`"slide"` begins a slide: it marks a text that introduces the next code, and does not describe the
+figure before it.
 """
 
 import argparse
@@ -46,15 +46,15 @@ from run import FOLDER, find_chapters, read_chapter
 # Pixels of a slide. WIDE and HIGH are the room below the heading.
 WIDTH, HEIGHT = 1280, 720
 WIDE, HIGH = 1224, 644
-TEXT_HIGH = 600  # text on a slide that has nothing else: no walls
+TEXT_HIGH = 600  # text on a slide that has nothing else: less, to avoid a wall of text
 TEXT, ASK, CAPTION, FORMULA, CODE, SMALL = 30, 38, 28, 36, 26, 18  # letters
 FORMULA_HIGH = 110  # with the space around it
 LINE, CODE_LINE = 1.3, 1.17  # height of a line, in letters
 GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
 ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and Menlo have 0.602
 COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
-BRIEF = 70  # characters of a sentence that is shorter than a line
-FEW = 4  # lines of a paragraph that is shown in full
+BRIEF = 70  # a first sentence with fewer characters is shown with the next one
+FEW = 4  # a paragraph with at most so many lines is shown in full
 
 _STYLE = f"""
 html, body, main {{ height: 100%; margin: 0; background: #fff }}

@@ -1,4 +1,4 @@
-"""Batches: of a data set in memory, and split over devices."""
+"""Batches of a data set in memory, and how they are split over devices."""
 
 import torch
 
@@ -9,8 +9,8 @@ class ImageDataset(torch.utils.data.Dataset):
     Args:
         images: (n, channels, height, width), uint8.
         labels: (n,).
-        name: for the titles of figures.
-        classes: their names, in the order of the labels.
+        name: the name of the data set, for the titles of figures.
+        classes: the names of the classes, in the order of the labels.
         resize: side, or height and width, that images are scaled to when they are read.
     """
 
@@ -41,8 +41,8 @@ class BatchLoader:
     Args:
         dataset: an `ImageDataset`.
         batch_size: examples in a batch; the last one may have fewer.
-        shuffle: in a new order every epoch, which `torch.manual_seed` makes reproducible.
-        pin_memory: batches in page-locked memory.
+        shuffle: whether every epoch has a new order, which `torch.manual_seed` makes reproducible.
+        pin_memory: whether batches lie in page-locked memory.
 
     Raises:
         ValueError: the batch size is not positive.
@@ -92,7 +92,7 @@ def check_batch(X, y):
 
 def _scatter(tensor, devices):
     parts = tensor.tensor_split(len(devices))
-    # A copy to the host that does not block would be read before it is there.
+    # A copy to the host that does not block would be read before it has arrived.
     return tuple(
         part.to(device, non_blocking=not str(device).startswith("cpu"))
         for part, device in zip(parts, devices, strict=True)

@@ -1,4 +1,4 @@
-"""Drawing of synthetic images: random numbers, signed distances, and data sets of all classes.
+"""Drawing synthetic images: random numbers, signed distances, and data sets of all classes.
 
 All functions take and return tensors that broadcast to (n, height, width), for n images at once.
 A signed distance is negative inside a shape and positive outside, in pixels.
@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 CHUNK = 300  # images drawn at once: their pixels fit into a core's cache
-ORDER = 0x6A72  # added to the seed of the order of the images
+ORDER = 0x6A72  # added to the seed, to draw the order of the images
 
 
 class Brush:
@@ -87,12 +87,12 @@ def cover(distance):
 
 
 def paint(tone, mask, value):
-    """Lay a value over a tone where a mask says so."""
+    """Blend a value into a tone, as far as a mask in [0, 1] says."""
     return torch.lerp(tone, value, mask.to(tone.dtype))
 
 
 def mixed(b, *parts):
-    """Return one of several (probability, low, high) ranges, drawn for each image."""
+    """Return n numbers, each from one of several (probability, low, high) ranges, (n, 1, 1)."""
     draw, value, total = b.uniform(0, 1), None, 0.0
     for probability, low, high in parts:
         sample = b.uniform(low, high)
@@ -106,9 +106,9 @@ def draw_classes(drawings, shape, num_images, seed):
 
     Args:
         drawings: for each class a function from n and a generator to n images in [0, 1].
-        shape: of an image, (channels, height, width).
+        shape: the shape of one image, (channels, height, width).
         num_images: a multiple of the number of classes.
-        seed: of the random numbers. The same seed draws the same images, on any number of cores.
+        seed: seeds the random numbers. The same seed draws the same images, on any number of cores.
 
     Returns:
         Images (num_images, *shape) and labels (num_images,), both uint8.
@@ -121,7 +121,8 @@ def draw_classes(drawings, shape, num_images, seed):
         raise ValueError(f"{num_images} images do not divide into {len(drawings)} classes")
     images = torch.empty(num_images, *shape, dtype=torch.uint8, device="cpu")
     labels = torch.empty(num_images, dtype=torch.uint8, device="cpu")
-    # not seeded with `seed`: with that, a reader's own manual_seed would undo this very order
+    # Not seeded with `seed` itself: whoever shuffles after manual_seed(seed) would draw the same
+    # permutation again, and so sort the images by class.
     order = torch.randperm(num_images, generator=_generator(seed + ORDER), device="cpu")
 
     def draw_chunk(number, label, rows):

@@ -48,7 +48,7 @@ def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False, num_wo
     Args:
         batch_size: images in a batch.
         resize: side in pixels, or (height, width), that images are scaled to.
-        pin_memory: batches in page-locked memory, for copies that do not block.
+        pin_memory: whether batches lie in page-locked memory, for copies that do not block.
         num_workers: processes that prepare batches; none by default, since batches of small
             images are sliced faster than they are passed between processes.
 

@@ -14,22 +14,22 @@ from torch import nn
 from d2lpar.data.sources import STALL_SECONDS, cache, require_connection, socket_timeout
 
 URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
-SHA256 = "f37072fd"  # how that of the file begins, as its name says
+SHA256 = "f37072fd"  # the first digits of the file's SHA-256; they are in its name, too
 BEGINS = (b"PK", b"\x80\x02")  # what torch.save writes: a zip archive, or a pickle in older files
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's colours (torchvision)
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # ImageNet's colours, from torchvision
 
 
 def imagenet_body(side=32):
     """Return ResNet-18 without its head, with torchvision's weights for ImageNet, if available.
 
-    It says in one line whether they are. With D2LPAR_DATA=synthetic they are not looked for.
+    It prints a line that says whether they are. With D2LPAR_DATA=synthetic they are not looked for.
 
     Args:
-        side: that images are scaled to; the weights are those of 224.
+        side: the side that images are scaled to, in pixels; the weights were trained with 224.
 
     Returns:
-        A network of the children stem, stage1 to stage4, and pool, from images (N, 3, H, W) in
-        [0, 1] to features (N, 512); or None without weights.
+        A network with the children stem, stage1 to stage4, and pool, which maps images (N, 3, H, W)
+        in [0, 1] to features (N, 512); or None if there are no weights.
     """
     try:
         if os.environ.get("D2LPAR_DATA") == "synthetic":
@@ -51,7 +51,7 @@ def imagenet_body(side=32):
 
 
 class _Standardize(nn.Module):
-    """Scale images (N, 3, H, W) to a side, and their colours to those of ImageNet."""
+    """Scale images (N, 3, H, W) to a side, and standardize their colours as for ImageNet."""
 
     def __init__(self, side):
         super().__init__()

@@ -22,7 +22,7 @@ import torch
 from d2lpar.data import drawing
 
 PROBE_SECONDS = 4  # how long to look for a connection
-OFFLINE_SECONDS = 600  # how long other processes rely on there being none
+OFFLINE_SECONDS = 600  # how long processes remember that there was none
 STALL_SECONDS = 10  # how long a download may stand still
 
 
@@ -34,10 +34,10 @@ class Source:
         files: MD5 of the files without compression, by name, in the order in which they are read.
         layouts: the folders that they may be in; the first is torchvision's.
         probe: URL of a gzipped file, to find out whether there is a connection.
-        parse: function from the contents of the files to four tensors: images and labels to
-            train, images and labels to test.
+        parse: function from the contents of the files to four tensors: images and labels for
+            training, images and labels for testing.
         stand_in: the module that draws the stand-in.
-        sizes: how many images of it are drawn to train and to test.
+        sizes: how many images it draws for training and for testing.
     """
 
     def __init__(self, name, dataset, files, layouts, probe, parse, stand_in, sizes):
@@ -92,7 +92,11 @@ class Source:
         return self.synthetic_name, self.synthetic()
 
     def read(self, root):
-        """Read the data set under a folder; return None without it, raise ValueError if wrong."""
+        """Read the data set in a folder; return None if it is not there.
+
+        Raises:
+            ValueError: a file is damaged, or is not the one that belongs there.
+        """
         for layout in self.layouts:
             folder = root / layout
             paths = [
@@ -195,8 +199,8 @@ def cache():
 def require_connection(address, note, begins=(b"\x1f\x8b",)):
     """Raise ConnectionError unless a file can be read within PROBE_SECONDS.
 
-    `note` is a file whose age says when a process last failed at that. `begins` are the two bytes
-    that the file at `address` may begin with, by default gzip's, to tell it from a login page.
+    `note` is a file whose age says when a process last failed at that. `begins` has the pairs of
+    bytes that the file at `address` may begin with, by default gzip's: a login page does not.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -211,7 +215,7 @@ def require_connection(address, note, begins=(b"\x1f\x8b",)):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
                 answers.append(response.read(2) in begins)
 
-    # In a thread, since looking up a host's name knows no time limit.
+    # In a thread, since looking up a host's name has no time limit.
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)

@@ -1,11 +1,12 @@
 """A synthetic stand-in for CIFAR-10: vehicles, animals and things in colour, seen from the side.
 
-Every image shows one object of random proportions and colours, 32x32 pixels, before a background
-of random colours with clutter in it, in some light. What tells the classes apart is shape alone.
-An object may look to either side, lie a little askew and off the middle, and be lit in any way:
-its class does not depend on that, as in photographs.
+Every image shows one object of random proportions and colours, 32x32 pixels, in front of a
+background of random colours with clutter in it, in some light. Only shape tells the classes apart.
+An object may face either side, lie a little askew and off the middle, and be lit in any way: its
+class does not depend on that, as in photographs.
 
-Coordinates are in units of which an object is about 24 wide: x to where it looks, y downwards.
+Coordinates are in units of which an object is about 24 wide: x in the direction that it faces, y
+downwards.
 """
 
 import torch
@@ -82,7 +83,7 @@ def box(x, y, left, right, top, bottom):
 
 
 def ellipse(x, y, middle, radius):
-    """Return about the signed distance to an ellipse; middle and radius: pairs (x, y)."""
+    """Return the approximate signed distance to an ellipse; middle and radius: pairs (x, y)."""
     away = ((x - middle[0]) / radius[0]).square() + ((y - middle[1]) / radius[1]).square()
     least = torch.minimum(*(torch.as_tensor(r, dtype=torch.float32) for r in radius))
     return (away.sqrt() - 1) * least

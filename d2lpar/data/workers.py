@@ -1,15 +1,15 @@
-"""How the workers of a DataLoader start, so that they have what a notebook defines."""
+"""How the workers of a DataLoader start, so that they know what a notebook defines."""
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 import cloudpickle
 
-CAN_FORK = sys.platform == "linux"  # Windows cannot, and macOS is not safe after it
+CAN_FORK = sys.platform == "linux"  # Windows cannot fork, and on macOS a fork is not safe
 
 
 def worker_context(num_workers):
-    """Return the `multiprocessing_context` of a DataLoader whose classes may be a notebook's.
+    """Return a DataLoader's `multiprocessing_context`, for classes that a notebook may define.
 
     On Linux the workers are forked, so they have all that this process has. Elsewhere each is a new
     process, which needs seconds to import torch, and the data set and the functions that it calls

@@ -54,7 +54,7 @@ def captured_graph(program):
     """Return the operators of a captured program, and its inputs, as a graph that draws itself.
 
     Args:
-        program: what has a `torch.fx` graph: a `torch.fx.GraphModule`, or the program that
+        program: an object with a `torch.fx` graph: a `torch.fx.GraphModule`, or the program that
             `torch.export.export` returns.
 
     Returns:
@@ -109,13 +109,14 @@ def kernel_text(function, *args):
     """Return the loads, the arithmetic and the stores of the kernels that inductor generates.
 
     Args:
-        function: what `torch.compile` takes as one graph; compiled for `args` and called once.
+        function: a function that `torch.compile` captures as one graph; it is compiled for `args`
+            and called once.
 
     Returns:
         Lines of C++ for a CPU, of Triton for a GPU; constants, declarations and loops are left out.
 
     Raises:
-        torch._dynamo.exc.Unsupported: the function has no single graph.
+        torch._dynamo.exc.Unsupported: the function cannot be captured as one graph.
     """
     sources = generated_code(torch.compile(function, fullgraph=True), *args)
     lines = [line.strip() for line in "\n".join(sources).splitlines()]

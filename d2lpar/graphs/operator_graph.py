@@ -14,7 +14,7 @@ _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}
 _FONT_SIZE = 7  # points, as are the next three
 _PAD = 4  # from a label to the end of an arrow
-_SPACE = 24  # between the labels of two levels
+_SPACE = 15  # between the labels of two levels
 _LINE = 16  # from one box to the next below it
 _MAX_INCHES = 40  # width of a figure
 
@@ -24,11 +24,12 @@ class Operator:
     """One operator that an `OperatorGraph` has recorded.
 
     Attributes:
-        name: as in PyTorch, without leading underscores; a `'` stands for `_backward`.
-        device: where its result lies, or without a result, what it reads.
+        name: its name in PyTorch, without leading underscores; a `'` stands for `_backward`.
+        device: the device of its result or, if it has none, of what it reads.
         reads: numbers of the operators that made what it reads or changes, ascending.
-        waits: numbers of those that read, before, what it overwrites; none that `before` implies.
-        before: numbers of all that must have ended before it begins.
+        waits: numbers of earlier operators that read what it overwrites, without those that
+            `reads` or the rest of `waits` implies.
+        before: numbers of all operators that must have ended before it begins.
         level: the first step in which it could run if every operator took one step.
     """
 
@@ -48,10 +49,10 @@ class OperatorGraph(TorchDispatchMode):
             B = A + 1
         print(graph)
 
-    It sees what the thread that entered it calls, backward passes included. A view, or an empty
-    tensor, is no work and no operator here. Memory counts as a whole: an operator that changes a
-    part of a tensor comes between those that read any part of it before and after. No tensor is
-    kept alive. As the last value of a cell the graph draws itself.
+    It sees what the thread that entered it calls, backward passes included. Making a view or an
+    empty tensor is not work, and not an operator here. Memory counts as a whole: an operator that
+    changes a part of a tensor comes between those that read any part of it before and after. No
+    tensor is kept alive. As the last value of a cell the graph draws itself.
 
     Attributes:
         nodes: the `Operator`s, in the order in which they were issued.
@@ -61,7 +62,7 @@ class OperatorGraph(TorchDispatchMode):
         super().__init__()
         self.nodes = []
         self._writer = None  # memory: number of the operator that wrote it last
-        self._readers = {}  # memory: numbers of those that have read it since
+        self._readers = {}  # memory: numbers of the operators that have read it since
         self._lock = threading.Lock()  # on several GPUs, backward runs in a thread for each
 
     def __enter__(self):
@@ -124,7 +125,7 @@ class OperatorGraph(TorchDispatchMode):
 
         Args:
             labels: a text for each operator; its name by default.
-            axes: matplotlib axes to draw on; those of a new figure by default, which is as large as
+            axes: matplotlib axes to draw on; by default a new figure's, which is as large as
                 the labels need (40 inches wide at most).
 
         Raises:

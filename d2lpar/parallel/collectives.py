@@ -60,7 +60,7 @@ _counting = []  # the counters whose blocks are open
 
 
 class CollectiveCounter:
-    """Count the collectives in a block: each is a barrier, which no device passes before all come.
+    """Count the collectives in a block: each is a barrier that no device passes before all come.
 
         with CollectiveCounter() as counter:
             torch.autograd.backward(losses)
@@ -128,7 +128,7 @@ def allgather(data):
     """Send every tensor of `data` to all devices, without waiting; return a list of all k for each.
 
     With n bytes in each of k tensors, (k - 1) n leave every device and as many reach it. Devices
-    send at the same time. In the list of a device its own tensor is the one given.
+    send at the same time. In the list of a device, its own tensor is the given one, not a copy.
 
     Raises ValueError if `data` holds None.
     """

@@ -37,7 +37,7 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
         link: the `d2lpar.virtual.Link` of each device.
 
     Raises:
-        ValueError: the algorithm is unknown, k is not positive, n is negative, or k is no power
+        ValueError: the algorithm is unknown, k is not positive, n is negative, or k is not a power
             of two for "halving".
         TypeError: k is not an integer.
     """
@@ -55,7 +55,7 @@ def _rounds(k):
     return (k - 1).bit_length()
 
 
-_MESSAGES = {  # of k: how many messages follow each other, and how many tensors that is in bytes
+_MESSAGES = {  # functions of k: messages that follow each other, their total size in tensors
     "star": lambda k: (2 * (k - 1), 2 * (k - 1)),
     "tree": lambda k: (2 * _rounds(k), 2 * _rounds(k)),
     "ring": lambda k: (2 * (k - 1), 2 * (k - 1) / k),
@@ -113,7 +113,7 @@ def training_flops(net, *shape):
 
     Args:
         net: a module; it is copied to the meta device and stays as it is.
-        *shape: of the input, with the batch in front, (N, ...).
+        *shape: the shape of the input, with the batch in front, (N, ...).
     """
     on_meta = copy.deepcopy(net).to("meta")
     with FlopCounterMode(display=False) as counter:

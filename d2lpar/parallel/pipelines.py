@@ -210,8 +210,8 @@ def record_tasks(step, devices, repeats=3):
     """Measure when each device works on each marked part of the quickest of `repeats` steps.
 
     Args:
-        step: a function that takes `mark`, as `Timeline.mark` is, and marks what it launches; each
-            part has a name of its own.
+        step: a function that takes `mark`, the `Timeline.mark` of a recording, and marks what it
+            launches; each part has a name of its own.
         devices: a list of devices.
         repeats: how many steps are recorded, after one to warm up.
 
@@ -241,7 +241,7 @@ def task_seconds(stages, X):
         X: a micro-batch, (b, ...), on any device.
 
     Returns:
-        The seconds of the forward and of the backward passes, a list of each with one per stage.
+        The seconds of the forward and of the backward passes, two lists with a number per stage.
     """
     forward, backward = [], []
     for s, stage in enumerate(stages):

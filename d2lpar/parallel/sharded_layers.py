@@ -197,7 +197,7 @@ def _shard(layer, weight, bias, device):
 
 
 def _with_sizes(layer):
-    """Set a layer's own count of features to that of its weight."""
+    """Set a layer's counts of inputs and outputs to the shape of its weight; return the layer."""
     kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
     for i, side in enumerate(("out", "in")):
         setattr(layer, f"{side}_{kind}", layer.weight.shape[i])
@@ -216,9 +216,9 @@ class ColumnParallel(_SplitLayer):
         gather_output: put the output together, for layers that need all of it: one barrier more.
 
     Raises:
-        TypeError: the layer is none of these.
+        TypeError: the layer is neither.
         ValueError: it has fewer outputs than there are devices, or a convolution has groups;
-            when called, the list has not one tensor for each device.
+            when called, the list does not have one tensor for each device.
     """
 
     def __init__(self, layer, devices, gather_output=False):
@@ -243,9 +243,9 @@ class RowParallel(_SplitLayer):
             barrier more.
 
     Raises:
-        TypeError: the layer is none of these.
+        TypeError: the layer is neither.
         ValueError: it has fewer inputs than there are devices, or a convolution has groups;
-            when called, the list has not one tensor for each device.
+            when called, the list does not have one tensor for each device.
     """
 
     def __init__(self, layer, devices, cut_input=False):

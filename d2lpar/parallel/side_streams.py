@@ -25,7 +25,7 @@ def send(tensor, into):
     CPU, it is a plain copy.
 
     Args:
-        tensor: what is sent. It may be freed at once; before it is written to, see `let_go`.
+        tensor: the tensor to send. It may be freed at once; before you write to it, see `let_go`.
         into: a tensor of the same shape, on any device; it is written to.
     """
     source, target = tensor.device, into.device

@@ -37,8 +37,8 @@ class StepCost(NamedTuple):
     Attributes:
         memory: the most bytes that one device held during the step.
         num_bytes: bytes sent between devices.
-        num_messages: in how many copies.
-        num_barriers: how many times all devices waited for all, by `CollectiveCounter`.
+        num_messages: the number of copies that sent them.
+        num_barriers: how many times all devices waited for each other, see `CollectiveCounter`.
         seconds: the best of several steps.
     """
 
@@ -143,7 +143,8 @@ def step_cost(way, net, X, y, devices, lr, **options):
     """Measure a step, after two that are not counted.
 
     Args:
-        way: `split_by_data`, `split_by_layers` or `split_inside_layers`; the rest is for it.
+        way: `split_by_data`, `split_by_layers` or `split_inside_layers`, which gets the other
+            arguments.
 
     Returns:
         The `StepCost`, and the network after three steps, on the CPU. What the devices held before

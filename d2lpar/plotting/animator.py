@@ -1,4 +1,4 @@
-"""What shows the progress of a loop: a plot that grows, and a progress bar."""
+"""Showing the progress of a loop: a plot that grows, and a progress bar."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ class Animator:
     end of the cell. Elsewhere it shows nothing: `fig` can be saved.
 
     Args:
-        xlabel, ylabel, legend, xlim, ylim, xscale, yscale: of the axes.
+        xlabel, ylabel, legend, xlim, ylim, xscale, yscale: settings of the axes, as in matplotlib.
         fmts: matplotlib's format of each curve; more curves than formats start over.
         nrows, ncols: how many axes; `add` draws in the first.
         figsize: width and height, in inches.
@@ -135,7 +135,7 @@ def progress(iterable, description="", total=None):
 
     Args:
         iterable: what to loop over.
-        description: stands before the bar.
+        description: the text before the bar.
         total: number of items, where the iterable has no length.
     """
     try:

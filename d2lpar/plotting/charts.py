@@ -2,12 +2,21 @@
 
 import itertools
 
-from d2lpar.plotting.figures import IDEAL, KINDS, LINES, MEASURED, PREDICTED, new_figure, style
+from d2lpar.plotting.figures import (
+    IDEAL,
+    KINDS,
+    LINES,
+    MEASURED,
+    PREDICTED,
+    WIDE,
+    new_figure,
+    style,
+)
 from d2lpar.virtual import hardware_name
 
 
 def plot_bars(labels, predicted, measured, ylabel, title=None):
-    """Return a figure of predictions beside what was measured, or modelled while GPUs are modelled.
+    """Return a figure of predicted beside measured or, while GPUs are modelled, modelled numbers.
 
     Args:
         labels: a name for each pair of bars.
@@ -21,7 +30,7 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
         if len(values) != len(labels):
             raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
     kind = "modelled" if hardware_name() else "measured"
-    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(labels) + 1.5), 2.8))
+    figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(labels) + 1.5)), 2.8))
     with style():
         for shift, name, values, look in (
             (-0.2, "predicted", predicted, {"color": "w", "hatch": "////", "edgecolor": PREDICTED}),
@@ -54,7 +63,7 @@ def plot_stacks(rows, ylabel, title=None):
     for label, parts in rows.items():
         if list(parts) != names:
             raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
-    figure, [[axes]] = new_figure(figsize=(max(3.5, 1.2 * len(rows) + 1.5), 2.8))
+    figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(rows) + 1.5)), 2.8))
     with style():
         bottom = [0.0] * len(rows)
         for i, name in enumerate(names):
@@ -80,7 +89,7 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
         xscale, yscale: "linear" or "log".
 
     Raises:
-        ValueError: a curve has not as many numbers as `x`.
+        ValueError: a curve does not have as many numbers as `x`.
     """
     for name, y in [*ys.items(), *([("ideal", ideal)] if ideal is not None else [])]:
         if len(y) != len(x):
@@ -118,7 +127,7 @@ def _write_plain_numbers(axis):
     axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
-_LOOKS = {  # of the first group of curves, and of the second
+_LOOKS = {  # looks of the first group of curves, and of the second
     "measured": (LINES[0], (MEASURED, "-.", "D")),
     "predicted": (LINES[1], (PREDICTED, ":", "^")),
 }

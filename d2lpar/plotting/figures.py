@@ -10,6 +10,7 @@ import io
 import sys
 from pathlib import Path
 
+WIDE = 6.3  # inches: as wide as a cell of JupyterLab in a window of 1024 pixels
 MEASURED, PREDICTED, IDEAL = "#12355b", "#d1495b", "#777777"
 LINES = (  # colour, dashes, marker
     (MEASURED, "-", "o"),

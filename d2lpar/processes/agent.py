@@ -25,7 +25,7 @@ from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStore
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 from d2lpar.processes import roll_call
-from d2lpar.processes.rank import STREAMS, output_path, serve
+from d2lpar.processes.rank import STREAMS, output_path, serve, store_of
 from d2lpar.virtual.distributed.agreement import is_lost_connection
 from d2lpar.virtual.interrupts import in_main_thread
 
@@ -43,6 +43,7 @@ class Agent(LocalElasticAgent):
 
     Attributes:
         error: why the last attempt failed, an exception; None if it did not.
+        where: a text on where the ranks were when an interrupt came; "" if nobody knows.
     """
 
     def __init__(self, folder, nproc, timeout, max_restarts):
@@ -58,7 +59,8 @@ class Agent(LocalElasticAgent):
         )
         self.folder, self.nproc = folder, nproc
         self.output = _Output(folder)
-        self.interrupted = False
+        self.interrupts = 0
+        self.where = ""
         self.error = None
         if START_METHOD == "forkserver":
             multiprocessing.set_forkserver_preload(_PRELOAD)
@@ -71,8 +73,11 @@ class Agent(LocalElasticAgent):
         return context.processes if context else []
 
     def interrupt(self):
-        """Make `run`, which is under way, end all ranks and raise KeyboardInterrupt."""
-        self.interrupted = True
+        """Make `run`, which is under way, end all ranks: at once if this is called again.
+
+        Otherwise the ranks have roll_call.ANSWER seconds to say where they are.
+        """
+        self.interrupts += 1
 
     def kill(self):
         """End all processes at once."""
@@ -93,9 +98,12 @@ class Agent(LocalElasticAgent):
                 ) from error
         return results
 
+    @property
+    def _attempt(self):
+        return self.get_worker_group().spec.max_restarts - self._remaining_restarts
+
     def _files(self, kind):
-        attempt = self.get_worker_group().spec.max_restarts - self._remaining_restarts
-        return [Path(self.folder, f"{attempt}.{rank}.{kind}") for rank in range(self.nproc)]
+        return [Path(self.folder, f"{self._attempt}.{rank}.{kind}") for rank in range(self.nproc)]
 
     def _start_workers(self, worker_group):
         self.settled = None
@@ -109,9 +117,12 @@ class Agent(LocalElasticAgent):
         30 s, without taking interrupts, for a process that does not end.
         """
         self.output.show()
-        if self.interrupted:
+        if self.interrupts:
+            store = store_of(self.folder, self._attempt, self.nproc)
+            self.where = roll_call.where(store, self.nproc, lambda: self.interrupts > 1)
             self.kill()
-            raise KeyboardInterrupt
+            self._remaining_restarts = 0
+            return RunResult(WorkerState.FAILED)
         codes = [process.exitcode for process in self.processes]
         done = [path.exists() for path in self._files("result")]
         if codes == [0] * self.nproc and all(done):

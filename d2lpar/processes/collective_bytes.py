@@ -1,4 +1,4 @@
-"""What a rank hands to collectives, in bytes."""
+"""The bytes that a rank hands to collectives."""
 
 import contextlib
 import threading
@@ -18,9 +18,9 @@ class CollectiveBytes:
             loss.backward()
         counted.total
 
-    Of input and output the larger counts. All calls of vccl are counted, and those of gloo and NCCL
-    in the thread of the block. Of the calls that a communication hook makes in another thread, when
-    a message has arrived, only `torch.distributed.all_reduce` counts.
+    Each call counts its inputs or its outputs, whichever are larger. All calls of vccl are counted,
+    and calls of gloo and NCCL in the thread of the block. Of the calls that a communication hook
+    makes in another thread, once a message has arrived, only `torch.distributed.all_reduce` counts.
 
     Attributes:
         calls: a dict from the collective's name to the list of its sizes in bytes, by call.

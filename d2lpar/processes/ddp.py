@@ -62,7 +62,7 @@ def record_step(net, X, y, bucket_cap_mb, buckets=None):
         X, y: the whole batch, (b, ...) and (b,).
         bucket_cap_mb: size of a bucket, in MiB.
         buckets: a replacement for DDP: a function of the network and `bucket_cap_mb`, called once.
-            The `wait()` of what it returns ends a backward pass.
+            Calling `wait()` on the object that it returns ends a backward pass.
 
     Returns:
         A `Timeline` with the phases "forward" and "backward", and the gradients, on the CPU.
@@ -92,8 +92,8 @@ def merged_timeline(timelines, phases=True):
     is, and the time before is a span of the kind "wait" on the same row.
 
     Args:
-        timelines: what each rank recorded, in the order of ranks, with the same collectives.
-        phases: whether to keep what `Timeline.mark` named.
+        timelines: the timelines of all ranks, in the order of ranks, with the same collectives.
+        phases: whether to keep the phases that `Timeline.mark` named.
     """
     merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
     if not phases:
@@ -116,12 +116,14 @@ def backward_seconds(timeline):
     return max(span.end for span in spans) - min(span.start for span in spans)
 
 
-def gradient_arrivals(net, X, y):
+def gradient_arrivals(net, X, y, beside=0):
     """Return when each gradient is ready in a backward pass that sends nothing, the best of two.
 
     Args:
         net: a classifier.
         X, y: the whole batch, (b, ...) and (b,).
+        beside: bytes of a sum that nobody needs and that travels meanwhile, to see what it costs
+            the pass.
 
     Returns:
         A list of (seconds since the device began the pass, bytes), in the order of arrival.
@@ -142,8 +144,12 @@ def gradient_arrivals(net, X, y):
         arrivals.clear()
         dist.barrier()
         loss = F.cross_entropy(net(X), y)
+        if beside:
+            other = dist.all_reduce(torch.ones(beside // 4, device=X.device), async_op=True)
         start = moment()
         loss.backward()
+        if beside:
+            other.wait()
         module.synchronize()
         passes.append([(start.elapsed_time(event) / 1e3, n) for event, n in arrivals])
     return min(passes[1:], key=lambda arrived: arrived[-1])

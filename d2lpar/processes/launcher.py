@@ -1,7 +1,7 @@
-"""launch(fn, nproc): a function, also one of a notebook cell, in several processes.
+"""`launch(fn, nproc)` calls a function, which a notebook may define, in several processes.
 
-The processes are those of torch's elastic agent (`agent`), and each of them runs `rank`. The
-function, its arguments and the results travel by value, through files in a temporary folder.
+torch's elastic agent (`agent`) starts the processes, and each of them runs `rank`. The function,
+its arguments and the results travel by value, through files in a temporary folder.
 """
 
 import difflib
@@ -12,10 +12,11 @@ from pathlib import Path
 
 import cloudpickle
 
-from d2lpar.processes.rank import TIMEOUT, dumps
+from d2lpar.processes.rank import dumps
 from d2lpar.virtual import figures_of_ranks
 from d2lpar.virtual.interrupts import held_back
 
+TIMEOUT = 30.0  # seconds; under torchrun, where machines start one by one, it is 120
 _OPTIONS = ("nproc", "timeout", "max_restarts")
 _ELSEWHERE = ("n", "num_processes", "nproc_per_node", "world_size")  # what others call nproc
 
@@ -40,7 +41,7 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
         fn: the function; it may be defined in a notebook.
         nproc: number of processes.
         timeout: how many seconds a collective may wait for all ranks, and the last rank to return
-            may lag behind the first.
+            may lag behind the first. Ranks that work alone for longer need more.
         max_restarts: how often all ranks start again after one has failed. `fn` is called anew, and
             may resume from a checkpoint that it wrote.
         *args: for `fn`.
@@ -56,6 +57,8 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
             tensor on a virtual GPU.
         TimeoutError: ranks did not arrive at a collective or at the end; says which ones.
         RuntimeError: a rank was killed, or raised what cannot be pickled.
+        KeyboardInterrupt: says where the ranks were when it came, and which ones others waited for.
+            A second interrupt does not wait until they have said so.
         Exception: what the first rank that failed raised, with its traceback as a note. The
             others are stopped.
     """
@@ -69,6 +72,8 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
         try:
             with held_back(agent.interrupt):
                 agent.run()
+        except KeyboardInterrupt:  # its traceback is of torch's agent
+            agent.error = KeyboardInterrupt(agent.where)
         finally:
             agent.kill()
             agent.output.close()
@@ -152,6 +157,6 @@ def _pickled_call(fn, args, kwargs, figures):
     sources = {
         name: entry
         for name, entry in linecache.cache.items()
-        if len(entry) == 4 and entry[1] is None  # of no file: a cell
+        if len(entry) == 4 and entry[1] is None  # not from a file: a cell
     }
     return cloudpickle.dumps((sources, figures, call))

@@ -23,12 +23,14 @@ import linecache
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import cloudpickle
@@ -52,10 +54,10 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
     go through gloo, and their kernels use one thread.
 
     Args:
-        timeout: seconds that a collective may take, and that the last rank may return after the
-            first.
-        store: through which the processes find each other; by default the one of torchrun.
-        figures: arguments of `virtual_gpus`; by default according to D2LPAR_DEVICES.
+        timeout: how many seconds a collective may take, and the last rank to return may lag behind
+            the first.
+        store: the store through which the processes find each other; by default torchrun's.
+        figures: arguments of `virtual_gpus`; by default those that D2LPAR_DEVICES asks for.
 
     Returns:
         What `fn` returned, once it has returned on every rank.
@@ -126,25 +128,24 @@ def serve(folder, timeout):
     The file is `ATTEMPT.RANK.result` or `ATTEMPT.RANK.error`.
     """
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    signal.signal(signal.SIGINT, partial(_leave_to_parent, os.getpid()))
     # Back to the default: a DataLoader would start a fork server of its own, which imports torch.
     multiprocessing.set_start_method(None, force=True)
     gc.freeze()  # what was imported stays: collecting it takes longer than starting
     _write_to_files(folder)
     rank = int(os.environ["RANK"])
-    attempt = Path(folder, os.environ["TORCHELASTIC_RESTART_COUNT"])
-    name = f"{attempt}.{rank}"
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    name = Path(folder, f"{attempt}.{rank}")
     code = 1
     try:
         sources, figures, call = cloudpickle.loads(Path(folder, "call").read_bytes())
         linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
         fn, args, kwargs = _unpickled(call)
-        # A file needs no name server, which torch's TCPStore asks for each connection.
-        store = dist.FileStore(f"{attempt}.store", int(os.environ["WORLD_SIZE"]))
         # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
         run(
             lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)),
             timeout,
-            store,
+            store_of(folder, attempt, int(os.environ["WORLD_SIZE"])),
             figures,
         )
         code = 0
@@ -153,6 +154,14 @@ def serve(folder, timeout):
     for child in multiprocessing.active_children():
         child.terminate()
     _end(code)
+
+
+def store_of(folder, attempt, world_size):
+    """Return the store of an attempt; a rank's, or that of the process that called `launch`.
+
+    It is a file, which needs no name server: torch's TCPStore asks one for each connection.
+    """
+    return dist.FileStore(str(Path(folder, f"{attempt}.store")), world_size)
 
 
 def output_path(folder, environment, stream):
@@ -182,6 +191,16 @@ def _end_with_parent(folder):
     multiprocessing.parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
+
+
+def _leave_to_parent(rank, number, frame):
+    """Ignore an interrupt in the process `rank`, though not in its children.
+
+    A terminal and Jupyter interrupt the whole group of processes. The one that called `launch` asks
+    where the ranks are, and ends them.
+    """
+    if os.getpid() != rank:
+        signal.default_int_handler(number, frame)
 
 
 def _unpickled(call):
@@ -228,7 +247,7 @@ def _pickled(result, rank):
 
 
 def _described(error, rank):
-    """Return as bytes: when an exception was raised, itself if it pickles, a line and its text."""
+    """Return, pickled: the time, an exception if it can be pickled, a summary and its traceback."""
     moment = time.time()
     report = traceback.TracebackException.from_exception(error)
     part = report
@@ -253,7 +272,7 @@ def _write(path, data):
 
 
 def main():
-    """Run a function of a file or a module under torchrun; see the text of this module."""
+    """Run a function of a file or a module under torchrun; see the docstring of this module."""
     parser = argparse.ArgumentParser(
         prog="torchrun ... -m d2lpar.processes.rank", description=main.__doc__
     )

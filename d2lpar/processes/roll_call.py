@@ -1,6 +1,8 @@
-"""Which ranks of a `launch` are missing when one has waited too long for the others.
+"""Where the ranks of a job are, and which of them are missing.
 
-What the backend "vccl" says of its own is in `virtual/distributed/agreement.py`.
+A rank asks the others when it has waited too long for them, and `launch` asks all of them when it
+is interrupted. The backend "vccl" finds out by itself which ranks are missing:
+`virtual/distributed/agreement.py`.
 """
 
 import contextlib
@@ -10,11 +12,14 @@ import sys
 import threading
 import time
 import traceback
+from dataclasses import dataclass
 
 import torch
 
 from d2lpar import virtual
+from d2lpar.virtual.distributed import agreement
 from d2lpar.virtual.distributed.agreement import CollectiveTimeout, in_words, is_gloo_timeout
+from d2lpar.virtual.distributed.timekeeper import Member
 from d2lpar.virtual.private.process_groups import num_collectives
 
 ANSWER = 1.0  # seconds in which a rank says where it is
@@ -44,12 +49,14 @@ def _reasons(error):
 class RollCall:
     """Finds out which ranks are missing when one has waited too long.
 
-    A thread of each rank polls the job's store for a question from another rank. It answers with
-    the number of collectives that its rank has started and the line at which its main thread is.
+    A thread of each rank polls the job's store for a question from another rank, or from `launch`.
+    It answers with the number of collectives that its rank has started, the line at which its main
+    thread is, and whether it waits for other ranks.
     """
 
     def __init__(self, store, rank, world_size):
         self.store, self.rank = store, rank
+        store.set(f"here {rank}", "")
         self.others = [other for other in range(world_size) if other != rank]
         self.main = threading.get_ident()
         self.own = None  # the answer of a rank that asks itself
@@ -64,31 +71,28 @@ class RollCall:
             while not self.closed.wait(ANSWER / 5):
                 if store.check([f"ask {self.rank}"]):
                     with self.lock:
-                        stack = traceback.extract_stack(sys._current_frames()[self.main])
-                        answer = self.own or (_started(), _place(stack), _in_torch(stack[-1]))
+                        answer = self.own or self._state()
                     store.set(f"answer {self.rank}", json.dumps(answer))
                     return
+
+    def _state(self):
+        """Return how many collectives this rank has started, its line, and whether it waits."""
+        frames = sys._current_frames()  # the innermost of each thread
+        place = _place(traceback.extract_stack(frames[self.main]))
+        waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)
+        return num_collectives(), place, waits or any(map(_waits, frames.values()))
 
     def arrive_at_end(self, timeout):
         """Wait until every rank is here."""
         self.store.set(f"end {self.rank}", "")
-        if not self._wait_for([f"end {other}" for other in self.others], timeout):
+        if not _wait_for(self.store, [f"end {other}" for other in self.others], timeout):
             raise _LateAtEnd
 
-    def _wait_for(self, keys, seconds):
-        """Return whether the store has all keys in time. (Its own wait warns when it has not.)"""
-        deadline = time.monotonic() + seconds
-        while keys and not self.store.check(keys):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
-        return True
-
     def report(self, error, timeout):
-        """Ask the others where they are; return a text on which of them are missing."""
+        """Ask the others where they are; return a message that names those that are missing."""
         with self.lock:
             at_end = isinstance(error, _LateAtEnd)
-            started = sys.maxsize if at_end else _started()
+            started = sys.maxsize if at_end else num_collectives()
             late = [reason for reason in _reasons(error) if isinstance(reason, CollectiveTimeout)]
             waits = "at the end"
             if not at_end:
@@ -97,36 +101,25 @@ class RollCall:
                 what = late[0].call if late else f"collective {started}"
                 waits = f"in {what}, {place}"
                 self.own = started, place, True
-        for other in self.others:
-            self.store.set(f"ask {other}", "")
-        self._wait_for([f"answer {other}" for other in self.others], ANSWER)
-        answers, ended, silent = {}, [], []
-        for other in self.others:
-            if self.store.check([f"end {other}"]):
-                ended.append(other)
-            elif self.store.check([f"answer {other}"]):
-                answers[other] = json.loads(self.store.get(f"answer {other}"))
-            else:
-                silent.append(other)
+        replies = ask(self.store, self.others)
         if late:
             missing = list(late[0].missing)
         else:
-            missing = silent + [rank for rank, (count, _, _) in answers.items() if count < started]
-            missing += [] if at_end else ended
+            missing = replies.silent + replies.starting
+            missing += replies.with_fewer_collectives_than(started)
+            missing += [] if at_end else replies.returned
         if not missing:  # all wait for something, or for a message from one that works
-            missing = [other for other, (_, _, in_torch) in answers.items() if not in_torch]
+            missing = [rank for rank, answer in replies.answers.items() if not answer[2]]
         verdict = "the ranks wait for different things"
         if missing:
             verdict = f"{in_words(sorted(missing))} had not arrived"
-        lines = [f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"]
-        for other in self.others:
-            if other in answers:
-                count, place, _ = answers[other]
-                collectives = f"{count} collective{'s' * (count != 1)}"
-                lines.append(f"  rank {other} had started {collectives} and was at {place}")
-            else:
-                lines.append(f"  rank {other} {'had returned' if other in ended else 'is silent'}")
-        return "\n".join(lines)
+        first = f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"
+        longer = f"{4 * timeout:g}"
+        last = (
+            f"if ranks have to work for longer than {timeout:g} s while others wait for them: "
+            f"launch(..., timeout={longer}), or --timeout {longer} under torchrun"
+        )
+        return "\n".join([first, *replies.lines(), last])
 
     def close(self):
         """End the thread: none may be in C++ code when the process ends."""
@@ -134,8 +127,101 @@ class RollCall:
         self.thread.join(ANSWER)
 
 
-def _started():
-    return num_collectives()
+@dataclass
+class Replies:
+    """What ranks said when they were asked where they are.
+
+    Attributes:
+        answers: by rank, how many collectives it has started, its line, and whether it waits
+            for other ranks.
+        returned: ranks whose function has returned; they wait for the others to return, too.
+        starting: ranks that have not set up their process group.
+        silent: ranks that gave no answer in time.
+    """
+
+    answers: dict
+    returned: list
+    starting: list
+    silent: list
+
+    def with_fewer_collectives_than(self, number):
+        return [rank for rank, (count, _, _) in self.answers.items() if count < number]
+
+    def missing(self):
+        """Return the ranks for which others wait, as far as the answers tell.
+
+        A rank that waits in C++ code, as in DDP's backward pass, seems to work: then the numbers
+        of collectives tell.
+        """
+        waiting = [rank for rank, (_, _, waits) in self.answers.items() if waits]
+        most = max((self.answers[rank][0] for rank in waiting), default=-1)
+        if self.returned and not waiting:
+            most = sys.maxsize
+        late = self.with_fewer_collectives_than(most + 1)
+        missing = self.silent + [rank for rank in late if rank not in waiting]
+        if waiting or self.returned:
+            missing += self.starting
+        if waiting:
+            missing += self.returned
+        if not missing:
+            most = max((count for count, _, _ in self.answers.values()), default=0)
+            missing = self.with_fewer_collectives_than(most)
+        return sorted(missing)
+
+    def lines(self):
+        """Return a line for each rank."""
+        lines = dict.fromkeys(self.returned, "had returned")
+        lines |= dict.fromkeys(self.starting, "was starting")
+        lines |= dict.fromkeys(self.silent, "is silent")
+        for rank, (count, place, waits) in self.answers.items():
+            did = f"had started {count} collective{'s' * (count != 1)}"
+            did += ", waited for another rank" if waits else ""
+            lines[rank] = f"{did} and was at {place}"
+        return [f"  rank {rank} {line}" for rank, line in sorted(lines.items())]
+
+
+def where(store, world_size, given_up):
+    """Ask all ranks where they are; return a text on it, and on which of them are missing.
+
+    Args:
+        store: the job's.
+        world_size: how many ranks there are.
+        given_up: function that tells whether to wait no longer; then the text is "".
+    """
+    replies = ask(store, range(world_size), given_up)
+    if given_up():
+        return ""
+    missing = replies.missing()
+    verdict = f"{in_words(missing)} had not arrived" if missing else "no rank was missing"
+    return "\n".join([verdict, *replies.lines()])
+
+
+def ask(store, ranks, given_up=lambda: False):
+    """Ask ranks where they are; return the `Replies` that came within ANSWER seconds."""
+
+    def that_are(state):
+        return [rank for rank in ranks if store.check([f"{state} {rank}"])]
+
+    for rank in ranks:
+        store.set(f"ask {rank}", "")
+    busy = set(that_are("here")) - set(that_are("end"))
+    _wait_for(store, [f"answer {rank}" for rank in busy], ANSWER, given_up)
+    returned, here = that_are("end"), that_are("here")
+    answered = [rank for rank in that_are("answer") if rank not in returned]
+    answers = {rank: json.loads(store.get(f"answer {rank}")) for rank in answered}
+    starting = [rank for rank in ranks if rank not in here]
+    silent = [rank for rank in here if rank not in answers and rank not in returned]
+    return Replies(answers, returned, starting, silent)
+
+
+def _wait_for(store, keys, seconds, given_up=lambda: False):
+    """Return whether a store has all keys in time. (Its own wait warns when it has not.)"""
+    deadline = time.monotonic() + seconds
+    while keys and not store.check(keys):
+        if time.monotonic() > deadline or given_up():
+            return False
+        time.sleep(0.01)
+    return True
 
 
 def _in_torch(frame):
@@ -143,7 +229,16 @@ def _in_torch(frame):
     return frame.filename.startswith(_TORCH)
 
 
+def _waits(frame):
+    """Return whether a thread of virtual GPUs, whose innermost frame this is, waits for others.
+
+    On a modelled clock it waits for the rank that keeps the time.
+    """
+    return frame.f_code.co_filename == agreement.__file__ or frame.f_code is Member.ask.__code__
+
+
 _TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual))
+_DISTRIBUTED = os.path.dirname(torch.distributed.__file__)
 
 
 def _place(stack):

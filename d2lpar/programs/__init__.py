@@ -1,1 +1,1 @@
-"""Programs that say `torch.cuda`, run on virtual GPUs, and what the command `d2lpar` does."""
+"""Running programs that say `torch.cuda` on virtual GPUs, and the command `d2lpar`."""

@@ -2,7 +2,7 @@
 
 import os
 
-GPUS = "D2LPAR_CUDA"  # what GPUs there are, "vgpu:4" or "v100:4"; `d2lpar run` sets it
+GPUS = "D2LPAR_CUDA"  # which GPUs there are, "vgpu:4" or "v100:4"; `d2lpar run` sets it
 TRACE = "D2LPAR_TRACE"  # "1" if each process records every op, too; `d2lpar run` sets it
 REPORTS = "D2LPAR_REPORTS"  # the folder for a report of each process; `d2lpar run` sets it
 

@@ -2,7 +2,7 @@
 
 `switch_on` makes all of them refer to virtual GPUs. A name of `torch.cuda`
 
-- is that of `torch.vgpu`, if there is one;
+- refers to the same name of `torch.vgpu`, if there is one;
 - otherwise, if it is in the tables below, does what can be done here, which may be nothing;
 - otherwise needs a real GPU: it raises NotImplementedError and says so.
 """
@@ -15,7 +15,12 @@ from types import SimpleNamespace
 import torch
 
 from d2lpar.virtual import as_cuda, copies, vgpu
-from d2lpar.virtual.private.cuda import replace_factories, replace_in_cuda, skip_initialization
+from d2lpar.virtual.private.cuda import (
+    replace_factories,
+    replace_in_cuda,
+    replace_private_names,
+    skip_initialization,
+)
 from d2lpar.virtual.private.patching import replace
 
 from . import nccl, only_cuda
@@ -47,7 +52,7 @@ def switch_on(gpus, visible=None):
 
 
 def parse(gpus):
-    """Return the kind and the number in a text such as "vgpu:4" or "v100:8"."""
+    """Return the kind and the number in a string such as "vgpu:4" or "v100:8"."""
     known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
     if not known:
         raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
@@ -55,7 +60,7 @@ def parse(gpus):
 
 
 def _visible(visible, number):
-    """Return the indices below `number` in a text, up to the first that is not one."""
+    """Return the indices in a string, up to the first that is not an index below `number`."""
     if visible is None:
         return range(number)
     indices = []
@@ -77,6 +82,11 @@ def _replace_names():
     replacements["default_generators"] = vgpu.default_generators
     replace_in_cuda(replacements)
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _ONLY_ON_A_GPU})
+    replace_private_names(
+        sleep=lambda cycles: vgpu._sleep(cycles * NANOSECOND),
+        is_in_bad_fork=vgpu._is_in_bad_fork,
+        refusing=refusing,
+    )
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
     replace(torch.cuda, **types)
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
@@ -141,9 +151,6 @@ _OTHERWISE = {
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
-    "_sleep": lambda cycles: vgpu._sleep(cycles * NANOSECOND),
-    "_lazy_call": lambda function, **kwargs: function(),
-    "_is_in_bad_fork": vgpu._is_in_bad_fork,
     "device_of": _DeviceOf,
 }
 
@@ -151,8 +158,8 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    memory_snapshot _record_memory_history _snapshot _dump_snapshot list_gpu_processes
-    device_memory_used memory_usage utilization temperature power_draw clock_rate _compile_kernel
+    memory_snapshot list_gpu_processes device_memory_used memory_usage utilization temperature
+    power_draw clock_rate
 """.split()
 
 _OF_NCCL = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()

@@ -8,6 +8,7 @@ import shutil
 import sys
 import tempfile
 
+from d2lpar.other_programs import taken_now
 from d2lpar.virtual import cores_of_this_process, memory_of_this_process
 from d2lpar.virtual.private import check_python
 
@@ -36,6 +37,7 @@ class Doctor:
     def look(self):
         self._python()
         self._cores()
+        self._other_programs()
         self._memory()
         self._disk()
         self._lab()
@@ -77,6 +79,10 @@ class Doctor:
         text = f"{cores} of {all_cores} for this process"
         text += f"; up to {cores} virtual GPUs of one thread compute at the same time"
         self._judge("cores", text, cores >= 2, "virtual GPUs need two to show that they overlap")
+
+    def _other_programs(self):
+        for sentence in taken_now().sentences():
+            self._wrong("busy", f"{sentence} just now: what you measure will take longer")
 
     def _memory(self):
         memory = memory_of_this_process()
@@ -180,7 +186,7 @@ class Doctor:
         )
 
     def _names_of_cuda(self):
-        from d2lpar.virtual.private.guards import can_answer_without_python
+        from d2lpar.virtual.private.virtual_tables import can_answer_without_python
 
         self._judge(
             "d2lpar run",

@@ -19,8 +19,8 @@ def redirect_nccl():
 def translate(backend):
     """Return the backend that a program gets instead of the one that it names.
 
-    That is "nccl", "gloo" (which takes GPU tensors, too), "cpu:gloo,cuda:nccl" or, without a name,
-    "undefined".
+    It translates "nccl", "gloo" (which takes GPU tensors, too), pairs such as "cpu:gloo,cuda:nccl"
+    and, where a program names none, "undefined". Other backends stay.
     """
     if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
         return f"cpu:gloo,vgpu:{BACKEND}"

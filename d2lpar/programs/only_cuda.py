@@ -1,4 +1,4 @@
-"""What only CUDA has: a program that uses it gets an error with its name and what to do instead."""
+"""Features that only CUDA has: using one raises an error that names it and says what to do."""
 
 import warnings
 
@@ -69,7 +69,7 @@ def _change_extensions(module):
 
 
 def _change_triton(module):
-    """Make a kernel of Triton raise when it is launched."""
+    """Make Triton kernels raise when they are launched."""
 
     def run(self, *args, **kwargs):
         name = getattr(getattr(self, "fn", None), "__name__", type(self).__name__)

@@ -35,8 +35,8 @@ def report_to(folder, with_spans=False):
     """
     report = Report(folder, with_spans)
     scheduler.start_recording(report)
-    atexit.register(report.wait_and_write_last)  # so it runs before what ends the devices
-    # Children of multiprocessing end by os._exit, after these; a fork begins with none.
+    atexit.register(report.wait_and_write_last)  # after `_end` of backend.py, so it runs before it
+    # Children of multiprocessing run finalizers, then os._exit; a fork begins without finalizers.
     finish = functools.partial(Finalize, None, report.write_last, exitpriority=0)
     finish()
     register_after_fork(report, lambda report: finish())
@@ -44,7 +44,7 @@ def report_to(folder, with_spans=False):
 
 
 class Report:
-    """Sums over the spans of a process; a recording of `scheduler` that needs little memory."""
+    """Sums over the spans of a process: a recording for `scheduler` that needs little memory."""
 
     def __init__(self, folder, with_spans):
         self._folder = folder

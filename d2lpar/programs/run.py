@@ -24,13 +24,13 @@ assert sys.platform == "linux", "the command has refused the others"
 SECONDS_TO_END = 5.0  # after a request
 SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
 SECONDS_BETWEEN_LOOKS = 0.05
-SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # that ask to end
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # these ask a process to end
 NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes of a shell
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def run_command(command, gpus, model=None, trace=None):
-    """Run a command, a list of texts, and return its exit code.
+    """Run a command, a list of strings, and return its exit code.
 
     Args:
         gpus: how many virtual GPUs each of its processes sees.

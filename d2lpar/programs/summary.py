@@ -1,4 +1,4 @@
-"""What `d2lpar run` makes of the reports of all ranks: a summary for reading, and one trace."""
+"""Turning the reports of all ranks into the summary and the trace that `d2lpar run` writes."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def _rank_of(report):
 
 
 def summary(reports, gpus, seconds, code):
-    """Return a summary of what the processes of a command did, a text of several lines.
+    """Return a summary, in several lines, of what the processes of a command did.
 
     Args:
         reports: what `read_reports` returned.
@@ -98,7 +98,7 @@ def _time(seconds):
 
 
 def _table(head, rows):
-    """Return rows of texts below a head as a text, in columns of their widest text."""
+    """Format rows of strings below a head, in columns as wide as their widest string."""
     if not rows:
         return ""
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -126,7 +126,7 @@ def write_trace(path, reports, folder, began):
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-MOST_PROCESSES = 1000  # of a rank in a trace: the host and its devices
+MOST_PROCESSES = 1000  # that a rank may have in a trace: one for the host, one for each device
 SPAN = tuple("name kind device stream engine start end issued num_bytes source target".split())
 
 

@@ -1,8 +1,8 @@
 """The actors behind a store: servers, which hold ranges of tensors, and the workers' clock.
 
 They work on NumPy arrays, and their classes travel by value: a process that had to import torch
-would start in two seconds, instead of half a second. So this module imports nothing of d2lpar, and
-Ray, which must be imported by `ray_setup`, only where an actor runs.
+would start in two seconds, instead of half a second. So this module imports nothing from d2lpar,
+and it imports Ray, which `ray_setup` must import first, only where an actor runs.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ class Server:
 
     Args:
         name: "server 0", or "replica 1 of server 0".
-        source: who pushes, if not a worker.
+        source: the name of the server that pushes to this one; None if workers do.
         backup: the name under which Ray knows the next actor in the chain, if any. (An actor that
             Ray is to restart must not have another one among its arguments.)
     """
@@ -36,7 +36,7 @@ class Server:
             self.values, self.last, self.updates = _own(state)
 
     def load(self, values, last, updates):
-        """Take over arrays by name, last pushes by worker and the number of pushes; reset bytes."""
+        """Replace arrays by name, last pushes by worker and the number of pushes; reset bytes."""
         self.num_bytes.clear()
         self.values, self.last, self.updates = _own((values, last, updates))
         if self.backup is not None:
@@ -45,17 +45,18 @@ class Server:
             ray.get(self.backup.load.remote(values, last, updates))
 
     def state(self):
-        """Return what `load` takes; None where there is nothing yet."""
+        """Return the arguments for another server's `load`; None before there are values."""
         return None if self.values is None else (self.values, self.last, self.updates)
 
     def push(self, message):
-        """Add values to a tensor, at some of its keys or at all.
+        """Add values to a tensor, at some of its keys or at all of them.
 
         Args:
-            message: a tuple (worker, number, name, values, keys): each argument of its own would
-                cost Ray as much as this method takes. `number` counts the worker's pushes: one that
-                comes again, because its answer was lost with the process that owed it, is not added
-                again. `keys` are positions of `values` in this server's range, or None for all.
+            message: a tuple (worker, number, name, values, keys), because five separate arguments
+                would cost Ray more time than this method takes. `number` counts the worker's
+                pushes: one that comes again, because its answer was lost with the process that owed
+                it, is not added again. `keys` are positions of `values` in this server's range, or
+                None for all.
 
         Returns:
             How many pushes were added so far; None from a process that has lost its values.
@@ -120,7 +121,7 @@ class Clock:
             counts[worker] = min(counts.values(), default=0)
 
     async def leave(self, worker):
-        """Go on without a worker."""
+        """Remove a worker, so that nobody waits for it any more."""
         for counts in (self.ticks, self.arrivals):
             counts.pop(worker, None)
         async with self.moved:

@@ -11,7 +11,7 @@ class AdClicks:
         per_example: m, how many features are drawn for an example.
 
     Attributes:
-        probabilities: of the features, (n,).
+        probabilities: the probability of each feature, (n,).
     """
 
     def __init__(self, num_features, per_example):

@@ -1,4 +1,4 @@
-"""What pulls from parameter servers and pushes to them: clients, and workers with a clock."""
+"""Clients, which pull from parameter servers and push to them, and workers, which have a clock."""
 
 import contextlib
 import time
@@ -15,8 +15,8 @@ class Client:
         name: identifies it in `Store.traffic`.
         pushes: how many of its pushes were acknowledged.
         seconds: a dict, the time spent in "pull", "push", "tick" and "barrier".
-        delays: for each push of a tensor, how many pushes of others were added to it since this
-            client's last pull of it, on the server where they were most.
+        delays: for each push of a tensor, how many other pushes its server had added since this
+            client last pulled the tensor; of several servers, the largest number.
     """
 
     def __init__(self, name, servers, layout):

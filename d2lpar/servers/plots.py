@@ -2,7 +2,7 @@
 
 import functools
 
-from d2lpar.plotting.figures import MEASURED, PREDICTED, new_figure, style
+from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 
 _PARTS = {
     "computing": (MEASURED, ""),
@@ -31,7 +31,7 @@ def plot_seconds(runs, ends):
             "communicating" and "waiting".
         ends: a dict from the name to the predicted seconds of each worker.
     """
-    figure, [[axes]] = new_figure(figsize=(7, 3))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 2.9))
     ticks, labels = [], []
     for i, (name, workers) in enumerate(runs.items()):
         shift = (len(workers) - 1) / 2
@@ -62,7 +62,7 @@ def plot_pushes(moments, killed):
         moments: a dict from a name to a list of moments, in seconds.
         killed: the moment at which a server was killed.
     """
-    figure, [[axes]] = new_figure(figsize=(7, 2.4))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 2.3))
     start = min(times[0] for times in moments.values())
     strokes = [[t - start for t in times] for times in moments.values()]
     rows = range(len(strokes), 0, -1)

@@ -18,12 +18,12 @@ def start_ray(address=None):
 
     Ray started here shows no dashboard, sends no statistics and passes on no output of its
     processes. `ray.shutdown()` or the end of this process ends it. If this process is already
-    connected, nothing happens. Do not import `ray` before: on import it reads what to be silent
-    about.
+    connected, nothing happens. Do not import `ray` before: on import it reads which messages to
+    suppress.
 
     Args:
-        address: of a cluster, "host:port"; by default RAY_ADDRESS of the environment, and without
-            one, Ray starts on this machine.
+        address: the address of a cluster, "host:port"; by default RAY_ADDRESS in the environment.
+            Without either, Ray starts on this machine.
 
     Raises:
         ModuleNotFoundError: Ray is not installed; says what to install.
@@ -37,7 +37,7 @@ def start_ray(address=None):
         ray.init(address, **quiet)
         return ray
     path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # of its processes
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # for its processes
     try:
         ray.init(
             "local",

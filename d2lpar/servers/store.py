@@ -35,7 +35,7 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
             each tensor, flattened to n elements.
         replicas: number of copies of each server. A push is acknowledged when all have it. A
             server or copy that dies is replaced, and gets its values from a copy.
-        address: of a Ray cluster, as in `start_ray`.
+        address: the address of a Ray cluster, as in `start_ray`.
 
     Raises:
         ValueError: there are no values, or a number is out of range.
@@ -64,7 +64,7 @@ def _check_count(name, number, least):
 
 
 class Store(Client):
-    """Tensors on parameter servers, as `parameter_servers` gives them; itself the client "driver".
+    """The tensors on parameter servers that `parameter_servers` yields; itself the client "driver".
 
     Attributes:
         servers: the actors; `ray.kill(store.servers[0], no_restart=False)` simulates an accident.
@@ -111,7 +111,7 @@ class Store(Client):
         """Give all tensors new values, and count workers, pushes and bytes from zero.
 
         Args:
-            values: a dict of tensors, with the names and shapes of those in the store.
+            values: a dict of tensors, with the names and shapes of the tensors in the store.
 
         Raises:
             ValueError: they have other names or shapes.
@@ -213,7 +213,7 @@ class Run:
     """Workers under way.
 
     Attributes:
-        tasks: a dict from a worker's rank to Ray's reference of its result.
+        tasks: a dict from a worker's rank to Ray's reference to its result.
     """
 
     def __init__(self, clock, tasks):

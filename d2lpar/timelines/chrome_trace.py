@@ -6,7 +6,7 @@ from d2lpar.timelines.intervals import lanes
 
 
 def chrome_trace(timeline, prefix="", first=0):
-    """Return a timeline in Chrome's Trace Event Format: a process a device, a thread a queue.
+    """Return a timeline in Chrome's Trace Event Format: devices are processes, queues threads.
 
     Args:
         timeline: a `Timeline`, or something else with `spans`, `marks` and `devices`.

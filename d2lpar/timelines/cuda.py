@@ -25,11 +25,12 @@ def start_recording():
     """Start to record what CUDA GPUs do.
 
     The profiler cannot run twice at once. So a recording that starts or stops inside another cuts
-    it in two: the profiler stops, hands its spans to every recording, and starts again. Let the
-    devices be idle then.
+    it in two: the profiler stops, hands its spans to every recording, and starts again. The devices
+    should be idle then.
 
     Returns:
-        A list that gets spans, in seconds of `time.perf_counter`, until `stop_recording` of it.
+        A list that gets spans, in seconds of `time.perf_counter`, until `stop_recording` is called
+        with it.
     """
     _collect()
     recording = []
@@ -85,8 +86,8 @@ def parse(trace, anchored=0.0):
     of streams for events leave no record on CUDA.
 
     Args:
-        trace: what `torch.profiler.profile.export_chrome_trace` wrote, as a dict. The fields are
-            those of libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
+        trace: what `torch.profiler.profile.export_chrome_trace` wrote, as a dict. Its fields come
+            from libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
         anchored: the time, in seconds, of the mark that `start_recording` set.
 
     Returns:

@@ -1,8 +1,8 @@
-"""Gantt charts: of a timeline, and of marks in rows."""
+"""Gantt charts of timelines, and of marks in rows."""
 
 from collections import defaultdict
 
-from d2lpar.plotting.figures import KINDS, new_figure, style
+from d2lpar.plotting.figures import KINDS, WIDE, new_figure, style
 from d2lpar.timelines.intervals import lanes, union
 
 _ENGINES = {
@@ -15,8 +15,6 @@ _ENGINES = {
 }
 
 _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # under a text
-
-_WIDTH = 6.6  # inches: with it a slide, which is as wide, shows the words in letters of 20 pixels
 
 _GAP = 0.35  # between the devices of a Gantt chart, in rows
 
@@ -45,9 +43,9 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
-        title: what stands above the chart.
+        title: the text above the chart.
         start, end: the part to draw, in seconds; all of it by default.
-        kinds: of the spans to draw.
+        kinds: the kinds of spans to draw.
 
     Returns:
         A figure.
@@ -63,7 +61,7 @@ def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
     num_lanes = max((lane + 1 for lane, _ in phases), default=0)
     groups = rows_by_device(timeline, kinds)
     height = num_lanes + sum(len(rows) + _GAP for rows in groups)
-    figure, [[axes]] = new_figure(figsize=(_WIDTH, 1.2 + 0.24 * height))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 1.2 + 0.24 * height))
     with style():
         axes.set_xlim(start * scale, end * scale)
         axes.set_ylim(height, 0)
@@ -103,7 +101,7 @@ def rows_by_device(timeline, kinds):
 
 
 def _draw_groups(axes, groups, top, part, scale):
-    """Draw the rows below `top`; return what the legend needs."""
+    """Draw the rows below `top`; return the entries of the legend."""
     from matplotlib.patches import Patch
 
     start, end = part
@@ -188,13 +186,13 @@ def _draw_phases(figure, axes, phases, part, scale):
 def plot_schedule(rows, title=None, unit=None):
     """Draw who did what when: a row for each name, a bar for each mark.
 
-    The first word of a mark's name chooses the colour; what follows it, a number say, is written
-    into the bar where there is room, and so are names of one word.
+    The first word of a mark's name chooses the colour; the rest, a number say, is written into the
+    bar where there is room, and so are names of one word.
 
     Args:
-        rows: a dict from what stands before a row to its marks, with `name`, `start` and `end` in
+        rows: a dict from the label of a row to its marks, with `name`, `start` and `end` in
             seconds. The time axis begins with the first of all.
-        title: what stands above the chart.
+        title: the text above the chart.
         unit: what the marks count in place of seconds, "forward passes" for example.
 
     Returns:
@@ -213,7 +211,7 @@ def plot_schedule(rows, title=None, unit=None):
     unit = unit or ("s" if scale == 1 else "ms")
     words = list(dict.fromkeys(mark.name.split()[0] for mark in marks))
     looks = {word: _PHASES[i % len(_PHASES)] for i, word in enumerate(words)}
-    figure, [[axes]] = new_figure(figsize=(_WIDTH, 1.2 + 0.3 * len(rows)))
+    figure, [[axes]] = new_figure(figsize=(WIDE, 1.2 + 0.3 * len(rows)))
     texts = []
     with style():
         axes.set(xlabel=f"time ({unit})", title=title, ylim=(len(rows), 0))

@@ -2,7 +2,7 @@
 
 
 def union(spans, gap=0.0):
-    """Merge what has a `start` and an `end` into intervals that do not touch.
+    """Merge spans, or other objects with `start` and `end`, into intervals that do not touch.
 
     Args:
         spans: spans, in any order.
@@ -34,7 +34,7 @@ def overlap(a, b):
 
 
 def lanes(spans):
-    """Deal spans to as few lanes as it takes that no two in a lane overlap.
+    """Deal spans to as few lanes as possible, so that no two in a lane overlap.
 
     Returns:
         A list of pairs (lane, span), by start; lanes count from 0.

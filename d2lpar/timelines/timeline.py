@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 
 from d2lpar.devices import synchronize, try_all_gpus
+from d2lpar.other_programs import look, while_timed
 from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
 from d2lpar.virtual import clock, clock_in_force, hardware_name
@@ -34,19 +35,20 @@ class Timeline:
                 loss = net(X).sum()
         timeline.busy("vgpu:0")
 
-    A rank may return its timeline, and `Timeline.merged` puts those of all ranks on one axis. A
-    timeline that has come from another process has the names of devices in their place.
+    A rank may return its timeline, and `Timeline.merged` puts the timelines of all ranks on one
+    axis. In a timeline from another process the names of devices stand for them.
 
-    It waits for every device in use at both ends, so that it holds the work of its block and all
-    of it. An error in the block passes through; what ran before it is kept. As the last value of a
-    cell it draws itself. On CUDA the profiler slows the issuing of work.
+    It waits for every device in use when its block begins and when it ends, so that it holds the
+    work of the block, all of it and no other. An error in the block passes through; what ran before
+    it is kept. As the last value of a cell it draws itself. On CUDA the profiler slows the issuing
+    of work.
 
     Attributes:
         spans: what ran, as `Span`s ordered by start.
-        marks: what `mark` named, as tuples (name, start, end).
-        devices: the devices known: those in use, and those that something ran on.
-        seconds: from start to end of the block.
-        hardware: what was modelled, "8 x V100-SXM2-16GB" for example; "" on the wall clock.
+        marks: the phases that `mark` named, as tuples (name, start, end).
+        devices: the devices in use, and others that something ran on.
+        seconds: the time from start to end of the block.
+        hardware: the modelled hardware, "8 x V100-SXM2-16GB" for example; "" on the wall clock.
     """
 
     def __init__(self):
@@ -62,6 +64,7 @@ class Timeline:
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
+        self._look = None if self.hardware else look()
         self._origin = clock()
         return self
 
@@ -73,6 +76,7 @@ class Timeline:
                 raise
         finally:
             self._end = clock()
+            while_timed.add(self._look)
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
@@ -91,8 +95,8 @@ class Timeline:
         Its phases have the rank in front, "rank 1 forward". The waits of the hosts are left out.
 
         Args:
-            timelines: what each rank recorded, in the order of ranks; each has a GPU of its own.
-            kinds: of the spans to keep, for a figure that is about kernels and collectives only.
+            timelines: the ranks' timelines, in the order of ranks; each has a GPU of its own.
+            kinds: the kinds of spans to keep, for a figure about kernels and collectives only.
 
         Raises:
             ValueError: there is none, or a kind is unknown.
@@ -120,7 +124,7 @@ class Timeline:
         return whole
 
     def __getstate__(self):
-        """Return what another process gets: it may not know these devices, but their names."""
+        """Return the state for another process, with names for devices that it may not know."""
         self._recorded()
         state = {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
         spans = [replace(span, **_named(span)) for span in self._spans]
@@ -254,9 +258,9 @@ class Timeline:
         """Draw a Gantt chart: a row for each device and engine, and one for the waiting host.
 
         Args:
-            title: what stands above the chart.
+            title: the text above the chart.
             start, end: the part to draw, in seconds; all of it by default.
-            kinds: of the spans to draw, for a figure that is about kernels and copies only.
+            kinds: the kinds of spans to draw, for a figure about kernels and copies only.
 
         Returns:
             A matplotlib figure.
@@ -306,7 +310,7 @@ def _accelerators():
 
 
 def _start_recorders():
-    """Start what records the devices in use; return pairs (function to stop, list of records)."""
+    """Start to record the devices in use; return pairs (function to stop, list of records)."""
     from d2lpar import virtual
 
     sources = [virtual]
@@ -325,7 +329,7 @@ def _start_recorders():
     return recorders
 
 
-_OF_A_PROCESS = ("_recorders", "_clock")
+_OF_A_PROCESS = ("_recorders", "_clock", "_look")
 
 
 def _named(span):
@@ -338,7 +342,7 @@ def _named(span):
 
 
 def _kind_and_index(name):
-    """Return what orders the names of devices as their numbers are."""
+    """Return a key that sorts the names of devices by kind, then by number."""
     kind, _, index = name.partition(":")
     return kind, int(index or 0)
 

@@ -4,25 +4,25 @@ An operator travels downwards through these:
 
     tensor      VirtualTensor: what user code sees
     issuing     from a call of an operator to an op: keys, new plans, running at once
-    plans       what an operator gives, once for each combination of inputs
+    plans       the results of an operator, worked out once for each combination of inputs
     copies      copies; operators: the others that need more than a plan
     threads     the device and the streams that a thread has chosen
     device      a device: engines, streams, random numbers, errors; registry: all of them
     cells       layouts and values; memory: the accounting of memory
     generators  random numbers in the order of issue
-    engines     what runs an op: threads
+    engines     the threads that run ops
     streams     the queues that ops are issued to
     scheduler   when an op runs, and what waits for what
 
 While GPUs are modelled:
 
     simulation  when ops run, and the clock of the host
-    model       what a device is then: a GPU in a machine, and the links that it shares
+    model       the model of a device: a GPU in a machine, and the links that it shares
     hardware    machines, and how models are found by name
     gpu         a GPU as its data sheet describes it, and the time of a kernel
     datasheets  the published figures of GPUs
     calibration times of kernels that were measured
-    kernels     what a kernel has to do: products and bytes
+    kernels     the work of a kernel: products and bytes
 
 Beside them:
 
@@ -31,14 +31,14 @@ Beside them:
     clocks      the clock in force, as a program sees it
     process_limits  the cores and the memory that this process may use
     spans       what a recording holds
-    vgpu        torch.vgpu
+    vgpu        the module torch.vgpu: streams, events, memory and devices, as in torch.cuda
     backward    backward on the streams of forward
-    comm        what nn.DataParallel needs
+    comm        scatter, gather, broadcast and reduce for nn.DataParallel
     autocast, lazy, recurrent, saving, sync_batch_norm: the parts of torch that have these names
     as_cuda     virtual GPUs that torch calls "cuda"
     storages    memory that is given back while tensors still use it
-    interrupts  holding Ctrl-C back; notebook: what a Jupyter kernel needs
-    private     what is private to torch, a module for each subject
+    interrupts  where Ctrl-C can strike, and holding it back; notebook: what a Jupyter kernel needs
+    private     all that uses torch's private interface, a module for each subject
     backend     making all of it known to torch
 """
 

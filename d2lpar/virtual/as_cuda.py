@@ -20,7 +20,7 @@ from .tensor import own_device
 def stand_for_cuda(n, **options):
     """Return `n` new virtual GPUs that are "cuda" devices for all code of this process, a list.
 
-    Call it at the start of a process, before there are virtual GPUs. `options` are those of
+    Call it at the start of a process, before there are virtual GPUs. It takes the options of
     `virtual_gpus`.
 
     Raises:
@@ -52,7 +52,7 @@ def _forgive_fork():
 def _make(func, *args, **kwargs):
     """Issue an operator that makes a tensor on "cuda".
 
-    The first one prepares shape inference, so that a process that makes none starts no later.
+    The first call prepares shape inference, so that a process without such tensors does not wait.
     """
     prepare_shape_inference()
     return issue_factory(func, args, kwargs)

@@ -1,6 +1,6 @@
 """`torch.autocast("vgpu", ...)`: which operators run in which precision.
 
-The lists are those of CUDA (PyTorch documentation, "Autocast Op Reference").
+The lists are CUDA's (PyTorch documentation, "Autocast Op Reference").
 """
 
 import torch

@@ -82,7 +82,7 @@ def register():
 
 
 def note_forks():
-    """Have a fork of this process, which has devices, wait for its engines and be known; once."""
+    """Register, once, what a fork needs: it waits for engines, and the child knows what it is."""
     global _notes_forks
     if not _notes_forks and hasattr(os, "register_at_fork"):
         _notes_forks = True

@@ -38,7 +38,7 @@ class BackwardStreams:
         return stream
 
     def leave(self):
-        """Make the caller's streams current; when next used, they wait for those of the pass."""
+        """Make the caller's streams current; when next used, they wait for the pass's streams."""
         self._chosen, self._own = {}, (None, set())
         self._caller.unjoined = self
         thread.current = self._caller

@@ -30,7 +30,7 @@ def calibrate(program, device="vgpu:0", repeats=3):
         A `Calibration`.
 
     Raises:
-        ValueError: `repeats` is below 1, the device is no such GPU, or the program ran no kernels.
+        ValueError: `repeats` is below 1, the device is not such a GPU, or no kernel ran on it.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
@@ -75,14 +75,15 @@ def _usual_gap(moments):
 class Calibration:
     """A GPU whose kernels take the times that were measured; see `calibrate`.
 
-    A kernel that was not measured takes the time of the measured one of the same operator that is
-    nearest in FLOPs (or bytes), scaled by these. Where its operator was not measured, it takes as
-    long for its bytes as all kernels without products of matrices. `estimated` holds such kernels.
+    A kernel that was not measured takes the time of the measured kernel of the same operator that
+    is nearest in FLOPs (or bytes), scaled by these. Where its operator was not measured at all, it
+    takes as long per byte as all kernels without products of matrices do together. `estimated`
+    holds such kernels.
 
     Attributes:
-        name, memory: of the device that was measured; bytes.
-        link, peer_link: to the CPU and to other devices.
-        launch_seconds: what the host takes to issue an operator.
+        name, memory: the name of the device that was measured, and its memory in bytes.
+        link, peer_link: its `Link`s to the CPU and to other devices, or None.
+        launch_seconds: the seconds that the host takes to issue an operator.
         seconds: a dict from the signatures of kernels to seconds.
         estimated: signatures of kernels that were asked for and had not been measured.
     """
@@ -165,7 +166,7 @@ class _TimingVirtual(_Timing):
         return result
 
     def launch_seconds(self, program):
-        """Return what issuing an operator takes while the host does not wait."""
+        """Return the seconds that issuing an operator takes while the host does not wait."""
         issued = []
         scheduler.watch(lambda op: issued.append(op.issued))
         try:
@@ -230,7 +231,7 @@ class _TimingCuda(_Timing):
         return _usual_gap(issued)
 
     def links(self):
-        """Return None for both: the links of virtual GPUs are given to them."""
+        """Return None for both: copies are not measured, `virtual_gpus` is given the links."""
         return None, None
 
 

@@ -13,7 +13,7 @@ class Layout:
 
     Attributes:
         device: a `Device`.
-        dtype, size, stride, offset: as of a tensor; stride and offset in elements.
+        dtype, size, stride, offset: as in a tensor; stride and offset in elements.
         conj, neg: whether the values are stored conjugated or negated.
         num_bytes: bytes from the beginning of its memory to the end of the last element.
     """
@@ -89,7 +89,8 @@ class Cell:
         layout: a `Layout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
         parent: the cell that a view was made from.
-        view: function from the data of `parent` to that of a view; None if its layout suffices.
+        view: function that makes the data of a view from the data of `parent`; None if the layout
+            suffices.
         writer: the op issued last that writes it, or None.
     """
 
@@ -117,7 +118,7 @@ def strided(cell, layout):
 
 
 class Failure:
-    """What stands for the values of a tensor whose kernel failed, or that has none.
+    """Takes the place of the values of a tensor whose kernel failed, or that has none.
 
     Attributes:
         error: why there are no values.

@@ -1,10 +1,10 @@
-"""The clock in force: the wall clock, or that of modelled GPUs."""
+"""The clock in force: the wall clock, or the clock of modelled GPUs."""
 
 from . import scheduler
 
 
 def clock():
-    """Return the seconds of the clock in force: `time.perf_counter`, or that of modelled GPUs.
+    """Return the seconds of the clock in force: `time.perf_counter`, or the modelled GPUs' clock.
 
     Each thread has its own modelled clock. It begins at 0 when `virtual_gpus` is called, and
     advances with the launch of each operator, by waiting, by asking whether an event was reached,
@@ -35,5 +35,5 @@ def clock_in_force():
 
 
 def hardware_name():
-    """Return what is modelled, "8 x V100-SXM2-16GB" for example; "" on the wall clock."""
+    """Return the modelled hardware, "8 x V100-SXM2-16GB" for example; "" on the wall clock."""
     return scheduler.clock.name

@@ -16,7 +16,7 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
     Args:
         tensor: a tensor on the CPU or on a virtual GPU.
         devices: devices or their indices.
-        chunk_sizes: lengths of the pieces; by default those of `tensor.chunk`, which may be fewer.
+        chunk_sizes: lengths of the pieces; by default as `tensor.chunk` cuts, which may give fewer.
         dim: the dimension.
         streams: for each device a stream that is current while its piece is copied, or None.
     """

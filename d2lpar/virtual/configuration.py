@@ -13,10 +13,10 @@ from .links import as_link
 from .process_limits import cores_of_this_process, memory_of_this_process
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
-SHARE_OF_MEMORY = 0.8  # of what this process may use, for all devices together
+SHARE_OF_MEMORY = 0.8  # the part of what this process may use that all devices get together
 _UNSAID = object()
 _setting_up = threading.Lock()
-_last_call = []  # of `virtual_gpus`: the number of devices and the other arguments; at most one
+_last_call = []  # at most one: the number of devices and the other arguments of `virtual_gpus`
 
 
 def virtual_gpus(
@@ -35,15 +35,15 @@ def virtual_gpus(
     back on the wall clock.
 
     Args:
-        n: how many.
+        n: the number of GPUs.
         threads: CPU threads that run a device's kernels; by default the environment variable
             D2LPAR_THREADS, or one.
         memory: bytes of a device; by default an equal share of 80 % of what this process may use,
             or what the modelled GPU has.
         link: how fast bytes are copied from and to the CPU: a `Link`, a preset's name, bytes per
             second, or None for copies that take only as long as the CPU takes to write them, or no
-            time on modelled GPUs. By default None, or that of the modelled GPU.
-        peer_link: the same between devices; by default as `link`, or that of the modelled GPU.
+            time on modelled GPUs. By default None, or the link of the modelled GPU.
+        peer_link: the same between devices; by default `link`, or the modelled GPU's own.
         model: a GPU ("p100", "v100", "v100-32gb", "t4", "rtx4090", "a100", "a100-40gb", "h100",
             "h200", a `gpu.GPU` or a `Calibration`), or a list of GPUs, one for each device; or
             a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
@@ -141,7 +141,7 @@ def _configure(n, figures):
 
 
 def figures_of_ranks(nproc):
-    """Return the arguments of `virtual_gpus` for each of `nproc` processes: those of the last call.
+    """Return arguments of `virtual_gpus` for each of `nproc` processes: those of its last call.
 
     Returns:
         A dict; None where `virtual_gpus` was not called.

@@ -7,7 +7,7 @@ from . import lazy, registry, scheduler, threads
 from .cells import Cell, Layout, Unavailable, fetch, revive
 from .issuing import META, Call, raise_now, two_devices
 from .plans import aten, issue_op, operator_of, tables
-from .private.guards import is_from_pinned_allocator
+from .private.virtual_tables import is_from_pinned_allocator
 from .scheduler import Op, wait
 from .tensor import VirtualTensor, new_tensor, refuse
 
@@ -32,7 +32,7 @@ def copy(target, source, non_blocking=False, new=False):
 
     Args:
         target: the tensor that is written.
-        source: the tensor that is read; its shape can be expanded to that of `target`.
+        source: the tensor that is read; its shape can be expanded to the shape of `target`.
         non_blocking: whether the host may go on before the copy has ended.
         new: whether `target` was made for this copy; then it fails where `source` has failed.
 

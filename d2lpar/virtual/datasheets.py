@@ -1,8 +1,8 @@
 """The GPUs that can be modelled: their published figures.
 
-The peaks are those of the makers' documents named as `source`, dense and without sparsity. Memory
-is what torch reports as `total_memory`. The links are measured ones, because a copy never reaches
-the figure on the box.
+The peaks come from the makers' documents that are named as `source`, dense and without sparsity.
+Memory is what torch reports as `total_memory`. The links are measured ones, because a copy never
+reaches the figure on the box.
 """
 
 from dataclasses import replace
@@ -40,7 +40,7 @@ GPUS = {
         40,
         PRESETS["pcie3-measured"],
         None,
-        "NVIDIA T4 datasheet",
+        "NVIDIA T4 data sheet",
     ),
     "rtx4090": GPU(
         "GeForce RTX 4090",
@@ -72,7 +72,7 @@ GPUS = {
         108,
         PRESETS["pcie4-measured"],
         PRESETS["nvlink3-measured"],
-        "NVIDIA A100 datasheet",
+        "NVIDIA A100 data sheet",
     ),
     "h100": GPU(
         "H100-SXM5-80GB",
@@ -92,7 +92,7 @@ GPUS = {
     ),
 }
 GPUS["v100-32gb"] = replace(
-    GPUS["v100"], name="V100-SXM2-32GB", memory=32494 * MIB, source="NVIDIA V100 datasheet"
+    GPUS["v100"], name="V100-SXM2-32GB", memory=32494 * MIB, source="NVIDIA V100 data sheet"
 )
 GPUS["a100-40gb"] = replace(
     GPUS["a100"],

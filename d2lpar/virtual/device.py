@@ -20,7 +20,7 @@ class Direction:
     """A direction of a device's link to other processes.
 
     Attributes:
-        free_at: when what it carries will have arrived, seconds of the wall clock.
+        free_at: seconds on the wall clock at which what it carries will have arrived.
     """
 
     free_at = 0.0
@@ -32,7 +32,7 @@ class Device:
     Attributes:
         torch_device: `torch.device("vgpu", index)`, or of the type that programs use (`rename`).
         own_torch_device: the same device under the name that torch's C++ code has for it, "vgpu".
-        threads: CPU threads of its kernels.
+        threads: the number of CPU threads that run its kernels.
         memory: its `Memory`; the argument of this name is the limit in bytes.
         link, peer_link: a `Link` or None, see `virtual_gpus`.
         generator: its random numbers.
@@ -88,9 +88,9 @@ class Device:
             self.threads = threads
 
     def run_by(self, model, has_values=True):
-        """Run later ops on the engines of a model, or, for None, on threads; the device is idle.
+        """Run later ops on a model's engines or, for None, on threads; the device must be idle.
 
-        What was done before is forgotten, because its times are those of another clock.
+        What was done before is forgotten, because its times belong to another clock.
         """
         forget_draws(self)
         for stream in self.streams:
@@ -140,7 +140,7 @@ class Device:
         return self.default_stream if current is None else current.stream(self)
 
     def synchronize(self):
-        """Wait for all streams, then do `raise_error`."""
+        """Wait for all streams, then call `raise_error`."""
         for stream in self.streams:
             wait_all(stream.tail(), self.torch_device)
         self.raise_error()

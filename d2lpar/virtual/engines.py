@@ -20,7 +20,7 @@ from .private.autograd import set_below_autograd
 from .scheduler import Op, ReadyQueue
 
 # A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang. So a
-# fork takes these locks first: that of this list, and `running` of each thread that does work.
+# fork takes these locks first: one for this list, and `running` of each thread that does work.
 _fork_locks = [threading.RLock()]
 
 
@@ -109,7 +109,7 @@ class Engine(Worker, ReadyQueue):
         self.name = name
         self.device = device
         self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
-        self._seconds_per_byte = 2e-10  # of writing what was copied; a first guess
+        self._seconds_per_byte = 2e-10  # to write what was copied; a first guess
 
     def __str__(self):
         return f"the engine {self.name} of {self.device.torch_device}"
@@ -197,6 +197,14 @@ def set_thread_count(threads):
 
 
 def _in_new_thread(function):
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
+    """Call a function in a thread that a simulation does not take for one of the host's."""
+    ended = threading.Event()
+
+    def run():
+        try:
+            function()
+        finally:
+            ended.set()
+
+    _thread.start_new_thread(run, ())
+    ended.wait()

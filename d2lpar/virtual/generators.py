@@ -4,11 +4,11 @@ import weakref
 
 import torch
 
-from .private.tensors import CPUGenerator
+from .private.tensors import CPUGenerator, generator_id
 from .scheduler import wait
 
-# `_cdata` of a generator -> a weak reference to it. torch hands over another Python object for the
-# same generator, and only `_cdata` is the same.
+# The identity of a generator -> a weak reference to it. torch hands over another Python object for
+# the same generator.
 _known = {}
 
 
@@ -20,7 +20,7 @@ class Generator(CPUGenerator):
 
     Args:
         owner: the `Device`.
-        seed: an integer; by default that of a new torch generator.
+        seed: an integer; by default the seed of a new torch generator.
 
     Attributes:
         state: a torch generator of the CPU.
@@ -33,7 +33,7 @@ class Generator(CPUGenerator):
     def __init__(self, owner, seed=None):
         for identity in [identity for identity, known in tuple(_known.items()) if known() is None]:
             _known.pop(identity, None)
-        _known[self._cdata] = weakref.ref(self)
+        _known[generator_id(self)] = weakref.ref(self)
         self.owner = owner
         self.last = None
         self.state = CPUGenerator()
@@ -82,14 +82,14 @@ class Generator(CPUGenerator):
 
 
 def checked(generator, device):
-    """Return the generator that a kernel draws from: the given one, or that of its `Device`.
+    """Return the generator that a kernel draws from: the given one, or its `Device`'s own.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.
     """
     if generator is None:
         return device.generator
-    known = _known.get(generator._cdata)
+    known = _known.get(generator_id(generator))
     found = known and known()
     if not found:
         raise RuntimeError(

@@ -1,4 +1,4 @@
-"""A GPU as its datasheet describes it, and the time of a kernel on it."""
+"""A GPU as its data sheet describes it, and the time of a kernel on it."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ import torch
 from .links import Link
 from .private.operators import tf32_is_allowed
 
-# What is not in any datasheet, and what it was fitted to: rows of one GPU, never of several.
+# Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
-TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 (see SOURCES)
+TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 (source not kept)
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
-LEAST_SECONDS = 3e-6  # of a kernel on a V100, from the launch of one to that of the next
+LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = (128, 64, 32)  # sides of the tiles that a multiprocessor computes at a time
@@ -23,15 +23,16 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may b
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU as its datasheet describes it.
+    """A GPU as its data sheet describes it.
 
     Args:
-        name: what it is called.
-        memory: bytes.
-        bandwidth: of its memory, bytes/s.
-        peaks: FLOP/s of products by what they compute in: "float64", "float32", "tf32", "bfloat16",
-            "float16". A dtype that is missing runs as float32.
-        multiprocessors: their number; each computes one tile of a product at a time.
+        name: the name to print.
+        memory: bytes of its memory.
+        bandwidth: bytes/s of its memory.
+        peaks: FLOP/s of products by the type they compute in: "float64", "float32", "tf32",
+            "bfloat16", "float16". A dtype that is missing runs as float32.
+        multiprocessors: the number of multiprocessors; each computes one tile of a product at a
+            time.
         link: its `Link` to the CPU.
         peer_link: its `Link` to other GPUs of the machine; None for the way over `link`.
         source: where the figures come from.
@@ -84,8 +85,9 @@ class GPU:
 
         Args:
             product: a `Product`.
-            dtype: of the matrices.
-            name: of the operator; convolutions of float32 may use TF32 where products may not.
+            dtype: the dtype of the matrices.
+            name: the name of the operator; float32 convolutions may use TF32 where products may
+                not.
         """
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them

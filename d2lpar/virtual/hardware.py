@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from .datasheets import GPUS
 from .links import PRESETS, Link, as_link
 
-LAUNCH_SECONDS = 8e-6  # of the host for an operator in eager mode: 7 to 8 µs on hosts of A100s
+LAUNCH_SECONDS = 8e-6  # for the host to launch an operator in eager mode: 7 to 8 µs beside A100s
 
 
 class Scaled:
@@ -41,12 +41,12 @@ class Machine:
     """Machines with several GPUs, and what joins them.
 
     Args:
-        gpu: a `GPU`, or what stands for one.
+        gpu: a `GPU`, its name, or an object with the attributes of one; see `as_gpu`.
         gpus: how many each machine has; None for all in one.
         gpus_per_switch: how many share one PCIe link to the CPU.
         network: the `Link` of a machine to the others; None where there is one machine.
-        launch_seconds: what the host takes to issue an operator.
-        name: what it is called.
+        launch_seconds: the seconds that the host takes to issue an operator.
+        name: the name to print.
         source: where the figures come from.
     """
 
@@ -126,7 +126,7 @@ def machines_of(n, models):
 
     Raises:
         ValueError: there are more GPUs than in one machine and no network, or machines differ.
-        TypeError: as `as_machine`.
+        TypeError: a model is none of these; see `as_machine`.
     """
     machines = [as_machine(model) for model in models]
     first = machines[0]

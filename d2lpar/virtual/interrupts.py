@@ -7,11 +7,13 @@ next looks at that flag:
   POP_JUMP_BACKWARD_IF_*), and after a call of a function in C or of a class (CALL*, in 3.11 also
   PRECALL). Source: `CHECK_EVAL_BREAKER` in CPython's Python/ceval.c (3.11) and Python/bytecodes.c
   (3.12, 3.13).
-- in C code that asks (`PyErr_CheckSignals`): `str` and `repr` (Objects/object.c), and waits that a
-  signal ends.
+- in C code that checks for signals (`PyErr_CheckSignals`): `str` and `repr` (Objects/object.c), and
+  waiting calls that a signal ends.
 
-So stores that follow each other, and the call of a function in C after them, are *one step*: all of
-it has happened or nothing. No other thread takes over within a step, because the same check hands
+So stores that follow each other, and the call of a function in C after them, are *one step*: either
+all of it has happened or none. Such steps are taken, and marked "One step", in `Stream.issue`
+(streams.py), memory.py, device.py, tensor.py, simulation.py and vgpu.py; this module only holds
+interrupts back. No other thread takes over within a step, because the same check hands
 over the interpreter's lock. No garbage is collected within it: 3.11 collects where a container is
 made (Modules/gcmodule.c), and a step makes none; 3.12 and 3.13 collect at that check
 (`_Py_HandlePending` in Python/ceval_gil.c). A `with` statement takes a lock and enters the block
@@ -26,8 +28,8 @@ Three traps:
 - The function in C must not call Python. From 3.12 on `_thread.start_new_thread` does: it calls
   the functions of `sys.addaudithook` first (Modules/_threadmodule.c), and an interrupt in one of
   them starts no thread. The package filelock has such a function.
-- What a destructor or the callback of a weak reference raises is dropped, an interrupt too. So
-  those of virtual GPUs are functions in C; `notebook.py` deals with those of others.
+- Python drops what a destructor or the callback of a weak reference raises, an interrupt too. So
+  virtual GPUs have functions in C there; `notebook.py` deals with the destructors of others.
 
 `tests/test_interrupts.py` tries this on the Python that runs it.
 """

@@ -1,8 +1,8 @@
 """How an operator on virtual GPUs is issued: from its call to an op on a stream.
 
-`dispatch` is what torch calls for every operator. It makes the key of the call and looks for its
-plan; the plan queues the op. A call that is not so simple (with lists of tensors, keyword
-arguments, tensors of the CPU, or a new key) goes through a `Call`.
+torch calls `dispatch` for every operator. It makes the key of the call and looks for its plan; the
+plan queues the op. A call that is not so simple (with lists of tensors, keyword arguments, tensors
+of the CPU, or a new key) goes through a `Call`.
 """
 
 import warnings
@@ -39,7 +39,7 @@ from .scheduler import Op, wait
 from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
 
 META = torch.device("meta")
-MOST_ZEROS = 2**26  # bytes of arguments that an operator is tried with where there are no values
+MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
 default_dtype = torch.get_default_dtype
 
 
@@ -48,7 +48,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     operator = find_operator(function_of(func)) or operator_of(func)
     if operator.special is not None:
         if len(types) > 1:
-            return NotImplemented  # a tensor of another class knows better, a DTensor for example
+            return NotImplemented  # the other class of tensor, DTensor say, handles the operator
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
         if len(types) > 1:

@@ -1,4 +1,4 @@
-"""What a kernel has to do: the products in it, and the bytes that it reads and writes.
+"""The work of a kernel: the products in it, and the bytes that it reads and writes.
 
 A `Kernel` is known from the layouts of its arguments and results alone, and so before it runs.
 """
@@ -35,7 +35,7 @@ class Kernel(NamedTuple):
         products: the `Product`s in it; a convolution counts as the product that computes it. None
             where it may do products that are not known here.
         num_bytes: bytes that it reads and writes.
-        dtype: of its first tensor.
+        dtype: the dtype of its first tensor.
         signature: what distinguishes it from other kernels, without the device.
     """
 
@@ -66,7 +66,7 @@ def describe_kernel(name, args, kwargs, out, written):
     """Return the `Kernel` of an operator.
 
     Args:
-        name: of the operator, "aten.mm" for example.
+        name: the name of the operator, "aten.mm" for example.
         args, kwargs: its arguments, with cells in place of tensors.
         out: the cells of its new results, nested or not; or None.
         written: the positions of the arguments that it writes.

@@ -12,7 +12,7 @@ class Link:
         latency: seconds.
         pageable: bytes per second of copies whose memory on the CPU is not pinned: a driver stages
             them through a pinned buffer. By default `bandwidth`.
-        name: for what is printed.
+        name: the name to print.
         source: where the figures come from.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The memory of a device, accounted exactly, by storage."""
+"""Exact accounting of the memory of a device, storage by storage."""
 
 import threading
 import weakref
@@ -10,7 +10,7 @@ from . import scheduler
 from .scheduler import under_way, wait
 
 MIB = 2**20
-GRANULARITY = 512  # bytes between the addresses of two blocks, as of CUDA's allocator
+GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
 
 
 class Block:
@@ -18,8 +18,8 @@ class Block:
 
     Attributes:
         num_bytes: its size.
-        address: that of its first byte, in a range of addresses of the device's own.
-        reference: the record of it that remains when it is gone.
+        address: the address of its first byte, in an address range of the device's own.
+        reference: the record of the block, which remains when the block is gone.
     """
 
     __slots__ = ("reference", "__weakref__")
@@ -39,7 +39,7 @@ class _Reference(weakref.ref):
     An interrupt in the Python code of a `__del__` would be lost.
 
     Attributes:
-        num_bytes, address: those of the block.
+        num_bytes, address: the size and the address of the block.
         streams: the streams that may still use it when it is freed.
         pending: the ops of these streams that hold it after it is freed; None before.
     """
@@ -55,7 +55,8 @@ class Memory:
 
     Attributes:
         device: the torch.device, for messages.
-        limit, fraction, allowed: its size in bytes, the part that may be in use, and that in bytes.
+        limit, fraction, allowed: its size in bytes, the fraction of it that may be in use, and that
+            part in bytes.
         allocated: bytes of all storages in use.
         held: bytes that were freed and that a stream still uses (`record_stream`).
         peak, reserved_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
@@ -125,7 +126,7 @@ class Memory:
         """Give back a block's memory now, though tensors use the block; allocate new memory for it.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for it; the block has none then.
+            torch.OutOfMemoryError: there is no memory for it; the block is left without any.
         """
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference

@@ -1,4 +1,4 @@
-"""What a virtual GPU is while it is modelled: a GPU in a machine, and the links that it shares."""
+"""The model of a virtual GPU: a GPU in a machine, and the links that it shares."""
 
 from collections import Counter
 
@@ -41,8 +41,8 @@ class Model:
         over_link: whether copies to other devices take the link to the CPU.
 
     Attributes:
-        gpu: what knows how long kernels take, a `GPU` for example.
-        host: which of the machines it is in, a number.
+        gpu: the object that knows how long kernels take, a `GPU` for example.
+        host: the number of the machine that it is in.
         engines: its engines for kernels, for copies from and to the CPU, and between devices.
     """
 
@@ -53,7 +53,7 @@ class Model:
         )
         self.host = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
-        number = device.index - self.host * (machine.gpus or 0)  # of the GPU in its machine
+        number = device.index - self.host * (machine.gpus or 0)  # its place in the machine
         self._switch = self.host, number // machine.gpus_per_switch
         up, down = Resource("link up"), Resource("link down")
         self._out = up if over_link else Resource("out")
@@ -71,7 +71,7 @@ class Model:
             compute: (compute,),
             h2d: (h2d, down, self._trunk_down),
             d2h: (d2h, up, self._trunk_up),
-            p2p: (p2p, self._out, self._in),  # what sends and receives at the same time
+            p2p: (p2p, self._out, self._in),  # an op that sends and receives at the same time
         }
 
     def seconds(self, op):

@@ -8,29 +8,57 @@ import signal
 import sys
 import threading
 from _thread import start_new_thread
+from collections import Counter
 from functools import partial
 from types import TracebackType
 
-from . import threads
+from . import registry, scheduler, threads
 
 _HERE = os.path.dirname(__file__) + os.sep
+_launched = {}  # engine -> how many ops it had been given when a cell was stopped
 
 
 def adapt_to_notebook():
     """Make the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
 
     A cell begins outside of all `with` blocks of streams and devices that a cell before it left
-    entered. A traceback has no frames of virtual GPUs. An interrupt that comes in a destructor is
-    not lost.
+    entered. A cell that waits for what was launched before a stop says so. A traceback has no
+    frames of virtual GPUs. An interrupt that comes in a destructor is not lost.
     """
     if "IPython" in sys.modules:
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None:
             shell.events.register("pre_run_cell", lambda info: threads.leave_all())
+            shell.events.register("post_run_cell", _note_stop)
+            scheduler.at_long_wait = _tell_of_stop
             if not shell.custom_exceptions:
                 shell.set_custom_exc((BaseException,), _show)
             if sys.platform != "win32":  # it has no pthread_kill
                 sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+
+
+def _note_stop(result):
+    """Note what was launched until a cell ended, if it was stopped."""
+    if isinstance(getattr(result, "error_in_exec", None), KeyboardInterrupt):
+        for device in registry.devices:
+            _launched.update((engine, engine.issued) for engine in device.engines)
+
+
+def _tell_of_stop():
+    """Say, once after a stop, which devices are still busy with what was launched before it.
+
+    A launch cannot be undone, as on CUDA, so the cell that waits for it would look dead.
+    """
+    launched, left = {**_launched}, Counter()
+    _launched.clear()
+    for engine, number in launched.items():
+        left[engine.device] += max(0, number - engine.finished - len(engine.ends))
+    names, number = [str(device.torch_device) for device in +left], left.total()
+    if names:
+        print(
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} still working off "
+            f"{number:,} operator{'s' * (number != 1)} launched before the stop"
+        )
 
 
 def _interrupt_again(hook, unraisable):

@@ -90,7 +90,7 @@ def _randint_like_low(tensor, low, high, generator, **options):
     return torch.empty_like(tensor, **options).random_(low, high, generator=generator)
 
 
-# -- products of float16: most CPUs take ten times as long for them as for those of float32
+# -- products of float16, for which most CPUs take ten times as long as for products of float32
 
 
 def _by_float32(func):

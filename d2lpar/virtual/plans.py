@@ -1,4 +1,4 @@
-"""Plans: what an operator gives, worked out once for each combination of inputs.
+"""Plans: the results of an operator, worked out once for each combination of inputs.
 
 A `Plan` says which layouts the results have and how they share memory with the inputs. It depends
 on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype; these
@@ -50,7 +50,7 @@ class Operator:
     """What is known of an operator from its schema and from the tables.
 
     Attributes:
-        name: as a recording shows it, "aten.mm" for example.
+        name: its name in a recording, "aten.mm" for example.
         packet: the name without namespace and overload, as in `tables`.
         nested: whether it takes lists of tensors.
         by_value: for each argument, whether its value, not only its type, is part of the key.
@@ -148,12 +148,13 @@ class Plan:
     Attributes:
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
             number `source`, the SAME tensor as that input, or the CONSTANT `source`.
-        spec: how the results are nested: None for a single one, `tuple` or `list` for a row of
-            them, otherwise the spec of `tree_flatten`.
+        spec: how the results are nested: None for a single one, `tuple` or `list` for a flat
+            sequence of them, otherwise the spec of `tree_flatten`.
         single: the output of a single result; or None.
         changes: (number of an input, its layout afterwards) for inputs that are resized.
         only_views: whether all results are views, so that there is no work to do.
-        is_foreseen: whether the single result was seen to have the layout that was foreseen.
+        is_foreseen: whether the single result has once had the layout that the plan foresees, so
+            that later runs check only its shape and strides.
         work: function of an op that does the work.
         name: what a recording shows.
         modelled: how long its kernel takes, see `Model.seconds`; or None.
@@ -311,7 +312,7 @@ def issue_op(op, device):
 
 
 def draw(op, operator, device):
-    """Make a kernel draw from the generator among its arguments, or from that of its device.
+    """Make a kernel draw from the generator among its arguments, or from its device's own.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device.

@@ -1,7 +1,7 @@
 """The CPU cores and the memory that this process may use: fewer than the machine's in a container.
 
-Linux says so by the affinity of the process and by its control groups. Elsewhere the figures are
-those of the machine.
+On Linux the affinity of the process and its control groups limit them. Elsewhere it may use the
+whole machine.
 """
 
 import ctypes
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path, PurePosixPath
 
 CGROUPS = Path("/sys/fs/cgroup")  # where control groups are mounted, of either version
-MEMBERSHIP = Path("/proc/self/cgroup")  # those of this process
+MEMBERSHIP = Path("/proc/self/cgroup")  # lists the control groups of this process
 
 
 def cores_of_this_process():

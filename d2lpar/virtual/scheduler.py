@@ -1,6 +1,6 @@
 """When an op runs: what waits for what, and which op is ready first.
 
-Time is that of the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
+Times are read from the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
 thread, comes to it. While GPUs are modelled, a `Simulation` keeps the time: an op that is `done`
 has been simulated, and may end later than the host's `now`.
 
@@ -31,13 +31,14 @@ _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
 _deaths = []  # (what died, its exception) of threads that no longer do the work of devices
 LIVENESS_SECONDS = 1.0  # how often a host that waits looks whether these threads are alive
+at_long_wait = None  # function that a host calls when it has waited for twice as long
 
 
 class WallClock:
     """The clock of virtual GPUs whose engines are threads. A `Simulation` has the same methods.
 
     Attributes:
-        name: of the modelled hardware; "" here.
+        name: the name of the modelled hardware; "" here.
         is_modelled: whether a simulation keeps the time.
         meetings: not None, because ranks need no `Meetings` to have the same wall clock.
     """
@@ -100,7 +101,7 @@ class Op:
 
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
-        engine: what runs it.
+        engine: the engine that runs it.
         stream: where it was issued; set by `Stream.issue`.
         work: function of the op that does the work.
         plan: the `Plan` of a kernel; or None.
@@ -162,11 +163,13 @@ class ReadyQueue:
             wakes the engine.
         hand_over: function, in C, that adds an op to them.
         issued, finished: how many ops were handed over, and how many of them are done.
+        ends: nothing; a simulation has here when those ended that are done and not counted yet.
         clock: the `WallClock`.
         ending: whether `take` returns None when it is woken.
     """
 
     clock = WALL_CLOCK
+    ends = ()
 
     def __init__(self):
         self.arrivals = SimpleQueue()
@@ -293,8 +296,12 @@ def closed_gate():
 
 def pass_gate(gate):
     """Block the calling thread until another one releases a gate; see `check_threads`."""
+    looks = 0
     while not gate.acquire(timeout=LIVENESS_SECONDS):
         check_threads()
+        looks += 1
+        if looks == 2 and at_long_wait is not None:
+            at_long_wait()
 
 
 def wait(op, device):
@@ -303,7 +310,7 @@ def wait(op, device):
     A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, the calling thread is that of an engine, or such a
+        RuntimeError: this process is a fork, the calling thread is an engine's, or such a
             thread has died.
     """
     if under_way(op):
@@ -382,8 +389,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    The seconds of the spans are those of `now`. An object given as `recording` takes the place of
-    the list; the threads that do the work of devices call its `extend`.
+    The spans have the seconds of the clock in force. An object given as `recording` takes the place
+    of the list; the threads that do the work of devices call its `extend`.
     """
     global _recordings
     recording = [] if recording is None else recording
@@ -393,7 +400,7 @@ def start_recording(recording=None):
 
 
 def stop_recording(recording):
-    """Stop appending to `recording`; synchronize before, or the ops that still run are missing.
+    """Stop appending to `recording`; synchronize first, or ops that still run will be missing.
 
     Raises:
         ValueError: `recording` is not a recording under way.
@@ -426,7 +433,7 @@ def in_fork():
 
 
 def forgive_fork():
-    """Allow a fork to use virtual GPUs after all: those of its parent had done nothing."""
+    """Allow a fork to use virtual GPUs after all, because its parent had given them no work."""
     _forks.clear()
 
 

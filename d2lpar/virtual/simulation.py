@@ -36,7 +36,7 @@ LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would 
 
 
 class Resource:
-    """What serves one op at a time: an engine, or one direction of a link.
+    """Something that serves one op at a time: an engine, or one direction of a link.
 
     Attributes:
         free_at: seconds at which the last op that it was given ends.
@@ -154,8 +154,8 @@ class Simulation:
     """The time of modelled GPUs.
 
     Args:
-        name: what is modelled.
-        launch_seconds: what the host takes to issue an op.
+        name: the modelled hardware.
+        launch_seconds: the seconds that the host takes to issue an op.
         values: whether the work of ops is done, and not only timed.
 
     Attributes:
@@ -177,7 +177,7 @@ class Simulation:
         patch_threads()
 
     def stop(self):
-        """Leave the ranks of the job, and threads alone: another clock is in force from now on."""
+        """Leave the ranks of the job, and unpatch threads: another clock is in force from now."""
         unpatch_threads()
         if self.meetings is not None:
             self.meetings.leave()
@@ -270,7 +270,7 @@ class Simulation:
         self._ask(self._run_until, self.now())
 
     def set_threads(self, threads):
-        self._ask(set_thread_count, threads)
+        self.ask(set_thread_count, threads)  # with the first op: the thread is not started for it
 
     def finish(self):
         self._ask(self._run_until, float("inf"))
@@ -287,7 +287,8 @@ class Simulation:
     def _ask(self, function, *arguments):
         """Call a function in the simulator's thread, after what was issued so far, and wait."""
         scheduler.check_thread()
-        simulator.start()
+        if not simulator.started:
+            simulator.start()
         gate = scheduler.closed_gate()
         simulator.questions.put((function, arguments, gate.release))
         scheduler.pass_gate(gate)
@@ -406,7 +407,7 @@ class _Simulator(Worker):
     """The thread that runs simulations.
 
     Attributes:
-        ops: those that were handed over and are not admitted yet.
+        ops: the ops that were handed over and are not admitted yet.
         questions: (function, its arguments, what to call once it has returned), or None to end.
             An exception ends the thread, and reaches the hosts by `scheduler.note_death`.
     """

@@ -45,11 +45,11 @@ class CurrentStreams:
         return self._current.get(device.index, device.default_stream)
 
     def after(self, stream, op):
-        """Return the ops that `op` waits for besides those of its stream, `stream`."""
+        """Return the ops that `op` waits for besides the ops of its own stream: none."""
         return ()
 
     def _join(self):
-        """Make these streams wait for those of a backward pass that has ended.
+        """Make these streams wait for the streams of a backward pass that has ended.
 
         It runs when a stream is next asked for: an interrupt could prevent it at the pass's end.
         """

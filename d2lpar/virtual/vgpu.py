@@ -11,8 +11,8 @@ import torch
 
 from . import registry, scheduler, threads
 from .memory import MIB
-from .private.guards import PRIVATE_USE_1
 from .private.registration import BaseEvent, BaseStream
+from .private.virtual_tables import PRIVATE_USE_1
 from .scheduler import Op, wait_all
 from .simulation import simulator
 

@@ -4,7 +4,8 @@ Elsewhere in `d2lpar/` these are faults:
 
 - an import from torch, or an attribute of what was imported from it, whose name begins with `_`,
   and a text that names one, "torch.distributed.tensor._api";
-- an attribute `x._name` of anything, where no class or module of d2lpar defines `_name`;
+- an attribute `x._name` of anything, `getattr` included, where no class or module of d2lpar
+  defines `_name`;
 - an assignment to an attribute of what was imported from torch, or of a parameter called `module`:
   functions that change a module of torch once it is imported have one.
 """
@@ -36,8 +37,9 @@ def definitions(tree):
             names.add(node.name)
         elif isinstance(node, ast.alias):
             names.add(node.asname)
-        elif isinstance(node, ast.Constant):  # of __slots__
-            names.add(node.value)
+        elif isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__slots__":
+            constants = [one for one in ast.walk(node.value) if isinstance(one, ast.Constant)]
+            names |= {constant.value for constant in constants}
     return {name for name in names if isinstance(name, str) and is_private(name)}
 
 
@@ -84,6 +86,11 @@ def faults(source, ours):
         elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
             if imported.get(root(node.args[0])):
                 yield node.lineno, ast.unparse(node)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "hasattr"):
+            name = node.args[1].value if isinstance(node.args[1], ast.Constant) else ""
+            of_torch = imported.get(root(node.args[0]))
+            if is_private(name) and (of_torch or of_torch is None and name not in ours):
+                yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in texts:
             if IN_TEXT.fullmatch(node.value):
                 yield node.lineno, repr(node.value)
@@ -98,7 +105,7 @@ from torch import nn
 from torch.utils._pytree import tree_map                                # fault
 from torch._C import Generator                                          # fault
 from .private.operators import function_of
-from .private import guards as _guards
+from .private import virtual_tables as _tables
 
 class Mine(nn.Module):
     __slots__ = ("_slot",)
@@ -106,7 +113,7 @@ class Mine(nn.Module):
 
     def _method(self):
         self._own = os._exit, sys._getframe()
-        return self._field, self._slot, self.other._method(), self.__dict__, _guards._own
+        return self._field, self._slot, self.other._method(), self.__dict__, _tables._own
 
 def patch(module, x):
     x._mark = torch.__version__
@@ -116,6 +123,7 @@ def patch(module, x):
     del dist.all_reduce                                                 # fault
     nn.Module.forward = patch                                           # fault
     setattr(x, "y", 1)
+    getattr(x, "_mark"), hasattr(x, "_version"), getattr(nn, "_mark")   # fault fault
     return x._mark, x._backward_hooks, torch.utils._pytree, x.y()._op   # fault fault fault
     "the text torch._C.x in a sentence", "torch.distributed._tensor"    # fault
     "torch.distributed.tensor"

@@ -32,7 +32,7 @@ def paid_after(t_compile, t_eager, t_compiled):
     return -(-t_compile // (t_eager - t_compiled))
 """,
             1,
-            "a division by zero. If a compiled call",
+            "a division by zero",
         ),
         "compiled calls are free": (
             """
@@ -124,6 +124,11 @@ def fusing_bound(spans):
     },
     "mend-breaks": {
         "nothing mended": ("whole = broken", 1, "expected at most 2, got 4"),
+        "nothing compiled": (
+            "def whole(X, W):\n    return torch.compiler.disable(broken)(X, W)",
+            1,
+            "torch.compile captures no graph of it",
+        ),
         "one side is not safe": (
             WHOLE % ("X / X.max()", "return torch.where(H.min() > 0, H.sqrt(), H)"),
             3,
@@ -166,7 +171,7 @@ def pad_sizes(lengths, k):
         "a size for each length": (
             "def pad_sizes(lengths, k):\n    return sorted(set(lengths))",
             0,
-            "expected at most 2 programs, got 3",
+            "expected at most 2, got 3",
         ),
         "the commonest lengths": (
             """

@@ -57,9 +57,9 @@ ROOM = """\
 
 WRONG = {
     "who-waits": {
-        "whatever is compared": ('waiting = "abcegjk"', 2, "large = y.mean() > 1. Who needs a"),
-        "non_blocking is enough": ('waiting = "acegk"', 2, "torch.zeros(3).to(device"),
-        "every copy": ('waiting = "acegijkl"', 2, "2 of 4 lines are not right"),
+        "whatever is compared": ('waiting = "abcegjk"', 2, "Who needs a value on the host"),
+        "non_blocking is enough": ('waiting = "acegk"', 2, "Which copies lack non_blocking=True"),
+        "every copy": ('waiting = "acegijkl"', 2, "Which lines copy at all?"),
         "all": ('waiting = "abcdefghijkl"', 0, "Whose result has a shape"),
         "none": ('waiting = ""', 0, "Who needs a value"),
     },
@@ -114,7 +114,7 @@ WRONG = {
         "the mean stays on the device": (
             TRAIN % (FREE, FREE, "chosen.sum()", "total / len(batches)", CHECK),
             0,
-            "should be a Python number",
+            "mean loss: a number was expected, got a tensor",
         ),
     },
     "failing-step": {
@@ -142,7 +142,7 @@ def failing_step(steps):
                     return j
 """,
             1,
-            "expected at most 7 waits, got 1",
+            "expected at most 7, got 1",
         ),
         "no wait": (
             """
@@ -152,6 +152,7 @@ def failing_step(steps):
             step()
         except torch.AcceleratorError:
             return i
+    return len(steps) - 1
 """,
             0,
             "nobody asked whether step 0 had failed",

@@ -52,7 +52,7 @@ WRONG = {
         "a scheduler": (
             "a, b, c, d, e, f = 6, 10, 10, 5, 7, 7",
             2,
-            "waits for it, needed or not",
+            "waits, needed or not",
         ),
         "every item costs": (
             "a, b, c, d, e, f = 6, 10, 10, 10, 10, 7",
@@ -133,7 +133,7 @@ def stopwatch(work):
             0,
             "in products: expected 9, got 0",
         ),
-        "nothing returned": ("def stopwatch(work):\n    work()", 0, "not answered yet"),
+        "nothing returned": ("def stopwatch(work):\n    work()", 0, "is `return` missing?"),
     },
     "devices-worth": {
         "rounded down": (
@@ -181,7 +181,7 @@ def devices_worth(t_comp, t_launch, available):
         "the numbers stay on the device": (
             STEPS % ("write_log(i)", INDEPENDENT_FIRST, "pass", "", "return means"),
             0,
-            "The results should be Python numbers",
+            "a list of numbers was expected, got a list of tensors",
         ),
         "the log is lost": (
             STEPS % ("pass", INDEPENDENT_FIRST, "pass", "", READ),

@@ -201,7 +201,11 @@ def hidden_part(copies, kernels):
         ),
     },
     "lean-prefetch": {
-        "the prefetcher as it is": ("lean_prefetch = prefetch", 1, "at the peak, got"),
+        "the prefetcher as it is": (
+            "lean_prefetch = prefetch",
+            1,
+            "at the peak: expected at most 3, got 10",
+        ),
         "no prefetching": (
             """
 def lean_prefetch(batches, device):
@@ -238,6 +242,11 @@ def lean_prefetch(batches, device):
             ENGINES % (TWO_SIDES, IN, OUT, "outgoing.synchronize()"),
             4,
             "Make two matrices for each direction",
+        ),
+        "the host waits": (
+            ENGINES % (TWO_SIDES, "incoming.synchronize()", OUT, "outgoing.synchronize()"),
+            1,
+            "The host may only wait at the end",
         ),
         "no wait at the end": (ENGINES % (TWO_SIDES, IN, OUT, "pass"), 0, "Nothing has arrived"),
         "no wait for the product": (

@@ -116,7 +116,7 @@ WRONG = {
             "    parts = weight.view(3, num_heads, size, weight.shape[1])\n"
             "    return parts.transpose(0, 1).reshape(weight.shape)",
             2,
-            "attention on four devices: IndexError",
+            "size, weight.shape[1])`: IndexError: tuple index",
         ),
         "the way back": (
             "def sort_by_head(weight, num_heads, size):\n"
@@ -177,7 +177,7 @@ WRONG = {
         "one ring": (
             CHANNELS % (LEAST.replace("3 *", "6 *"), "[128, 256], [32, 64, 128, 256]"),
             0,
-            "The modelled speed-ups are",
+            "Compare each number of channels with the least",
         ),
     },
     "split-loss": {
@@ -230,6 +230,23 @@ def split_cross_entropy(parts, labels):
         ),
     },
     "split-by-tokens": {
+        "no functions of its own": (
+            """
+def gather_tokens(parts):
+    return [torch.cat([part.to(own.device) for part in parts]) for own in parts]
+
+def scatter_sum(parts):
+    pieces = zip(*(part.chunk(len(parts)) for part in parts))
+    return [sum(x.to(own.device) for x in piece) for own, piece in zip(parts, pieces)]
+
+def block(parts, ws, Us, Vs):
+    weighted = [normalize(X) * w for X, w in zip(parts, copied(ws))]
+    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
+    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
+""",
+            3,
+            "write it as a subclass of torch.autograd.Function",
+        ),
         "an all-reduce, of which a part is kept": (
             TOKENS
             % (

@@ -43,8 +43,19 @@ WRONG = {
         ),
         "parts of equal size, as chunk makes them": (
             "def part_sizes(b, k):\n    return [len(x) for x in torch.arange(b).chunk(k)]",
-            1,
-            "Two parts differ by more than one",
+            0,
+            "your answer calls torch, which the task rules out",
+        ),
+        "the lengths of tensors": (
+            "def part_sizes(b, k):\n    return [len(x) for x in torch.ones(b).tensor_split(k)]",
+            0,
+            "your answer calls torch, which the task rules out",
+        ),
+        "the lengths of arrays": (
+            "import numpy\ndef part_sizes(b, k):\n"
+            "    return [len(x) for x in numpy.array_split(range(b), k)]",
+            0,
+            "your answer calls numpy, which the task rules out",
         ),
         "the smaller parts first": (
             "def part_sizes(b, k):\n    return [(b + i) // k for i in range(k)]",
@@ -152,6 +163,11 @@ def step(w, X, y, devices):
             "def spread_allreduce(arrays):\n    for data in arrays:\n        star_allreduce(data)",
             3,
             "Cut the arrays",
+        ),
+        "the ring": (
+            "def spread_allreduce(arrays):\n    for data in arrays:\n        ring_allreduce(data)",
+            3,
+            "A ring has no hubs",
         ),
         "a hub for each array": (
             """

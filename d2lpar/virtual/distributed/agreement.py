@@ -21,8 +21,8 @@ class CollectiveTimeout(dist.DistBackendError):
     """A rank has waited too long for others.
 
     Attributes:
-        call: a description of the collective it waits in.
-        missing: the ranks that wait for nothing, numbered as in the default group.
+        call: a description of the collective that it waits in.
+        missing: the ranks that did not come, numbered as in the default group.
     """
 
     def __init__(self, text, call="", missing=()):
@@ -47,7 +47,7 @@ def in_words(ranks):
 
 
 def disagreement(calls):
-    """Return a text on ranks that made different calls, from a dict of rank to call."""
+    """Return a message about ranks that made different calls, from a dict of rank to call."""
     ranks_of = {}
     for rank, call in sorted(calls.items()):
         ranks_of.setdefault(call, []).append(rank)
@@ -76,8 +76,8 @@ class Agreement:
 
     Attributes:
         start: `perf_counter` seconds at which the last of them was ready.
-        bandwidth: of the slowest link, bytes per second; infinite where no rank has a limit.
-        latency: of the slowest link, seconds.
+        bandwidth: the lowest of their links, bytes per second; infinite where no rank has a limit.
+        latency: the highest of their links, seconds.
     """
 
     start: float
@@ -122,7 +122,7 @@ class Table:
         return self._agree(call, row, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure, tag):
-        """Do the same with one other rank of the group, before a message."""
+        """Compare calls with one other rank of the group, before a message; see `agree`."""
         tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
 
         def swap(mine):

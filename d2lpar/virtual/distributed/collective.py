@@ -11,8 +11,9 @@ class Collective(Op):
         cost: function of k, bytes, bandwidth and latency; see `costs`.
         detail: what ranks must agree on, besides the shapes.
         shapes_of: the tensors whose shapes must agree; by default the inputs.
-        cost_bytes: for `cost`; by default the larger of the bytes of inputs and outputs.
-        peer, sends, tag: of a message: the other rank in the group, the direction and the tag.
+        cost_bytes: the bytes for `cost`; by default the bytes of the inputs or of the outputs,
+            whichever are more.
+        peer, sends, tag: for a message, the other rank in the group, the direction and the tag.
         is_read: whether other ranks read the inputs.
 
     Attributes:
@@ -20,8 +21,8 @@ class Collective(Op):
         key: identifies the collective on all of its ranks; its last part is a counter.
         members: these ranks, numbered as in the default group.
         failure: the error that keeps it from running on a modelled clock, or None.
-        has_values: whether all ranks have the values that others read; see `values` of a
-            simulation.
+        has_values: whether all ranks have the values that others read; see `values` in
+            `Simulation`.
     """
 
     key = members = failure = None
@@ -71,7 +72,7 @@ class Collective(Op):
 
 
 def described(tensor):
-    """Return dtype and shape of a tensor as a text, "float32[3]" for example."""
+    """Return dtype and shape of a tensor as a string, "float32[3]" for example."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 

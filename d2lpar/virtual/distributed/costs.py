@@ -4,6 +4,8 @@ Every rank has one link that sends and receives at the same time. Sums go around
 is faster than NCCL's double binary tree, which sends whole tensors but has fewer steps; all else
 goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
 Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002).
+
+Virtual GPUs take these seconds. Chapters predict with the formulas in `parallel/costs.py`.
 """
 
 from dataclasses import dataclass

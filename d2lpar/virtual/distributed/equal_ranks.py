@@ -18,13 +18,13 @@ def equal_ranks(k):
 
         (device,) = virtual_gpus(1, model="dgxa100", values=False)
         with equal_ranks(1024):
-            net = DistributedDataParallel(net.to(device))  # a step takes that of 1,024 GPUs
+            net = DistributedDataParallel(net.to(device))  # a step takes as long as on 1,024 GPUs
 
     Ranks that do the same at the same time take equally long, so it is enough to run one of them.
     In the block this process is rank 0 of the default process group, whose collectives take the
     time of `k` ranks and return what they would if all ranks had the same values. Ranks with
-    shards, as in `fully_shard`, have different values: there only time, bytes and memory are those
-    of `k` ranks. The group has the backend "vccl" and torch's fake store.
+    shards, as in `fully_shard`, have different values: there only time, bytes and memory are as on
+    `k` ranks. The group has the backend "vccl" and torch's fake store.
 
     Raises:
         ValueError: `k` is not a positive whole number, or there is a default process group already.

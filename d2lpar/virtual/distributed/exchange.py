@@ -24,7 +24,7 @@ from ..tensor import VirtualTensor
 Op = dist.ReduceOp.RedOpType
 SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
 NOT_REDUCED = {torch.int16, torch.uint16, torch.uint32, torch.uint64}  # neither NCCL nor gloo does
-REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # that NCCL has
+REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # NCCL has these
 
 
 class Reduction:

@@ -32,7 +32,7 @@ def _issues(name):
 
 
 def _issues_in_place(name):
-    """Decorate what issues the operator `name_` and, on copies of its tensors, `name`."""
+    """Decorate the function that issues `name_` and, on copies of its tensors, `name`."""
 
     def register(function):
         _issues(name)(lambda tensors, *args: function(_copy(tensors), *args))

@@ -13,7 +13,7 @@ _LOST = "the connection to the rank that keeps the time is lost"
 
 
 class Meetings:
-    """Connects a `Simulation`, in its thread, to those of the other ranks of the default group.
+    """Connects a `Simulation`, in its thread, to the other ranks of the default group.
 
     Attributes:
         pending: key -> the op of a collective that was posted and has not met.
@@ -78,7 +78,7 @@ class Meetings:
         self._member.waits_for_values(op.key, op.start)
 
     def done(self, op):
-        """Report to the keeper that this rank needs nothing more of a collective."""
+        """Report to the keeper that this rank is done with a collective."""
         key = op.key
         self._done[key[:-1]] = key[-1]
         self._member.done(key)

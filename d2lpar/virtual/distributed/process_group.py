@@ -31,6 +31,8 @@ from ..private.process_groups import (
     add_gloo,
     default_store,
     is_fake_store,
+    num_collectives,
+    start_counting,
 )
 from ..scheduler import wait
 from ..simulation import ModelledEngine, leave_without_values
@@ -112,12 +114,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._coalesced = threading.local()
         self._join()
         self._number = 0
-        self._last_stream = None  # of the last collective
-        self._counts = Counter()  # of calls, by what names them
+        self._last_stream = None  # the stream of the last collective
+        self._counts = Counter()  # calls by (), for collectives, or by ranks and tag, for messages
         self._error = None
 
     def _join(self):
-        """Connect this rank's clock, if modelled, to those of the other ranks."""
+        """Connect this rank's clock, if modelled, to the clocks of the other ranks."""
         clock = scheduler.clock
         if clock.meetings is not None:
             return
@@ -183,12 +185,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _set_sequence_number_for_group(self):
         if self._for_cpu is not None:
-            self._for_cpu._set_sequence_number_for_group()
+            start_counting(self._for_cpu)
 
     def _get_sequence_number_for_group(self):
         """Return how many collectives this rank has issued, those on CPU tensors included."""
-        on_cpu = self._for_cpu and self._for_cpu._get_sequence_number_for_group()
-        return self._number + (on_cpu or 0)
+        return self._number + (num_collectives(self._for_cpu) if self._for_cpu else 0)
 
     def set_timeout(self, timeout):
         self._timeout = timeout
@@ -263,7 +264,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather_coalesced(self, output_lists, inputs, opts=None):
-        """Copy the tensors of each rank to all ranks; list i is of rank i."""
+        """Copy the tensors of each rank to all ranks; list i comes from rank i."""
         wholes = [list(whole) for whole in zip(*output_lists, strict=True)]
         return self._all_gather("all_gather_coalesced", wholes, inputs, output_lists)
 
@@ -313,7 +314,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def alltoall(self, outputs, inputs, opts=None):
-        """Send input j to rank j; output i is of rank i."""
+        """Send input j to rank j; output i comes from rank i."""
         return self._all_to_all("all_to_all", outputs, inputs, outputs)
 
     @_by_device
@@ -360,7 +361,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._issue(call, device=registry.current(), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """Do what gloo does, for the hosts."""
+        """Make the hosts meet in gloo's monitored barrier."""
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     @_by_device
@@ -418,7 +419,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return f"root {self._ranks[rank]}"
 
     def _parts(self, name, whole, part=None):
-        """Return a tensor in one equal part for each rank, of the size of `part` if given."""
+        """Cut a tensor into one equal part for each rank, as large as `part` if that is given."""
         k = self._size
         if whole.numel() % k or part is not None and whole.numel() != k * part.numel():
             size = "" if part is None else f", each of {part.numel()}"
@@ -432,7 +433,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         Args:
             wholes: for each of `parts` a tensor, or a list of one tensor for each rank; empty on a
                 rank that is not the root.
-            parts: the tensors that rank i has part i of.
+            parts: for each of `wholes`, the tensor of this rank that is as large as one part.
         """
         found = []
         for whole, part in zip(wholes, parts, strict=bool(wholes)):
@@ -572,7 +573,7 @@ def _store_of_attempt(store):
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-_sharing = threading.Lock()  # of the directions of links
+_sharing = threading.Lock()  # guards the directions of links
 
 
 def _split(tensor, sizes):

@@ -38,8 +38,8 @@ from .agreement import disagreement, in_words
 
 _PATIENCE = 0.5  # seconds of silence after which a host is taken to wait
 _LONG = 20.0  # the same for a host whose process is busy
-_WORKS = 0.1  # the part of a core from which on a process is busy
-_LONGEST = 2**20  # bytes of a message
+_WORKS = 0.1  # a process that uses more than this part of a core is busy
+_LONGEST = 2**20  # bytes that a message may have
 _KEY = "d2lpar/timekeeper"
 _LOCAL = "127.0.0.1"
 _LOST = ("lost",)  # the answer when there is no connection any more
@@ -47,15 +47,17 @@ NEVER = float("inf")
 
 
 class Line(Connection):
-    """A connection that sends and receives tuples of texts, numbers and tuples, as JSON."""
+    """A connection that sends and receives tuples of strings, numbers and tuples, as JSON."""
 
     def send(self, message):
         self.send_bytes(json.dumps(message).encode())
 
     def recv(self):
-        """Return the next message; raise ValueError if it is not JSON, OSError if it is too long.
+        """Return the next message; floats, infinity included, arrive unchanged.
 
-        Floats, infinity included, arrive unchanged.
+        Raises:
+            ValueError: it is not JSON.
+            OSError: it is too long.
         """
         return _in_tuples(json.loads(self.recv_bytes(_LONGEST)))
 
@@ -88,8 +90,8 @@ class Meeting:
         members: the ranks that take part, numbered as in the default group.
         posts: rank -> its `Post`.
         here: the ranks that wait for the values of the others, or need none.
-        since: `time.monotonic()` when the last of these came.
-        failure: why it will not come about, or None.
+        since: `time.monotonic()` when the last rank was added to `here`.
+        failure: why the ranks will not meet, or None.
     """
 
     failure = None
@@ -123,7 +125,7 @@ class Keeper:
     Args:
         size: number of ranks.
         timeout: seconds that a rank waits for others at most.
-        address: of the interface on which it listens.
+        address: the address of the interface on which it listens.
     """
 
     def __init__(self, size, timeout, address=_LOCAL):
@@ -386,7 +388,12 @@ class Member:
             self._keeper = Keeper(size, timeout.total_seconds(), address)
             store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
         address, port, secret = store.get(_KEY).split()
-        self._connection = _line(socket.create_connection((address.decode(), int(port))))
+        self._timeout = timeout.total_seconds()
+        tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
+        tcp.settimeout(None)
+        self._connection = _line(tcp)
+        if not self._connection.poll(self._timeout):
+            raise TimeoutError(f"the rank that keeps the time said nothing in {self._timeout:g} s")
         answer_challenge(self._connection, secret)
         deliver_challenge(self._connection, secret)
         self._connection.send(rank)
@@ -397,7 +404,7 @@ class Member:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
-        with contextlib.suppress(EOFError, OSError, ValueError):
+        with contextlib.suppress(Exception):  # it has gone, or sends what is no message
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
@@ -420,7 +427,7 @@ class Member:
 
         Args:
             now: seconds; this rank does nothing earlier from here on.
-            key: of the collective, the same on all of its ranks.
+            key: identifies the collective on all of its ranks.
             ready: seconds at which its link is free, too.
             link, network: (bandwidth, latency) within a host and beyond it.
             has_values: whether this rank has the values that others read.
@@ -433,7 +440,10 @@ class Member:
         if self._answers.empty():
             with contextlib.suppress(OSError):  # then the connection is lost
                 self._connection.send(("ask", seconds, self._heard))
-        messages = [self._answers.get()]
+        try:
+            messages = [self._answers.get(timeout=self._timeout + _LONG)]
+        except Empty:  # the keeper ends each wait by the time-out, so it has gone without a word
+            messages = [_LOST]
         with contextlib.suppress(Empty):
             while True:
                 messages.append(self._answers.get_nowait())
@@ -453,7 +463,7 @@ class Member:
             self._connection.send(("idle",))
 
     def done(self, key):
-        """Report that this rank needs nothing more of a collective."""
+        """Report that this rank is done with a collective."""
         with contextlib.suppress(OSError):
             self._connection.send(("done", key))
 

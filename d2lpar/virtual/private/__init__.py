@@ -1,11 +1,11 @@
 """Everything that virtual GPUs take from torch's private interface, a module for each subject.
 
-    patching        replacing names in modules that are not ours, also once they are imported
+    patching        replacing names in modules of other packages, also once they are imported
     tensors         wrapper tensors, their storages, and how they are pickled
     operators       schemas, kernels, shape inference, autocast and TF32
     autograd        the backward pass
     registration    the device type, and torch's classes and functions that know devices
-    guards          answers in machine code where torch's C++ code may not call Python
+    virtual_tables  machine code in C++ virtual tables, where torch may not call Python
     modules         nn.Module, nn.DataParallel and optimizers
     cuda            torch.cuda, and "cuda" where torch's C++ code meets it
     compiling       torch.compile

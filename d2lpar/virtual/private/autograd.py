@@ -8,7 +8,7 @@ import torch
 
 from .tensors import own_device
 
-sequence_number = torch.autograd._get_sequence_nr  # of the next operator that autograd makes
+sequence_number = torch.autograd._get_sequence_nr  # the number of autograd's next operator
 
 
 def in_backward():
@@ -16,14 +16,14 @@ def in_backward():
     return torch._C._current_graph_task_id() != -1
 
 
-backward_number = torch._C._current_graph_task_id  # of the backward pass; -1 outside of one
+backward_number = torch._C._current_graph_task_id  # the number of the pass; -1 outside of one
 autograd_node = torch._C._current_autograd_node  # the node whose backward runs in this thread
 
 
 def forward_number(node):
     """Return the number of the operator of the forward that an autograd node belongs to.
 
-    It is None for a node that belongs to none, as the accumulation of a gradient.
+    It is None for a node that belongs to none, such as the accumulation of a gradient.
     """
     number = node._sequence_nr()
     return number if number < _NUMBERS_WITHOUT_FORWARD else None

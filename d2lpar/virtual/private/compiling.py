@@ -1,4 +1,4 @@
-"""torch.compile."""
+"""torch.compile: compiling in this process, the generated code, and torch._dynamo's import."""
 
 
 def compile_in_this_process():

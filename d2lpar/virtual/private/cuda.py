@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from .guards import install_cuda_guard
+from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
 # The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
@@ -45,11 +45,30 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
+def replace_private_names(sleep, is_in_bad_fork, refusing):
+    """Replace names of `torch.cuda` that programs use although they begin with `_`.
+
+    Args:
+        sleep: function that keeps the current stream busy for some cycles.
+        is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
+        refusing: function of a name that returns what raises an error wherever it is called.
+    """
+    replace_in_cuda(
+        {
+            "_sleep": sleep,
+            "_lazy_call": lambda function, **kwargs: function(),
+            "_is_in_bad_fork": is_in_bad_fork,
+        }
+    )
+    only_on_a_gpu = "_record_memory_history", "_snapshot", "_dump_snapshot", "_compile_kernel"
+    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in only_on_a_gpu})
+
+
 def replace_factories(names, change):
     """Replace functions of torch that make tensors; TorchScript takes both for the same.
 
     Args:
-        names: of the functions.
+        names: the names of the functions.
         change: function of one of them that returns the one in its place.
     """
     from torch.jit import _builtins
@@ -69,7 +88,7 @@ def skip_initialization():
 
 
 def patch_autocast():
-    """Make autocast("cuda") that of the type by which torch's C++ code knows virtual GPUs."""
+    """Make autocast("cuda") mean autocast of "vgpu", as torch's C++ code knows virtual GPUs."""
 
     def translated(function):
         @functools.wraps(function)

@@ -1,4 +1,4 @@
-"""`fully_shard` and `FullyShardedDataParallel`."""
+"""Making `fully_shard` and `FullyShardedDataParallel` work on virtual GPUs."""
 
 import contextlib
 import functools

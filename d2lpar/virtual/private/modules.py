@@ -1,4 +1,4 @@
-"""nn.Module, nn.DataParallel and optimizers."""
+"""Making nn.Module, nn.DataParallel and optimizers work with tensors on virtual GPUs."""
 
 import functools
 from types import FunctionType, SimpleNamespace

@@ -1,4 +1,4 @@
-"""Changing modules and classes that are not ours: now, or once they are imported."""
+"""Patching modules and classes of other packages, now or as soon as they are imported."""
 
 import importlib.abc
 import importlib.machinery
@@ -17,7 +17,7 @@ def when_imported(name, change):
     """Call a function with a module: now if it is imported, otherwise as soon as it is.
 
     Args:
-        name: its full name.
+        name: the full name of the module.
         change: function of the module.
     """
     if name in sys.modules:

@@ -10,7 +10,7 @@ def patch_process_groups(translate):
     """Translate the names of CUDA's backends where programs create process groups.
 
     Args:
-        translate: function of the name of a backend; it returns that of virtual GPUs.
+        translate: function from the backend that a program names to the backend that it gets.
     """
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
@@ -49,7 +49,7 @@ if torch.distributed.is_available():
         ScatterOptions,
     )
 
-    resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # that has a name
+    resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # by its name
 
     SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
@@ -58,8 +58,8 @@ def register_process_groups(name, create, is_virtual):
     """Register the backend `name` of torch.distributed for vgpu; `create` makes its groups.
 
     Args:
-        name: of the backend.
-        create: function of torch's options for any backend, and those for this one.
+        name: the name of the backend.
+        create: function of torch's options for any backend, and of the options for this one.
         is_virtual: function that tells whether a `torch.device` is a virtual GPU.
     """
     if torch.distributed.is_available():
@@ -144,9 +144,14 @@ def add_gloo(group, gloo):
     group._set_default_backend(group.BackendType.GLOO)
 
 
-def num_collectives():
-    """Return how many collectives this rank has started in the default process group."""
-    return torch.distributed.group.WORLD._get_sequence_number_for_group()
+def num_collectives(group=None):
+    """Return how many collectives this rank has started in a process group, the default one's."""
+    return (group or torch.distributed.group.WORLD)._get_sequence_number_for_group()
+
+
+def start_counting(group):
+    """Have a process group count its collectives."""
+    group._set_sequence_number_for_group()
 
 
 def kind_of_reduction(op):
@@ -172,7 +177,7 @@ def fake_store():
 
 
 def is_fake_store(store):
-    """Return whether a store is that of torch's fake process group: there are no other ranks."""
+    """Return whether a store belongs to torch's fake process group: there are no other ranks."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return type(store).__name__ == "FakeStore"

@@ -4,9 +4,9 @@ import functools
 
 import torch
 
-from .guards import DeviceGuard, Hooks, answer_without_python
 from .modules import swap_when_modules_move
 from .tensors import CPUGenerator
+from .virtual_tables import DeviceGuard, Hooks, answer_without_python
 
 BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in their place
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -17,7 +17,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, autoca
 
     Args:
         module: `torch.vgpu`.
-        factory: function(func, *args, **kwargs) for operators without a tensor of ours.
+        factory: function(func, *args, **kwargs) for operators without a virtual tensor.
         copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
         is_pinned, pin: functions of a CPU tensor.
         restore: function(storage, location) for torch.load.
@@ -60,25 +60,28 @@ def patch_default_dtype(wait):
     """Call `wait` before the default dtype changes.
 
     Queued kernels read it when they run, and torch has one for all threads, so that an engine
-    cannot have its own. The patch stays, and does nothing else.
+    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else.
     """
-    set_dtype = torch.set_default_dtype
 
-    @functools.wraps(set_dtype)
-    def set_default_dtype(d):
-        wait()
-        set_dtype(d)
+    def waiting(function):
+        @functools.wraps(function)
+        def call(*args, **kwargs):
+            wait()
+            return function(*args, **kwargs)
 
-    torch.set_default_dtype = set_default_dtype
+        return call
+
+    torch.set_default_dtype = waiting(torch.set_default_dtype)
+    torch.set_default_tensor_type = waiting(torch.set_default_tensor_type)
 
 
 def patch_classes(stream, event, generator, is_virtual):
     """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
     Args:
-        stream, event, generator: functions of a device (`vgpu` or `vgpu:i`) and further arguments
-            that make ours.
-        is_virtual: function that tells whether a `torch.device` is one of ours.
+        stream, event, generator: functions that make one for a virtual GPU, from a device (`vgpu`
+            or `vgpu:i`) and further arguments.
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
     """
     torch.Stream = _with_our_devices(BaseStream, stream, is_virtual)
     torch.Event = _with_our_devices(BaseEvent, event, is_virtual)
@@ -86,7 +89,7 @@ def patch_classes(stream, event, generator, is_virtual):
 
 
 def _with_our_devices(base, make, is_virtual):
-    """Return a class in the place of `base`; called with a device of ours, it calls `make`."""
+    """Return a class in the place of `base`; called with a virtual GPU, it calls `make`."""
 
     class Meta(type(base)):
         def __call__(cls, *args, **kwargs):
@@ -111,7 +114,7 @@ def _with_our_devices(base, make, is_virtual):
 
 
 def patch_accelerator(module, device_type):
-    """Replace the functions of torch.accelerator by those of `module`, which is torch.vgpu.
+    """Replace functions of torch.accelerator by functions of `module`, which is torch.vgpu.
 
     Args:
         module: the module.

@@ -20,6 +20,11 @@ def storage_id(tensor):
     return tensor.untyped_storage()._cdata
 
 
+def generator_id(generator):
+    """Return an identity of a generator, the same for all Python objects that stand for it."""
+    return generator._cdata
+
+
 def tensor_string(tensor):
     """Return the text of a CPU tensor that stands between "tensor(" and the closing bracket."""
     return torch._tensor_str._tensor_str(tensor, len("tensor("))

@@ -19,13 +19,13 @@ BEGIN = """
 import ctypes, mmap, os, platform, signal, warnings
 import torch
 import d2lpar.virtual
-from d2lpar.virtual.private import guards
+from d2lpar.virtual.private import virtual_tables
 
 def tables():
     "Return the addresses of the tables of methods that torch uses."
-    get_hooks = guards._library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
+    get_hooks = virtual_tables._library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
     get_hooks.restype = ctypes.c_void_p
-    guard = guards._guards()[guards.PRIVATE_USE_1]
+    guard = virtual_tables._guards()[virtual_tables.PRIVATE_USE_1]
     return [ctypes.c_void_p.from_address(object).value for object in (guard, get_hooks()) if object]
 
 def work(device):
@@ -51,9 +51,9 @@ device, caught = switch_on()
 print(warning.message)
 assert warning.filename == "<string>"  # the line that calls virtual_gpus, as far as it goes
 assert "an error in backward may end this process" in str(warning.message)
-guards._asked.clear()
+virtual_tables._asked.clear()
 work(device)
-assert "type_" in guards._asked  # torch asks Python, as its own table says
+assert "type_" in virtual_tables._asked  # torch asks Python, as its own table says
 assert not torch.empty(1).is_pinned()
 from d2lpar.virtual import as_cuda
 try:
@@ -79,19 +79,21 @@ def test_torch_gets_answers_without_python(also):
 {also}
 device, caught = switch_on()
 assert not caught, caught[0].message
-guards._asked.clear()
+virtual_tables._asked.clear()
 work(device)
-assert not guards._asked and torch.empty(1, pin_memory=True).is_pinned()
+assert not virtual_tables._asked and torch.empty(1, pin_memory=True).is_pinned()
 print("fine")
 """)
     assert said == "fine\n"
 
 
 SURPRISES = {
-    "another layout": "guards._GUARD_METHODS = {4: 'type_', **guards._GUARD_METHODS}",
-    "a method that crashes": "guards._code = lambda constant: bytes.fromhex(CRASH)",
+    "another layout": """
+virtual_tables._GUARD_METHODS = {4: 'type_', **virtual_tables._GUARD_METHODS}
+""",
+    "a method that crashes": "virtual_tables._code = lambda constant: bytes.fromhex(CRASH)",
     "a method that hangs": """
-guards._code, guards._TIME_LIMIT_MS = lambda constant: bytes.fromhex(HANG), 300
+virtual_tables._code, virtual_tables._TIME_LIMIT_MS = lambda constant: bytes.fromhex(HANG), 300
 """,
     "no executable memory": """
 def refuse(name):
@@ -124,8 +126,8 @@ def test_every_wrong_number_is_noticed():
     """Each place off by one, in both directions, and tables that are too short."""
     run("""
 (device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
-right = {name: getattr(guards, name) for name in dir(guards) if name.isupper()}
-for pointer, original in reversed(guards._replaced):
+right = {name: getattr(virtual_tables, name) for name in dir(virtual_tables) if name.isupper()}
+for pointer, original in reversed(virtual_tables._replaced):
     pointer.value = original
 before = tables()
 
@@ -142,11 +144,11 @@ for missing in (1, 5, 8, 9):
     others = dict.fromkeys(right["_GUARD_METHODS"].keys() - {missing}, "type_")
     cases.append(("_GUARD_METHODS", others))
 for name, wrong in cases:
-    setattr(guards, name, wrong)
-    failure = guards._failure_of(guards._patch_guard_and_hooks)
+    setattr(virtual_tables, name, wrong)
+    failure = virtual_tables._failure_of(virtual_tables._patch_guard_and_hooks)
     assert failure and tables() == before, (name, wrong, failure)
-    setattr(guards, name, right[name])
-failure = guards._failure_of(guards._patch_guard_and_hooks)
+    setattr(virtual_tables, name, right[name])
+failure = virtual_tables._failure_of(virtual_tables._patch_guard_and_hooks)
 assert failure is None and tables() != before, failure
 work(device)
 """)
@@ -155,18 +157,19 @@ work(device)
 def test_what_fails_only_here_is_put_back():
     run("""
 (device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
-before, parent, cuda = tables(), os.getpid(), guards._guards()[guards._CUDA]
+before, parent, cuda = tables(), os.getpid(), virtual_tables._guards()[virtual_tables._CUDA]
 
 def fail(patch):
     patch()
     if os.getpid() == parent:
         raise RuntimeError("not here")
 
-assert guards._failure_of(lambda: fail(guards._patch_cuda)) == "RuntimeError: not here"
-assert tables() == before and guards._guards()[guards._CUDA] == cuda
+failure = virtual_tables._failure_of(lambda: fail(virtual_tables._patch_cuda))
+assert failure == "RuntimeError: not here"
+assert tables() == before and virtual_tables._guards()[virtual_tables._CUDA] == cuda
 work(device)
-assert guards._failure_of(guards._patch_cuda) is None
-assert guards._guards()[guards._CUDA] != cuda
+assert virtual_tables._failure_of(virtual_tables._patch_cuda) is None
+assert virtual_tables._guards()[virtual_tables._CUDA] != cuda
 """)
 
 
@@ -180,7 +183,7 @@ def both():
     return [line for line in mappings() if "w" in line[1] and "x" in line[1]]
 
 before = both()
-guards._executable(guards._code(7))
+virtual_tables._executable(virtual_tables._code(7))
 pages = [line[1] for line in mappings() if "memfd:d2lpar" in line[-2]]
 assert pages == ["r-xp"] and both() == before, pages
 """)

@@ -1,15 +1,15 @@
-"""Answers in machine code where torch's C++ code may not call Python.
+"""Machine code in C++ virtual tables, which answers where torch's C++ code may not call Python.
 
 torch asks a device guard for streams and devices in places where an exception would end the
 process: in forward when it records an operator for backward, and in backward even while an
 exception unwinds. A guard written in Python cannot answer there: an interrupt may be raised in it,
 and it cannot run at all while an exception is pending. But all answers are constants: device 0 of
-type PrivateUse1, its stream 0, and yes. So a few bytes of machine code that return a constant
+type PrivateUse1, its stream 0, and True. So a few bytes of machine code that return a constant
 replace the virtual methods that would ask Python.
 
-The methods are found by their places in C++ tables, which no interface promises. So all of it is
-tried in a fork of this process first, where a wrong place may crash. `_check_asking` shows that the
-places are those of the methods that ask Python, `_check_answers` that torch then gets its answers
+The methods are found by their places in C++ virtual tables, which no interface promises. So all of
+it is tried in a fork of this process first, where a wrong place may crash. `_check_asking` shows
+that the methods in these places ask Python, `_check_answers` that torch then gets its answers
 without it. On any surprise nothing is patched, and a warning says what is lost.
 """
 
@@ -32,15 +32,15 @@ _NO_INDEX = 0xFF00  # in the two bytes of a c10::Device the index, -1 for none, 
 # The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
 # getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
 # isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
-# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, after two places of the
-# destructor. Beside each is the method in Python that it asks.
+# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, where the destructor takes
+# the first two places. Beside each is the method in Python that it asks.
 _TYPE, _EXCHANGE_DEVICE, _GET_DEVICE = 0, 1, 2
 _GUARD_METHODS = dict.fromkeys((_TYPE, _EXCHANGE_DEVICE, _GET_DEVICE, 5, 8, 9), "type_")
 _HOOKS_METHODS = {2: "is_built", 3: "is_available", 4: "has_primary_context"}
 _GET_ALLOCATOR = 12
-_NUM_METHODS, _BEFORE = 128, 2  # far more than there are; a table begins with two words more
+_NUM_METHODS, _BEFORE = 128, 2  # far more than there are; two other words come before them
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_TIME_LIMIT_MS = 10_000  # of a fork that takes some milliseconds
+_TIME_LIMIT_MS = 10_000  # for a fork that takes some milliseconds
 
 _failure = None  # why Python answers; None where machine code does
 _asked = set()  # names of the methods that torch has asked in Python
@@ -234,7 +234,7 @@ def _answer(address, answers):
     The object gets a copy of its table of methods with other addresses in it.
 
     Args:
-        address: of the object.
+        address: the address of the object.
         answers: {place of the method: constant below 65536}.
 
     Raises:
@@ -302,7 +302,7 @@ def _code_of_address(address):
 
 @functools.cache
 def _executable(code):
-    """Return the address of a page with machine code, which was never writable.
+    """Return the address of an executable page with this code; the page was never writable.
 
     Raises:
         OSError: the system denies such pages.

@@ -1,0 +1,154 @@
+"""Compares what an answer gave with what it should give: first the types, then the values."""
+
+import numbers
+
+import torch
+
+
+def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
+    """Compare what an answer gave with what it should give.
+
+    Args:
+        what: what is compared, in words, for the message.
+        got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
+        want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
+            of one number on the CPU.
+        tolerance: the largest relative difference of numbers and tensors; None means equal.
+        hints: pairs of a wrong value, or a function that tells whether a value is wrong in this
+            way, and a sentence that says what went wrong.
+        hint: a sentence for every other wrong value.
+
+    Raises:
+        AssertionError: with both types if they differ, otherwise with the hint and both values.
+    """
+    if want is not None:
+        expect_type(what, got, want)
+    if agree(got, want, tolerance):
+        return
+    shown = show(got)
+    if shown == show(want) and isinstance(got, torch.Tensor):
+        shown = f"a tensor on {got.device}"
+        if isinstance(want, torch.Tensor):
+            shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
+    fitting = fitting_hint(got, tolerance, hints, hint)
+    raise AssertionError(f"{fitting}\n{what}: expected {show(want)}, got {shown}".lstrip())
+
+
+def at_most(what, got, limit, hint=""):
+    """Compare a number with the largest that is allowed.
+
+    Raises:
+        AssertionError: with the hint and both numbers.
+    """
+    if not got <= limit:
+        got = f"{got:.2f}" if isinstance(got, float) else show(got)
+        raise AssertionError(f"{hint}\n{what}: expected at most {show(limit)}, got {got}".lstrip())
+
+
+def expect_type(what, got, like):
+    """Compare the type of a value with that of an example.
+
+    Raises:
+        AssertionError: with both types, if values of the two cannot be compared.
+    """
+    if not _fits(got, like):
+        raise AssertionError(f"{what}: {describe(like)} was expected, got {describe(got)}")
+
+
+def agree(got, want, tolerance):
+    """Tell whether two values are the same, but for a relative difference."""
+    if isinstance(want, (list, tuple)):
+        return (
+            isinstance(got, (list, tuple))
+            and len(got) == len(want)
+            and all(agree(*pair, tolerance) for pair in zip(got, want, strict=True))
+        )
+    if isinstance(want, dict):
+        return (
+            isinstance(got, dict)
+            and got.keys() == want.keys()
+            and all(agree(got[key], want[key], tolerance) for key in want)
+        )
+    if isinstance(want, torch.Tensor):
+        if not isinstance(got, torch.Tensor) or got.shape != want.shape:
+            return False
+        scale = want.detach().cpu().double().abs().max().item() if want.numel() else 0.0
+        return _largest_difference(got, want) <= (tolerance or 0) * scale
+    if isinstance(got, torch.Tensor):
+        if got.device.type != "cpu" or got.dim() > 0:
+            return False
+        got = got.item()
+    if tolerance is not None and isinstance(got, numbers.Real):
+        return bool(abs(got - want) <= tolerance * abs(want))
+    return bool(got == want)
+
+
+def fitting_hint(got, tolerance, hints, hint):
+    """Return the first hint that fits a wrong value, as `expect` has them, or the one for all."""
+    for wrong, sentence in hints:
+        if wrong(got) if callable(wrong) else agree(got, wrong, tolerance):
+            return sentence
+    return hint
+
+
+def show(value):
+    """Return a value as a message shows it."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() > 8:
+            return describe(value)
+        value = value.tolist()
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, (list, tuple)):
+        return short("[" + ", ".join(show(one) for one in value) + "]")
+    return short(repr(value))
+
+
+def short(text, length=160):
+    """Return a text without its line breaks, cut if it is long."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 4] + " ..."
+
+
+def describe(value):
+    """Return the type of a value in words, such as "a list of numbers"."""
+    if isinstance(value, torch.Tensor):
+        where = "" if value.device.type == "cpu" else f" on {value.device}"
+        return f"a tensor of shape {tuple(value.shape)}{where}"
+    return "None" if value is None else f"a {_noun(value)}"
+
+
+def _noun(value, plural=""):
+    if isinstance(value, (list, tuple)):
+        inside = sorted({_noun(one, plural="s") for one in value})
+        noun = f"{'list' if isinstance(value, list) else 'tuple'}{plural}"
+        return f"{noun} of {' and '.join(inside)}" if inside else noun
+    if value is None:
+        return "None"
+    known = {torch.Tensor: "tensor", numbers.Real: "number", str: "string"}
+    noun = next((noun for kind, noun in known.items() if isinstance(value, kind)), None)
+    return (noun or type(value).__name__) + plural
+
+
+def _fits(got, like):
+    """Tell whether a value is of a type that can be compared with another value."""
+    if isinstance(like, (list, tuple)):
+        return isinstance(got, (list, tuple)) and (
+            not like or all(any(_fits(one, other) for other in like) for one in got)
+        )
+    if isinstance(like, numbers.Real):
+        if isinstance(got, torch.Tensor):
+            return got.device.type == "cpu" and got.dim() == 0
+        return isinstance(got, numbers.Real)
+    if isinstance(like, (torch.Tensor, str, dict)):
+        kind = torch.Tensor if isinstance(like, torch.Tensor) else type(like)
+        return isinstance(got, kind)
+    return True
+
+
+def _largest_difference(a, b):
+    """Return the largest difference between two tensors of one shape."""
+    difference = a.detach().cpu().double() - b.detach().cpu().double()
+    return difference.abs().max().item() if difference.numel() else 0.0

@@ -1,0 +1,232 @@
+"""The points of an exercise, part by part, and the answers as a check takes them.
+
+A check cell creates `Marks`, which look up the answers in the notebook. The functions that it
+compares them with are decorated as `reference` and answer that cell only: neither they nor a
+function around them can be handed in.
+"""
+
+import contextlib
+import functools
+import numbers
+import re
+import sys
+import traceback
+import types
+import warnings
+
+from .comparing import agree, describe, expect_type, fitting_hint, short, show
+
+_check = None  # the file of the latest check cell, as Python names it
+wrong_tries = {}  # the wrong tries at each prediction in this kernel
+
+
+class Marks:
+    """The points of one exercise, part by part; all parts together are worth `points`."""
+
+    def __init__(self, points):
+        global _check
+        cell = sys._getframe(1)
+        self._names, _check = cell.f_globals, cell.f_code.co_filename
+        self._part, self._open = "", False  # the current one, and whether an answer is a stub
+        self._files = set()  # of the cells with the answers
+        self.points, self.given, self.reached = points, 0, 0
+
+    @contextlib.contextmanager
+    def part(self, points, name):
+        """Give `points` if the block passes, and print which; an exception in it is caught.
+
+        Warnings are not shown: nbgrader gives no points for a check that writes to stderr.
+        """
+        self.given += points
+        self._part = name
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                yield
+        except Exception as error:
+            verdict, text = self._explain(error)
+            first, *rest = text.splitlines() or [""]
+            print(f"{verdict:5} 0 of {points}  {name}: {first}")
+            if rest:
+                print(" " * len("wrong 0 of 1 "), short(" ".join(rest)))
+        else:
+            self.reached += points
+            print(f"ok    {points} of {points}  {name}")
+
+    def answer(self, name, *, like, without=()):
+        """Return the function or class that answers an exercise, for the check to call.
+
+        Args:
+            name: its name in the notebook.
+            like: an example of what it returns, which tells the type; None if it may return
+                nothing.
+            without: names of modules whose functions the task rules out.
+        """
+        return Answer(self, name, like, without)
+
+    def prediction(self, name, want, *, of=None, tolerance=None, hints=(), hint=""):
+        """Compare a value that the reader has predicted.
+
+        A wrong value gets a hint. Only the second wrong value in the same kernel gets the right
+        one, too.
+
+        Args:
+            name: its name in the notebook.
+            want: what it should be.
+            of: a function that returns the part of the value to compare; None means all of it.
+            tolerance, hints, hint: as in `expect`. Numbers have a hint without one, too.
+
+        Raises:
+            AssertionError: with the hint and the predicted value.
+            NotImplementedError: it is None, as in a stub.
+        """
+        got = self.value(name)
+        expect_type(name, got, want)
+        got = of(got) if of else got
+        tries = wrong_tries.setdefault((self._part, name), [])
+        if agree(got, want, tolerance):
+            tries.clear()
+            return
+        if got not in tries:
+            tries.append(got)
+        if not hint and isinstance(want, numbers.Real):
+            hint = "That is too large." if got > want else "That is too small."
+        shown = f"{name}: {show(got)} is not right"
+        if len(tries) > 1:
+            shown = f"{name}: expected {show(want)}, got {show(got)}"
+        raise AssertionError(f"{fitting_hint(got, tolerance, hints, hint)}\n{shown}".lstrip())
+
+    def value(self, name):
+        """Return what the notebook has under a name.
+
+        Raises:
+            AssertionError: there is nothing, or the answer cell ended in an error before it.
+            NotImplementedError: it is None, as in a stub.
+        """
+        value, error = self._names.get(name), self._error(name)
+        stub = isinstance(error, NotImplementedError) and not error.args
+        if error and not stub and _is_older(value, error):
+            raise AssertionError(f"your answer cell ended in an error: {_text(error)}")
+        if name not in self._names and not stub:
+            raise AssertionError(f"there is no `{name}`: run the answer cell first")
+        if value is None:
+            raise NotImplementedError
+        self._files |= {_file(value)} - {__file__}
+        return value
+
+    def total(self):
+        """Return the points reached, the last value of a check cell, which nbgrader reads."""
+        assert self.given == self.points, f"the parts give {self.given} points, not {self.points}"
+        print(f"{self.reached} of {self.points} points")
+        return self.reached
+
+    def _error(self, name):
+        """Return the exception of the cell that ran before the check, if it defines `name`."""
+        shell = self._names.get("get_ipython", lambda: None)()
+        result = getattr(shell, "last_execution_result", None)
+        defines = rf"\b(def|class) {name}\b|\b{name}\b[\w, ]*="
+        if not result or not re.search(defines, result.info.raw_cell):
+            return None
+        return result.error_before_exec or result.error_in_exec
+
+    def _explain(self, error):
+        """Return whether an exception means `open` or `wrong`, and what to tell about it."""
+        frames = traceback.extract_tb(error.__traceback__)
+        if isinstance(error, NotImplementedError) and not error.args:  # as in a stub
+            self._open = True
+        elif not (self._open and frames[-1].filename == _check):  # not a part that needs another
+            return "wrong", self._message(error, frames)
+        return "open", "not answered yet"
+
+    def _message(self, error, frames):
+        """Return what to tell about an exception, with the line of the answer that it came from."""
+        own = [frame for frame in frames if frame.filename in self._files]
+        if isinstance(error, AssertionError) and frames[-1] not in own:
+            return str(error)
+        where = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: " if own else ""
+        return where + _text(error)
+
+
+class Answer:
+    """A function or class of the notebook that a check calls."""
+
+    def __init__(self, marks, name, like, without):
+        self._marks, self._name, self._like, self._without = marks, name, like, without
+
+    @property
+    def function(self):
+        """What the notebook has, for a check that needs more than to call it."""
+        value = self._marks.value(self._name)
+        if not callable(value):
+            raise AssertionError(f"{self._name}: a function was expected, got {describe(value)}")
+        return value
+
+    def __call__(self, *args, **kwargs):
+        """Call the answer, and return what it returns.
+
+        Raises:
+            AssertionError: it returns nothing or something of another type, or it calls what the
+                task rules out.
+        """
+        function = self.function
+        with _refused(self._without):
+            result = function(*args, **kwargs)
+        if self._like is not None:
+            if result is None:
+                raise AssertionError("the function returned None: is `return` missing?")
+            expect_type(self._name, result, self._like)
+        return result
+
+
+def reference(function):
+    """Let a function answer the check only, so that no answer can call it or be it."""
+
+    @functools.wraps(function)
+    def for_the_check(*args, **kwargs):
+        if sys._getframe(1).f_code.co_filename != _check:
+            raise AssertionError(f"`{function.__name__}` belongs to the check: write your own")
+        return function(*args, **kwargs)
+
+    return for_the_check
+
+
+@contextlib.contextmanager
+def _refused(modules):
+    """Refuse calls of functions of some modules while the block runs."""
+
+    def look(frame, event, called):
+        home = frame.f_globals.get("__name__") if event == "call" else None
+        if event == "c_call":
+            owner = getattr(called, "__self__", None)
+            owner = owner if isinstance(owner, (type, types.ModuleType)) else type(owner)
+            home = getattr(called, "__module__", None) or getattr(owner, "__module__", None)
+        for name in modules:
+            if f"{home}.".startswith(f"{name}."):
+                raise AssertionError(f"your answer calls {name}, which the task rules out")
+
+    before = sys.getprofile()
+    sys.setprofile(look if modules else before)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
+
+
+def _text(error):
+    """Return the type and the message of an exception, without a file."""
+    message = short(str(getattr(error, "msg", error)))
+    return f"{type(error).__name__}: {message}".removesuffix(": ")
+
+
+def _is_older(value, error):
+    """Tell whether a value was there before the cell that ended in an error."""
+    if value is None or isinstance(error, SyntaxError):
+        return True
+    ran = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return _file(value) not in (None, *ran)
+
+
+def _file(value):
+    """Return the file of a function or class, None for anything else."""
+    functions = vars(value).values() if isinstance(value, type) else [value]
+    return next((f.__code__.co_filename for f in functions if hasattr(f, "__code__")), None)

@@ -1,0 +1,16 @@
+"""What the checks of the exercises 07 compare answers with."""
+
+import torch
+
+from .marks import reference
+
+
+@reference
+def largest_step(lr, curvature):
+    """Return the largest k for which a step with k times the rate does not move w away from 0."""
+    w = torch.ones((), requires_grad=True)
+    (curvature / 2 * w**2).backward()
+    k = 1
+    while abs((w - (k + 1) * lr * w.grad).item()) <= 1 + 1e-6:
+        k += 1
+    return k

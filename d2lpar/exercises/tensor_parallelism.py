@@ -1,0 +1,61 @@
+"""What the checks of the exercises 06 compare answers with."""
+
+import itertools
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..parallel.sharded_layers import ColumnParallel, RowParallel
+from ..timelines.timeline import Timeline
+from ..virtual import virtual_gpus
+from .marks import reference
+
+
+@reference
+def by_hand(name):
+    """Return the lists that device 0 and device 1 compute."""
+    x = torch.tensor([1.0, 10, 100, 1000])
+    W = torch.tensor([[1.0, 0, 2, 1], [3, 1, 0, 2], [0, 2, 1, 1], [1, 1, 1, 0]])
+    pairs = zip(W.chunk(2, 1), x.chunk(2), strict=True)
+    results = {
+        "output_part": [rows @ x for rows in W.chunk(2)],
+        "input_term": [columns @ part for columns, part in pairs],
+        "gradient_term": [rows.sum(0) for rows in W.chunk(2)],
+    }
+    return [result.tolist() for result in results[name]]
+
+
+@reference
+def row_names(num_heads, size, by_head):
+    """Return names of rows such as Q0.1, sorted by head or by kind."""
+    places = itertools.product(range(3), range(num_heads), range(size))
+    order = sorted(places, key=lambda place: place[1]) if by_head else places
+    return [f"{'QKV'[kind]}{head}" + f".{row}" * (size > 1) for kind, head, row in order]
+
+
+@reference
+def fewest_channels(kernel, flops, bandwidth, itemsize):
+    """Return the smallest number of channels that pays on 2 and on 8 devices, by trying."""
+
+    def seconds(k, c):  # for a pixel
+        ring = 2 * (k - 1) * itemsize * c / (k * bandwidth)
+        return 12 * c * c * kernel**2 / (k * flops) + 2 * ring
+
+    return next(c for c in itertools.count(1) if all(seconds(1, c) > seconds(k, c) for k in (2, 8)))
+
+
+@reference
+def channels_that_pay(link):
+    """Return those that are faster on four V100s, which take the place of the devices."""
+    seconds = {}
+    for k, c in itertools.product((1, 4), (32, 64, 128, 256)):
+        devices = virtual_gpus(k, model="v100", values=False, peer_link=link)
+        convs = [nn.Conv2d(c, c, 3, padding=1, device=devices[0]) for _ in range(2)]
+        first, second = ColumnParallel(convs[0], devices), RowParallel(convs[1], devices)
+        parts = [torch.zeros(64, c, 28, 28, device=gpu, requires_grad=True) for gpu in devices]
+        with Timeline() as timeline:
+            outputs = second([F.relu(part) for part in first(parts)])
+            torch.autograd.backward([Y.sum() for Y in outputs])
+        seconds[k, c] = timeline.seconds
+    return [c for c in (32, 64, 128, 256) if seconds[4, c] < seconds[1, c]]

@@ -1,0 +1,96 @@
+"""When a machine counts as idle, what is told of one that does not, and that waiting ends."""
+
+import math
+from types import SimpleNamespace
+
+import idle
+import pytest
+import torch
+
+from d2lpar import other_programs
+from d2lpar.other_programs import Look, Taken
+
+
+def test_what_disturbs_a_run_is_told(monkeypatch):
+    """Of what was seen until the last cell had ended, and of threads right after it."""
+    cores = frozenset({0, 1})
+    looks = [Look(0.0, cores, 0.0, 0.0), Look(9.0, cores, 1.0, 9.0), Look(10.0, cores, 2.0, 10.0)]
+    monkeypatch.setattr(other_programs, "look", lambda: looks.pop(0))
+    monkeypatch.setattr(idle, "look", lambda: looks.pop(0))
+    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 1.234)
+    watch = idle.Watch()
+    watch.note()
+    watch.note()
+    assert watch.verdict() == (
+        "on a busy machine (others took 10 % of the cores, the hypervisor 50 %; two threads gained "
+        "1.23)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "stolen", "gain", "verdict"),
+    [(0.04, 0.04, 1.8, "idle"), (0.06, 0, 2, "busy"), (0, 0.06, 2, "busy"), (0, 0, 1.7, "busy")],
+)
+def test_when_a_machine_is_idle(others, stolen, gain, verdict, monkeypatch):
+    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: gain)
+    watch = idle.Watch()
+    taken = watch._taken
+    taken.seconds, taken.others, taken.stolen = 1.0, others, stolen
+    assert bool(idle.disturbances(taken, gain)) is (verdict == "busy")
+    assert f" {verdict} machine" in watch.verdict()
+
+
+def test_one_core_has_no_two_threads(monkeypatch):
+    monkeypatch.setattr(idle, "cores_of_this_process", lambda: 1)
+    monkeypatch.setattr(idle, "_products", pytest.fail)
+    gain = idle.gain_of_two_threads()
+    assert math.isnan(gain) and idle.disturbances(Taken(), gain) == []
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """A clock that goes on with each look at the machine; return what will be seen, and said."""
+    now, seen, said = [0.0], [], []
+
+    def taken_now(seconds):
+        now[0] += seconds
+
+    def disturbances(taken, gain):
+        return seen.pop(0) if len(seen) > 1 else seen[0]
+
+    monkeypatch.setattr(idle, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(idle, "taken_now", taken_now)
+    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 2.0)
+    monkeypatch.setattr(idle, "disturbances", disturbances)
+    return seen, said
+
+
+def test_waiting_ends_when_the_machine_is_idle(waiting):
+    seen, said = waiting
+    seen += 15 * [["A computes"]] + [[]]
+    assert idle.wait(said.append) == ""
+    assert said == 2 * ["waiting for an idle machine: A computes"]  # in 45 s
+
+
+def test_waiting_ends_after_ten_minutes(waiting):
+    seen, said = waiting
+    seen += [["A computes", "B computes"]]
+    assert idle.wait(said.append) == "after 10 minutes: A computes; B computes"
+    assert len(said) < 25
+
+
+def test_the_gain_of_two_threads_is_that_of_the_median_round(monkeypatch):
+    counts = [10, 10, 10, 10, 9, 9, 10, 1, 1]  # one alone, then two: they gain 2, 1.8 and 0.2
+    threads = []
+
+    def products(X, seconds):
+        threads.append(torch.get_num_threads())
+        return counts.pop(0)
+
+    monkeypatch.setattr(idle, "cores_of_this_process", lambda: 2)
+    monkeypatch.setattr(idle, "_products", products)
+    before = torch.get_num_threads()
+    assert idle.gain_of_two_threads() == 1.8
+    assert set(threads) == {1} and torch.get_num_threads() == before
+    monkeypatch.undo()
+    assert idle._products(torch.rand(2, 2), 0.01) > 1

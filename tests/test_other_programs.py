@@ -1,0 +1,236 @@
+"""Whose time on the cores is whose: by the counters of Linux, and by made-up ones."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from waiting import wait_until
+
+import d2lpar
+from d2lpar import other_programs
+from d2lpar.other_programs import Look, Taken, look, taken_now
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these counters")
+
+
+@pytest.fixture(autouse=True)
+def can_tell(monkeypatch):
+    """Let it look also where the machine of the tests has a quota, and anew in every test."""
+    monkeypatch.setattr(other_programs, "_can_tell", lambda num_cores: True)
+    monkeypatch.setattr(other_programs, "_last", None)
+
+
+# The counters of Linux. Other programs run beside the tests, so that only one side can be asserted.
+
+BURN = "import time\nend = time.process_time() + {}\nwhile time.process_time() < end: pass"
+SECONDS = 0.5
+
+
+def burn(seconds):
+    exec(BURN.format(seconds))
+
+
+def test_a_program_of_another_session_is_noticed():
+    start = look()
+    orphan = f"import os, sys\nif os.fork(): sys.exit()\nos.setsid()\n{BURN.format(SECONDS)}"
+    with subprocess.Popen([sys.executable, "-c", orphan], stdout=subprocess.PIPE) as process:
+        assert process.wait() == 0  # of its parent: it is not our descendant any more
+        process.stdout.read()  # until it has ended, too
+    end = look()
+    assert end.others - start.others > 0.7 * SECONDS
+
+
+def seconds_of_others():
+    """Return the seconds that our descendants have had."""
+    return other_programs._ticks_of_process(os.getpid()) / 100 - time.process_time()
+
+
+def test_a_child_and_a_grandchild_are_ours_while_they_run_and_when_they_have_ended():
+    start = seconds_of_others()
+    rest = "import sys; print(flush=True); sys.stdin.read()"
+    child = [sys.executable, "-c", f"{BURN.format(SECONDS)}\n{rest}"]
+    parent = [sys.executable, "-c", f"import subprocess; subprocess.run({child!r})"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(parent, **pipes) as process:
+        process.stdout.readline()  # it has burnt them, and stays
+        assert seconds_of_others() - start > 0.9 * SECONDS
+        process.stdin.close()
+        process.wait()
+    assert seconds_of_others() - start > 0.9 * SECONDS
+
+
+def test_a_child_of_any_thread_is_ours():
+    start, ended = seconds_of_others(), threading.Event()
+
+    def work():
+        rest = "print(flush=True)\ninput()"
+        command = [sys.executable, "-c", f"{BURN.format(SECONDS)}\n{rest}"]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            process.stdout.readline()
+            found.append(seconds_of_others() - start)
+            process.communicate(b"\n")
+        ended.set()
+
+    found = []
+    threading.Thread(target=work).start()
+    assert ended.wait(60) and found[0] > 0.9 * SECONDS
+
+
+def test_ranks_are_ours_and_say_nothing(tmp_path):
+    def work(folder):
+        burn(SECONDS)
+        Path(folder, "burnt").touch()
+        wait_until(Path(folder, "seen").exists)
+        return look()
+
+    def watch():
+        wait_until((tmp_path / "burnt").exists)
+        found.append(seconds_of_others() - start)
+        (tmp_path / "seen").touch()
+
+    start, found = seconds_of_others(), []
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert d2lpar.launch(work, str(tmp_path), nproc=1) == [None]
+    watcher.join()
+    assert found[0] > 0.9 * SECONDS
+    assert seconds_of_others() - start > 0.9 * SECONDS
+
+
+# Made-up counters, in which nothing happens by chance.
+
+
+@pytest.fixture
+def counters(monkeypatch, tmp_path):
+    """Three cores, of which we may use two, and ticks that a test sets."""
+
+    class Counters:
+        now = 100.0
+        user, nice, system, steal = 1000, 0, 0, 0  # of core 2
+        own = 0
+
+        def go_on(self, seconds, **ticks):
+            """Let time pass and add ticks to some counters."""
+            self.now += seconds
+            for name, more in ticks.items():
+                setattr(self, name, getattr(self, name) + more)
+            noise = int(1000 * self.now)
+            core = f"{self.user} {self.nice} {self.system} {noise} {noise} {noise} {noise}"
+            lines = [
+                f"cpu  {noise} 0 0 0 0 0 0 0 0 0",
+                "cpu0 50 0 0 9 0 0 0 0 0 0",
+                f"cpu1 {noise} 0 0 0 0 0 0 {noise} 0 0",
+                f"cpu2 {core} {self.steal} {noise} 0",
+                f"intr {noise} {noise}",
+            ]
+            (tmp_path / "stat").write_text("\n".join(lines))
+            self.process(os.getpid(), f"{self.own} 0 0 0", "7 8")
+
+        def process(self, pid, ticks, children=""):
+            """Write the files of a process with two threads; the second has the children."""
+            for task, text in ((pid, ""), (pid + 1, children)):
+                folder = tmp_path / f"{pid}" / "task" / f"{task}"
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "children").write_text(text)
+            stat = f"{pid} (a) b 1 (c) S 1 2 3 4 5 6 7 8 9 10 {ticks} 20 0 1 0 99"
+            (tmp_path / f"{pid}" / "stat").write_text(stat)
+
+    counters = Counters()
+    monkeypatch.setattr(other_programs, "PROC", str(tmp_path))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 2})
+    fake = SimpleNamespace(monotonic=lambda: counters.now, sleep=counters.go_on)
+    monkeypatch.setattr(other_programs, "time", fake)
+    counters.process(7, "1 2 3 4", "9")  # 8 has ended meanwhile
+    counters.process(9, "0 0 0 0")
+    counters.go_on(0)
+    return counters
+
+
+def test_what_is_not_ours_is_of_other_programs(counters):
+    taken, before = Taken(), look()
+    counters.process(9, "10 20 30 40")
+    counters.go_on(2.0, user=100, nice=40, system=60, steal=32, own=20)
+    taken.add(before)
+    # 200 ticks ran, 120 of them ours; 2 s of two cores have 400 ticks
+    assert taken.shares() == pytest.approx((0.2, 0.08))
+    assert taken.sentences() == ["other programs took 20 % of the cores"]
+    assert taken.sentences(0.05)[1:] == ["the hypervisor took 8 % of the cores"]
+
+
+def test_a_quarter_more_time_is_noticed_and_a_tenth_is_not(counters):
+    """A program with all cores takes 1 / (1 - share) times as long: 1.11 and 1.25 times."""
+    before = look()
+    for ticks, noticed in ((40, False), (80, True)):
+        taken = Taken()
+        counters.go_on(2.0, user=ticks)
+        before = taken.add(before)
+        assert bool(taken.sentences()) is noticed
+
+
+def test_nothing_is_said_of_less_than_a_fifth_of_a_second(counters):
+    taken, before = Taken(), look()
+    for said in (False, False, True):
+        counters.go_on(0.08, user=16)
+        before = taken.add(before)
+        assert bool(taken.sentences()) is said
+    taken.clear()
+    assert taken.sentences() == []
+
+
+def test_a_look_within_a_tick_costs_nothing(counters):
+    first = look()
+    counters.go_on(0.005, user=100)
+    assert look() is first
+    counters.go_on(0.006)
+    assert look().others == pytest.approx(first.others + 1.0)
+
+
+def test_other_cores_than_before_say_nothing(counters, monkeypatch):
+    taken, before = Taken(), look()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1})
+    counters.go_on(2.0)
+    after = taken.add(before)
+    assert after.cores == {1} and taken.seconds == 0
+
+
+def test_a_short_look_at_what_others_take_now(counters):
+    fake = other_programs.time
+    fake.sleep = lambda seconds: counters.go_on(seconds, user=24)
+    assert taken_now().sentences() == ["other programs took 60 % of the cores"]
+    assert counters.now == pytest.approx(100.2)
+    fake.sleep = lambda seconds: counters.go_on(seconds, user=41)  # ticks are rough
+    assert taken_now().sentences() == ["other programs took 100 % of the cores"]
+    fake.sleep = lambda seconds: counters.go_on(seconds, own=2)
+    assert taken_now().shares() == (0, 0)
+
+
+@pytest.mark.parametrize("where", ["another system", "a rank"])
+def test_where_the_counters_do_not_tell(where, monkeypatch):
+    if where == "another system":
+        monkeypatch.setattr(sys, "platform", "darwin")
+    else:
+        monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(other_programs, "time", SimpleNamespace(sleep=pytest.fail))
+    assert look() is None
+    assert taken_now().sentences(0) == []
+    taken = Taken()
+    assert taken.add(Look(0.0, frozenset({0}), 0.0, 0.0)) is None and taken.seconds == 0
+
+
+def test_a_quota_below_the_cores_and_a_kernel_without_lists_of_children(monkeypatch, tmp_path):
+    monkeypatch.undo()
+    monkeypatch.setattr(other_programs, "PROC", str(tmp_path))
+    children = tmp_path / "self" / "task" / f"{os.getpid()}" / "children"
+    for cores, listed, known in ((4, False, False), (4, True, True), (3, True, False)):
+        monkeypatch.setattr(other_programs, "cores_of_this_process", lambda cores=cores: cores)
+        if listed:
+            children.parent.mkdir(parents=True, exist_ok=True)
+            children.touch()
+        other_programs._can_tell.cache_clear()
+        assert other_programs._can_tell(4) is known
+    other_programs._can_tell.cache_clear()

@@ -1,0 +1,88 @@
+"""What a cell of a real kernel shows when it is stopped, and the cell after it."""
+
+from pathlib import Path
+
+import pytest
+from stops import NEXT, RIGHT, SET_UP, Kernel
+
+FOLDER = "import tempfile\nfrom pathlib import Path\nfolder = Path(tempfile.mkdtemp())\n"
+LAUNCH = """
+import torch.distributed as dist
+from waiting import note_when_in
+def asleep():
+    time.sleep(1000)
+def work():
+    rank = dist.get_rank()
+    note_when_in(folder / str(rank), *(("asleep",) if rank else ("all_reduce", 1)))
+    if rank == 1:
+        asleep()
+    dist.all_reduce(torch.ones(1))
+def tell():
+    while not all((folder / rank).exists() for rank in "01"):
+        time.sleep(0.01)
+    print("they are there", flush=True)
+import threading
+threading.Thread(target=tell).start()
+d2lpar.launch(work)
+"""
+BEHIND = """
+from d2lpar.virtual import registry
+from d2lpar.virtual.scheduler import Op
+def until_told(op):
+    while not (folder / "told").exists():
+        time.sleep(0.01)
+device = registry.devices[0]
+device.current_stream().issue(Op("held", "kernel", device.compute, until_told))
+for _ in range(9):
+    x + 1
+print("launched", flush=True)
+torch.vgpu.synchronize(devices[0])
+"""
+
+
+@pytest.fixture(scope="module")
+def kernel():
+    kernel = Kernel(SET_UP + FOLDER, NEXT, RIGHT, patience=60)
+    yield kernel
+    kernel.end()
+
+
+def stop_once(kernel, word):
+    """Return a function of what a cell has printed that stops the cell when it has this word."""
+    stopped = []
+
+    def see(printed):
+        if word in printed and not stopped:
+            stopped.append(word)
+            kernel.manager.interrupt_kernel()
+
+    return see
+
+
+def test_a_stopped_launch_shows_the_readers_line_and_where_the_ranks_were(kernel):
+    """Jupyter interrupts the whole group of processes, the ranks among them."""
+    cell = kernel.run(LAUNCH, on_print=stop_once(kernel, "they are there"))
+    assert cell.error == "KeyboardInterrupt"
+    *_, verdict, first, second = cell.traceback.splitlines()
+    assert verdict == "KeyboardInterrupt: rank 1 had not arrived"
+    assert first.startswith("  rank 0 had started 1 collective, waited for another rank and was at")
+    assert first.endswith("of work: dist.all_reduce(torch.ones(1))")
+    assert second.startswith("  rank 1 had started 0 collectives and was at")
+    assert second.endswith("of asleep: time.sleep(1000)")
+    assert "d2lpar.launch(work)" in cell.traceback
+    assert "elastic" not in cell.traceback and "contextlib" not in cell.traceback
+    assert kernel.run("print(d2lpar.launch(dist.get_rank))").printed == "[0, 1]\n"
+
+
+def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so(kernel):
+    stopped = kernel.run(BEHIND, on_print=stop_once(kernel, "launched"))
+    assert stopped.error == "KeyboardInterrupt" and stopped.printed == "launched\n"
+    folder = Path(kernel.run("print(folder)").printed.strip())
+    said = "vgpu:0 is still working off 10 operators launched before the stop\n"
+
+    def see(printed):
+        if printed == said:
+            (folder / "told").touch()
+
+    after = kernel.run("print((x + 1).sum().item())", on_print=see)
+    assert after.printed == f"{said}2000.0\n"

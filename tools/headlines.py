@@ -1,0 +1,109 @@
+"""Whether the headline lines of a chapter show what its text says.
+
+`headlines.toml`, beside the chapters, declares it. A table stands for each line, under the number
+of its chapter:
+
+    [[03]]
+    line = "at the same time: maximum"  # text that a printed line contains
+    ratio = [0.85, 1.15]                # what follows "ratio" there: lines of `compare`
+
+    [[03]]
+    line = "speed-up of two devices"
+    number = [1.6, inf]                 # the first number after the text: other lines
+    which = 2                           # the second of the lines with this text, not all of them
+"""
+
+import re
+import tomllib
+
+import nbformat
+
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_NUMBERS_BELOW = re.compile(r"\n *(?=predicted +\S+ (?:measured|modelled) )")
+_BUSY = re.compile(r"took \d+ % of the cores while this ran")
+
+
+def declared(path):
+    """Return what the chapter at `path` declares.
+
+    Returns:
+        The tables of the chapter, as dicts; None where its folder has no `headlines.toml`.
+
+    Raises:
+        ValueError: the file is not in the form above.
+    """
+    file = path.with_name("headlines.toml")
+    if not file.exists():
+        return None
+    tables = tomllib.loads(file.read_text(encoding="utf-8"))
+    for chapter, table in ((name, table) for name in tables for table in tables[name]):
+        kinds = table.keys() - {"line", "which"}
+        known = "line" in table and kinds in ({"ratio"}, {"number"})
+        if not known or len(table[kinds.pop()]) != 2:
+            raise ValueError(f"{file.name}: chapter {chapter} declares {table}")
+    return tables.get(path.name[:2], [])
+
+
+def contradictions(notebook, tables):
+    """List where the outputs of a chapter do not show what it declares.
+
+    A line which says that other programs took the cores is a contradiction, too.
+
+    Args:
+        notebook: a notebook node.
+        tables: what `declared` returns for it.
+
+    Returns:
+        A list of texts such as "cell 18: 'at the same time: maximum' has the ratio 1.30, declared
+        0.85 to 1.15".
+    """
+    lines = list(_lines(notebook))
+    found = [f"cell {cell}: {line}" for cell, line in lines if _BUSY.search(line)]
+    for table in tables:
+        text, kind = table["line"], "ratio" if "ratio" in table else "number"
+        those = [(cell, line.partition(text)[2]) for cell, line in lines if text in line]
+        if kind == "ratio":  # and not what `Benchmark` printed under the same name
+            those = [(cell, rest) for cell, rest in those if " ratio " in rest]
+        which = table.get("which")
+        if which:
+            those = those[which - 1 : which]
+        if not those:
+            place = f"line {which}" if which else "line"
+            found.append(f"there is no {place} with {text!r}")
+        low, high = table[kind]
+        for cell, rest in those:
+            number = _number(rest, kind)
+            if number is None or not low <= float(number.replace(",", "")) <= high:
+                has = f"the {kind} {number}" if number else f"no {kind}"
+                found.append(f"cell {cell}: {text!r} has {has}, declared {low} to {high}")
+    return found
+
+
+def _lines(notebook):
+    """Yield the lines that each cell printed or has as its result, with the cell's number.
+
+    `compare` puts numbers under a name that is too long: they are one line here.
+    """
+    for number, cell in enumerate(notebook.cells, start=1):
+        for output in cell.get("outputs", []):
+            text = output.get("text") or output.get("data", {}).get("text/plain", "")
+            for line in _NUMBERS_BELOW.sub("  ", text).splitlines():
+                yield number, line
+
+
+def _number(text, kind):
+    """Return the first number in a text, or what is behind "ratio", as it is written, or None."""
+    if kind == "ratio":
+        found = re.search(rf" ratio ({_NUMBER.pattern})", text)
+        return found and found[1]
+    found = _NUMBER.search(text)
+    return found and found[0]
+
+
+def problems(path):
+    """List what the stored outputs of the chapter at `path` contradict, with its name."""
+    tables = declared(path)
+    if tables is None:
+        return []
+    notebook = nbformat.read(path, as_version=4)
+    return [f"{path.name}: {line}" for line in contradictions(notebook, tables)]
