@@ -12,7 +12,7 @@
 # make drawings   put the drawings of notebooks/drawings into the chapters
 # make check      ruff (lint and format), hygiene and headline lines of the notebooks, and what must
 #                 agree: names that Windows or macOS lacks, what GitHub reads, versions
-# make browser    a browser walks through the first hour of a newcomer in JupyterLab
+# make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
 # make bench      the benchmarks
 # make assignments
 #                 what make lab opens, under build/assignments, to hand out

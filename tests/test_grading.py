@@ -86,6 +86,11 @@ def answer_to(name, cells):
     return next(cell for cell in cells if grade.grade_id(cell) == f"{name}-answer")
 
 
+def stub_of(name):
+    """Return the answer cell of an exercise as it is handed out."""
+    return answer_to(name, assignments.release(exercises()).cells)
+
+
 def copied(cell, source):
     """Return a copy of a cell with another text; as in JupyterLab, its id is another one."""
     other = copy.deepcopy(cell)
@@ -97,9 +102,38 @@ def delete(cells):
     cells.remove(answer_to("two", cells))
 
 
+def empty(cells):
+    answer_to("two", cells).source = " \n"
+
+
+def leave(cells):
+    answer_to("two", cells).source = stub_of("two").source
+
+
 def write_anew(cells):
     old = answer_to("two", cells)
     cells[cells.index(old)] = new_code_cell(old.source)
+
+
+def write_in_another_way(cells):
+    cells[cells.index(answer_to("two", cells))] = new_code_cell("globals()['two'] = lambda: 2")
+
+
+def write_above(cells):
+    old = answer_to("two", cells)
+    cells.insert(cells.index(old), new_code_cell(old.source))
+    leave(cells)
+
+
+def write_below_the_check(cells):
+    old = answer_to("two", cells)
+    cells.insert(cells.index(old) + 2, new_code_cell("two = lambda: 2"))
+    leave(cells)
+
+
+def try_below_the_check(cells):
+    cells.insert(cells.index(answer_to("two", cells)) + 2, new_code_cell("two()\nx = 2"))
+    leave(cells)
 
 
 def retype(cells):
@@ -110,8 +144,7 @@ def retype(cells):
 
 
 def keep_a_stub(cells):
-    old = answer_to("two", cells)
-    stub = answer_to("two", assignments.release(exercises()).cells)
+    old, stub = answer_to("two", cells), stub_of("two")
     cells.append(copied(copied(stub, stub.source), stub.source))
     cells.insert(cells.index(old), copied(stub, stub.source))
 
@@ -143,17 +176,51 @@ def lose_everything(cells):
         cell.metadata, cell.id = {}, f"x{number}"
 
 
+def lose_even_checks(cells):
+    drop_checks(cells)
+    cells[4].source += "\n\nA note of the student's."
+    lose_everything(cells)
+
+
+def lose_everything_and_retype(cells):
+    retype(cells)
+    lose_everything(cells)
+
+
 # What happens to notebooks: (how, the points, the remarks)
 DAMAGED = {
     "deleted": (delete, [1, 0, 3], ["", "cell missing", ""]),
-    "written anew": (write_anew, [1, 2, 3], ["", "cell missing", ""]),
+    "emptied": (empty, [1, 0, 3], ["", "not answered", ""]),
+    "left open": (leave, [1, 0, 3], ["", "not answered", ""]),
+    "written anew": (write_anew, [1, 2, 3], ["", "found by place", ""]),
+    "another way": (write_in_another_way, [1, 2, 3], ["", "found by place", ""]),
+    "written above": (write_above, [1, 2, 3], ["", "answered beside", ""]),
+    "written below": (write_below_the_check, [1, 2, 3], ["", "answered beside", ""]),
+    "tried below": (try_below_the_check, [1, 0, 3], ["", "not answered", ""]),
     "retyped": (retype, [1, 2, 3], ["", "cell retyped", ""]),
     "kept a stub": (keep_a_stub, [1, 2, 3], ["", "cell twice", ""]),
     "answered twice": (answer_twice, [1, 2, 3], ["", "cell twice", ""]),
     "split": (split, [1, 2, 3], ["", "cell twice", ""]),
     "moved": (move, [1, 2, 3], ["cell moved", "", ""]),
     "lost metadata": (lose_metadata, [1, 2, 3], ["no metadata"] * 3),
-    "lost everything": (lose_everything, [1, 2, 3], ["cell missing"] * 3),
+    "lost everything": (lose_everything, [1, 2, 3], ["found by place"] * 3),
+    "lost even checks": (lose_even_checks, [1, 2, 3], ["found by place"] * 3),
+    "lost and retyped": (
+        lose_everything_and_retype,
+        [1, 2, 3],
+        ["found by place", "found by place, cell retyped", "found by place"],
+    ),
+}
+
+# What answers to the second exercise give, and why that is nothing.
+ODD = "class Odd:\n    def __radd__(self, other): return {}\n\ndef two(): return Odd()"
+WORTHLESS = {
+    "wrong": ("def two(): return 0", "wrong"),
+    "no Python": ("def two() return 2", "answer failed"),
+    "raises": ("def two(): return 1 / 0", "check failed"),
+    "a text": (ODD.format("'a text'"), "no number"),
+    "no result": (ODD.format("None"), "no number"),
+    "silent": ("print = lambda *_: None\ndef two(): return 0", "silent"),
 }
 
 
@@ -261,12 +328,16 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
         "exits": (body("sys.exit()"), 0, "stderr"),
     },
     "takes": {
-        "one large block": (body("return len(bytearray(10 * 2**30))"), 0, ""),
-        "memory of files": (body("os.write(os.memfd_create('x'), b'1')", "return 2"), 0, ""),
+        "one large block": (body("return len(bytearray(10 * 2**30))"), 0, "check failed"),
+        "memory of files": (
+            body("os.write(os.memfd_create('x'), b'1')", "return 2"),
+            0,
+            "check failed",
+        ),
         "full disk": (
             body("with open('/tmp/x', 'wb') as file:\n    while True: file.write(bytes(2**20))"),
             0,
-            "",
+            "check failed",
         ),
         "many files": (
             body("for i in range(10**7): open(f'/tmp/{i}', 'w').close()"),
@@ -310,12 +381,12 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
         "overwrites the package": (
             body("import d2lpar", "open(d2lpar.__file__, 'a')", "return 2"),
             0,
-            "",
+            "check failed",
         ),
         "network": (
             body("import socket", "socket.create_connection(('127.0.0.1', PORT), 2)", "return 2"),
             0,
-            "",
+            "check failed",
         ),
         "deletes": (
             body(
@@ -329,9 +400,18 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
             2,
             "",
         ),
+        "virtual GPUs": (  # which warn where they must do without their patches
+            body(
+                "import d2lpar, torch",
+                "(device,) = d2lpar.virtual_gpus(1)",
+                "return int(torch.ones(2, device=device).sum().item())",
+            ),
+            2,
+            "",
+        ),
         "a warning": (body("import warnings; warnings.warn('careful')", "return 2"), 0, "stderr"),
-        "too many points": (body("return 100"), 0, ""),
-        "not a number": (body("return float('nan')"), 0, ""),
+        "too many points": (body("return 100"), 0, "no number"),
+        "not a number": (body("return float('nan')"), 0, "no number"),
     },
     "calls": {
         "its own namespaces": (body(SYSTEM_CALLS, CLONE), 2, ""),
@@ -393,11 +473,17 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
         "the machine below": (
             body("import socket", "socket.socket(40, socket.SOCK_STREAM)", "return 2"),
             0,
-            "",
+            "check failed",
         ),
     },
 }
 SLOTS = {"first": 1, **{f"slot{i}": 2 for i in range(max(map(len, ATTACKS.values())))}, "last": 3}
+
+
+def other_notebook():
+    """Return a notebook that is none of the exercises."""
+    return new_notebook(cells=[new_markdown_cell("# A chapter"), new_code_cell("x = 1")])
+
 
 FAULTY = {  # what else is handed in: (what makes it, the word of the remark)
     "no JSON": (lambda path: path.write_bytes(b"\\xff\\x00{"), "not a notebook"),
@@ -408,7 +494,7 @@ FAULTY = {  # what else is handed in: (what makes it, the word of the remark)
     "link": (lambda path: path.symlink_to("../../source/exercises/03_small.ipynb"), "not a file"),
     "pipe": (lambda path: os.mkfifo(path), "not a file"),
     "folder": (lambda path: path.mkdir(), "not a file"),
-    "the chapter": (lambda path: write(new_notebook(), path), "no answers"),
+    "the chapter": (lambda path: write(other_notebook(), path), "no answers"),
     "nothing": (lambda path: None, "missing"),
 }
 
@@ -453,7 +539,7 @@ class Graded:
         )
         assert done.returncode == 0, done.stderr
         self.printed, self.told = done.stdout, done.stderr
-        self.points, self.remarks = {}, {}
+        self.points, self.remarks, self.meanings = {}, {}, {}
         with open(self.build / "grades.csv", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 if row["exercise"]:
@@ -461,6 +547,7 @@ class Graded:
                         row["points"]
                     )
                     self.remarks.setdefault(row["student"], {})[row["exercise"]] = row["remark"]
+                    self.meanings.setdefault(row["student"], {})[row["exercise"]] = row["meaning"]
 
     def page(self, student):
         """Return the text of a page of feedback."""
@@ -517,10 +604,19 @@ def graded(tmp_path_factory):
     for student, (make, _) in FAULTY.items():
         (submitted / student).mkdir()
         make(submitted / student / f"{NAME}.ipynb")
-    write(new_notebook(), submitted / "another name" / "small.ipynb")
+    write(other_notebook(), submitted / "another name" / "small.ipynb")
     write(answered(), submitted / "downloaded" / f"{NAME} (1).ipynb")
     write(answered(two="def two(): return 0"), submitted / "two copies" / f"{NAME} (1).ipynb")
     write(answered(), submitted / "two copies" / f"{NAME}.ipynb")
+    write(assignments.release(exercises()), submitted / "two downloads" / f"{NAME}.ipynb")
+    write(answered(), submitted / "two downloads" / f"{NAME} (1).ipynb")
+    write(answered(), submitted / "two attempts" / f"{NAME} (1).ipynb")
+    (submitted / "two attempts" / f"{NAME}.ipynb").write_text("")
+    write(answered(), submitted / "Eve.ipynb")
+    (submitted / "packed").mkdir()
+    (submitted / "packed" / "answers.zip").write_bytes(b"PK")
+    for student, (answer, _) in WORTHLESS.items():
+        write(answered(two=answer), submitted / student / f"{NAME}.ipynb")
     for student, (damage, _, _) in DAMAGED.items():
         notebook = answered()
         damage(notebook.cells)
@@ -603,10 +699,40 @@ def test_table(graded):
     assert re.search(r"^no JSON +0 +0 +0 +0 +not a notebook$", graded.printed, re.M)
     assert re.search(r"^another name +small.ipynb: wrong name$", graded.printed, re.M)
     assert re.search(r"^downloaded +1 +2 +3 +6 +renamed$", graded.printed, re.M)
-    assert re.search(r"^two copies +1 +2 +3 +6$", graded.printed, re.M)
+    assert re.search(r"^two copies +1 +2 +3 +6 +several$", graded.printed, re.M)
     assert re.search(r"^two copies +03_small \(1\).ipynb: extra copy$", graded.printed, re.M)
+    assert re.search(r"^two downloads +1 +2 +3 +6 +renamed, several$", graded.printed, re.M)
+    assert re.search(r"^two attempts +03_small.ipynb: extra copy$", graded.printed, re.M)
+    assert re.search(r"^packed +0 +0 +0 +0 +missing$", graded.printed, re.M)
+    assert re.search(r"^packed +answers.zip: no notebook$", graded.printed, re.M)
+    assert re.search(r"^ +Eve.ipynb: nobody$", graded.printed, re.M)
     assert {*graded.remarks["downloaded"].values()} == {"renamed"}
     assert grade.FAULTS["renamed"] in graded.page("downloaded")
+    assert f"as <code>{NAME} (1).ipynb</code>" in graded.page("two downloads")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("student", WORTHLESS)
+def test_an_answer_without_points_is_told_why(graded, student):
+    word = WORTHLESS[student][1]
+    assert graded.points[student] == {"one": 1, "two": 0, "three": 3}
+    assert list(graded.remarks[student].values()) == ["", word, ""]
+
+
+@needs_sandbox
+def test_nothing_gets_no_points_without_a_sentence(graded):
+    num_zeros = 0
+    for run in graded, graded.harm:
+        for student, points in run.points.items():
+            for exercise in (name for name, got in points.items() if not got):
+                num_zeros += 1
+                words = run.remarks[student][exercise].split(", ")
+                assert all(word in grade.FAULTS for word in words), (student, exercise)
+                for word in words:
+                    assert grade.FAULTS[word] in run.meanings[student][exercise]
+                    assert grade.FAULTS[word] in run.page(student)
+                    assert f"\n{word:15} {grade.FAULTS[word]}\n" in run.printed
+    assert num_zeros > 50
 
 
 @needs_sandbox
@@ -683,7 +809,7 @@ def test_what_a_student_adds_stays_where_it_was():
     cells = merged(add)
     place = [cell.source for cell in cells].index("def helper(): pass")
     assert cells[place - 1].source.startswith("## one")
-    assert cells[place + 1].source == "    <b>Help</b>"
+    assert (cells[place + 1].cell_type, cells[place + 1].source) == ("raw", "<b>Help</b>")
     assert grade.grade_id(cells[place + 2]) == "one-answer"
 
 
@@ -721,6 +847,32 @@ def test_without_a_sandbox_nothing_runs(tmp_path, monkeypatch, capsys):
     assert "apt-get install bubblewrap" in capsys.readouterr().err
 
 
+def test_a_page_leads_to_each_exercise_and_folds_its_check(tmp_path):
+    cells = answered(three="def three(): pass").cells
+    *_, heading, answer, check = cells
+    heading.source += "\n\nSee [the chapter](../03_small.ipynb) and [d2l](https://d2l.ai)."
+    answer.metadata["fault"] = "time"
+    check.outputs = [nbformat.v4.new_output("error", ename="Odd", evalue="no", traceback=["line"])]
+    one = grade.Submission("Ada", tmp_path / f"{NAME} (1).ipynb", tmp_path / f"{NAME}.ipynb")
+    one.remarks = [(0, "renamed"), (3, "time")]
+    one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
+    grade.feedback.write(one, cells, grade.FAULTS, tmp_path)
+    page = (tmp_path / f"{NAME}.html").read_text()
+    links = re.findall(r'href="([^"]+)"', page)
+    anchors = {f"#{anchor}" for anchor in re.findall(r'id="([^"]+)"', page)}
+    assert {link for link in links if link[0] == "#"} == anchors
+    assert {link for link in links if link[0] != "#"} == {"https://d2l.ai"}
+    assert re.search(r'<a href="#exercise-3">three</a></td>\s*<td>0 of 3</td><td>A cell took', page)
+    section = page.partition('id="exercise-3"')[2]
+    assert "See the chapter and" in section
+    code, _, after = section.partition("pass")
+    assert grade.FAULTS["time"] in after.partition("<h3>Check")[0]  # beside its cell
+    assert "<summary>Odd: no</summary><pre>line</pre></details>" in after
+    folded = after.partition("<summary>The code of the check</summary>")[2]
+    assert "expected 3, got" in folded and "expected 3, got" not in section.replace(folded, "")
+    assert "as <code>03_small (1).ipynb</code>" in page and grade.FAULTS["renamed"] in page
+
+
 def test_nothing_of_a_submission_acts_in_its_page(tmp_path):
     evil = "<script>alert(1)</script>"
     cells = answered().cells
@@ -729,9 +881,14 @@ def test_nothing_of_a_submission_acts_in_its_page(tmp_path):
         nbformat.v4.new_output("display_data", data=data)
         for data in (html, {"text/html": evil, "text/plain": evil})
     ]
-    cells[3].outputs = [*outputs, nbformat.v4.new_output("stream", text=evil)]
+    outputs.append(nbformat.v4.new_output("stream", text=evil))
+    outputs.append(nbformat.v4.new_output("error", ename=evil, evalue=evil, traceback=[evil]))
+    cells[3].outputs = outputs
     cells[3].source = evil
-    one = grade.Submission(evil.replace("/", ""), tmp_path, tmp_path / f"{NAME}.ipynb")
+    cells.append(nbformat.v4.new_raw_cell(evil))
+    source = tmp_path / f"{NAME}.ipynb"
+    one = grade.Submission(evil.replace("/", ""), tmp_path / "<script>.ipynb", source)
+    one.scores = {name: (0.0, float(points)) for name, points in POINTS.items()}
     grade.feedback.write(one, cells, grade.FAULTS, tmp_path)
     page = (tmp_path / f"{NAME}.html").read_text()
     assert "<script" not in page

@@ -76,18 +76,18 @@ def test_the_rule(tmp_path):
     nbformat.write(small_chapter(), path)
     found = split(slides.slides(read_chapter(path, core=True)).cells)
     assert [kinds(cells) for cells in found] == [
-        ["title", "question"], ["text", "asked"], ["code", "printed"], ["picture", "caption"],
+        ["title", "question"], ["text", "asked"], ["code", "printed", "picture", "caption"],
     ]  # fmt: skip
-    title, (*_, text, ask), code, picture = found
+    title, (*_, text, ask), code = found
     assert "Why?" in title[-1].source and "For one thing, this." in notes(title)
     assert "import torch" in notes(found[1])
     assert "Not this one." not in text.source and "Not this one." in notes(found[1])
     assert "A **word** counts.\n\nThis formula is\n\n$$a^2$$" in text.source
     assert ask.source == "> **Predict.** How many?"
-    assert code[-1].metadata.slideshow.slide_type == "fragment"  # one step after the code
+    steps = [cell.metadata.get("slideshow", {}).get("slide_type") for cell in code]
+    assert steps == ["slide", "notes", None, "fragment", None, None]
     assert (
-        picture[-1].source
-        == "It rises, as the formula says that it does for all of the values of x."
+        code[-1].source == "It rises, as the formula says that it does for all of the values of x."
     )
     page = slides.write_deck(path, tmp_path).read_text()
     assert "<msup>" in page and "Too deep" not in page and "<title>A title</title>" in page
@@ -160,6 +160,53 @@ def test_letters_of_code_are_from_26_down_to_18_pixels():
     assert slides.code_size(["x\n" * 40], slides.HIGH) is None
 
 
+def path_of(cells):
+    """Return for each slide whether it is on the path of a lesson, and its headings."""
+    found = []
+    for part in split(cells):
+        begin = part[0].metadata.slideshow
+        beyond = begin == {"slide_type": "subslide", "data": {"visibility": "uncounted"}}
+        assert beyond or begin == {"slide_type": "slide"}
+        found.append((not beyond, re.findall(r"^#+ (.+)$", part[0].source, re.MULTILINE)))
+    return found
+
+
+def test_slides_of_sections_that_are_not_planned_are_beyond_the_path():
+    texts = "# A title", "## A\n\nOne.", "### B\n\nTwo.", "## C\n\nThree.", "### D\n\nFour."
+    notebook = new_notebook(cells=list(map(new_markdown_cell, texts)))
+    found = path_of(slides.slides(notebook, {"A", "D"}).cells)
+    assert found == [
+        (True, ["A title"]),
+        (True, ["A"]),
+        (False, ["A", "B"]),
+        (False, ["C"]),
+        (True, ["C", "D"]),
+    ]
+    assert all(on_path for on_path, _ in path_of(slides.slides(notebook).cells))
+
+
+def test_the_plan_of_a_lesson_is_the_teachers(tmp_path):
+    (tmp_path / "teaching").mkdir()
+    page = tmp_path / "teaching" / "01_small.md"
+    chapter = tmp_path / "notebooks" / "01_small.ipynb"
+    assert slides.lesson(chapter) is None
+    page.write_text(
+        "# A page\n\n## A lesson of 45 minutes\n\n| minutes | section | what |\n"
+        "| 5 | *A*, *B* | See *D*. |\n"
+        "| 40 | *`c`* | As above. |\n\n## A lesson of 90 minutes\n\n| 90 | *E* | All of it. |\n"
+    )
+    assert slides.lesson(chapter) == {"A", "B", "`c`"}
+
+
+def test_links_lead_to_decks_that_are_there(tmp_path, build):
+    for folder in tmp_path, build:
+        assert slides.main(["03", "--build", str(folder)]) == 0
+        [page] = (path.read_text() for path in folder.glob("03_*.html"))
+        links = re.findall(r'href="(\d\d_\w+\.html)"', page)
+        assert bool(links) == (folder == build)
+        assert [link for link in links if not (folder / link).exists()] == []
+
+
 # All chapters.
 
 
@@ -194,13 +241,14 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
 
 
 @all_chapters
-def test_nothing_but_text_is_beside_a_prediction_and_what_is_printed_follows_its_code(path):
+def test_no_output_is_beside_a_prediction_and_what_is_printed_follows_its_code(path):
     core = read_chapter(path, core=True)
     code = ""
     for cells in split(slides.slides(core).cells):
         assert kinds(cells) == ["ask"] or "ask" not in kinds(cells)
         if "asked" in kinds(cells):
-            assert kinds(cells) in (["text", "asked"], ["asked", "text"], ["text", "asked", "text"])
+            assert {*kinds(cells)} <= {"text", "code", "asked"}
+            assert kinds(cells)[-2:] in (["asked", "text"], ["text", "asked"], ["code", "asked"])
         for cell in cells:
             if cell.metadata.kind == "code":
                 code = cell.source
@@ -208,6 +256,15 @@ def test_nothing_but_text_is_beside_a_prediction_and_what_is_printed_follows_its
                 of = [c for c in core.cells if re.sub(r"\n{3,}", "\n\n", c.source) == code]
                 first = cell.outputs[0].text.split()[0]
                 assert any(first in str(output) for output in of[0].outputs)
+
+
+@all_chapters
+def test_the_path_has_every_section_of_the_plan_and_can_be_shown_in_45_minutes(path):
+    plan = slides.lesson(path)
+    found = path_of(slides.slides(read_chapter(path, core=True), plan).cells)
+    assert {heading for on_path, of in found if on_path for heading in of} >= plan
+    assert {of[-1] for on_path, of in found if not on_path}.isdisjoint(plan)
+    assert 15 <= sum(on_path for on_path, _ in found) <= 40
 
 
 @all_chapters
@@ -237,7 +294,7 @@ def test_nothing_of_going_deeper_and_nothing_from_the_network(path, build):
 
 WITHIN = """
 const out = [];
-for (const slide of Reveal.getSlides()) {
+for (const slide of document.querySelectorAll(".slides section section")) {
     const place = Reveal.getIndices(slide);
     Reveal.slide(place.h, place.v, 99);
     for (const part of slide.querySelectorAll("*")) {
@@ -285,12 +342,32 @@ def test_nothing_is_cut_in_a_browser(path, build, tab):
     assert [name for name in loaded if not name.startswith("data:")] == []
 
 
+def test_page_down_shows_the_path_alone_and_space_all(build, tab):
+    from selenium.webdriver.common.keys import Keys
+
+    deck = build / f"{CHAPTERS[2].stem}.html"
+    for key, slides_of_the_deck in ((Keys.PAGE_DOWN, ":not([data-visibility])"), (Keys.SPACE, "")):
+        tab.get("about:blank")
+        tab.get(deck.as_uri())
+        expected = tab.execute_script(
+            "return [...document.querySelectorAll(`.slides section section${arguments[0]}`)]"
+            ".map(slide => Object.values(Reveal.getIndices(slide)).slice(0, 2))",
+            slides_of_the_deck,
+        )
+        seen = []
+        for _ in range(3 * len(expected)):  # a slide may have steps
+            place = tab.execute_script("return [Reveal.getIndices().h, Reveal.getIndices().v]")
+            seen += [place] if place not in seen else []
+            tab.find_element("tag name", "body").send_keys(key)
+        assert seen == expected
+
+
 def test_a_deck_can_be_printed(build, tab):
     from selenium.webdriver.support.ui import WebDriverWait
 
     deck = build / f"{CHAPTERS[0].stem}.html"
     tab.get(deck.as_uri())
-    count = tab.execute_script("return Reveal.getTotalSlides()")
+    count = tab.execute_script("return document.querySelectorAll('.slides section section').length")
     tab.get(deck.as_uri() + "?print-pdf")
     wait = "return document.querySelectorAll('.pdf-page').length"
     WebDriverWait(tab, 20).until(lambda tab: tab.execute_script(wait) == count)

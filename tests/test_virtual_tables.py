@@ -96,9 +96,9 @@ virtual_tables._GUARD_METHODS = {4: 'type_', **virtual_tables._GUARD_METHODS}
 virtual_tables._code, virtual_tables._TIME_LIMIT_MS = lambda constant: bytes.fromhex(HANG), 300
 """,
     "no executable memory": """
-def refuse(name):
+def refuse(*_):
     raise PermissionError("memfd_create is not permitted")
-os.memfd_create = refuse
+os.memfd_create = guards.tempfile.gettempdir = refuse  # an unnamed file would do, too
 """,
     "no executable pages": "mmap.MAP_PRIVATE = 0  # which mmap refuses",
     "no further process": """

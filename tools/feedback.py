@@ -1,28 +1,143 @@
-"""A page of feedback for a graded notebook: its points, the answers, and what the checks say."""
+"""A page of feedback for a graded notebook: its points, the answers, and what the checks say.
+
+A page is one file, which loads nothing and has no script, in light or dark as its reader prefers.
+Nothing of what the student wrote or what the code showed can act in it: all of that is text, or an
+image.
+"""
 
 import base64
 import contextlib
 import functools
+import re
 from html import escape
 
 import latex2mathml.converter
-import nbformat
-from jinja2 import pass_context
-from nbconvert import HTMLExporter
+from jinja2 import Environment
+from markupsafe import Markup
+from nbconvert.filters import strip_ansi
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
+from nbgrader.utils import is_grade, is_solution
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 
-# nbconvert's page without the scripts that it would load from the network.
-TEMPLATE = """
-{%- extends 'lab/index.html.j2' -%}
-{%- block html_head_js -%}{%- endblock -%}
-{%- block html_head_js_mathjax -%}{%- endblock -%}
-{%- block html_head_js_mermaidjs -%}{%- endblock -%}
-"""
 IMAGES = ("image/png", "image/jpeg")
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+
+_LIGHT, _DARK = (
+    HtmlFormatter(style=style).get_style_defs(".highlight") for style in ("default", "github-dark")
+)
+_STYLE = f"""
+{_LIGHT}
+:root {{ color-scheme: light; --text: #1b1b1b; --page: #fff; --soft: #f9fafc; --line: #b9c9da;
+  --link: #12457b; --warn: #6b3f00; --warning: #fff3d9 }}
+@media (prefers-color-scheme: dark) {{
+{_DARK}
+:root {{ color-scheme: dark; --text: #e4e6ea; --page: #15181d; --soft: #20252c; --line: #43566b;
+  --link: #8fc3ff; --warn: #ffd48a; --warning: #352a17 }}
+}}
+body {{ max-width: 1000px; margin: 0 auto; padding: 16px 24px; background: var(--page);
+  color: var(--text); font: 16px/1.4 system-ui, "Liberation Sans", Arial, sans-serif;
+  overflow-wrap: anywhere }}
+h1 {{ font-size: 26px; margin: 0 0 8px }}
+h2 {{ font-size: 20px; margin: 0; display: flex; gap: 16px; align-items: baseline }}
+h2 span {{ margin-left: auto; white-space: nowrap }}
+h2 a {{ font-size: 14px; font-weight: normal }}
+h3 {{ font-size: 14px; margin: 8px 0 2px }}
+p, ul, ol {{ margin: 6px 0 }}
+a, summary {{ color: var(--link) }}
+summary {{ cursor: pointer }}
+table {{ border-collapse: collapse; margin: 10px 0 }}
+th, td {{ text-align: left; vertical-align: top; padding: 3px 18px 3px 0;
+  border-bottom: 1px solid var(--line) }}
+th, td:nth-child(2) {{ white-space: nowrap }}
+section {{ margin-top: 28px; padding-top: 10px; border-top: 3px solid var(--line) }}
+.said {{ background: var(--warning); color: var(--warn); padding: 2px 8px; border-radius: 4px }}
+pre {{ font: 13.5px/1.35 "DejaVu Sans Mono", Menlo, Consolas, monospace; margin: 4px 0;
+  padding: 6px 8px; white-space: pre-wrap; border-radius: 4px }}
+.highlight, .highlight pre {{ background: var(--soft); border-radius: 4px }}
+.shown pre {{ border-left: 4px solid var(--line) }}
+.answer {{ max-height: 400px; overflow-y: auto }}
+.check {{ max-height: 230px; overflow-y: auto }}
+img {{ max-width: 100%; background: #fff }}
+@media print {{ .answer, .check {{ max-height: none }} }}
+"""
+
+_TEMPLATE = """
+{%- macro code_and_outputs(cells, faults) -%}
+{%- for cell in cells -%}
+{%- if cell.cell_type == "markdown" -%}{{ cell.source | markdown }}
+{%- elif cell.cell_type == "raw" -%}<pre>{{ cell.source }}</pre>
+{%- else -%}
+{{ cell.source | code }}
+{{- shown(cell, faults) -}}
+{%- endif -%}
+{%- endfor -%}
+{%- endmacro -%}
+{%- macro shown(cell, faults) -%}
+{%- if cell.metadata.fault -%}<p class="said">{{ faults[cell.metadata.fault] }}</p>{%- endif -%}
+<div class="shown">
+{%- for kind, content, rest in cell | outputs -%}
+{%- if kind == "error" -%}
+<details><summary>{{ content }}</summary><pre>{{ rest }}</pre></details>
+{%- elif kind == "text" -%}<pre>{{ content }}</pre>
+{%- else -%}<img alt="an output" src="data:{{ kind }};base64,{{ content }}">
+{%- endif -%}
+{%- endfor -%}
+</div>
+{%- endmacro -%}
+<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{{ title }}</title>
+<style>{{ style }}</style>
+</head>
+<body>
+<h1>{{ title }}: {{ points }} of {{ most }} points</h1>
+<p>Handed in by {{ student }}{% if name %} as <code>{{ name }}</code>{% endif %}.</p>
+{%- for sentence in said %}<p class="said">{{ sentence }}</p>{% endfor %}
+<table id="points">
+<thead><tr><th>exercise</th><th>points</th><th>what the grader noticed</th></tr></thead>
+<tbody>
+{%- for one in exercises %}
+<tr><td>{% if executed %}<a href="#exercise-{{ one.number }}">{{ one.title }}</a>
+{%- else %}{{ one.title }}{% endif %}</td>
+<td>{{ one.points }} of {{ one.most }}</td><td>{{ one.said | join(" ") }}</td></tr>
+{%- endfor %}
+</tbody>
+</table>
+{%- if executed -%}
+{%- for one in parts -%}
+{%- if one.number -%}
+<section id="exercise-{{ one.number }}">
+<h2>{{ one.title }} <span>{{ one.points }} of {{ one.most }} points</span>
+<a href="#points">all points</a></h2>
+{%- for sentence in one.said %}<p class="said">{{ sentence }}</p>{% endfor %}
+<details{{ " open" if one.task | any_trouble }}><summary>The task</summary>
+{{ code_and_outputs(one.task, faults) }}</details>
+<h3>Answer</h3>
+<div class="answer">{{ code_and_outputs(one.answer, faults) }}</div>
+<h3>Check</h3>
+<div class="check">{{ shown(one.check, faults) }}</div>
+<details><summary>The code of the check</summary>{{ one.check.source | code }}</details>
+</section>
+{%- else -%}
+<section>
+<details{{ " open" if one.task | any_trouble }}><summary>{{ one.title }}</summary>
+{{ code_and_outputs(one.task, faults) }}</details>
+</section>
+{%- endif -%}
+{%- endfor -%}
+{%- endif -%}
+</body>
+</html>
+"""
 
 
 class Renderer(IPythonRenderer):
-    """nbconvert's markdown, with formulas that a browser draws without a script."""
+    """nbconvert's markdown with formulas as MathML, and links to the web only."""
 
     def inline_math(self, body):
         """Return a formula within a line."""
@@ -32,78 +147,138 @@ class Renderer(IPythonRenderer):
         """Return a formula on lines of its own."""
         return _mathml(body, "block")
 
+    def heading(self, text, level, **attributes):
+        """Return a heading; those of exercises are the page's own."""
+        return f"<h{level}>{text}</h{level}>" if level > 2 else ""
 
-class Exporter(HTMLExporter):
-    """nbconvert's HTML, offline."""
-
-    @pass_context
-    def markdown2html(self, context, source):
-        """Render the text of a markdown cell."""
-        return MarkdownWithMath(renderer=Renderer(escape=False)).render(source)
+    def link(self, text, url, title=None):
+        """Return a link to the web; of others only the text, since the page stands alone."""
+        return f'<a href="{escape(url)}">{text}</a>' if url.startswith("https://") else text
 
 
 def write(submission, cells, faults, folder):
     """Write the page of a graded notebook.
 
-    Nothing that the student wrote or that the code showed can act in the page: it is shown as
-    text, or as an image.
-
     Args:
         submission: a `Submission` with its points.
-        cells: the executed cells.
+        cells: those that were executed.
         faults: a sentence for each word of a remark.
         folder: where to write `NN_topic.html`.
     """
+    said = [submission.fault] if submission.fault else submission.said_of(0)
+    scores = list(submission.scores.items())
+    parts, number = [], 0
+    for part in map(_part, _split(cells)):
+        if "check" in part:
+            name, (points, most) = scores[number]
+            number += 1
+            part |= {"number": number, "points": f"{points:g}", "most": f"{most:g}"}
+            part["title"] = part["title"] or name
+            part["said"] = [faults[word] for word in submission.said_of(number)]
+        part["title"] = part["title"] or "Set-up"
+        parts.append(part)
     points, most = submission.total
-    rows = ["| exercise | | points | |", "| --- | --- | --- | --- |"]
-    for number, (name, (got, worth)) in enumerate(submission.scores.items(), start=1):
-        said = " ".join(faults[word] for word in submission.said_of(number))
-        rows.append(f"| {number} | {name} | {got:g} of {worth:g} | {said} |")
-    intro = f"# {submission.source.stem}: {points:g} of {most:g} points\n\n"
-    words = [submission.fault] if submission.fault else submission.said_of(0)
-    said = " ".join(faults[word] for word in words)
-    intro += f"Handed in by {escape(submission.student)}. {said}\n\n"
-    shown = [nbformat.v4.new_markdown_cell(intro + "\n".join(rows)), *map(_shown, cells)]
-    for number, cell in enumerate(shown):
-        cell.id = f"cell-{number}"
-    page = _page(nbformat.v4.new_notebook(cells=shown), submission.source.stem)
+    page = _template().render(
+        title=_heading(cells[0], "# ") or submission.source.stem,
+        student=submission.student,
+        name="" if submission.fault == "missing" else submission.path.name,
+        points=f"{points:g}",
+        most=f"{most:g}",
+        said=[faults[word] for word in said],
+        exercises=[part for part in parts if "check" in part],
+        parts=parts,
+        executed=not submission.fault,
+        faults=faults,
+        style=Markup(_STYLE),
+    )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{submission.source.stem}.html").write_text(page, encoding="utf-8", errors="replace")
 
 
+def _split(cells):
+    """Return the cells of each exercise, and in lists of their own those that are of none."""
+    parts, checked = [[]], False
+    for cell in cells:
+        if _heading(cell, "## ") or (checked and (is_solution(cell) or is_grade(cell))):
+            parts.append([])
+            checked = False
+        parts[-1].append(cell)
+        checked = checked or is_grade(cell)
+    return parts
+
+
+def _part(cells):
+    """Return what the template wants to know of the cells of an exercise."""
+    checks = [cell for cell in cells if is_grade(cell)]
+    title = next(filter(None, (_heading(cell, "## ") for cell in cells)), "")
+    part = {"title": re.sub(r" \([\d.]+ points?\)$", "", title), "task": cells}
+    if checks:
+        task = [cell for cell in cells if cell.cell_type == "markdown" or "tags" in cell.metadata]
+        answer = [cell for cell in cells if cell not in task and cell not in checks]
+        part |= {"task": task, "answer": answer, "check": checks[0]}
+    return part
+
+
+def _heading(cell, marks):
+    """Return the text of the heading that a text of the source begins with, if it does."""
+    is_one = cell.cell_type == "markdown" and cell.source.startswith(marks)
+    return re.sub(r"[`*$]", "", cell.source.splitlines()[0][len(marks) :]) if is_one else ""
+
+
 @functools.cache
-def _exporter():
-    return Exporter(raw_template=TEMPLATE)
+def _template():
+    environment = Environment(autoescape=True)
+    environment.filters |= {
+        "markdown": _markdown,
+        "code": _code,
+        "outputs": _outputs,
+        "any_trouble": _any_trouble,
+    }
+    return environment.from_string(_TEMPLATE)
 
 
-def _page(notebook, name):
-    return _exporter().from_notebook_node(notebook, resources={"metadata": {"name": name}})[0]
+def _markdown(source):
+    """Render a text of the exercises."""
+    return Markup(MarkdownWithMath(renderer=Renderer(escape=False)).render(source))
 
 
-def _shown(cell):
-    """Return a copy of a cell that holds nothing but what the page shows."""
-    if cell.cell_type != "code":
-        return nbformat.v4.new_markdown_cell(cell.source)
-    outputs = []
-    for output in cell.outputs:
-        kind = output.output_type
+def _code(source):
+    return Markup(highlight(source, PythonLexer(), HtmlFormatter()))
+
+
+def _any_trouble(cells):
+    """Return whether one of the cells ended in an error, or not at all."""
+    return any(kind == "error" for cell in cells for kind, *_ in _outputs(cell))
+
+
+def _outputs(cell):
+    """List what a cell showed, as triples of a kind, the content and what is folded.
+
+    What is printed in one go is one of them. The points that end a check are left out, since the
+    page has them already.
+    """
+    found, printed = [], None
+    for output in cell.get("outputs", ()):
         with contextlib.suppress(ValueError, KeyError, AttributeError, TypeError):
-            if kind == "stream":
-                outputs.append(nbformat.v4.new_output(kind, name=output.name, text=output.text))
-            elif kind == "error":
-                trace = [str(line) for line in output.traceback]
-                made = nbformat.v4.new_output(kind, ename="", evalue="", traceback=trace)
-                outputs.append(made)
-            else:
-                outputs.append(nbformat.v4.new_output("display_data", data=_data(output.data)))
-    return nbformat.v4.new_code_cell(cell.source, outputs=outputs)
+            if output.output_type == "stream":
+                text = strip_ansi(output.text)
+                if found and found[-1] is printed:
+                    text = found.pop()[1] + text
+                printed = ("text", text, "")
+                found.append(printed)
+            elif output.output_type == "error":
+                trace = strip_ansi("\n".join(map(str, output.traceback)))
+                found.append(("error", f"{output.ename}: {output.evalue}".rstrip(": "), trace))
+            elif not (is_grade(cell) and _NUMBER.fullmatch(output.data.get("text/plain", ""))):
+                found.append(_data(output.data))
+    return found
 
 
 def _data(data):
     for kind in IMAGES:
         if kind in data:
-            return {kind: base64.b64encode(base64.b64decode(data[kind])).decode()}
-    return {"text/plain": str(data["text/plain"])}
+            return kind, base64.b64encode(base64.b64decode(data[kind])).decode(), ""
+    return "text", strip_ansi(str(data["text/plain"])), ""
 
 
 def _mathml(latex, display):

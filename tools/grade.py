@@ -4,7 +4,7 @@ python tools/grade.py SUBMITTED            SUBMITTED/STUDENT/NN_topic.ipynb, or 
 python tools/grade.py SUBMITTED 03 07      some chapters
 
 Prints a table, and writes grades.csv and a page of feedback for each notebook under build/grades.
-Each notebook is executed in a sandbox (sandbox.py); the checks come from the source.
+Each notebook is executed in a sandbox (sandbox.py); checks are those of the source.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -30,17 +31,21 @@ import feedback
 import nbformat
 import sandbox
 import session
-from assignments import NOTEBOOKS, find_exercises, without_solutions
+from assignments import NOTEBOOKS, find_exercises, release, without_solutions
 from nbgrader.utils import determine_grade, is_grade, is_solution
 
 BUILD = NOTEBOOKS.parent / "build" / "grades"
 CELL_SECONDS = 30.0
 NOTEBOOK_SECONDS = 300.0
 FILE_BYTES = 20 * 2**20
+DEEP = 5  # folders within a student's folder that are searched
+FEW = 5  # files that are named where a student handed in no notebook
 
 GB = 2**30
 FAULTS = {
     "time": "A cell took longer than its limit, and was interrupted.",
+    "out of time": "The notebook took longer than its limit. What had not run by then gives no "
+    "points.",
     "memory": f"The code used more than {sandbox.MEMORY // GB} GB of memory, and was ended.",
     "processes": f"The code started more than {sandbox.PROCESSES} processes, and was ended.",
     "killed": "The code ended the kernel.",
@@ -49,24 +54,43 @@ FAULTS = {
     "not a notebook": "The file cannot be read as a notebook.",
     "too large": f"The file is larger than {FILE_BYTES // 2**20} MB.",
     "not a file": "What was handed in under this name is a link, or no file at all.",
-    "missing": "No notebook of this name was handed in.",
+    "missing": "No notebook for these exercises was handed in.",
+    "no notebook": "Among what this student handed in is no notebook; this is one of the files.",
+    "nobody": "The notebook lies in no student's folder, so it was not graded.",
     "wrong name": "No exercises have the name or the cells of this notebook.",
     "renamed": "The notebook has another name than the exercises; its cells tell which they are.",
+    "several": "Several notebooks were handed in for these exercises. This one counts: of those "
+    "with answers, the one with the right name, or else the first.",
     "extra copy": "Another notebook of this student for the same exercises was graded.",
-    "cell missing": "The answer cell was not found. Code in its place was run.",
+    "cell missing": "The answer cell was not found, and no code in its place.",
+    "found by place": "No cell has the metadata or the id of the answer cell. What stands in its "
+    "place was run as the answer.",
     "cell retyped": "The answer cell was no code cell. Its text was run as code.",
     "cell twice": "The answer cell was there more than once. All but untouched copies were run in "
     "their order, so the last one counts.",
     "cell moved": "The answer cell was elsewhere in the notebook. It was run in its place.",
     "no metadata": "The answer cell had lost the metadata of nbgrader. Its id tells which it is.",
+    "not answered": "The answer cell is empty, or as it was handed out.",
+    "answered beside": "The answer cell is empty, or as it was handed out. Another cell beside it, "
+    "which defines what it should, was run as the answer.",
+    "answer failed": "The answer cell ended in an error, which stands below it.",
+    "check failed": "The check ended in an error, which stands below it, so it gives no points.",
+    "no number": "The check did not end with a number of points, so it gives none.",
     "stderr": "The check shows a warning or another text on stderr, for which nbgrader gives 0.",
+    "silent": "The check gave no points and printed nothing.",
+    "wrong": "The check gave no points. It says why.",
     "lost": "The notebook could not be graded. Please show it to the maintainers of d2lpar.",
+}
+# Each of these is reason enough for no points.
+REASONS = {
+    *("time", "memory", "processes", "killed", "output", "cell missing", "not answered"),
+    *("answer failed", "check failed", "no number", "stderr", "silent", "wrong"),
 }
 NOT_EXECUTED = {
     "output_type": "error",
     "ename": "NotExecuted",
-    "evalue": "",
-    "traceback": ["This cell was not executed to its end."],
+    "evalue": "this cell was not run to its end",
+    "traceback": [],
 }
 PROTECTION = f"""Each notebook ran in a sandbox: no other process, no file of yours, no network,
 {sandbox.TMP // 2**20} MB of disk, {sandbox.MEMORY // GB} GB of memory, {CELL_SECONDS:g} s a cell.
@@ -76,12 +100,13 @@ Read the code that got more points than you expect."""
 
 @dataclass
 class Submission:
-    """A student's notebook, and the result of grading it."""
+    """A notebook of a student, and what came of it."""
 
     student: str
     path: Path  # what was handed in, or where it should have been
     source: Path  # the exercises
-    fault: str = ""  # a word of `FAULTS` for the notebook as a whole
+    fault: str = ""  # a word of `FAULTS`: why it cannot be graded
+    words: tuple = ()  # more of them, known before it is executed
     scores: dict = field(default_factory=dict)  # name of an exercise: (points, of how many)
     remarks: list = field(default_factory=list)  # (number of the exercise or 0, word of `FAULTS`)
     seconds: float = 0.0
@@ -101,7 +126,7 @@ class Submission:
 
     @property
     def remark(self):
-        """The remarks about it, in a few words."""
+        """What is to be said about it, in a few words."""
         numbers = {}
         for number, word in dict.fromkeys(self.remarks):
             numbers.setdefault(word, []).append(str(number))
@@ -119,8 +144,9 @@ class Submission:
 def find_submissions(folder, sources):
     """List what was handed in.
 
-    A notebook belongs to the exercises that it shares most cells with and, if it shares none, to
-    the exercises with its name.
+    A notebook belongs to the exercises that it shares most cells with, and if it shares none, to
+    those of its name. Of several for the same exercises the first counts that has answers, if
+    possible under the right name.
 
     Args:
         folder: the folder with one folder for each student.
@@ -128,72 +154,108 @@ def find_submissions(folder, sources):
 
     Returns:
         A list of `Submission` for each student: one for each of the exercises that anyone handed
-        in, and one for each further copy and each notebook that belongs to no exercises.
+        in, and one for each file that is not graded and could have been meant to be: a further
+        copy, a notebook that belongs to no exercises or to nobody, other files in place of any.
 
     Raises:
         ValueError: if there are no students.
     """
-    students = sorted(entry.name for entry in os.scandir(folder) if entry.name[0] != ".")
-    students = [name for name in students if (Path(folder) / name).is_dir()]
+    entries = sorted((entry for entry in Path(folder).iterdir()), key=lambda entry: entry.name)
+    students = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
     if not students:
         raise ValueError(f"no folders of students in {folder}")
     known = {path.stem: path for path in find_exercises(sources[0].parent)}
-    handed_in, others = {}, []
+    strays = [
+        Submission("", path, path, "nobody")
+        for path in entries
+        if path.suffix == ".ipynb" and not path.is_dir()
+    ]
+    handed_in = {}
     for student in students:
         by_source = handed_in[student] = {}
-        for path in _notebooks(Path(folder) / student):
-            source = _recognised(path, known.values())
+        files = _files(Path(folder) / student)
+        notebooks = [path for path in files if path.suffix == ".ipynb"]
+        for path in notebooks:
+            source, rank = _recognised(path, known.values())
             if named := source or known.get(path.stem):
-                # The right cells count more than the right name, and both more than the order.
-                rank = source is None, path.stem != named.stem
-                by_source.setdefault(named, []).append((rank, path))
+                by_source.setdefault(named, []).append(((*rank, path.stem != named.stem), path))
             else:
-                others.append(Submission(student, path, path, "wrong name"))
+                strays.append(Submission(student, path, path, "wrong name"))
+        if not notebooks:
+            strays += [Submission(student, path, path, "no notebook") for path in files[:FEW]]
         for source, found in by_source.items():
             found.sort(key=lambda one: one[0])
+            found[1:] = [one for one in found[1:] if one[0][0] != UNLIKE]
             if source in sources:
-                copies = [path for (unlike, _), path in found[1:] if not unlike]
-                others += [Submission(student, path, path, "extra copy") for path in copies]
+                copies = [path for _, path in found[1:]]
+                strays += [Submission(student, path, path, "extra copy") for path in copies]
     wanted = [one for one in sources if any(one in found for found in handed_in.values())]
-    submissions = []
+    submissions = [one for one in strays if not one.student]
     for student, by_source in handed_in.items():
         for source in wanted or sources:
             if source in by_source:
-                submissions.append(Submission(student, by_source[source][0][1], source))
+                (_, path), *copies = by_source[source]
+                words = ("renamed",) * (path.stem != source.stem) + ("several",) * bool(copies)
+                submissions.append(Submission(student, path, source, words=words))
             else:
                 path = Path(folder) / student / source.name
                 submissions.append(Submission(student, path, source, "missing"))
-        submissions += [one for one in others if one.student == student]
+        submissions += [one for one in strays if one.student == student]
     return submissions
 
 
+# How likely a notebook is what the student wants to have graded: the least first.
+ANSWERED, UNTOUCHED, UNREADABLE, UNLIKE = range(4)
+
+
 def _recognised(path, sources):
-    """Return the exercises that a notebook shares most cells with; None if it shares none."""
-    with contextlib.suppress(Fault):
-        marks = {cell[key] for cell in read(path) for key in ("grade_id", "id", "source")}
-        num_shared = {source: len(marks & _marks(source)) for source in sources}
-        best = max(num_shared, key=num_shared.get)
-        return best if num_shared[best] else None
-    return None
+    """Return the exercises that a notebook shares most cells with, or None, and its rank."""
+    try:
+        cells = read(path)
+    except Fault:
+        return None, (UNREADABLE,)
+    marks = {cell[key] for cell in cells for key in ("grade_id", "id", "source", "heading")}
+    num_shared = {source: len(marks & _marks(source)) for source in sources}
+    best = max(num_shared, key=num_shared.get)
+    if not num_shared[best]:
+        return None, (UNLIKE,)
+    handed_out = {tuple(cell.source.split()) for cell in _released(best)}
+    touched = any(tuple(cell["source"].split()) not in handed_out for cell in cells)
+    return best, (ANSWERED if touched else UNTOUCHED,)
+
+
+@functools.cache
+def _released(source):
+    """Return the cells of exercises as they are handed out."""
+    return release(nbformat.read(source, as_version=4)).cells
 
 
 @functools.cache
 def _marks(source):
-    """Return what identifies the cells of these exercises: their ids, and the texts of checks."""
-    cells = nbformat.read(source, as_version=4).cells
+    """Return what tells that a cell is of these exercises: ids, headings, the texts of checks."""
+    cells = _released(source)
     texts = {cell.source for cell in cells if is_grade(cell)}
-    return {cell.id for cell in cells} | {grade_id(cell) for cell in cells} | texts - {""}
+    headings = {_heading(cell.cell_type, cell.source) for cell in cells}
+    ids = {cell.id for cell in cells} | set(map(grade_id, cells))
+    return (ids | headings | texts) - {""}
 
 
-def _notebooks(folder, depth=0):
-    """List the notebooks in a folder and the folders in it, those in `exercises` first."""
+def _files(folder, depth=0):
+    """List the files in a folder and the folders in it, those in `exercises` first.
+
+    What is called NN.ipynb is listed whatever it is.
+    """
     found, below = [], []
     if not folder.is_symlink():
         for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
             if entry.name.endswith(".ipynb"):
                 found.append(Path(entry.path))
-            elif entry.is_dir(follow_symlinks=False) and depth < 2 and entry.name[0] != ".":
-                below += _notebooks(Path(entry.path), depth + 1)
+            elif entry.name[0] == ".":
+                continue
+            elif not entry.is_dir(follow_symlinks=False):
+                found.append(Path(entry.path))
+            elif depth < DEEP:
+                below += _files(Path(entry.path), depth + 1)
     return sorted(found + below, key=lambda path: path.parent.name != "exercises")
 
 
@@ -202,13 +264,13 @@ class Fault(Exception):
 
 
 def read(path):
-    """Return the cells of a submitted notebook, reduced to the fields that grading needs.
+    """Return the cells of a submitted notebook, as far as they can be told.
 
     Returns:
-        A list of dicts of strings: "cell_type", "source", "id", and "grade_id".
+        A list of dicts of strings: "cell_type", "source", "heading", "id", and "grade_id".
 
     Raises:
-        Fault: the file is not a notebook.
+        Fault: if it is no notebook.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -227,106 +289,162 @@ def read(path):
 
 def _read_cell(cell):
     source = "".join(cell["source"])  # a string, or a list of lines
+    source = source.encode(errors="replace").decode()
+    kind = "code" if cell["cell_type"] == "code" else "markdown"
     metadata = cell.get("metadata", {}).get("nbgrader", {})
     return {
-        "cell_type": "code" if cell["cell_type"] == "code" else "markdown",
-        "source": source.encode(errors="replace").decode(),
+        "cell_type": kind,
+        "source": source,
+        "heading": _heading(kind, source),
         "id": str(cell.get("id", "")),
         "grade_id": str(metadata.get("grade_id", "")),
     }
+
+
+def _heading(kind, source):
+    """Return the line that begins an exercise, if the cell does."""
+    is_one = kind == "markdown" and source.startswith("## ")
+    return source.splitlines()[0].strip() if is_one else ""
 
 
 def merge(source, cells):
     """Put what a student has written into the exercises.
 
     All cells come from the source, in its order, apart from answers and from other code that is not
-    locked, such as the set-up. Cells that the student has added follow those that they followed.
+    locked, such as the set-up. Cells that the student has added follow those that they followed;
+    text of the student becomes a raw cell.
 
     Args:
         source: the exercises without solutions, a notebook.
-        cells: the cells of the submission, from `read`.
+        cells: those of the submission, from `read`.
 
     Returns:
         A list of cells, and a list of remarks as in a `Submission`.
 
     Raises:
-        Fault: no cell belongs to these exercises.
+        Fault: if no cell is of these exercises.
     """
     graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
     answers = [i for i in graded.values() if is_solution(source.cells[i])]
     texts = {cell.source: i for i, cell in enumerate(source.cells) if i not in answers}
     ids = {cell.id: i for i, cell in enumerate(source.cells)}
+    headings = {
+        line: i
+        for i, cell in enumerate(source.cells)
+        if (line := _heading(cell.cell_type, cell.source))
+    }
+    known = (graded, "grade_id"), (ids, "id"), (texts, "source"), (headings, "heading")
     written = {i: [] for i in range(len(source.cells))}
     added = {i: [] for i in range(-1, len(source.cells))}
     order = []  # of the answers, as they come
     place = -1
     for cell in cells:
-        known = (graded, "grade_id"), (ids, "id"), (texts, "source")
         places = [index[cell[key]] for index, key in known if cell[key] in index]
         if places:
             place = places[0]
             written[place].append(cell)
             order += [place] if place in answers and place not in order else []
-        elif cell["cell_type"] == "code":
-            added[place].append(nbformat.v4.new_code_cell(cell["source"]))
-        else:  # what a student tells the teacher
-            text = "\n".join("    " + line for line in cell["source"].splitlines())
-            added[place].append(nbformat.v4.new_markdown_cell(text))
-    if not any(written[i] for i in graded.values()):
+        else:
+            added[place].append(cell)
+    if not any(written[i] for i in (*graded.values(), *headings.values())):
         raise Fault("no answers")
-    remarks = _mend(source, answers, order, written)
-    merged, before = [], added[-1]
+    remarks = _mend(source, answers, order, written, added)
+    merged = [_added(cell) for cell in added[-1]]
     for i, cell in enumerate(source.cells):
         changeable = cell.cell_type == "code" and not is_grade(cell)
         mine = [
-            nbformat.v4.new_code_cell(one["source"], metadata=cell.metadata)
+            nbformat.v4.new_code_cell(one["source"], metadata={**cell.metadata})
             for one in written[i]
             if changeable and one["cell_type"] == "code"
         ]
-        # Where an answer is missing, the cells before it may be the answer: they follow the stub.
-        missing = i in answers and not written[i]
-        merged += [cell, *before] if missing else [*before, *(mine or [cell])]
-        before = added[i]
-    merged += before
+        merged += [*(mine or [cell]), *map(_added, added[i])]
     for number, cell in enumerate(merged):
         cell.id = f"cell-{number}"
     return merged, remarks
 
 
-def _mend(source, answers, order, written):
-    """Choose the cells that count as each answer, text as code if need be; return remarks.
+def _added(cell):
+    """Return a cell that a student has added; its text is for the teacher, and stays as it is."""
+    new = nbformat.v4.new_code_cell if cell["cell_type"] == "code" else nbformat.v4.new_raw_cell
+    return new(cell["source"])
+
+
+def _mend(source, answers, order, written, added):
+    """Make one answer of what stands for it, as far as that can be; return remarks.
 
     Args:
         source: the exercises without solutions, a notebook.
         answers: places of the answers in it, in order.
         order: the same as the submission has them, without what is missing.
-        written: for each place its cells in the submission; only the ones that count are kept.
+        written: for each place its cells in the submission; changed to those that count.
+        added: for each place the cells that follow it; changed to those that are no answer.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
+    checks = [-1, *(i for i, cell in enumerate(source.cells) if is_grade(cell))]
     remarks = []
     for i in answers:
-        number = 1 + sum(is_grade(cell) for cell in source.cells[:i])
-        mine = written[i]
+        number = sum(check < i for check in checks)
+        mine, stub = written[i], source.cells[i].source
         words = {
-            "cell missing": not mine,
             "cell twice": len(mine) > 1,
             "cell moved": mine and i not in in_order,
             "no metadata": mine and not any(cell["grade_id"] for cell in mine),
         }
-        changed = [cell for cell in mine if cell["source"] != source.cells[i].source]
-        mine = changed or mine[:1]
-        if mine and not any(cell["cell_type"] == "code" for cell in mine):
+        changed = [cell for cell in mine if cell["source"].split() not in ([], stub.split())]
+        if not changed:
+            changed = _take_beside(source, i, added, anything=not mine)
+            words["answered beside"] = mine and changed
+            words["not answered"] = mine and not changed
+            words["found by place"] = not mine and changed
+            words["cell missing"] = not mine and not changed
+        if changed and not any(cell["cell_type"] == "code" for cell in changed):
             words["cell retyped"] = True
-            for cell in mine:
+            for cell in changed:
                 cell["cell_type"] = "code"
-        written[i] = mine
+        written[i] = changed or mine[:1]
         remarks += [(number, word) for word, applies in words.items() if applies]
     return remarks
 
 
+def _take_beside(source, i, added, anything):
+    """Take from the cells that follow others what answers an exercise in its answer cell's place.
+
+    Args:
+        source: the exercises without solutions, a notebook.
+        i: the place of the answer cell.
+        added: for each place the cells that follow it; those that are taken are taken out.
+        anything: whether any code will do that stands between heading and check, if none of it
+            defines what the answer cell does.
+    """
+    stub = source.cells[i].source
+    checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
+    headings = [i for i, cell in enumerate(source.cells) if _heading(cell.cell_type, cell.source)]
+    before = max((place for place in checks if place < i), default=-1)
+    check = min((place for place in checks if place > i), default=i)
+    heading = max((place for place in headings if place < i), default=before)
+    names = re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE)
+    for line in re.findall(r"^(\w[\w ,=]*?) *=(?!=)", stub, re.MULTILINE):
+        names += re.findall(r"\w+", line)
+    one = "|".join(names)
+    defines = re.compile(
+        rf"^(?:(?:async )?def|class) +(?:{one})\b"
+        rf"|^(?:\w+ *[,=] *)*(?:{one}) *(?:[,=](?!=)|:[^=\n]+=)",
+        re.MULTILINE,
+    )
+    beside = [(place, cell) for place in range(before, check + 1) for cell in added[place]]
+    found = [pair for pair in beside if names and defines.search(pair[1]["source"])]
+    code = [pair for pair in beside if pair[1]["cell_type"] == "code"]
+    found = [pair for pair in code if pair in found] or found
+    if anything and not found:
+        found = [(place, cell) for place, cell in code if heading <= place < check]
+    for place, cell in found:
+        added[place].remove(cell)
+    return [cell for _, cell in found]
+
+
 def grade_id(cell):
-    """Return the name that nbgrader has for a cell, or an empty string."""
+    """Return the name that nbgrader has for a cell, or an empty text."""
     return cell.metadata.get("nbgrader", {}).get("grade_id", "")
 
 
@@ -335,7 +453,8 @@ def execute(submission, cells, **how):
 
     Args:
         submission: gets remarks.
-        cells: the cells of a whole notebook; code cells get their outputs.
+        cells: those of a whole notebook; code cells get their outputs, and in their metadata the
+            word for what went wrong.
         how: the other arguments of `execution.execute`.
     """
     code = [cell for cell in cells if cell.cell_type == "code"]
@@ -345,28 +464,48 @@ def execute(submission, cells, **how):
         for i, fault, told in execution.execute([cell.source for cell in code], given, **how):
             if fault:
                 submission.remarks.append((1 + checks[i], fault))
+                code[i].metadata["fault"] = fault
             if told:
                 code[i].outputs = nbformat.from_dict(told["outputs"])
     except TimeoutError:
-        submission.fault = "time"
+        submission.remarks.append((0, "out of time"))
 
 
 def score(submission, cells):
     """Give points by nbgrader's rules, to the checks in the cells of a notebook.
 
-    A check gives the number that is its result, and nothing for an error or text on stderr.
+    A check gives the number that is its result, and nothing without one, for an error or for text
+    on stderr. Where it gives nothing, a remark says why.
     """
-    checks = [cell for cell in cells if is_grade(cell)]
-    for number, cell in enumerate(checks, start=1):
-        points, most = 0.0, float(cell.metadata.nbgrader.points)
+    failed = False  # the answer to this check
+    for cell in cells:
+        if is_solution(cell):
+            failed = failed or _raised(cell)
+        if not is_grade(cell):
+            continue
+        number = 1 + len(submission.scores)
+        points, most, valid = 0.0, float(cell.metadata.nbgrader.points), False
         with contextlib.suppress(ValueError, KeyError, AttributeError, TypeError):
             results = [out for out in cell.outputs if out.output_type == "execute_result"]
-            shown = [float(out.data["text/plain"]) for out in results]  # else no points
-            points = determine_grade(cell)[0] if all(0 <= one <= most for one in shown) else 0.0
+            shown = [float(out.data["text/plain"]) for out in results]
+            valid = bool(shown) and all(0 <= one <= most for one in shown)
+            points = determine_grade(cell)[0] if valid else 0.0
         if any(out.get("name") == "stderr" for out in cell.outputs):
             submission.remarks.append((number, "stderr"))
-        name = grade_id(cell).removesuffix("-check")
-        submission.scores[name] = (points, most)
+        known = submission.fault or REASONS & {*submission.said_of(number)}
+        if not (points or known or cell.outputs == [NOT_EXECUTED]):
+            printed = any(out.output_type == "stream" for out in cell.outputs)
+            word = "wrong" if printed else "silent"
+            word = word if valid else "no number"
+            word = "check failed" if _raised(cell) else word
+            submission.remarks.append((number, "answer failed" if failed else word))
+        submission.scores[grade_id(cell).removesuffix("-check")] = (points, most)
+        failed = False
+
+
+def _raised(cell):
+    """Return whether a cell ended in an error."""
+    return any(out.output_type == "error" for out in cell.get("outputs", ()))
 
 
 def grade(submission, **how):
@@ -384,9 +523,8 @@ def grade(submission, **how):
     cells = source.cells
     try:
         if not submission.fault:
-            cells, submission.remarks = merge(source, read(submission.path))
-            if submission.path.stem != submission.source.stem:
-                submission.remarks.insert(0, (0, "renamed"))
+            cells, remarks = merge(source, read(submission.path))
+            submission.remarks = [(0, word) for word in submission.words] + remarks
     except Fault as fault:
         submission.fault = str(fault)
     for cell in cells:
@@ -434,7 +572,10 @@ def grade_fairly(submissions, parallel, **how):
     slow = [i for i, one in enumerate(graded) if "time" in one.remark]
     if parallel > 1 and len(graded) > 1 and slow:
         print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
-        again = [Submission(graded[i].student, graded[i].path, graded[i].source) for i in slow]
+        again = [
+            Submission(one.student, one.path, one.source, words=one.words)
+            for one in map(graded.__getitem__, slow)
+        ]
         grade_all(again, 1, **how)
         for i, one in zip(slow, again, strict=True):
             graded[i] = one
@@ -489,20 +630,27 @@ def shown(name):
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
+def legend(submissions):
+    """Return a line for each word of remarks that these submissions got."""
+    words = {word for one in submissions for _, word in [(0, one.fault), *one.remarks]}
+    return "\n".join(f"{word:15} {FAULTS[word]}" for word in FAULTS if word in words)
+
+
 def write_csv(submissions, path):
     """Write a line for each exercise of each submission."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["student", "notebook", "exercise", "points", "of", "remark"])
+        writer.writerow(["student", "notebook", "exercise", "points", "of", "remark", "meaning"])
         for one in submissions:
             student = shown(one.student)
             for number, (name, (points, most)) in enumerate(one.scores.items(), start=1):
                 words = [one.fault] if one.fault else one.said_of(0) + one.said_of(number)
-                writer.writerow(
-                    [student, one.source.stem, name, f"{points:g}", f"{most:g}", ", ".join(words)]
-                )
+                meaning = " ".join(FAULTS[word] for word in words)
+                row = [student, one.source.stem, name, f"{points:g}", f"{most:g}"]
+                writer.writerow([*row, ", ".join(words), meaning])
             if not one.scores:
-                writer.writerow([student, shown(one.path.stem), "", "0", "0", one.fault])
+                row = [student, shown(one.path.name), "", "0", "0", one.fault]
+                writer.writerow([*row, FAULTS[one.fault]])
 
 
 def capacity():
@@ -542,8 +690,8 @@ def main(arguments=None):
     }
     grade_fairly(submissions, parallel, **how)
     write_csv(submissions, options.build / "grades.csv")
-    print(table(submissions))
-    students = len({one.student for one in submissions})
+    print(table(submissions), legend(submissions), sep="\n\n")
+    students = len({one.student for one in submissions} - {""})
     seconds = time.perf_counter() - start
     told = f"{len(submissions)} notebooks of {students} students in {seconds:.0f} s"
     print(f"\n{told}, {parallel} at a time")

@@ -6,10 +6,14 @@ python tools/slides.py 03 07         some of them
 A deck is one file, which needs no network: reveal.js, formulas (MathML) and pictures are in it.
 The rule by which text becomes slides:
 
-- A heading of level 2 begins a column. Each slide says which section it belongs to.
-- A prediction (any quote), a drawing and a figure each have a slide of their own. Above a
-  prediction stands the paragraph before it, if there is room; under a drawing or a figure the first
-  sentence of the text after it.
+- Each slide says which section it belongs to. The slides of the sections that the page for the
+  teacher plans for 45 minutes stand side by side and are counted: Right and PageDown, the keys of
+  a remote control, go from one to the next. Each of the others is marked, and below the one before
+  it: space goes through all.
+- A prediction (any quote) stands below the text before it, and below code that has no output, if
+  there is room; a drawing below its text, and a figure below its code, if they leave it most of the
+  height that it would have alone. Under a drawing or a figure stands the first sentence of the text
+  after it.
 - A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
   the slide shows the first sentence (and the next one, if it is short), each question, each
   sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
@@ -20,8 +24,8 @@ The rule by which text becomes slides:
 - Only the notes have imports, folds, and the paragraphs of the first cell after its question.
 
 A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too. One with
-`"slide"` begins a slide: it marks a text that introduces the next code, and does not describe the
-figure before it.
+`"slide"` begins a slide: for a text that leads to the next code, and says nothing of the figure
+before it.
 """
 
 import argparse
@@ -46,15 +50,18 @@ from run import FOLDER, find_chapters, read_chapter
 # Pixels of a slide. WIDE and HIGH are the room below the heading.
 WIDTH, HEIGHT = 1280, 720
 WIDE, HIGH = 1224, 644
-TEXT_HIGH = 600  # text on a slide that has nothing else: less, to avoid a wall of text
+TEXT_HIGH = 600  # text on a slide that has nothing else: no walls
 TEXT, ASK, CAPTION, FORMULA, CODE, SMALL = 30, 38, 28, 36, 26, 18  # letters
 FORMULA_HIGH = 110  # with the space around it
 LINE, CODE_LINE = 1.3, 1.17  # height of a line, in letters
 GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
 ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and Menlo have 0.602
 COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
-BRIEF = 70  # a first sentence with fewer characters is shown with the next one
-FEW = 4  # a paragraph with at most so many lines is shown in full
+BRIEF = 70  # characters of a sentence that is shorter than a line
+FEW = 4  # lines of a paragraph that is shown in full
+TEXT_SHARE = 0.45  # of a slide, for text above code
+ENOUGH = 0.7  # of the height that a picture has alone, for a place below text or code
+MINUTES = 45  # of the lesson whose path through a deck is marked
 
 _STYLE = f"""
 html, body, main {{ height: 100%; margin: 0; background: #fff }}
@@ -69,6 +76,8 @@ html.reveal-print .reveal .slides .pdf-page section {{ padding: 14px 28px !impor
   white-space: nowrap; overflow: hidden }}
 .reveal .header h2, .reveal .header h3 {{ display: inline; font-size: 22px; margin: 0 }}
 .reveal .header h3 {{ font-weight: normal }}
+.reveal [data-visibility] .header::after {{ content: "beyond {MINUTES} minutes"; float: right;
+  color: #8a4b00 }}
 .reveal .header h3::before {{ content: " \\00b7  " }}
 .reveal p, .reveal ul, .reveal ol, .reveal table {{ margin: 0 0 {GAP}px }}
 .reveal ul, .reveal ol {{ display: block; padding-left: 36px }}
@@ -137,7 +146,8 @@ src="data:image/png;base64,{{ output.data['image/png'] | replace('\\n', '') }}">
 Reveal.initialize({
   width: {{ resources.deck.width }}, height: {{ resources.deck.height }},
   margin: 0, center: false, hash: true, transition: "none",
-  slideNumber: "c/t", controls: false, pdfSeparateFragments: false, plugins: [RevealNotes],
+  slideNumber: "c/t", keyboard: {33: "left", 34: "right"}, controls: false,
+  pdfSeparateFragments: false, plugins: [RevealNotes],
 });
 </script>
 {%- endblock -%}
@@ -178,7 +188,8 @@ class Renderer(IPythonRenderer):
 
     def link(self, text, url, title=None):
         """Return a link to another deck or to the web; of others only the text."""
-        if found := re.match(r"(\d\d_\w+)\.ipynb", url):
+        found = re.match(r"(\d\d_\w+)\.ipynb", url)
+        if found and found[1] in self.decks:
             return f'<a href="{found[1]}.html">{text}</a>'
         return f'<a href="{escape(url)}">{text}</a>' if url.startswith("http") else text
 
@@ -186,10 +197,14 @@ class Renderer(IPythonRenderer):
 class Exporter(SlidesExporter):
     """nbconvert's slides, with all that they need in one file."""
 
+    decks = ()  # the chapters whose decks are beside this one
+
     @pass_context
     def markdown2html(self, context, source):
         """Render the text of a cell."""
-        html = MarkdownWithMath(renderer=Renderer(escape=False)).render(source)
+        renderer = Renderer(escape=False)
+        renderer.decks = self.decks
+        html = MarkdownWithMath(renderer=renderer).render(source)
         return _MARK.sub(r'<span class="whole">\g<0></span>', html)
 
 
@@ -359,13 +374,12 @@ class Deck:
     """Puts blocks onto slides. `cells` has a cell for each piece of a slide."""
 
     def __init__(self, title):
-        self.cells, self.headings = [], [f"## {title}"]
+        self.cells, self.headings, self.on_path = [], [f"## {title}"], True
         self.begin()
-        self.column = True
 
     def begin(self):
         """Begin an empty slide."""
-        self.pieces, self.notes, self.used, self.column = [], [], 0, False
+        self.pieces, self.notes, self.used = [], [], 0
 
     @property
     def only_text(self):
@@ -381,9 +395,11 @@ class Deck:
         if self.pieces[0].metadata.kind != "title":
             heading = new_markdown_cell("\n\n".join(self.headings), metadata={"kind": "header"})
             self.pieces.insert(0, heading)
-        self.pieces[0].metadata["slideshow"] = {
-            "slide_type": "slide" if self.column else "subslide"
-        }
+        self.pieces[0].metadata["slideshow"] = (
+            {"slide_type": "slide"}
+            if self.on_path
+            else {"slide_type": "subslide", "data": {"visibility": "uncounted"}}
+        )
         if self.notes:  # before a part that is shown later, or they would be shown later, too
             notes = new_markdown_cell("\n\n".join(self.notes), metadata={"kind": "notes"})
             notes.metadata["slideshow"] = {"slide_type": "notes"}
@@ -397,9 +413,9 @@ class Deck:
         self.pieces.append(cell)
         self.used += high
 
-    def leave_code_and_pictures(self):
-        """End a slide that has more than text, before a prediction or the text of the next code."""
-        if not self.only_text:
+    def leave_outputs(self):
+        """End a slide that shows an output, before a prediction or the text of the next code."""
+        if not all(piece.metadata.kind in ("text", "code") for piece in self.pieces):
             self.close()
 
     def text(self, source, high, beside=0):
@@ -426,7 +442,7 @@ class Deck:
         table = [row[2:] for row in rows if row.startswith("> |")]
         quote = "\n".join(row for row in rows if not row.startswith("> |"))
         high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + 40 * len(table)
-        self.leave_code_and_pictures()
+        self.leave_outputs()
         if self.used + high > HIGH:
             self.close()
         self.add(new_markdown_cell(quote), "asked" if self.pieces or table else "ask", high)
@@ -435,11 +451,17 @@ class Deck:
         self.used = HIGH  # the answer is not on this slide
 
     def picture(self, kind, content, caption):
-        """Begin a slide with a drawing or a figure, and with the text below it."""
-        self.close()
+        """Show a drawing or a figure, alone or below what is on the slide, and its caption."""
         words = lines(caption, CAPTION) * CAPTION * LINE + GAP if caption else 0
         width, high = _svg_size(content[1]) if kind == "drawing" else _png_size(content)
-        high = int(min(HIGH - GAP - words, WIDE / width * high))
+        alone = int(min(HIGH - GAP - words, WIDE / width * high))
+        high = int(min(HIGH - GAP - words - self.used, alone))
+        last = self.pieces[-1].metadata.kind if self.pieces else ""
+        follows = self.only_text or (kind == "figure" and last in ("code", "printed"))
+        below = last and follows and high >= ENOUGH * alone
+        if not below:
+            self.close()
+            high = alone
         if kind == "drawing":
             source = f'<img alt="{escape(content[0])}" style="height: {high}px" src="{content[1]}">'
             cell = new_markdown_cell(source)
@@ -448,13 +470,15 @@ class Deck:
             cell = new_code_cell("")
             cell.outputs = [new_output("display_data", {"image/png": content})]
             cell.outputs[0].metadata["alt"] = alt
+        if below and last == "code":
+            cell.metadata["slideshow"] = {"slide_type": "fragment"}
         self.add(cell, "picture", high + GAP, pixels=high)
         if caption:
             self.add(new_markdown_cell(caption), "caption", words)
 
     def code(self, source, printed):
         """Put code below the text of the slide, and what it prints below the code."""
-        if self.used > HIGH * 0.45:
+        if self.used > HIGH * TEXT_SHARE:
             self.close()
         both = [source, printed] if printed else [source]
         for texts, room in ((both, HIGH - self.used), ([source], HIGH - self.used), (both, HIGH)):
@@ -476,11 +500,12 @@ class Deck:
             self.add(output, "printed", code_high([printed], size) + GAP, size=size)
 
 
-def slides(notebook):
+def slides(notebook, sections=None):
     """Return a notebook of slides, whose cells say in their metadata where a slide begins.
 
     Args:
         notebook: a core, with outputs.
+        sections: the headings of those on the path of a lesson; None for all.
     """
     queue = list(blocks(notebook))
     title = queue.pop(0)[1].lstrip("# ")
@@ -490,15 +515,20 @@ def slides(notebook):
         kind, content = queue.pop(0)
         follows, after = queue[0] if queue else ("", "")
         if kind == "heading":
-            deck.close()
-            deck.column = content.startswith("## ")
-            deck.headings = [content] if deck.column else [deck.headings[0], content]
+            on_path = sections is None or content.lstrip("# ") in sections
+            below = not content.startswith("## ")
+            if not (below and deck.only_text and deck.used < HIGH / 4 and on_path == deck.on_path):
+                deck.close()
+            deck.on_path = on_path
+            deck.headings = deck.headings[:below] + [content]
         elif kind == "question":
             deck.add(new_markdown_cell("\n\n".join(points(content))), "question", HIGH)
             deck.notes.append(content)
         elif kind == "paragraph":
-            if follows == "ask" or _lead_to_code(queue):
-                deck.leave_code_and_pictures()
+            text, code = _up_to_code([(kind, content), *queue])
+            share = code and text <= HIGH * TEXT_SHARE and text + code <= HIGH
+            if follows == "ask" or share or (code and deck.used + text > HIGH):
+                deck.leave_outputs()
             deck.points([content] if follows == "ask" else points(content), follows)
             deck.notes.append(content)
         elif kind == "points":
@@ -532,10 +562,43 @@ def slides(notebook):
     return new_notebook(cells=deck.cells)
 
 
-def _lead_to_code(queue):
-    """Return whether code comes before anything else but text."""
-    text = ("paragraph", "item", "formula", "table", "notes")
-    return next((kind for kind, _ in queue if kind not in text), "") == "code"
+def lesson(chapter):
+    """Return the sections of a lesson of 45 minutes, as the page for its teacher plans it.
+
+    Args:
+        chapter: the path of a chapter.
+
+    Returns:
+        A set of headings, or None if the chapter has no such page.
+    """
+    page = chapter.parent.parent / "teaching" / f"{chapter.stem}.md"
+    if not page.exists():
+        return None
+    _, _, plan = page.read_text(encoding="utf-8").partition(f"\n## A lesson of {MINUTES} minutes\n")
+    rows = re.findall(r"^\| \d+ \| (.+?) \|", plan.partition("\n## ")[0], re.MULTILINE)
+    return {title for row in rows for title in re.findall(r"\*([^*]+)\*", row)}
+
+
+def _up_to_code(queue):
+    """Return the height of the text before the next code, and that of the code with its output.
+
+    Where anything else comes first, both are 0.
+    """
+    high = 0
+    for place, (kind, content) in enumerate(queue):
+        if kind == "code":
+            after = queue[place + 1 : place + 2]
+            texts = [content, *(text for kind, text in after if kind == "printed")]
+            return high, code_high(texts, good_size(texts))
+        if kind not in ("paragraph", "item", "formula", "table", "notes"):
+            break
+        if kind in ("paragraph", "item"):
+            high += sum(map(text_high, points(content)))
+        elif kind == "formula":
+            high += FORMULA_HIGH
+        elif kind == "table":
+            high += 40 * len(content.split("\n"))
+    return 0, 0
 
 
 def _png_size(data):
@@ -557,8 +620,8 @@ def reveal():
     return style, "\n".join(scripts)
 
 
-def write_deck(path, folder):
-    """Write the deck of one chapter; return its path."""
+def write_deck(path, folder, decks=()):
+    """Write the deck of one chapter, with links to the decks of some others; return its path."""
     core = read_chapter(path, core=True)
     style, script = reveal()
     colours = HtmlFormatter(style="default").get_style_defs(".highlight")
@@ -572,7 +635,8 @@ def write_deck(path, folder):
         },
     }
     exporter = Exporter(raw_template=_TEMPLATE)
-    page, _ = exporter.from_notebook_node(slides(core), resources=resources)
+    exporter.decks = decks
+    page, _ = exporter.from_notebook_node(slides(core, lesson(path)), resources=resources)
     deck = folder / f"{path.stem}.html"
     deck.write_text(page, encoding="utf-8")
     return deck
@@ -590,8 +654,9 @@ def main(arguments=None):
     except ValueError as error:
         parser.error(str(error))
     options.build.mkdir(parents=True, exist_ok=True)
+    decks = {path.stem for path in (*chapters, *options.build.glob("*.html"))}
     for path in chapters:
-        print(write_deck(path, options.build))
+        print(write_deck(path, options.build, decks))
     return 0
 
 

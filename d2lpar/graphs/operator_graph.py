@@ -259,7 +259,7 @@ def _draw_arrow(axes, source, target, dashes):
     from matplotlib.transforms import offset_copy
 
     (start, start_width), (end, end_width) = source, target
-    bend = 0.15 if end[0] - start[0] > 1 and end[1] == start[1] else 0  # around what lies between
+    bend = 0.2 if end[0] - start[0] > 1 and end[1] == start[1] else 0  # around what lies between
     right, left = start_width / 2 + _PAD, -end_width / 2 - _PAD
     from_right, to_left = (
         offset_copy(axes.transData, axes.figure, x=x, units="points") for x in (right, left)

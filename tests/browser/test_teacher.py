@@ -1,0 +1,362 @@
+"""The teacher's walk: hand out, grade what 24 students made of it, open the feedback.
+
+Part of `make browser`. The exercises are the first three of a chapter, with a small limit of time.
+"""
+
+import copy
+import csv
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import assignments
+import grade
+import nbformat
+import pytest
+import sandbox
+from nbformat.v4 import new_code_cell, new_markdown_cell
+
+lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
+FOUND, REASON = lab.find_browser()
+if FOUND:
+    try:
+        sandbox.check()
+    except sandbox.NoSandbox as error:
+        FOUND, REASON = None, str(error)
+pytestmark = pytest.mark.skipif(FOUND is None, reason=REASON)
+
+ROOT = Path(__file__).resolve().parents[2]
+NAME = "07_multi_gpu_from_scratch"
+GRADER = """
+import sys
+import grade, execution
+grade.CELL_SECONDS, execution.GRACE = 15.0, 1.0
+sys.exit(grade.main(sys.argv[1:]))
+"""
+
+
+def first_three(path):
+    """Return an exercise notebook up to its third check."""
+    notebook = nbformat.read(path, as_version=4)
+    checks = [i for i, cell in enumerate(notebook.cells) if grade.is_grade(cell)]
+    del notebook.cells[checks[2] + 1 :]
+    return notebook
+
+
+SOURCE = first_three(ROOT / "notebooks" / "exercises" / f"{NAME}.ipynb")
+POINTS = {
+    grade.grade_id(cell).removesuffix("-check"): cell.metadata.nbgrader.points
+    for cell in SOURCE.cells
+    if grade.is_grade(cell)
+}
+FIRST, SECOND, THIRD = POINTS
+
+
+# What becomes of an exercise notebook with all the right answers.
+
+
+def answers_to(name, cells):
+    """List the answer cells of an exercise: from its heading to its check."""
+    check = next(i for i, cell in enumerate(cells) if grade.grade_id(cell) == f"{name}-check")
+    before = (i for i, cell in enumerate(cells[:check]) if grade.is_grade(cell))
+    return [cell for cell in cells[max(before, default=0) : check] if grade.is_solution(cell)]
+
+
+def leave_open(*names):
+    """Return what leaves exercises as they were handed out."""
+
+    def change(cells, stubs):
+        for name in names:
+            pairs = zip(answers_to(name, cells), answers_to(name, stubs), strict=True)
+            for cell, stub in pairs:
+                cell.source = stub.source
+
+    return change
+
+
+def nothing(cells, stubs):
+    pass
+
+
+def delete(cells, stubs):
+    for cell in answers_to(SECOND, cells):
+        cells.remove(cell)
+
+
+def keep_the_stub(cells, stubs):
+    answer = answers_to(SECOND, cells)[0]
+    stub = copy.deepcopy(answers_to(SECOND, stubs)[0])
+    stub.id = "copied"
+    cells.insert(cells.index(answer) + 1, stub)
+
+
+def try_twice(cells, stubs):
+    answer = answers_to(SECOND, cells)[0]
+    first = copy.deepcopy(answer)
+    first.id, first.source = "copied", "raise ValueError('my first try')"
+    cells.insert(cells.index(answer), first)
+
+
+def retype(cells, stubs):
+    for cell in answers_to(SECOND, cells):
+        cell.cell_type = "markdown"
+        del cell["outputs"], cell["execution_count"]
+
+
+def move(cells, stubs):
+    for cell in answers_to(FIRST, cells):
+        cells.remove(cell)
+        cells.append(cell)
+
+
+def lose_metadata(cells, stubs):
+    for cell in cells:
+        cell.metadata = {}
+
+
+def lose_ids_too(cells, stubs):
+    for number, cell in enumerate(cells):
+        cell.metadata, cell.id = {}, f"new-{number}"
+
+
+def write_beside(cells, stubs):
+    for cell in answers_to(SECOND, cells):
+        cells.insert(cells.index(cell), new_code_cell(cell.source))
+    leave_open(SECOND)(cells, stubs)
+
+
+def answer(source):
+    """Return what begins the second answer with a line, and leaves the others."""
+
+    def change(cells, stubs):
+        answers_to(SECOND, cells)[0].source = source
+
+    return change
+
+
+def change_the_check(cells, stubs):
+    leave_open(SECOND)(cells, stubs)
+    for cell in cells:
+        if grade.grade_id(cell) == f"{SECOND}-check":
+            cell.source = "100"
+
+
+def talk(cells, stubs):
+    cells.append(new_markdown_cell("Dear teacher, <b>thank you</b> for [this](http://x.invalid)."))
+    cells.append(new_code_cell("x" * 300))
+
+
+LOST = {SECOND: 0}  # points that are not all
+CHANGED = {  # what becomes of the notebook: (how, its points if not all, words about the second)
+    "right": (nothing, {}, ""),
+    "half": (leave_open(*list(POINTS)[1:]), dict.fromkeys(list(POINTS)[1:], 0), "not answered"),
+    "stub": (leave_open(*POINTS), dict.fromkeys(POINTS, 0), "not answered"),
+    "deleted": (delete, LOST, "cell missing"),
+    "kept the stub": (keep_the_stub, {}, "cell twice"),
+    "tried twice": (try_twice, {}, "cell twice"),
+    "retyped": (retype, {}, "cell retyped"),
+    "moved": (move, {}, ""),
+    "no metadata": (lose_metadata, {}, "no metadata"),
+    "no ids either": (lose_ids_too, {}, "found by place"),
+    "beside": (write_beside, {}, "answered beside"),
+    "endless loop": (answer("while True: pass"), LOST, "time"),
+    "exit": (answer("import os\nos._exit(0)"), LOST, "killed"),
+    "flood": (answer("while True: print('x' * 9999)"), LOST, "output"),
+    "no Python": (answer("def answer(:"), LOST, "answer failed"),
+    "changed check": (change_the_check, LOST, "not answered"),
+    "talks": (talk, {}, ""),
+}
+# What else is handed in: (what makes it, the word about it, whether it gets points all the same)
+NAMED = {"downloaded": f"{NAME} (1)", "own name": "homework"}
+BROKEN = {
+    "empty file": (lambda path: path.write_text(""), "not a notebook"),
+    "no JSON": (lambda path: path.write_bytes(b"\xff{"), "not a notebook"),
+    "link": (lambda path: path.symlink_to("/etc/passwd"), "not a file"),
+    "packed": (lambda path: zipfile.ZipFile(path.with_suffix(".zip"), "w").close(), "missing"),
+}
+STUDENTS = [*CHANGED, *NAMED, "two files", *BROKEN]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with what is handed out, and what is handed in."""
+    folder = tmp_path_factory.mktemp("teacher")
+    source, build = folder / "notebooks" / "exercises", folder / "handed out"
+    source.mkdir(parents=True)
+    shutil.copy(ROOT / "notebooks" / f"{NAME}.ipynb", source.parent)
+    nbformat.write(SOURCE, source / f"{NAME}.ipynb")
+    assert assignments.main(["--folder", str(source), "--build", str(build)]) == 0
+    handed_out = nbformat.read(build / "exercises" / f"{NAME}.ipynb", as_version=4)
+
+    def hand_in(student, change=nothing, name=NAME):
+        notebook = nbformat.from_dict(handed_out)
+        for cell, solved in zip(notebook.cells, SOURCE.cells, strict=True):
+            if grade.is_solution(cell):
+                cell.source = solved.source
+        change(notebook.cells, nbformat.from_dict(handed_out).cells)
+        path = folder / "submitted" / student / f"{name}.ipynb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(nbformat.writes(notebook), encoding="utf-8")
+
+    for student, (change, *_) in CHANGED.items():
+        hand_in(student, change)
+    for student, name in NAMED.items():
+        hand_in(student, name=name)
+    hand_in("two files", leave_open(*POINTS))
+    hand_in("two files", name=f"{NAME} (1)")
+    for student, (make, _) in BROKEN.items():
+        (folder / "submitted" / student).mkdir()
+        make(folder / "submitted" / student / f"{NAME}.ipynb")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def graded(folder):
+    """What the grader printed, and the rows of grades.csv by student and exercise."""
+    command = [sys.executable, "-c", GRADER, folder / "submitted", NAME[:2]]
+    command += ["--folder", folder / "notebooks" / "exercises", "--build", folder / "grades"]
+    path = os.pathsep.join([str(ROOT / "tools"), *sys.path])
+    done = subprocess.run(
+        list(map(str, command)),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    assert done.returncode == 0, done.stderr
+    with open(folder / "grades" / "grades.csv", encoding="utf-8", newline="") as file:
+        rows = {(row["student"], row["exercise"]): row for row in csv.DictReader(file)}
+    return done.stdout, rows
+
+
+@pytest.fixture(scope="module")
+def tab():
+    """A tab of a browser."""
+    tab = lab.Lab(*FOUND)
+    yield tab.driver
+    tab.close()
+
+
+def test_24_students_hand_in():
+    assert len(STUDENTS) == 24
+
+
+@pytest.mark.parametrize("student", CHANGED)
+def test_points_and_remarks_of_a_changed_notebook(graded, student):
+    _, lost, word = CHANGED[student]
+    _, rows = graded
+    got = {exercise: float(rows[student, exercise]["points"]) for exercise in POINTS}
+    assert got == POINTS | lost
+    assert rows[student, SECOND]["remark"] == word
+
+
+@pytest.mark.parametrize("student", [*NAMED, "two files"])
+def test_a_notebook_of_another_name_gets_its_points(graded, student):
+    _, rows = graded
+    assert {name: float(rows[student, name]["points"]) for name in POINTS} == POINTS
+    words = "renamed, several" if student == "two files" else "renamed"
+    assert {rows[student, name]["remark"] for name in POINTS} == {words}
+
+
+@pytest.mark.parametrize("student", BROKEN)
+def test_what_cannot_be_graded_is_told(graded, student):
+    printed, rows = graded
+    word = BROKEN[student][1]
+    assert {rows[student, name]["remark"] for name in POINTS} == {word}
+    assert {rows[student, name]["meaning"] for name in POINTS} == {grade.FAULTS[word]}
+    assert f"\n{word:15} {grade.FAULTS[word]}\n" in printed
+
+
+# The pages, in a browser.
+
+LOOK = """
+const page = document.documentElement;
+const rows = [...document.querySelectorAll("tbody tr")].filter(row => row.closest("#points"));
+const anchors = [...document.querySelectorAll("a[href^='#']")].map(a => a.getAttribute("href"));
+const out = {
+    wide: page.scrollWidth - innerWidth,
+    unsaid: rows.filter(row => row.cells[1].innerText.startsWith("0 of")
+        && !row.cells[2].innerText && !document.querySelector("body > .said"))
+        .map(row => row.innerText),
+    rows: rows.length,
+    other: [...document.querySelectorAll("a[href]:not([href^='#'])")].map(a => a.href),
+    anchors: [...new Set(anchors)],
+    high: [...document.querySelectorAll("section[id]")]
+        .filter(part => part.getBoundingClientRect().height > innerHeight).map(part => part.id),
+    loaded: performance.getEntriesByType("resource").map(entry => entry.name)
+        .filter(name => !name.startsWith("data:")),
+    scripts: document.scripts.length,
+};
+return out;
+"""
+GO = """
+location.hash = arguments[0];
+const target = document.getElementById(arguments[0].slice(1));
+if (!target) return "nowhere";
+const top = target.getBoundingClientRect().top;
+return top >= -1 && top < innerHeight ? "" : `at ${top}`;
+"""
+CONTRAST = """
+const context = new OffscreenCanvas(1, 1).getContext("2d", {willReadFrequently: true});
+function brightness(colour) {
+    context.fillStyle = colour;
+    context.fillRect(0, 0, 1, 1);
+    const linear = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map(c => c / 255)
+        .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2];
+}
+function behind(part) {
+    const colour = getComputedStyle(part).backgroundColor;
+    return colour == "rgba(0, 0, 0, 0)" && part.parentElement ? behind(part.parentElement) : colour;
+}
+document.querySelectorAll("details").forEach(part => part.open = true);
+const low = {};
+for (const part of document.querySelectorAll("body, p, a, td, th, h2, summary, pre, pre span")) {
+    if (!part.textContent.trim()) continue;
+    const pair = [getComputedStyle(part).color, behind(part)];
+    const [dark, light] = pair.map(brightness).sort((a, b) => a - b);
+    const ratio = (light + 0.05) / (dark + 0.05);
+    if (ratio < 4.5) low[`${part.tagName}.${part.className} ${pair.join(" on ")}`] = ratio;
+}
+return low;
+"""
+
+
+@pytest.mark.parametrize("colours", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 1024])
+def test_pages_of_feedback(folder, graded, tab, width, colours):
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    tab.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": colours}
+    tab.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+    pages = sorted((folder / "grades" / "feedback").glob("*/*.html"))
+    assert [page.parent.name for page in pages] == sorted(STUDENTS)
+    for page in pages:
+        tab.get(page.as_uri())
+        if pictures := os.environ.get("PICTURES"):
+            Path(pictures).mkdir(parents=True, exist_ok=True)
+            tab.save_screenshot(f"{pictures}/feedback-{page.parent.name}-{width}-{colours}.png")
+        found = tab.execute_script(LOOK)
+        assert found["rows"] == len(POINTS)
+        assert (found["unsaid"], found["other"], found["loaded"]) == ([], [], []), page
+        assert (found["wide"], found["high"], found["scripts"]) == (0, [], 0), page
+        exercises = {f"#exercise-{number}" for number in range(1, 1 + len(POINTS))}
+        broken = page.parent.name in BROKEN
+        assert {*found["anchors"]} == (set() if broken else {"#points", *exercises})
+        for anchor in found["anchors"]:
+            assert tab.execute_script(GO, anchor) == "", (page, anchor)
+        assert tab.execute_script(CONTRAST) == {}, page
+
+
+def test_colours_follow_the_reader(folder, graded, tab):
+    tab.get((folder / "grades" / "feedback" / "right" / f"{NAME}.html").as_uri())
+    seen = set()
+    for colours in "light", "dark":
+        feature = {"name": "prefers-color-scheme", "value": colours}
+        tab.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+        seen.add(tab.execute_script("return getComputedStyle(document.body).backgroundColor"))
+    assert len(seen) == 2
