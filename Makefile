@@ -4,7 +4,8 @@
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
-# make lab        JupyterLab at the first chapter
+# make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
+#                 without outputs, exercises without solutions; what you change is never overwritten
 # make notebooks  execute the chapters in place, on an idle machine, until they show what
 #                 notebooks/headlines.toml declares; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
@@ -14,7 +15,7 @@
 # make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
 # make bench      the benchmarks
 # make assignments
-#                 the exercises without their solutions, under build/assignments, to hand out
+#                 what make lab opens, under build/assignments, to hand out
 # make grade SUBMITTED=folder
 #                 grade the notebooks folder/STUDENT/NN_topic.ipynb (Linux; it executes them in a
 #                 sandbox): a table, build/grades/grades.csv, pages of feedback
@@ -40,7 +41,6 @@ LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
-FIRST := $(firstword $(filter notebooks/0%,$(NOTEBOOKS)))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
 # Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py).
@@ -70,7 +70,7 @@ book: $(READY)
 	@$(BIN)/python tools/book.py
 
 lab: $(READY)
-	@$(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) $(FIRST)
+	@$(BIN)/python tools/lab.py
 
 notebooks: $(READY)
 	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
@@ -118,25 +118,11 @@ $(READY): pyproject.toml Makefile
 	@mkdir -p $(VENV) && : > $(LOG)
 	@echo "Setting up $(VENV), once, with $$($(PYTHON) --version)"
 	@test -x $(BIN)/python || { $(call logged,$(PYTHON) -m venv $(VENV)); }
-	@echo "  1/4 $(TORCH) (the largest part)"
+	@echo "  1/3 $(TORCH) (the largest part)"
 	@$(call logged,$(PIP) $(TORCH) $(INDEX))
-	@echo "  2/4 d2lpar with $(EXTRAS)"
+	@echo "  2/3 d2lpar with $(EXTRAS)"
 	@$(call logged,$(PIP) -e '.[$(EXTRAS)]')
-	@echo "  3/4 $(D2L) and $(TORCHVISION), without their own pins"
+	@echo "  3/3 $(D2L) and $(TORCHVISION), without their own pins"
 	@$(call logged,$(PIP) --no-deps $(D2L))
 	@$(call logged,$(PIP) --no-deps $(TORCHVISION) $(INDEX))
-	@echo "  4/4 settings of JupyterLab: no news, no look for updates, no menus of nbgrader"
-	@mkdir -p $(VENV)/share/jupyter/lab/settings $(VENV)/etc/jupyter/jupyter_server_config.d
-	@echo '{"disabledExtensions":' \
-	    '{"@jupyter/nbgrader": true, "@jupyter-notebook/lab-extension": true}}' \
-	    > $(VENV)/share/jupyter/lab/settings/page_config.json
-	@echo '{"ServerApp": {"jpserver_extensions": {' \
-	    '"nbgrader.server_extensions.formgrader": false,' \
-	    '"nbgrader.server_extensions.validate_assignment": false,' \
-	    '"nbgrader.server_extensions.assignment_list": false,' \
-	    '"nbgrader.server_extensions.course_list": false}}}' \
-	    > $(VENV)/etc/jupyter/jupyter_server_config.d/nbgrader_off.json
-	@echo '{"@jupyterlab/apputils-extension:notification":' \
-	    '{"fetchNews": "false", "checkForUpdates": false}}' \
-	    > $(VENV)/share/jupyter/lab/settings/overrides.json
 	@touch $(READY)

@@ -7,6 +7,8 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 
 import book_check
@@ -48,11 +50,67 @@ def test_chapters_are_whole(html, path):
     assert page.count("<details>") == text.count("<details>")
     assert len(re.findall(r"<img [^>]*_images/[0-9a-f]{20}", page)) == figures
     assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
+    assert page.count('<details class="answer">') == folds(cells) > 1
     assert page.count("<math") > 3
     assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
     for service in book.SERVICES:
         opened = f'href="{book.link(service, book.repository(), path.name)}"'
         assert (opened in page) == bool(book.repository())
+
+
+def folds(cells):
+    """Count the *Predict* boxes in the text of a notebook."""
+    texts = [cell.source for cell in cells if cell.cell_type == "markdown"]
+    return len(re.findall(r"^> \*\*Predict", "\n".join(texts), re.MULTILINE))
+
+
+class Folds(HTMLParser):
+    """What is inside of folds in a page, and what is not: figures, outputs, headings, boxes."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.inside, self.outside, self.stack = Counter(), Counter(), []
+        self.feed(page)
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        """Note an element."""
+        kind = (dict(attrs).get("class") or "").split()
+        if tag in ("details", "section"):
+            self.stack.append("fold" if "answer" in kind else tag)
+        count = self.inside if "fold" in self.stack else self.outside
+        count[tag] += 1
+        count["output"] += "cell_output" in kind
+
+    def handle_endtag(self, tag):
+        """Note the end of an element: it ends what was opened last."""
+        if tag in ("details", "section"):
+            assert self.stack.pop() in (tag, "fold" if tag == "details" else tag)
+
+
+@pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+def test_what_follows_a_prediction_is_folded(html, path):
+    """A fold lies within one section, and has neither a heading nor a prediction in it."""
+    page = (html / "notebooks" / f"{path.stem}.html").read_text()
+    after_box = re.findall(r"</blockquote>\s*<details class=\"answer\">", page)
+    assert len(after_box) == page.count('<details class="answer">')
+    folds = Folds(page)
+    for tag in ("h1", "h2", "h3", "h4", "blockquote"):
+        assert folds.inside[tag] == 0
+    assert folds.inside["output"] > 0 and folds.outside["output"] > 0
+
+
+def test_folds_end_at_headings_and_at_boxes():
+    texts = [
+        "## A\n\nBefore.\n\n> **Predict.** How many?\n> And why?",
+        "Three.\n\n```\n# no heading\n```\n\n> **Predict.** And now?\n\nFour.\n\n## B\n\nOpen.",
+        "> **Predict.** The last?\n\nFive.",
+    ]
+    cells = [new_markdown_cell(text) for text in texts]
+    book.fold_answers(cells)
+    text = "\n".join(cell.source for cell in cells)
+    found = re.findall(r"<details.*?</summary>\s*(.*?)\s*</details>", text, re.DOTALL)
+    assert found == ["Three.\n\n```\n# no heading\n```", "Four.", "Five."]
 
 
 def test_the_first_page_leads_to_chapters_and_pages(html):
@@ -143,6 +201,11 @@ def small(tmp_path_factory):
     for name in ("notation.md", "troubleshooting.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
     chapter = "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$"
+    (root / "work").mkdir()  # what a reader changes in his copy is no source of the book
+    nbformat.write(
+        new_notebook(cells=[new_markdown_cell("# Mine: secret reason")]),
+        root / "work" / "01_a.ipynb",
+    )
     (root / "a.py").touch()
     (root / "README.md").write_text("# A book\n\n## Run it\n\n[This page](docs/page.md).\n")
     (root / "docs").mkdir()
@@ -159,7 +222,7 @@ def small(tmp_path_factory):
 def test_no_solution_gets_into_the_book(small):
     folder, _ = small
     page = (folder / "html" / "notebooks" / "exercises" / "01_a.html").read_text()
-    assert "YOUR CODE HERE" in page and "assignments</span>" in page
+    assert "YOUR CODE HERE" in page and "lab</span>" in page
     assert 'href="exercises/01_a.html"' in (folder / "html" / "notebooks" / "01_a.html").read_text()
     for path in folder.rglob("*"):
         if path.is_file():

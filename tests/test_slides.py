@@ -316,16 +316,18 @@ return out;
 @pytest.fixture(scope="module")
 def tab():
     """A tab of 1280 x 720 pixels."""
-    lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
-    found, reason = lab.find_browser()
+    selenium = pytest.importorskip(
+        "browser", reason="selenium is not installed (pip install selenium)"
+    )
+    found, reason = selenium.find_browser()
     if found is None:
         pytest.skip(reason)
     browser, driver = found
-    options = lab.webdriver.ChromeOptions()
+    options = selenium.webdriver.ChromeOptions()
     options.binary_location = browser
-    for option in lab.QUIET:
+    for option in selenium.QUIET:
         options.add_argument(option)
-    tab = lab.webdriver.Chrome(options=options, service=lab.Service(driver))
+    tab = selenium.webdriver.Chrome(options=options, service=selenium.Service(driver))
     size = {"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": False}
     tab.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     yield tab

@@ -1,12 +1,15 @@
-"""Write the exercises for students: without solutions, beside the chapters that they link to.
+"""Write what students get: exercises without solutions, and chapters without outputs.
 
 python tools/assignments.py                every exercise notebook, under build/assignments
 python tools/assignments.py 03 07          some of them
+
+`make lab` keeps its working copy with the same function, `hand_out`.
 """
 
 import argparse
 import copy
 import logging
+import posixpath
 import re
 import shutil
 import sys
@@ -28,7 +31,8 @@ NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 BUILD = NOTEBOOKS.parent / "build" / "assignments"
 
 _SOLUTION = re.compile(r"BEGIN SOLUTION[^\n]*\n(.*?)\n[^\n]*END SOLUTION", re.DOTALL)
-_LINK = re.compile(r"\]\(([\w./-]+)[)#]")
+_LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)[)#]")
+_CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LOG = logging.getLogger("nbgrader")
 
 
@@ -69,36 +73,45 @@ def release(notebook):
     return released
 
 
-def write(paths, build):
-    """Write release versions of exercises, and the chapters beside them.
+def hand_out(notebooks=NOTEBOOKS, names=()):
+    """Return what students get, the bytes of each file by its path in their folder.
 
-    The folder is laid out as the repository's own, so that every link leads somewhere.
+    The folder is laid out as the repository's own, so that every link leads somewhere: the
+    chapters, troubleshooting and notation in it, and exercises in its folder `exercises`.
 
     Args:
-        paths: exercise notebooks.
-        build: the folder to write to; what it holds is deleted.
+        notebooks: the folder of the chapters.
+        names: numbers or names of the exercises to hand out; none of them means all.
 
     Raises:
         ValueError: a solution is left, or a link leads nowhere.
     """
-    shutil.rmtree(build, ignore_errors=True)
-    chapters = paths[0].parent.parent
-    kept = [*chapters.glob("[0-9][0-9]_*.ipynb"), *chapters.glob("*.md")]
-    (build / "exercises").mkdir(parents=True)
-    for path in kept:
-        shutil.copy(path, build)
-    if (chapters / "figures").exists():
-        shutil.copytree(chapters / "figures", build / "figures")
-    for path in paths:
+    chapters = [*find_chapters(notebooks), *notebooks.glob("troubleshooting.ipynb")]
+    exercises = find_exercises(notebooks / "exercises")
+    texts = {path.name: path.read_text("utf-8") for path in sorted(notebooks.glob("*.md"))}
+    handed = {
+        path.name: _apply(nbformat.read(path, as_version=4), ClearOutput) for path in chapters
+    }
+    for path in exercises:
         try:
-            notebook = release(nbformat.read(path, as_version=4))
+            handed[f"exercises/{path.name}"] = release(nbformat.read(path, as_version=4))
         except ValueError as error:
             raise ValueError(f"{path.name}: {error}") from None
-        text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-        for link in _LINK.findall(text):
-            if not (build / "exercises" / link).exists():
-                raise ValueError(f"{path.name}: {link} leads nowhere")
-        nbformat.write(notebook, build / "exercises" / path.name)
+    for name, notebook in handed.items():
+        for link in _links(notebook):
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
+            if target not in handed and target not in texts:
+                raise ValueError(f"{name}: {link} leads nowhere")
+    for path in {*exercises} - {*find_exercises(notebooks / "exercises", names)}:
+        del handed[f"exercises/{path.name}"]
+    texts |= {name: f"{nbformat.writes(notebook)}\n" for name, notebook in handed.items()}
+    return {name: texts[name].encode() for name in sorted(texts)}
+
+
+def _links(notebook):
+    """Return the files to which the texts of a notebook lead."""
+    cells = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    return _LINK.findall(_CODE.sub("", "\n".join(cells)))
 
 
 def _apply(notebook, *preprocessors):
@@ -116,12 +129,16 @@ def main(arguments=None):
     parser.add_argument("--build", type=Path, default=BUILD)
     options = parser.parse_args(arguments)
     try:
-        paths = find_exercises(options.folder, options.names)
-        write(paths, options.build)
+        files = hand_out(options.folder.parent, options.names)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"{len(paths)} notebooks without solutions, and the chapters: {options.build}")
+    shutil.rmtree(options.build, ignore_errors=True)
+    for name, content in files.items():
+        (options.build / name).parent.mkdir(parents=True, exist_ok=True)
+        (options.build / name).write_bytes(content)
+    count = sum(name.startswith("exercises/") for name in files)
+    print(f"{count} notebooks without solutions, and the chapters without outputs: {options.build}")
     return 0
 
 

@@ -4,8 +4,8 @@ python tools/book.py                 everything, into build/book
 python tools/book.py --build FOLDER  somewhere else
 
 The sources are gathered in a folder of their own: the README as the first page, the pages to which
-it leads, chapters as they are, exercises without their solutions, the teacher's pages, and a page
-for each wing of the package. Nothing is executed.
+it leads, chapters with what follows each *Predict* box folded, exercises without their solutions,
+the teacher's pages, and a page for each wing of the package. Nothing is executed.
 """
 
 import argparse
@@ -29,7 +29,10 @@ SETTINGS = ROOT / "book"
 
 _DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
-_ANCHOR = re.compile(r"\]\(#[^)\s]+\)")
+_ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
+_FENCE = re.compile(r"^(```|~~~)")
+_NO_SLUG = re.compile(r"[^\w-]")
+_FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
 
 
 class Sources:
@@ -88,6 +91,7 @@ class Sources:
                 cell.source = self.with_links(self.with_drawings(cell.source), path)
             else:
                 cell.metadata["mystnb"] = {"image": {"alt": _description(after)}}
+        fold_answers(notebook.cells)
         first = notebook.cells[0]
         first.source = re.sub(
             r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
@@ -111,8 +115,10 @@ class Sources:
     def with_links(self, text, path):
         """Return a text whose links to files that the book lacks lead to the repository instead.
 
-        As long as the repository has no address, only the words of such a link are left. Links
-        within a page are written as JupyterLab knows them, `#A-heading`; the book's are lower case.
+        As long as the repository has no address, only the words of such a link are left. Links to
+        headings have forms that JupyterLab knows, and become `#why-in-pairs`: `#Why-in-pairs?`
+        within a notebook, and into another one `#cell-id=...`, where the words are the heading,
+        because JupyterLab finds no heading in a notebook that it has yet to open.
         """
 
         def lead(found):
@@ -132,13 +138,17 @@ class Sources:
             address = f"https://github.com/{self.repository}/blob/main/{name.as_posix()}"
             return f"[{found[1]}]({address}{found[3] or ''})"
 
-        text = _ANCHOR.sub(lambda found: found[0].lower(), text)
+        def slug(found):
+            heading = found[1].replace(" ", "-") if found[3].startswith("cell-id=") else found[3]
+            return f"[{found[1]}]({found[2]}#{_NO_SLUG.sub('', heading.lower())})"
+
+        text = _ANCHOR.sub(slug, text)
         return _LINK.sub(lead, text)
 
     def how_to_run(self, name):
         """Return the line on top of a notebook."""
         run = "in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
-        run += f"`notebooks/{name}`)"
+        run += f"`{name}`)"
         for service in SERVICES if self.repository else ():
             run += f", in [{service}]({link(service, self.repository, name)})"
         return f"{{.run}}\nRun it: {run}."
@@ -165,10 +175,40 @@ class Sources:
         return path.relative_to(self.root).with_suffix("").as_posix()
 
 
+def fold_answers(cells):
+    """Fold what follows each *Predict* box, up to the next box or heading, in place.
+
+    Args:
+        cells: those of a notebook. The fold is an element `details`, which needs no script. It
+            never contains a heading, so it lies within one section of the page.
+    """
+    texts = [cell for cell in cells if cell.cell_type == "markdown"]
+    is_open = False
+    for cell in texts:
+        lines, fenced, asking = [], False, False
+        for line in cell.source.splitlines():
+            if asking and not line.startswith(">"):
+                lines += ["", _FOLD, ""]
+                is_open, asking = True, False
+            fenced ^= bool(_FENCE.match(line))
+            asks = line.startswith("> **Predict")
+            if is_open and (asks or (re.match(r"#+ ", line) and not fenced)):
+                lines += ["", "</details>", ""]
+                is_open = False
+            asking |= asks
+            lines.append(line)
+        if asking:
+            lines += ["", _FOLD]
+            is_open = True
+        cell.source = "\n".join(lines)
+    if is_open:
+        texts[-1].source += "\n\n</details>"
+
+
 def _how_to_do(name):
     return (
         "{.run}\n"
-        "Do it: `make assignments` writes this notebook for you, as you see it here. "
+        "Do it: `make lab` has this notebook for you, as you see it here. "
         f"The one in the repository, `notebooks/exercises/{name}`, holds the solutions too."
     )
 

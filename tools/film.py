@@ -4,16 +4,15 @@ python tools/film.py notebooks/figures/chapter.gif      needs Chromium and chrom
 """
 
 import io
-import shutil
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-import lab
+import browser
 from PIL import Image
 
-CHAPTER = Path(__file__).resolve().parents[1] / "notebooks" / "03_automatic_parallelism.ipynb"
+CHAPTER = "03_automatic_parallelism.ipynb"
 UNSEEN = ("import torch\n", "d2lpar.describe(", "def run(x")  # run before the film begins
 SHOWN = ("flop = 2 * n**3", "without waiting", '"GPU1 & GPU2"', "def sum_or_max(",
          '"Two devices at the same time"')  # fmt: skip
@@ -65,18 +64,16 @@ def write(frames, path):
 
 
 def main(path):
-    """Film the chapter in a copy of its folder."""
-    found, reason = lab.find_browser()
+    """Film the chapter in a working copy."""
+    found, reason = browser.find_browser()
     if not found:
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copy(CHAPTER, folder)
-        with lab.jupyter_lab(Path(folder), D2LPAR_DEVICES="vgpu:2") as address:
-            tab = lab.Lab(*found, width=SIZE[0] * 4 // 3, height=SIZE[1] * 4 // 3)
+        with browser.jupyter_lab(Path(folder), D2LPAR_DEVICES="vgpu:2") as address:
+            tab = browser.Lab(*found, width=SIZE[0] * 4 // 3, height=SIZE[1] * 4 // 3)
             try:
-                tab.open(address, CHAPTER.name)
+                tab.open(address, CHAPTER)
                 tab.command("application:toggle-left-area")
-                tab.command("notebook:clear-all-cell-outputs")
                 write(film(tab), path)
             finally:
                 tab.close()

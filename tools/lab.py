@@ -1,220 +1,305 @@
-"""JupyterLab in a browser, driven by Selenium: cells are run, stopped, written and read."""
+"""Open JupyterLab on a working copy of chapters and exercises, at a page that says what is next.
 
-import contextlib
+python tools/lab.py                  make or update the copy, work/, and start JupyterLab in it
+python tools/lab.py --copy-only      the copy alone, for a JupyterLab or an editor that runs already
+python tools/lab.py --no-browser     this and other options go to JupyterLab
+
+The committed chapters have outputs, and the exercises solutions; the copy has neither. What a
+reader has changed in it is never overwritten: a new edition is written beside it. A file that the
+reader has deleted comes back, which is the way to begin a chapter anew.
+"""
+
+import argparse
+import hashlib
+import json
 import os
-import shutil
-import socket
-import subprocess
+import re
 import sys
-import time
-import urllib.request
+from dataclasses import dataclass
+from itertools import count, islice
+from pathlib import Path
 
-from selenium import webdriver
-from selenium.common.exceptions import StaleElementReferenceException
-from selenium.webdriver.chrome.service import Service
-from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
+try:
+    from assignments import NOTEBOOKS, hand_out
+    from jupyterlab.labapp import LabApp
+    from run import read_chapter
+except ModuleNotFoundError as error:
+    sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-QUIET = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--hide-scrollbars",
-)
+ROOT = NOTEBOOKS.parent
+SETTINGS = Path(__file__).with_name("lab_settings")
+START = "start.md"
+RECORD = ".handed_out.json"
+NOT_NEEDED = ("assignment_list", "course_list", "formgrader", "validate_assignment")  # of nbgrader
 
+_PAGE = """\
+# Start
 
-def find_browser():
-    """Return the paths of a Chromium and of its driver, or the reason why there are none."""
-    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
-    driver = shutil.which("chromedriver")
-    if browser and driver:
-        return (browser, driver), ""
-    missing = "no Chromium" if not browser else "no chromedriver"
-    return None, f"{missing} on the PATH (Debian: apt install chromium chromium-driver)"
+**Next:** {next}
+{notes}
+| chapter | question | core | exercises |
+| --- | --- | --- | --- |
+{rows}
 
+Shift+Enter runs a cell. Where a box says *Predict*, write down your answer before you run what
+follows. A file that you delete comes back when the lab starts, as it was in the beginning.
 
-@contextlib.contextmanager
-def jupyter_lab(folder, **environment):
-    """Start JupyterLab in a folder, with settings of its own; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    own = {name: str(folder / f".{name}") for name in ("config", "data", "runtime", "ipython")}
-    settings = {
-        "JUPYTER_CONFIG_DIR": own["config"],
-        "JUPYTER_DATA_DIR": own["data"],
-        "JUPYTER_RUNTIME_DIR": own["runtime"],
-        "IPYTHONDIR": own["ipython"],
-    }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--ServerApp.token="]
-    command += [f"--port={port}", "--ServerApp.port_retries=0", "--expose-app-in-browser"]
-    if hasattr(os, "getuid") and os.getuid() == 0:
-        command.append("--allow-root")
-    log = (folder / ".lab.log").open("w")
-    server = subprocess.Popen(
-        command, cwd=folder, env=os.environ | settings | environment, stdout=log, stderr=log
-    )
-    address = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(240):
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"{address}/api", timeout=5)
-                break
-            assert server.poll() is None, (folder / ".lab.log").read_text()[-2000:]
-            time.sleep(0.25)
-        yield address
-    finally:
-        server.terminate()
-        server.wait(30)
-        log.close()
+When something fails or is slow: [troubleshooting](troubleshooting.ipynb). What a symbol means:
+[notation](notation.md).
+
+*The lab writes this page, `{start}`, whenever it starts; what you write into it is lost.*
+"""
+_ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
+_HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
+_POINTS = re.compile(r"^(\d+) of \d+ points", re.MULTILINE)
 
 
-class Lab:
-    """A tab with a notebook.
+def update(folder, files):
+    """Bring a working copy to the current edition, and leave alone what its reader has changed.
 
-    Cells are counted from 0; cells of text count, too.
+    Args:
+        folder: the copy; it is made if there is none.
+        files: the bytes of each file by its path in the copy, as `hand_out` returns them.
+
+    Returns:
+        The paths of the files that were written, and a dict from those that their reader has
+        changed to the new editions beside them.
+
+    Raises:
+        OSError: the folder cannot be written to.
     """
+    folder.mkdir(parents=True, exist_ok=True)
+    record, written, beside = read_record(folder), [], {}
+    try:
+        for name, data in files.items():
+            edition, handed = record.get(name, ("", set()))
+            if edition == _hash(data) and (folder / name).exists():
+                continue
+            handed.add(content_of(data))
+            free = next(other for other in _names(name) if _is_free(folder / other, handed))
+            _write(folder / free, data)
+            written.append(free)
+            record[name] = _hash(data), handed
+            if free != name:
+                beside[name] = free
+            elif _is_free(spare := folder / next(islice(_names(name), 1, None)), handed):
+                spare.unlink(missing_ok=True)
+    finally:
+        entries = {name: [edition, sorted(handed)] for name, (edition, handed) in record.items()}
+        _write(folder / RECORD, json.dumps(entries, indent=1).encode())
+    return written, beside
 
-    def __init__(self, browser, driver, width=1280, height=900):
-        options = webdriver.ChromeOptions()
-        options.binary_location = browser
-        for argument in (*QUIET, f"--window-size={width},{height}"):
-            options.add_argument(argument)
-        self.driver = webdriver.Chrome(options, Service(driver))
-        self.driver.set_script_timeout(600)
 
-    def close(self):
-        """End the browser."""
-        self.driver.quit()
+def read_record(folder):
+    """Return what a working copy was handed: by path, the last edition and the content of all.
 
-    def open(self, address, path):
-        """Open a notebook, and wait until its kernel can be used."""
-        self.driver.get(f"{address}/lab/tree/{path}?reset")
-        self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
-        self.until(lambda: self.status() == "idle", "the kernel is there", 120)
+    The record may be missing or damaged. Then whatever differs from the current edition counts as
+    changed by the reader.
+    """
+    try:
+        entries = json.loads((folder / RECORD).read_text("utf-8"))
+        return {name: (edition, set(handed)) for name, (edition, handed) in entries.items()}
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}
 
-    def ask(self, script, *arguments):
-        """Run a line of JavaScript; return what it returns."""
-        return self.driver.execute_script(script, *arguments)
 
-    def until(self, condition, what, seconds=60):
-        """Wait until a condition holds, or fail and say what did not come."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            with contextlib.suppress(StaleElementReferenceException):
-                if condition():
-                    return
-            time.sleep(0.1)
-        raise AssertionError(f"{what}: not within {seconds} s")
+def content_of(data):
+    """Return a hash of what a reader changes in a file: in a notebook, its cells and outputs.
 
-    def status(self):
-        """Return the state of the kernel: "idle", "busy", "starting", "dead", ..."""
-        return self.ask(
-            "const panel = window.jupyterapp.shell.currentWidget;"
-            "return panel?.sessionContext?.session?.kernel?.status ?? 'none'"
+    The rest of a notebook is rewritten by JupyterLab whenever it saves.
+    """
+    try:
+        cells = json.loads(data)["cells"]
+        parts = [[c["cell_type"], "".join(c["source"]), c.get("outputs", [])] for c in cells]
+        data = json.dumps(parts).encode()
+    except (ValueError, KeyError, TypeError):  # it is no notebook
+        pass
+    return _hash(data)
+
+
+def _hash(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def _names(name):
+    """Yield where an edition may lie: `03_topic.ipynb`, `03_topic.new.ipynb`, `.new2`, ..."""
+    stem, _, suffix = name.rpartition(".")
+    yield name
+    yield f"{stem}.new.{suffix}"
+    yield from (f"{stem}.new{number}.{suffix}" for number in count(2))
+
+
+def _is_free(path, handed):
+    """Tell whether a file may be written: it is not there, or its reader has not changed it."""
+    return not path.exists() or content_of(path.read_bytes()) in handed
+
+
+def _write(path, data):
+    """Write a file as a whole, or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_name(f".{path.name}.half")
+    half.write_bytes(data)
+    os.replace(half, path)
+
+
+@dataclass
+class Progress:
+    """How far the reader of a working copy is in one notebook: in a chapter, in its core."""
+
+    name: str
+    changed: float = 0.0  # when its reader last changed or ran something; 0 if never
+    cells: int = 0  # of code
+    run: int = 0
+    stopped: str = ""  # the first cell that has not run, by its id
+    section: str = ""  # and the heading above it
+    points: int = 0
+    reached: int = 0  # as the checks last printed it
+
+    @property
+    def done(self):
+        """Whether all points are reached, or, where there are none, all cells have run."""
+        return self.reached == self.points if self.points else self.run == self.cells
+
+
+def progress(folder, name, handed):
+    """Return the `Progress` in a notebook of a working copy.
+
+    Args:
+        folder: the working copy.
+        name: the path of the notebook in it; a file that is no notebook counts as not begun.
+        handed: the content of what was handed out under that name.
+    """
+    path, found, heading = folder / name, Progress(name), ""
+    try:
+        cells = read_chapter(path, core=True).cells
+    except (OSError, ValueError, KeyError, AttributeError):
+        return found
+    for cell in cells:
+        if cell.cell_type == "markdown":
+            heading = [heading, *_HEADING.findall(cell.source)][-1]
+        elif cell.cell_type == "code" and cell.source:
+            found.cells += 1
+            if cell.execution_count is not None:
+                found.run += 1
+            elif not found.stopped:
+                found.stopped, found.section = cell.get("id", ""), heading
+            found.points += cell.metadata.get("nbgrader", {}).get("points", 0)
+            printed = "".join(output.get("text", "") for output in cell.outputs)
+            found.reached += sum(map(int, _POINTS.findall(printed)[-1:]))
+    if found.run or content_of(path.read_bytes()) not in handed:
+        found.changed = path.stat().st_mtime
+    return found
+
+
+def start_page(folder, root=ROOT):
+    """Return the page that says what to do next in a working copy, as Markdown.
+
+    Args:
+        folder: the working copy.
+        root: the repository, whose README has a table of the chapters.
+    """
+    record = read_record(folder)
+    chapters, rows, notes = [], [], []
+    for number, title, name, question in _ROW.findall((root / "README.md").read_text("utf-8")):
+        chapter, exercises = (
+            progress(folder, path, record.get(path, ("", ()))[1])
+            for path in (name, f"exercises/{name}")
         )
-
-    def command(self, name, **arguments):
-        """Give a command of JupyterLab, as its menus do, without waiting for its end."""
-        self.ask("window.jupyterapp.commands.execute(arguments[0], arguments[1])", name, arguments)
-
-    def run_all(self, seconds=300):
-        """Run all cells, and wait for the end."""
-        self.command("notebook:run-all-cells")
-        self.until(lambda: self.status() == "busy", "the first cell runs")
-        self.finished(seconds)
-
-    def finished(self, seconds=60):
-        """Wait until nothing runs and nothing waits to run."""
-        waiting = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.filter("
-            "cell => cell.model.type == 'code' && cell.model.executionState != 'idle').length"
+        chapters.append((f"chapter {number}, {title}", chapter, exercises))
+        cells = f"{chapter.run} of {chapter.cells} cells" if chapter.changed else ""
+        points = f"{exercises.reached} of " if exercises.changed else ""
+        rows.append(
+            f"| [{number} {title}]({name}) | {question} | {cells} "
+            f"| [{points}{exercises.points} points]({exercises.name}) |"
         )
-        self.until(
-            lambda: self.status() == "idle" and not self.ask(waiting), "the cells end", seconds
+    for name in record:
+        for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*")):
+            new = new.relative_to(folder).as_posix()
+            line = f"[{name}]({name}) is as you left it; its new edition is [{new}]({new})."
+            notes.append(f"\n{line}\n")
+    return _PAGE.format(
+        next=_next(chapters), notes="".join(notes), rows="\n".join(rows), start=START
+    )
+
+
+def _next(chapters):
+    """Return a link to what its reader should do next, given (title, chapter, exercises) of all."""
+    begun = [(max(c.changed, e.changed), place) for place, (_, c, e) in enumerate(chapters)]
+    changed, place = max(begun, key=lambda pair: pair[0])
+    title, chapter, exercises = chapters[place]
+    if not changed:
+        return f"[{chapters[0][0]}]({chapters[0][1].name})."
+    if chapter.changed > exercises.changed and not chapter.done:
+        where = f", where you stopped, in *{chapter.section}*" if chapter.section else ""
+        return f"[{title}]({chapter.name}#cell-id={chapter.stopped}){where}."
+    if not exercises.done:
+        return f"[the exercises of {title}]({exercises.name})."
+    if place + 1 < len(chapters):
+        title, chapter, _ = chapters[place + 1]
+        return f"[{title}]({chapter.name})."
+    return "you have reached the end. What is left is in the table."
+
+
+def start(folder, arguments):
+    """Start JupyterLab at the start page of a working copy, and end the process with it.
+
+    Args:
+        folder: the working copy.
+        arguments: further ones for JupyterLab.
+    """
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # no warning of the debugger
+    options = [
+        "--ServerApp.log_level=ERROR",
+        "--ExtensionApp.log_level=ERROR",
+        "--KernelManager.transport_encryption=auto",  # no warning that nothing is encrypted
+        f"--ServerApp.root_dir={folder}",
+        f"--LabApp.default_url=/lab/tree/{START}",
+        f"--LabApp.app_settings_dir={SETTINGS}",
+        f"--LabApp.workspaces_dir={folder / '.workspaces'}",
+    ]
+    for name in NOT_NEEDED:
+        options.append(f"--ServerApp.jpserver_extensions=nbgrader.server_extensions.{name}=False")
+    if hasattr(os, "getuid") and os.getuid() == 0:
+        options.append("--allow-root")
+    LabApp.launch_instance([*options, *arguments])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # the thread of a request that was under way would be waited for in vain
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--work", type=Path, default=ROOT / "work", help="where the copy is")
+    parser.add_argument("--copy-only", action="store_true", help="start nothing")
+    options, others = parser.parse_known_args(arguments)
+    if options.copy_only and others:
+        parser.error(f"what is {' '.join(others)}?")
+    folder = options.work.resolve()
+    try:
+        written, beside = update(folder, hand_out())
+        _write(folder / START, start_page(folder).encode())
+    except ValueError as error:  # in what is handed out
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(
+            f"The working copy could not be written: {error}.\n"
+            "Nothing in it is lost. Make room there, or name another folder: "
+            "python tools/lab.py --work FOLDER",
+            file=sys.stderr,
         )
+        return 1
+    print(
+        f"Working copy: {folder}, {len(written) or 'no'} new files. What you changed is as it was.",
+        flush=True,
+    )
+    for name, new in beside.items():
+        print(f"  {name} is as you left it; its new edition is {new}")
+    if not options.copy_only:
+        start(folder, others)
+    return 0
 
-    def source(self, number):
-        """Return the source of a cell."""
-        return self.ask(self._cell + "return cell.model.sharedModel.getSource()", number)
 
-    def number_of(self, text):
-        """Return the number of the one cell whose source holds a text."""
-        script = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.map("
-            "(cell, i) => cell.model.sharedModel.getSource().includes(arguments[0]) ? i : -1"
-            ").filter(i => i >= 0)"
-        )
-        [number] = self.ask(script, text)
-        return number
-
-    def write(self, number, source):
-        """Click into a cell, select all and type another source, as a person does."""
-        self.select(number)
-        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
-        field.click()
-        field.send_keys(Keys.CONTROL, "a")
-        # CodeMirror indents and closes brackets as one types; a paste does neither.
-        self.ask(
-            "const data = new DataTransfer(); data.setData('text/plain', arguments[1]);"
-            "arguments[0].dispatchEvent(new ClipboardEvent('paste', {clipboardData: data,"
-            " bubbles: true, cancelable: true}))",
-            field,
-            source,
-        )
-        self.until(lambda: self.source(number).strip() == source.strip(), "the cell has the text")
-
-    def select(self, number):
-        """Make a cell the active one, and scroll to it."""
-        script = (
-            "const notebook = window.jupyterapp.shell.currentWidget.content;"
-            "notebook.activeCellIndex = arguments[0];"
-            "notebook.widgets[arguments[0]].node.scrollIntoView({block: 'center'})"
-        )
-        self.ask(script, number)
-        place = "return !!" + self._find + ".node.querySelector('.cm-content')"
-        self.until(lambda: self.ask(place, number), "the cell is drawn")
-
-    def run(self, number):
-        """Run one cell with Shift+Enter, without waiting for its end."""
-        self.select(number)
-        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
-        field.click()
-        field.send_keys(Keys.SHIFT, Keys.ENTER)
-
-    def stop(self):
-        """Press the stop button of the toolbar."""
-        button = "jp-button[data-command='notebook:interrupt-kernel'], " \
-            "[data-jp-item-name='interrupt'] jp-button"  # fmt: skip
-        self.driver.find_element(By.CSS_SELECTOR, button).click()
-
-    def output(self, number):
-        """Scroll to a cell, and return the text below it."""
-        self.select(number)
-        has_some = self._cell + "return cell.model.outputs.length > 0"
-        shown = self._cell + "return cell.outputArea.node.innerText"
-        if self.ask(has_some, number):
-            self.until(lambda: self.ask(shown, number).strip(), "the output is drawn")
-        return self.ask(shown, number)
-
-    def errors(self):
-        """Return the numbers of the cells that show an error."""
-        script = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
-            " cell.model.type == 'code' && cell.model.outputs.toJSON().some("
-            "output => output.output_type == 'error') ? i : -1).filter(i => i >= 0)"
-        )
-        return self.ask(script)
-
-    def picture(self, path):
-        """Save what the tab shows."""
-        self.driver.save_screenshot(str(path))
-
-    _find = "window.jupyterapp.shell.currentWidget.content.widgets[arguments[0]]"
-    _cell = f"const cell = {_find};"
+if __name__ == "__main__":
+    sys.exit(main())

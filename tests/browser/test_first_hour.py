@@ -1,20 +1,15 @@
 """The first hour of a newcomer in JupyterLab, walked by a browser: `make browser`."""
 
 import os
-import shutil
 from pathlib import Path
 
-import nbformat
 import pytest
-from assignments import release
 
-lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
-FOUND, REASON = lab.find_browser()
+browser = pytest.importorskip("browser", reason="selenium is not installed (pip install selenium)")
+FOUND, REASON = browser.find_browser()
 pytestmark = pytest.mark.skipif(FOUND is None, reason=REASON)
 
-ROOT = Path(__file__).resolve().parents[2]
 CHAPTER = "03_automatic_parallelism.ipynb"
-EXERCISES = "07_multi_gpu_from_scratch.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +23,9 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
-    """A tab of a JupyterLab that sees a copy of the notebooks, the exercises without solutions."""
-    folder = tmp_path_factory.mktemp("notebooks")
-    shutil.copy(ROOT / "notebooks" / CHAPTER, folder)
-    source = nbformat.read(ROOT / "notebooks" / "exercises" / EXERCISES, as_version=4)
-    nbformat.write(release(source), folder / "exercises.ipynb")
-    with lab.jupyter_lab(folder, D2LPAR_DEVICES="vgpu:2") as address:
-        tab = lab.Lab(*FOUND)
+    """A tab of the lab, on a working copy of its own."""
+    with browser.jupyter_lab(tmp_path_factory.mktemp("work"), D2LPAR_DEVICES="vgpu:2") as address:
+        tab = browser.Lab(*FOUND)
         tab.address = address
         try:
             yield tab
@@ -43,10 +34,10 @@ def tab(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def a_picture_at_the_end(tab, pictures, request):
+def a_picture_at_the_end(pictures, request):
     yield
-    if pictures:
-        tab.picture(pictures / f"{request.node.name}.png")
+    if pictures and "tab" in request.fixturenames:
+        request.getfixturevalue("tab").picture(pictures / f"{request.node.name}.png")
 
 
 def add_cell_below(tab, number, source):
@@ -126,17 +117,102 @@ def test_break_it_read_the_message_and_mend_it(tab):
     assert "3., 3." in tab.output(number)
 
 
-def test_do_an_exercise_and_see_it_graded(tab):
-    tab.open(tab.address, "exercises.ipynb")
-    numbers = [tab.number_of("import torch\n"), tab.number_of("def ring_allreduce(data)")]
-    answer, check = tab.number_of("def part_sizes("), tab.number_of("part_sizes(64, 4)")
-    run_cells(tab, *numbers, answer, check)
-    assert "not answered yet" in tab.output(check)
-    assert "0 of 2 points" in tab.output(check)
-    tab.write(answer, "def part_sizes(b, k):\n    return [b // k] * k")
-    run_cells(tab, answer, check)
-    assert "The parts do not add up to 10" in tab.output(check)
-    assert "1 of 2 points" in tab.output(check)
-    tab.write(answer, "def part_sizes(b, k):\n    return [(b + k - 1 - i) // k for i in range(k)]")
-    run_cells(tab, answer, check)
-    assert "2 of 2 points" in tab.output(check)
+ANSWERS = {  # of two exercises of chapter 03: part of the stub, a line of it to replace, what by
+    "a = b = c = d = e = f = None": "a, b, c, d, e, f = 10, 6, 10, 5, 10, 7",
+    "def most_at_once(spans)": (
+        "def most_at_once(spans):\n"
+        "    return max((sum(a.start <= b.start < a.end for a in spans) for b in spans), default=0)"
+    ),
+}
+SCREENS = [(1280, "light"), (1280, "dark"), (1024, "light"), (1024, "dark")]
+
+
+@pytest.mark.parametrize("width, theme", SCREENS)
+def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
+    """From the start page into a chapter, from there to its exercises; a day later once more."""
+
+    def look(name):
+        if pictures:
+            tab.picture(pictures / f"{name}_{width}_{theme}.png")
+
+    tab = browser.Lab(*FOUND, width=width)
+    try:
+        with browser.jupyter_lab(tmp_path, D2LPAR_DEVICES="vgpu:2") as address:
+            tab.start(address)
+            tab.theme(theme)
+            assert "Next: chapter 01, Hybridization." in tab.page()
+            look("start")
+            tab.follow("03 Automatic parallelism")
+            predict_run_and_stop(tab, look)
+            tab.select(tab.number_of("What now?"))
+            tab.follow("graded exercises")
+            answer_two_exercises(tab, look)
+            tab.select(0)
+            tab.follow("A clock that stops early")
+            section = "return document.querySelector('[data-jupyter-id=A-clock-that-stops-early]')"
+            place = section + "?.getBoundingClientRect().top"
+            tab.until(
+                lambda: 0 < (tab.ask(place) or 0) < 800, "the section that the exercise needs"
+            )
+            look("section")
+        log = (tmp_path / ".lab.log").read_text()
+        assert log.startswith("Working copy: ") and log.count("\n") < 5, log
+        with browser.jupyter_lab(tmp_path, D2LPAR_DEVICES="vgpu:2") as address:
+            tab.start(address)
+            look("start_again")
+            assert "Next: the exercises of chapter 03, Automatic parallelism." in tab.page()
+            assert "5 of 21 points" in tab.page()
+            tab.follow("the exercises of chapter 03, Automatic parallelism")
+            number = tab.number_of("a, b, c, d, e, f = 10, 6")
+            assert "2 of 3 points" in tab.output(number + 1)
+            tab.select(0)
+            tab.follow("A clock that stops early")
+            assert tab.path() == CHAPTER
+            assert tab.source(tab.number_of("0.5 s, as both work")).startswith("# My answer")
+    finally:
+        tab.close()
+
+
+def predict_run_and_stop(tab, look):
+    """Answer the first prediction of chapter 03, run what follows, stop a loop, and go on."""
+    assert tab.ask(HAS_OUTPUTS) is False
+    box = tab.number_of("Two toy devices get kernels that sleep")
+    look("prediction")
+    answer = add_cell_below(tab, box, "# My answer: 0.5 s, as both work at the same time")
+    numbers = [
+        tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "class ToyDevice")
+    ]
+    run_cells(tab, *numbers, answer, answer + 1)
+    assert "both devices are done" in tab.output(answer + 1)
+    look("after_the_prediction")
+    endless = add_cell_below(tab, answer + 1, "while True:\n    toys[0].synchronize()")
+    tab.run(endless)
+    tab.until(lambda: tab.status() == "busy", "the loop runs")
+    tab.stop()
+    tab.finished()
+    assert "KeyboardInterrupt" in tab.output(endless)
+    tab.write(endless, "len(notes)")
+    run_cells(tab, endless)
+    assert "5" in tab.output(endless)
+    tab.save()
+
+
+def answer_two_exercises(tab, look):
+    """Answer the first exercise of chapter 03 wrong, in a third, and the second one right."""
+    setup = [tab.number_of("from d2lpar.exercises import"), tab.number_of("def program_a(")]
+    run_cells(tab, *setup)
+    for (stub, answer), points in zip(ANSWERS.items(), ("2 of 3", "3 of 3"), strict=True):
+        number = tab.number_of(stub)
+        run_cells(tab, number, number + 1)
+        assert "0 of 3 points" in tab.output(number + 1)
+        tab.write(number, answer)
+        run_cells(tab, number, number + 1)
+        assert f"{points} points" in tab.output(number + 1)
+        look(f"exercise_{points[0]}_of_3")
+    tab.save()
+
+
+HAS_OUTPUTS = (
+    "return window.jupyterapp.shell.currentWidget.content.widgets.some("
+    "cell => cell.model.type == 'code' && cell.model.outputs.length > 0)"
+)

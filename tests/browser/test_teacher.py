@@ -19,8 +19,8 @@ import pytest
 import sandbox
 from nbformat.v4 import new_code_cell, new_markdown_cell
 
-lab = pytest.importorskip("lab", reason="selenium is not installed (pip install selenium)")
-FOUND, REASON = lab.find_browser()
+browser = pytest.importorskip("browser", reason="selenium is not installed (pip install selenium)")
+FOUND, REASON = browser.find_browser()
 if FOUND:
     try:
         sandbox.check()
@@ -236,7 +236,7 @@ def graded(folder):
 @pytest.fixture(scope="module")
 def tab():
     """A tab of a browser."""
-    tab = lab.Lab(*FOUND)
+    tab = browser.Lab(*FOUND)
     yield tab.driver
     tab.close()
 

@@ -1,0 +1,276 @@
+"""The lab in a browser, as far as the walks of students and teachers need it."""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+START = Path(__file__).with_name("lab.py")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+QUIET = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+)
+
+
+def find_browser():
+    """Return the paths of a Chromium and of its driver, or the reason why there are none."""
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    driver = shutil.which("chromedriver")
+    if browser and driver:
+        return (browser, driver), ""
+    missing = "no Chromium" if not browser else "no chromedriver"
+    return None, f"{missing} on the PATH (Debian: apt install chromium chromium-driver)"
+
+
+@contextlib.contextmanager
+def jupyter_lab(folder, **environment):
+    """Start the lab as `make lab` does, with its working copy in a folder; yield its address.
+
+    JupyterLab's settings are in the folder, too, so that nobody's own have a say.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    folder.mkdir(parents=True, exist_ok=True)
+    own = {name: str(folder / f".{name}") for name in ("config", "data", "runtime", "ipython")}
+    settings = {
+        "JUPYTER_CONFIG_DIR": own["config"],
+        "JUPYTER_DATA_DIR": own["data"],
+        "JUPYTER_RUNTIME_DIR": own["runtime"],
+        "IPYTHONDIR": own["ipython"],
+    }
+    command = [sys.executable, START, "--work", folder, "--no-browser", "--expose-app-in-browser"]
+    command += [f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
+    log = (folder / ".lab.log").open("w")
+    server = subprocess.Popen(
+        command, env=os.environ | settings | environment, stdout=log, stderr=log
+    )
+    address = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(f"{address}/api", timeout=5)
+                break
+            assert server.poll() is None, (folder / ".lab.log").read_text()[-2000:]
+            time.sleep(0.25)
+        yield address
+    finally:
+        server.terminate()
+        server.wait(30)
+        log.close()
+
+
+class Lab:
+    """A tab with JupyterLab in it, where a page or a notebook is in front.
+
+    Cells are counted from 0, with those of text.
+    """
+
+    def __init__(self, browser, driver, width=1280, height=900):
+        options = webdriver.ChromeOptions()
+        options.binary_location = browser
+        for argument in (*QUIET, f"--window-size={width},{height}"):
+            options.add_argument(argument)
+        self.driver = webdriver.Chrome(options, Service(driver))
+        self.driver.set_script_timeout(600)
+
+    def close(self):
+        """End the browser."""
+        self.driver.quit()
+
+    def open(self, address, path):
+        """Open a notebook, and wait until its kernel can be used."""
+        self.driver.get(f"{address}/lab/tree/{path}?reset")
+        self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
+        self.until(lambda: self.status() == "idle", "the kernel is there", 120)
+
+    def start(self, address):
+        """Open the start page, as the address that JupyterLab prints does."""
+        self.driver.get(address)
+        self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
+        self.until(lambda: self.path() == "start.md" and self.page(), "the start page is there")
+
+    def path(self):
+        """Return the path of what is in front."""
+        return self.ask("return window.jupyterapp.shell.currentWidget?.context?.path")
+
+    def page(self):
+        """Return the text of what is in front."""
+        return self.ask("return window.jupyterapp.shell.currentWidget.node.innerText").strip()
+
+    def follow(self, text):
+        """Click the first link with a text in what is in front; wait for the notebook behind it."""
+        script = (
+            "return [...window.jupyterapp.shell.currentWidget.node.querySelectorAll('a')]"
+            ".filter(a => a.innerText.trim() == arguments[0])[0]"
+        )
+        before = self.path()
+        self.until(lambda: self.ask(script, text), f"a link {text!r}")
+        self.ask(script, text).click()
+        self.until(lambda: self.path() != before, "another page is in front")
+        self.until(lambda: self.status() == "idle", "the kernel is there", 120)
+
+    def theme(self, name):
+        """Choose a theme: "light" or "dark"."""
+        self.command("apputils:change-theme", theme=f"JupyterLab {name.title()}")
+        is_light = "return document.body.dataset.jpThemeLight"
+        self.until(lambda: self.ask(is_light) == str(name == "light").lower(), "the theme")
+
+    def save(self):
+        """Save the notebook."""
+        self.command("docmanager:save")
+        dirty = "return window.jupyterapp.shell.currentWidget.context.model.dirty"
+        self.until(lambda: not self.ask(dirty), "it is saved")
+
+    def too_wide(self):
+        """Return the numbers of cells whose code or output is wider than its place."""
+        script = (
+            "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
+            " [...cell.node.querySelectorAll('.cm-scroller, .jp-OutputArea-output')].some("
+            "part => part.scrollWidth > part.clientWidth + 1) ? i : -1).filter(i => i >= 0)"
+        )
+        return self.ask(script)
+
+    def ask(self, script, *arguments):
+        """Run a line of JavaScript; return what it returns."""
+        return self.driver.execute_script(script, *arguments)
+
+    def until(self, condition, what, seconds=60):
+        """Wait until a condition holds, or fail and say what did not come."""
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(StaleElementReferenceException):
+                if condition():
+                    return
+            time.sleep(0.1)
+        raise AssertionError(f"{what}: not within {seconds} s")
+
+    def status(self):
+        """Return the state of the kernel: "idle", "busy", "starting", "dead", ..."""
+        return self.ask(
+            "const panel = window.jupyterapp.shell.currentWidget;"
+            "return panel?.sessionContext?.session?.kernel?.status ?? 'none'"
+        )
+
+    def command(self, name, **arguments):
+        """Give a command of JupyterLab, as its menus do, without waiting for its end."""
+        self.ask("window.jupyterapp.commands.execute(arguments[0], arguments[1])", name, arguments)
+
+    def run_all(self, seconds=300):
+        """Run all cells, and wait for the end."""
+        self.command("notebook:run-all-cells")
+        self.until(lambda: self.status() == "busy", "the first cell runs")
+        self.finished(seconds)
+
+    def finished(self, seconds=60):
+        """Wait until nothing runs and nothing waits to run."""
+        waiting = (
+            "return window.jupyterapp.shell.currentWidget.content.widgets.filter("
+            "cell => cell.model.type == 'code' && cell.model.executionState != 'idle').length"
+        )
+        self.until(
+            lambda: self.status() == "idle" and not self.ask(waiting), "the cells end", seconds
+        )
+
+    def source(self, number):
+        """Return the source of a cell."""
+        return self.ask(self._cell + "return cell.model.sharedModel.getSource()", number)
+
+    def number_of(self, text):
+        """Return the number of the one cell whose source holds a text."""
+        script = (
+            "return window.jupyterapp.shell.currentWidget.content.widgets.map("
+            "(cell, i) => cell.model.sharedModel.getSource().includes(arguments[0]) ? i : -1"
+            ").filter(i => i >= 0)"
+        )
+        [number] = self.ask(script, text)
+        return number
+
+    def write(self, number, source):
+        """Click into a cell, select all and type another source, as a person does."""
+        self.select(number)
+        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
+        field.click()
+        field.send_keys(Keys.CONTROL, "a")
+        # CodeMirror indents and closes brackets as one types; a paste does neither.
+        self.ask(
+            "const data = new DataTransfer(); data.setData('text/plain', arguments[1]);"
+            "arguments[0].dispatchEvent(new ClipboardEvent('paste', {clipboardData: data,"
+            " bubbles: true, cancelable: true}))",
+            field,
+            source,
+        )
+        self.until(lambda: self.source(number).strip() == source.strip(), "the cell has the text")
+
+    def select(self, number):
+        """Make a cell the active one, and scroll to it."""
+        script = (
+            "const notebook = window.jupyterapp.shell.currentWidget.content;"
+            "notebook.activeCellIndex = arguments[0];"
+            "notebook.widgets[arguments[0]].node.scrollIntoView({block: 'center'})"
+        )
+        self.ask(script, number)
+        drawn = (
+            self._cell + "return cell.node.isConnected && (cell.model.type != 'code'"
+            " || cell.inputHidden || !!cell.node.querySelector('.cm-content'))"
+        )
+        self.until(lambda: self.ask(drawn, number), "the cell is drawn")
+
+    def run(self, number):
+        """Run one cell with Shift+Enter, without waiting for its end."""
+        self.select(number)
+        if self.ask(self._cell + "return cell.inputHidden", number):
+            self.command("notebook:run-cell-and-select-next")
+            return
+        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
+        field.click()
+        field.send_keys(Keys.SHIFT, Keys.ENTER)
+
+    def stop(self):
+        """Press the stop button of the toolbar."""
+        button = "jp-button[data-command='notebook:interrupt-kernel'], " \
+            "[data-jp-item-name='interrupt'] jp-button"  # fmt: skip
+        self.driver.find_element(By.CSS_SELECTOR, button).click()
+
+    def output(self, number):
+        """Scroll to a cell, and return the text below it."""
+        self.select(number)
+        has_some = self._cell + "return cell.model.outputs.length > 0"
+        shown = self._cell + "return cell.outputArea.node.innerText"
+        if self.ask(has_some, number):
+            self.until(lambda: self.ask(shown, number).strip(), "the output is drawn")
+        return self.ask(shown, number)
+
+    def errors(self):
+        """Return the numbers of the cells that show an error."""
+        script = (
+            "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
+            " cell.model.type == 'code' && cell.model.outputs.toJSON().some("
+            "output => output.output_type == 'error') ? i : -1).filter(i => i >= 0)"
+        )
+        return self.ask(script)
+
+    def picture(self, path):
+        """Save what the tab shows."""
+        self.driver.save_screenshot(str(path))
+
+    _cell = "const cell = window.jupyterapp.shell.currentWidget.content.widgets[arguments[0]];"
