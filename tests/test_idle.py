@@ -94,3 +94,17 @@ def test_the_gain_of_two_threads_is_that_of_the_median_round(monkeypatch):
     assert set(threads) == {1} and torch.get_num_threads() == before
     monkeypatch.undo()
     assert idle._products(torch.rand(2, 2), 0.01) > 1
+
+
+def test_each_of_the_two_threads_computes_on_one_core(monkeypatch):
+    """Otherwise one thread alone takes both cores, and two gain nothing."""
+    product, seen = torch.mm, set()
+
+    def mm(*args, **kwargs):
+        seen.add(torch.get_num_threads())
+        return product(*args, **kwargs)
+
+    before = torch.get_num_threads()
+    monkeypatch.setattr(torch, "mm", mm)
+    idle.gain_of_two_threads(seconds=0.01, rounds=1)
+    assert seen == {1} and torch.get_num_threads() == before

@@ -9,6 +9,7 @@ import torch
 
 from d2lpar.other_programs import Taken, look, taken_now
 from d2lpar.virtual import cores_of_this_process
+from d2lpar.virtual.engines import set_thread_count
 
 SHARE = 0.05  # of the cores, that other programs or the hypervisor may take
 GAIN = 1.8  # of two threads over one
@@ -57,24 +58,20 @@ def gain_of_two_threads(seconds=0.3, rounds=3):
     """
     if cores_of_this_process() < 2:
         return math.nan
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(2) as pool:
-            matrices, gains = [torch.rand(500, 500) for _ in range(2)], []
-            for _ in range(rounds):
-                (alone,) = pool.map(_products, matrices[:1], [seconds])
-                gains.append(sum(pool.map(_products, matrices, 2 * [seconds])) / alone)
-    finally:
-        torch.set_num_threads(num_threads)
+    with ThreadPoolExecutor(2) as pool:
+        matrices, gains = [torch.rand(500, 500) for _ in range(2)], []
+        for _ in range(rounds):
+            (alone,) = pool.map(_products, matrices[:1], [seconds])
+            gains.append(sum(pool.map(_products, matrices, 2 * [seconds])) / alone)
     return statistics.median(gains)
 
 
 def _products(X, seconds):
     """Return how many products a thread does in some seconds."""
-    count, end = 0, time.perf_counter() + seconds
+    set_thread_count(1)  # a thread that is new would have all cores
+    count, end, Y = 0, time.perf_counter() + seconds, torch.empty_like(X)
     while time.perf_counter() < end:
-        torch.mm(X, X)
+        torch.mm(X, X, out=Y)  # new memory for each product would make threads wait for Linux
         count += 1
     return count
 
