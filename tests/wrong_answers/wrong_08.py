@@ -164,16 +164,22 @@ def fair_parts(b, seconds, fixed):
         ),
     },
     "device-0-is-full": {
-        "as it was": ("step = gathered_step", 2, "it fits: OutOfMemoryError"),
+        "as it was": ("step = gathered_step", 2, "OutOfMemoryError"),
         "a mean of means": (WITH_LOSS % ("mean", ".mean()"), 3, "the weight 1/b"),
         "a sum of means": (WITH_LOSS % ("mean", ".sum()"), 0, "The means of the parts were added"),
         "a sum": (WITH_LOSS % ("sum", ".sum()"), 0, "the sum over the examples, not the mean"),
+        "the gradients of before are lost": (
+            WITH_LOSS.replace("    loss.back", "    net.zero_grad()\n    loss.back")
+            % ("sum", ".sum() / len(X)"),
+            3,
+            "Add to the gradients that are there",
+        ),
         "one device does it all": (
             "def step(net, X, y, devices):\n"
             "    loss = F.cross_entropy(net(X.to(devices[0])), y.to(devices[0]))\n"
             "    loss.backward()\n    return loss.detach()",
             2,
-            "it fits: OutOfMemoryError",
+            "OutOfMemoryError",
         ),
     },
     "norm-of-all": {

@@ -68,6 +68,14 @@ def best_buckets(ready, num_bytes, sum_seconds):
 
 WRONG = {
     "indices": {
+        "the sampler": (
+            """
+def indices_of_rank(n, k, rank):
+    return list(torch.utils.data.DistributedSampler(range(n), k, rank, shuffle=False))
+""",
+            0,
+            "calls torch.utils.data, which the task rules out",
+        ),
         "neighbours": (
             """
 def indices_of_rank(n, k, rank):
@@ -75,7 +83,7 @@ def indices_of_rank(n, k, rank):
     return [i % n for i in range(rank * size, (rank + 1) * size)]
 """,
             0,
-            "expected [0, 4, 8], got [0, 1, 2]. These are neighbours",
+            "These are neighbours",
         ),
         "without the second deal": (
             "def indices_of_rank(n, k, rank):\n    return list(range(rank, n, k))",
@@ -259,7 +267,7 @@ def train(w, batches, lr, all_reduce):
             TRAIN
             % "if total[-1] == 0:\n            return\n        w = w - lr / total[-1] * total[:-1]",
             0,
-            "train should return the weights",
+            "is `return` missing?",
         ),
     },
     "overlap": {
@@ -280,12 +288,24 @@ def step(net, X, y, lr):
             1,
             "0.0 ms of them run beside kernels",
         ),
+        "DDP": (
+            """
+def step(net, X, y, lr):
+    F.cross_entropy(DDP(net)(X), y).backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= lr * p.grad
+            p.grad = None
+""",
+            0,
+            "calls torch.nn.parallel.distributed, which the task rules out",
+        ),
         "no wait": (STEP % ("", "", "dist.get_world_size()"), 0, "Does the update wait"),
         "the sum, not the mean": (STEP % ("", WAIT, "1"), 0, "divided by the number of ranks"),
         "a sum for each parameter": (
             STEP % ("", WAIT, "dist.get_world_size()"),
             3,
-            "expected at most 27 ms",
+            "expected at most 27, got",
         ),
         "hooks that stay": (
             (STEP % ("", WAIT, "dist.get_world_size()")).replace("hook.remove()", "pass"),
@@ -327,12 +347,12 @@ def best_buckets(ready, num_bytes, sum_seconds):
     return min(plans(len(ready)), key=key)
 """,
             3,
-            "more than 200,000 calls",
+            "Try fewer plans",
         ),
         "a gradient is lost": (
             "def best_buckets(ready, num_bytes, sum_seconds):\n    return [1] * (len(ready) - 1)",
             0,
-            "9 gradients, and 8 in the buckets",
+            "expected 9, got 8",
         ),
     },
 }

@@ -165,7 +165,7 @@ def owner(key, K, P):
         "two barriers": (
             WORKER % ("", 'yield "barrier"', 'yield "barrier"'),
             0,
-            "expected at most one barrier per step, got 2",
+            "calls of barrier in a step: expected at most 1, got 2",
         ),
         "a barrier that not all call": (
             WORKER % ("", 'if rank: yield "barrier"', 'yield "tick", 0'),
@@ -325,6 +325,13 @@ def prefetching_worker(compute, lr, num_steps):
             .replace("self.last[worker]", "self.last[0]"),
             2,
             "An update is missing",
+        ),
+        "the first values are not copied": (
+            (SERVER % (PASS_ON + ADD, ".clone()", RESTORE)).replace(
+                "last = values.clone()", "last = values"
+            ),
+            4,
+            "Copy the tensor",
         ),
         "values are not copied": (
             SERVER % (PASS_ON + ADD, "", RESTORE),

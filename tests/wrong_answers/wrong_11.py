@@ -294,7 +294,7 @@ def all_cards(data, g):
         "no plan is an error": (
             SECONDS % (FITS, "k", TIME) + BY_PRICE.replace(" if plans else None", ""),
             4,
-            "a deadline that cannot be met: ValueError",
+            "ValueError: min() arg is an empty sequence",
         ),
     },
 }

@@ -78,7 +78,7 @@ WRONG = {
             f"keeps = {{{ARROWS}, {FRUIT}, {SPOTS}}}\n"
             "keeps = {task: [n for n in v if n != 'upside down'] for task, v in keeps.items()}",
             0,
-            "No image gets another label",
+            "Another change keeps the label of every image",
         ),
         "a name that is not there": (
             f"keeps = {{{ARROWS}, {FRUIT}, 'spots': ['rotation']}}",
@@ -131,6 +131,12 @@ WRONG = {
             % ("", EACH + "        " + GENERATOR, "change(test[0]) if change else test[0]"),
             2,
             "200 images more than in training",
+        ),
+        "another rate": (
+            COMPARISON.replace("lr=0.2", "lr=0.1")
+            % ("", EACH + "        " + GENERATOR, "test[0]"),
+            3,
+            "Is it a step of SGD with the rate 0.2?",
         ),
         "no seed": (
             COMPARISON % ("", "        net = make_net()\n        " + GENERATOR, "test[0]"),
