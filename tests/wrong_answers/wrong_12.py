@@ -133,8 +133,7 @@ WRONG = {
             "200 images more than in training",
         ),
         "another rate": (
-            COMPARISON.replace("lr=0.2", "lr=0.1")
-            % ("", EACH + "        " + GENERATOR, "test[0]"),
+            COMPARISON.replace("lr=0.2", "lr=0.1") % ("", EACH + "        " + GENERATOR, "test[0]"),
             3,
             "Is it a step of SGD with the rate 0.2?",
         ),

@@ -195,7 +195,7 @@ def head_from(old, rows):
     return new
 """,
             1,
-            "a head that can be trained by itself: RuntimeError",
+            "a head that can be trained by itself: line 5 of your answer: `new.weight.data[i]",
         ),
         "on the CPU": (
             """
