@@ -102,6 +102,16 @@ def test_what_is_queued_keeps_the_default_dtype_of_its_issue(device, default_dty
     assert y.dtype == torch.float32 and y.tolist() == [0, 0.5, 1]
 
 
+def test_a_default_dtype_that_stays_waits_for_nothing(device, default_dtype):
+    """torch.compile sets it while it holds its lock, for which a queued kernel may wait."""
+    x = torch.arange(3, device=device)
+    with Gate(device) as gate:
+        y = x / 2
+        torch.set_default_dtype(torch.float32)
+        assert not gate.open.is_set()
+    assert y.tolist() == [0, 0.5, 1]
+
+
 def test_what_is_queued_on_a_device_that_is_not_in_use_keeps_the_default_dtype_of_its_issue(
     default_dtype,
 ):

@@ -60,19 +60,25 @@ def patch_default_dtype(wait):
     """Call `wait` before the default dtype changes.
 
     Queued kernels read it when they run, and torch has one for all threads, so that an engine
-    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else.
+    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else. To set the
+    dtype that there is waits for nothing: torch.compile does so while it holds a lock for which a
+    queued kernel may wait.
     """
+    set_dtype, set_type = torch.set_default_dtype, torch.set_default_tensor_type
 
-    def waiting(function):
-        @functools.wraps(function)
-        def call(*args, **kwargs):
+    @functools.wraps(set_dtype)
+    def set_default_dtype(d):
+        if d != torch.get_default_dtype():
             wait()
-            return function(*args, **kwargs)
+        set_dtype(d)
 
-        return call
+    @functools.wraps(set_type)
+    def set_default_tensor_type(t):
+        wait()
+        set_type(t)
 
-    torch.set_default_dtype = waiting(torch.set_default_dtype)
-    torch.set_default_tensor_type = waiting(torch.set_default_tensor_type)
+    torch.set_default_dtype = set_default_dtype
+    torch.set_default_tensor_type = set_default_tensor_type
 
 
 def patch_classes(stream, event, generator, is_virtual):
