@@ -95,8 +95,10 @@ def test_what_follows_a_prediction_is_folded(html, path):
     after_box = re.findall(r"</blockquote>\s*<details class=\"answer\">", page)
     assert len(after_box) == page.count('<details class="answer">')
     folds = Folds(page)
-    for tag in ("h1", "h2", "h3", "h4", "blockquote"):
+    for tag in ("h1", "h2", "h3", "h4"):
         assert folds.inside[tag] == 0
+    answers = re.findall(r'<details class="answer">.*?</details>', page, re.DOTALL)
+    assert answers and not any("<strong>Predict.</strong>" in answer for answer in answers)
     assert folds.inside["output"] > 0 and folds.outside["output"] > 0
 
 

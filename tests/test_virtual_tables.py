@@ -98,7 +98,7 @@ virtual_tables._code, virtual_tables._TIME_LIMIT_MS = lambda constant: bytes.fro
     "no executable memory": """
 def refuse(*_):
     raise PermissionError("memfd_create is not permitted")
-os.memfd_create = guards.tempfile.gettempdir = refuse  # an unnamed file would do, too
+os.memfd_create = virtual_tables.tempfile.gettempdir = refuse  # an unnamed file would do, too
 """,
     "no executable pages": "mmap.MAP_PRIVATE = 0  # which mmap refuses",
     "no further process": """

@@ -24,8 +24,8 @@ WINGS = {  # page: its title and its modules
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
     "plotting": ("Figures", ("charts", "figures")),
     "others": (
-        "Models, training, exercises",
-        ("d2lpar.models", "d2lpar.training", "d2lpar.exercises"),
+        "Models, training, timing, exercises",
+        ("d2lpar.models", "d2lpar.training", "d2lpar.timing", "d2lpar.exercises"),
     ),
 }
 

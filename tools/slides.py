@@ -154,6 +154,7 @@ Reveal.initialize({
 """
 
 # What stands between blank lines, and what holds such lines itself.
+_STATEMENT = re.compile(r"(?!else|elif|except|finally)[\w@#]")  # that begins in the first column
 _BLOCK = re.compile(
     r"<details[\s\S]*?</details>|```[\s\S]*?\n```|\$\$[\s\S]*?\$\$\S*|(?:[^\n]*\S[^\n]*(?:\n|$))+"
 )
@@ -364,6 +365,18 @@ def code_size(texts, room, least=SMALL):
     return None
 
 
+def code_parts(source):
+    """Cut code that is too long for a slide, if possible before a line that is not indented."""
+    rows, parts = source.split("\n"), []
+    while code_size(["\n".join(rows)], HIGH) is None:
+        fits = next(n for n in range(len(rows), 0, -1) if code_size(["\n".join(rows[:n])], HIGH))
+        starts = [n for n in range(fits // 3, fits + 1) if _STATEMENT.match(rows[n])]
+        cut = max(starts, default=fits)
+        parts.append("\n".join(rows[:cut]).rstrip())
+        rows = rows[cut:]
+    return [*parts, "\n".join(rows)]
+
+
 def good_size(texts):
     """Return the least size that code should have to share a slide with other things."""
     widest = max(len(row) for text in texts for row in text.split("\n"))
@@ -478,6 +491,13 @@ class Deck:
 
     def code(self, source, printed):
         """Put code below the text of the slide, and what it prints below the code."""
+        *before, source = code_parts(source)
+        for part in before:
+            self.close()
+            size = code_size([part], HIGH)
+            high = code_high([part], size) + GAP
+            self.add(new_code_cell(part), "code", high, size=size, goes_on=True)
+            self.close()
         if self.used > HIGH * TEXT_SHARE:
             self.close()
         both = [source, printed] if printed else [source]
@@ -485,7 +505,7 @@ class Deck:
             if size := code_size(texts, room, good_size(texts)):
                 break
         else:
-            texts, room, size = [source], HIGH, code_size([source], HIGH) or SMALL
+            texts, room, size = [source], HIGH, code_size([source], HIGH)
         if room == HIGH:
             self.close()
         self.add(new_code_cell(source), "code", code_high([source], size) + GAP, size=size)
