@@ -799,7 +799,9 @@ def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):
 
 
 def test_plain_threads_run_at_the_same_time_on_one_core_each():
-    before, threads, both = torch.get_num_threads(), [], threading.Barrier(2)
+    threads, both = [], threading.Barrier(2)
+    with ThreadPoolExecutor(1) as earlier:
+        before = earlier.submit(torch.get_num_threads).result()
 
     def work():
         both.wait(timeout=60)  # broken unless the other one is under way
