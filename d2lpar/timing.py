@@ -104,12 +104,17 @@ def best_seconds(work, repeats=3):
         raise ValueError(f"repeats must be at least 1: got {repeats}")
     timer = Timer()
     for _ in range(repeats + 1):
-        synchronize()
-        timer.start()
-        work()
-        synchronize()
-        timer.stop()
+        _time(timer, work)
     return min(timer.times[1:])
+
+
+def _time(timer, work):
+    """Add the seconds of `work()` to a timer, those of what it leaves on the devices included."""
+    synchronize()
+    timer.start()
+    work()
+    synchronize()
+    timer.stop()
 
 
 def seconds_per_call(function, *args, number=1000):
@@ -206,11 +211,7 @@ def seconds_in_turn(ways, rounds=5):
     timers = {name: Timer() for name in ways}
     for _ in range(rounds + 1):
         for name, way in ways.items():
-            synchronize()
-            timers[name].start()
-            way()
-            synchronize()
-            timers[name].stop()
+            _time(timers[name], way)
     width = max(24, *(len(name) for name in ways))
     modelled = f"  (modelled: {hardware_name()})" if hardware_name() else ""
     print(f"{f'seconds, {rounds} rounds':<{width}}   median    least     most{modelled}")

@@ -1,5 +1,6 @@
 """When a machine counts as idle, what is told of one that does not, and that waiting ends."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -85,7 +86,8 @@ def test_the_gain_of_two_threads_is_that_of_the_median_round(monkeypatch):
     monkeypatch.setattr(idle, "_products", lambda X, seconds: counts.pop(0))
     assert idle.gain_of_two_threads() == 1.8
     monkeypatch.undo()
-    assert idle._products(torch.rand(2, 2), 0.01) > 1
+    monkeypatch.setattr(idle, "time", SimpleNamespace(perf_counter=itertools.count().__next__))
+    assert idle._products(torch.rand(2, 2), 3) == 2  # at 1 and at 2; at 3 the time is over
 
 
 def test_each_of_the_two_threads_computes_on_one_core(monkeypatch):

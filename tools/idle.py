@@ -3,13 +3,12 @@
 import math
 import statistics
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from d2lpar.other_programs import Taken, look, taken_now
+from d2lpar.timing import in_plain_threads
 from d2lpar.virtual import cores_of_this_process
-from d2lpar.virtual.engines import set_thread_count
 
 SHARE = 0.05  # of the cores, that other programs or the hypervisor may take
 GAIN = 1.8  # of two threads over one
@@ -58,17 +57,23 @@ def gain_of_two_threads(seconds=0.3, rounds=3):
     """
     if cores_of_this_process() < 2:
         return math.nan
-    with ThreadPoolExecutor(2) as pool:
-        matrices, gains = [torch.rand(500, 500) for _ in range(2)], []
-        for _ in range(rounds):
-            (alone,) = pool.map(_products, matrices[:1], [seconds])
-            gains.append(sum(pool.map(_products, matrices, 2 * [seconds])) / alone)
+    matrices, gains = [torch.rand(500, 500) for _ in range(2)], []
+    for _ in range(rounds):
+        alone = _products_of_threads(matrices[:1], seconds)
+        gains.append(_products_of_threads(matrices, seconds) / alone)
     return statistics.median(gains)
+
+
+def _products_of_threads(matrices, seconds):
+    """Return how many products threads do together, one thread for each matrix."""
+    counts = []
+    works = [lambda X=X: counts.append(_products(X, seconds)) for X in matrices]
+    in_plain_threads(*works)
+    return sum(counts)
 
 
 def _products(X, seconds):
     """Return how many products a thread does in some seconds."""
-    set_thread_count(1)  # a thread that is new would have all cores
     count, end, Y = 0, time.perf_counter() + seconds, torch.empty_like(X)
     while time.perf_counter() < end:
         torch.mm(X, X, out=Y)  # new memory for each product would make threads wait for Linux
