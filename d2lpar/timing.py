@@ -227,8 +227,8 @@ def seconds_in_turn(ways, rounds=5):
 def in_plain_threads(*works):
     """Call each of `works` in a thread of its own that computes on one core, and wait for all.
 
-    It is the yardstick for devices that share the cores of this machine: what two plain threads
-    gain over one, two devices can gain at most.
+    It is the yardstick for devices that share the cores of this machine: what plain threads gain
+    on them without any device.
 
     Args:
         *works: functions without arguments that compute on the CPU.
