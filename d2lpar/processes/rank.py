@@ -28,6 +28,7 @@ import sys
 import threading
 import time
 import traceback
+import types
 import warnings
 from datetime import timedelta
 from functools import partial
@@ -225,7 +226,14 @@ class _Pickler(cloudpickle.Pickler):
                 f"the device {obj} is known in one process only: "
                 "call try_gpu() in the process that uses it"
             )
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 forgets where the code stands
+            return _code_in_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
+
+
+def _code_in_file(filename, make, arguments):
+    """Return a code object whose lines tracebacks find; pickle calls this."""
+    return make(*arguments).replace(co_filename=filename)
 
 
 def dumps(value):
