@@ -33,7 +33,7 @@ class Fixed:
 def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=True, **machine):
     """Return `n` modelled GPUs of one Machine, see `Fixed`; all else takes no time."""
     gpu = Fixed(seconds, link, peer_link)
-    return virtual_gpus(n, model=Machine(gpu, launch_seconds=launch, **machine), values=values)
+    return virtual_gpus(n, model=Machine(gpu, host=launch, **machine), values=values)
 
 
 @contextlib.contextmanager

@@ -99,7 +99,7 @@ def test_a_machine_has_whole_numbers_of_gpus(name, value):
 @pytest.mark.parametrize("value", [-1e-9, float("nan")])
 def test_seconds_are_not_negative(value):
     with pytest.raises(ValueError, match=str(value)):
-        Machine("v100", launch_seconds=value)
+        Machine("v100", host=value)
     with pytest.raises(ValueError, match=str(value)):
         host_takes(value)
     with pytest.raises(ValueError, match="latency"):

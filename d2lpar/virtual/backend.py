@@ -5,7 +5,7 @@ import os
 
 import torch
 
-from . import autocast, comm, copies, operators, registry, saving, scheduler, vgpu
+from . import attention, autocast, comm, copies, operators, registry, saving, scheduler, vgpu
 from .backward import StreamsOfForward
 from .distributed import BACKEND
 from .engines import after_fork, before_fork
@@ -59,7 +59,7 @@ def register():
             is_pinned=copies.is_pinned,
             pin=copies.pin,
             restore=saving.restore,
-            autocast=autocast.register,
+            kernels=(autocast.register, attention.register),
         )
         patch_backward(StreamsOfForward)
         patch_classes(
@@ -75,7 +75,7 @@ def register():
         patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         patch_fsdp(is_ours, registry.is_virtual)
-        patch_dtensor(registry.is_virtual, lambda device: registry.find(device).generator)
+        patch_dtensor(registry.is_virtual)
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True

@@ -8,7 +8,7 @@ import torch
 
 from . import registry, scheduler
 from .cells import Cell, Layout
-from .hardware import LAUNCH_SECONDS
+from .host import EAGER
 from .kernels import describe_kernel, kernel_of
 from .links import Link
 from .plans import operator_of
@@ -67,7 +67,7 @@ def _usual_gap(moments):
     """Return the mean time between moments, without pauses: gaps of more than ten medians."""
     gaps = [later - earlier for earlier, later in pairwise(sorted(moments))]
     if not gaps:
-        return LAUNCH_SECONDS
+        return EAGER.python
     limit = 10 * median(gaps)
     return fmean(gap for gap in gaps if gap <= limit)
 
@@ -83,14 +83,14 @@ class Calibration:
     Attributes:
         name, memory: the name of the device that was measured, and its memory in bytes.
         link, peer_link: its `Link`s to the CPU and to other devices, or None.
-        launch_seconds: the seconds that the host takes to issue an operator.
+        host: the seconds that the host takes to issue an operator.
         seconds: a dict from the signatures of kernels to seconds.
         estimated: signatures of kernels that were asked for and had not been measured.
     """
 
     def __init__(self, name, seconds, launch_seconds, memory, link, peer_link):
         self.name, self.memory, self.link, self.peer_link = name, memory, link, peer_link
-        self.launch_seconds = launch_seconds
+        self.host = launch_seconds
         self.seconds = {kernel.signature: taken for kernel, taken in seconds.items()}
         self.estimated = set()
         self._by_name = {}
@@ -119,7 +119,7 @@ class Calibration:
             (
                 "calibrated",
                 f"{len(self.seconds)} kernels measured, {len(self.estimated)} estimated from "
-                f"these; {self.launch_seconds * 1e6:.3g} µs to issue an operator",
+                f"these; {self.host * 1e6:.3g} µs to issue an operator",
             )
         ]
 

@@ -20,7 +20,14 @@ _last_call = []  # at most one: the number of devices and the other arguments of
 
 
 def virtual_gpus(
-    n, threads=None, memory=None, link=_UNSAID, peer_link=_UNSAID, model=None, values=True
+    n,
+    threads=None,
+    memory=None,
+    link=_UNSAID,
+    peer_link=_UNSAID,
+    model=None,
+    values=True,
+    host=None,
 ):
     """Return `n` virtual GPUs: [device(type='vgpu', index=0), ...].
 
@@ -49,12 +56,14 @@ def virtual_gpus(
             a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
         values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
             Then `.item()` waits and gives nan, and what needs a value to go on raises RuntimeError.
+        host: what the host of modelled GPUs takes to issue an operator, see `hardware.Machine`; by
+            default the machine's own.
 
     Raises:
         ValueError: a value is out of range, there are more than 128 devices, a list does not have
             `n` values, no link and no hardware has the name, a device holds more bytes than its new
-            `memory`, `values` is False without a `model`, or `n` GPUs need several machines and
-            these have no network.
+            `memory`, `values` is False or `host` is given without a `model`, or `n` GPUs need
+            several machines and these have no network.
         TypeError: an argument is of the wrong type.
         RuntimeError: virtual GPUs are not known to work on this version of torch, another package
             has added a device type to torch, or this process is a fork of one with virtual GPUs.
@@ -71,6 +80,8 @@ def virtual_gpus(
         raise TypeError(f"values is True or False: got {values!r}")
     if model is None and not values:
         raise ValueError("values=False needs model: otherwise devices take the time to compute")
+    if model is None and host is not None:
+        raise ValueError(f"host={host!r} needs model: otherwise the host takes its own time")
     if threads is None:
         threads = _threads_of_the_environment()
     given = {"threads": threads, "link": link, "peer_link": peer_link}
@@ -79,7 +90,9 @@ def virtual_gpus(
         given |= {"memory": memory}
     if model is not None:
         given |= {"model": model, "values": values}
-    machines = None if model is None else machines_of(n, _for_each(n, "model", model))
+    if host is not None:
+        given |= {"host": host}
+    machines = None if model is None else machines_of(n, _for_each(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
         _warn_of_crowding(sum(figures["threads"]))

@@ -31,6 +31,7 @@ GPUS = {
         PRESETS["pcie3-measured"],
         PRESETS["2xnvlink2-measured"],
         "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
+        PRESETS["nvlink2-collectives"],
     ),
     "t4": GPU(
         "T4",
@@ -57,6 +58,7 @@ GPUS = {
         PRESETS["pcie4-measured"],
         PRESETS["pcie4-through-host-measured"],
         "NVIDIA Ada architecture whitepaper, appendix A; float16 with sums in float32",
+        PRESETS["pcie4-through-host-collectives"],
     ),
     "a100": GPU(
         "A100-SXM4-80GB",
@@ -73,6 +75,7 @@ GPUS = {
         PRESETS["pcie4-measured"],
         PRESETS["nvlink3-measured"],
         "NVIDIA A100 data sheet",
+        PRESETS["nvlink3-collectives"],
     ),
     "h100": GPU(
         "H100-SXM5-80GB",
@@ -89,6 +92,7 @@ GPUS = {
         PRESETS["pcie5-measured"],
         PRESETS["nvlink4-measured"],
         "NVIDIA H100 architecture whitepaper",
+        PRESETS["nvlink4-collectives"],
     ),
 }
 GPUS["v100-32gb"] = replace(

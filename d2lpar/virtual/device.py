@@ -9,7 +9,7 @@ import torch
 
 from . import scheduler
 from .engines import Engine
-from .generators import forget_draws, new_generator
+from .generators import new_generator
 from .memory import Memory
 from .scheduler import wait_all
 from .streams import Stream
@@ -92,7 +92,6 @@ class Device:
 
         What was done before is forgotten, because its times belong to another clock.
         """
-        forget_draws(self)
         for stream in self.streams:
             stream.last = stream.waits = None
         # One step, see interrupts.py: stores only.

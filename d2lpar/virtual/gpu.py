@@ -34,7 +34,9 @@ class GPU:
         multiprocessors: the number of multiprocessors; each computes one tile of a product at a
             time.
         link: its `Link` to the CPU.
-        peer_link: its `Link` to other GPUs of the machine; None for the way over `link`.
+        peer_link: its `Link` to another GPU of the machine; None for the way over `link`.
+        collective_link: its `Link` in collectives of many GPUs of the machine, which use several
+            ways at a time; None for `peer_link`.
         source: where the figures come from.
     """
 
@@ -46,6 +48,7 @@ class GPU:
     link: Link
     peer_link: Link | None = None
     source: str = "the caller"
+    collective_link: Link | None = None
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}

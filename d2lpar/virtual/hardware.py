@@ -3,9 +3,8 @@
 from dataclasses import dataclass, replace
 
 from .datasheets import GPUS
+from .host import EAGER, as_host
 from .links import PRESETS, Link, as_link
-
-LAUNCH_SECONDS = 8e-6  # for the host to launch an operator in eager mode: 7 to 8 µs beside A100s
 
 
 class Scaled:
@@ -26,6 +25,7 @@ class Scaled:
         self.factor = factor
         self.name = f"{gpu.name}, kernels x {factor:.3g}"
         self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
+        self.collective_link = getattr(gpu, "collective_link", None)
 
     def rows(self):
         """Return rows of a table about it: pairs of strings."""
@@ -44,8 +44,10 @@ class Machine:
         gpu: a `GPU`, its name, or an object with the attributes of one; see `as_gpu`.
         gpus: how many each machine has; None for all in one.
         gpus_per_switch: how many share one PCIe link to the CPU.
-        network: the `Link` of a machine to the others; None where there is one machine.
-        launch_seconds: the seconds that the host takes to issue an operator.
+        network: the `Link` of each of its network cards; None where there is one machine.
+        network_cards: how many network cards a machine has; GPUs next to each other share one.
+        host: what the host takes to issue an operator: a `Host`, seconds, "eager" for training code
+            of modules, or "measured" for the time that the program's Python takes here.
         name: the name to print.
         source: where the figures come from.
     """
@@ -54,28 +56,28 @@ class Machine:
     gpus: int | None = None
     gpus_per_switch: int = 1
     network: Link | None = None
-    launch_seconds: float = LAUNCH_SECONDS
+    network_cards: int = 1
+    host: object = EAGER
     name: str = ""
     source: str = "the caller"
 
     def rows(self):
         """Return rows of a table about it: pairs of strings."""
-        facts = [f"{self.launch_seconds * 1e6:g} µs to launch an operator"]
+        facts = [f"{self.host} to issue an operator ({self.host.source})"]
         if self.gpus is not None:
             facts.append(f"{self.gpus} GPUs in each, {self.gpus_per_switch} on a link to the CPU")
         if self.network is not None:
-            facts.append(f"network {self.network}")
+            facts.append(f"{self.network_cards} x network {self.network}")
         return [*self.gpu.rows(), (self.name or "machine", "; ".join(facts))]
 
     def __post_init__(self):
         object.__setattr__(self, "gpu", as_gpu(self.gpu))
         object.__setattr__(self, "network", as_link(self.network))
-        for name in ("gpus", "gpus_per_switch"):
+        object.__setattr__(self, "host", as_host(self.host))
+        for name in ("gpus", "gpus_per_switch", "network_cards"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} of a Machine is a positive whole number: got {value!r}")
-        if not 0 <= self.launch_seconds < float("inf"):
-            raise ValueError(f"launch_seconds must not be negative: got {self.launch_seconds}")
 
 
 _OF_A_GPU = ("kernel_seconds", "link", "memory", "name", "peer_link", "rows")
@@ -118,17 +120,22 @@ def as_machine(model):
             known = ", ".join((*GPUS, *MACHINES))
             raise ValueError(f"no GPU and no machine named {model!r}; there are {known}")
     gpu = as_gpu(model)
-    return Machine(gpu, launch_seconds=getattr(gpu, "launch_seconds", LAUNCH_SECONDS))
+    return Machine(gpu, host=getattr(gpu, "host", EAGER))
 
 
-def machines_of(n, models):
+def machines_of(n, models, host=None):
     """Return the `Machine` of each of `n` devices, for `n` models: all the same, or GPUs.
+
+    A `host` that is given, see `Machine`, takes the place of its own.
 
     Raises:
         ValueError: there are more GPUs than in one machine and no network, or machines differ.
         TypeError: a model is none of these; see `as_machine`.
     """
     machines = [as_machine(model) for model in models]
+    if host is not None:
+        host = as_host(host)
+        machines = [replace(machine, host=host) for machine in machines]
     first = machines[0]
     if any(replace(machine, gpu=first.gpu) != first for machine in machines):
         raise ValueError("devices of several kinds of machines: give one Machine, or GPUs")
@@ -142,13 +149,41 @@ def machines_of(n, models):
 MACHINES = {
     machine.name: machine
     for machine in (
-        Machine("v100", 8, 2, PRESETS["infiniband-edr"], name="dgx1", source="NVIDIA DGX-1 guide"),
-        Machine("v100", 8, 2, PRESETS["25gbe"], name="p3.16xlarge", source="AWS"),
         Machine(
-            "p100", 8, 2, PRESETS["50gbe"], name="bigbasin", source="Goyal et al. 2017, section 4"
+            "v100",
+            8,
+            2,
+            PRESETS["infiniband-edr-collectives"],
+            4,
+            name="dgx1",
+            source="NVIDIA DGX-1 guide",
+        ),
+        Machine("v100", 8, 2, PRESETS["25gbe-collectives"], name="p3.16xlarge", source="AWS"),
+        Machine(
+            "p100",
+            8,
+            2,
+            PRESETS["50gbe-collectives"],
+            name="bigbasin",
+            source="Goyal et al. 2017, section 4",
         ),
         Machine(
-            "a100", 8, 2, PRESETS["infiniband-hdr"], name="dgxa100", source="NVIDIA DGX A100 guide"
+            "a100",
+            8,
+            2,
+            PRESETS["infiniband-hdr-collectives"],
+            8,
+            name="dgxa100",
+            source="NVIDIA DGX A100 guide",
+        ),
+        Machine(
+            "h100",
+            8,
+            1,
+            PRESETS["infiniband-ndr-collectives"],
+            8,
+            name="dgxh100",
+            source="NVIDIA DGX H100 guide",
         ),
     )
 }

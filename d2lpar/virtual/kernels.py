@@ -4,7 +4,7 @@ A `Kernel` is known from the layouts of its arguments and results alone, and so 
 """
 
 import re
-from functools import cache
+from functools import cache, partial
 from math import prod
 from typing import NamedTuple
 
@@ -178,6 +178,30 @@ def _attention(args, out):
     return _self_attention(batch, length, width, heads)
 
 
+def _fused_attention(args, out, causal):
+    """Return the products of `scaled_dot_product_attention` in one kernel: scores, then values.
+
+    Args:
+        causal: the place of the argument `is_causal`. Such a kernel skips what lies in the future,
+            about half of the keys for each query.
+    """
+    (batch, heads, length, width), (*_, size, _), (*_, of_value) = _sizes(args[:3])
+    if len(args) > causal and args[causal]:  # torch leaves out what is False by default
+        size = max(size // 2, 1)
+    each = batch * heads
+    return [Product(each, length, size, width), Product(each, length, of_value, size)]
+
+
+def _fused_attention_backward(args, out):
+    """Return the products of its backward: the scores once more, then those of the gradients."""
+    scores, values = _fused_attention(args[1:], out, 10)
+    of_weights = values._replace(n=values.k, k=values.n)
+    of_value = values._replace(m=values.k, k=values.m)
+    of_query = scores._replace(n=scores.k, k=scores.n)
+    of_key = scores._replace(m=scores.n, n=scores.k, k=scores.m)
+    return [scores, of_weights, of_value, of_query, of_key]
+
+
 def _encoder_layer(args, out):
     """Return the products of a layer of `nn.TransformerEncoder`, fused in the same way."""
     (batch, length, width), heads, hidden = args[0].layout.size, args[2], args[14].layout.size[0]
@@ -209,6 +233,10 @@ _PRODUCTS = {
     "_addmm_activation": lambda args, out: _mm(args[1:], out),
     "_int_mm": _mm,
     "_native_multi_head_attention": _attention,
+    "_scaled_dot_product_flash_attention": partial(_fused_attention, causal=4),
+    "_scaled_dot_product_flash_attention_backward": _fused_attention_backward,
+    "_scaled_dot_product_efficient_attention": partial(_fused_attention, causal=6),
+    "_scaled_dot_product_efficient_attention_backward": _fused_attention_backward,
     "_transformer_encoder_layer_fwd": _encoder_layer,
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,

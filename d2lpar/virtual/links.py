@@ -14,9 +14,10 @@ class Link:
             them through a pinned buffer. By default `bandwidth`.
         name: the name to print.
         source: where the figures come from.
+        startup: seconds before the first step of a collective over it, which copies do not take.
 
     Raises:
-        ValueError: a bandwidth is not positive, or the latency is negative.
+        ValueError: a bandwidth is not positive, or the latency or the start-up is negative.
     """
 
     bandwidth: float
@@ -24,14 +25,17 @@ class Link:
     pageable: float | None = None
     name: str = "link"
     source: str = ""
+    startup: float = 0.0
 
     def __post_init__(self):
         for field in ("bandwidth", "pageable"):
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise ValueError(f"{field} of a link must be positive, in bytes/s: got {value}")
-        if not self.latency >= 0:
-            raise ValueError(f"latency of a link must not be negative, in seconds: {self.latency}")
+        for field in ("latency", "startup"):
+            value = getattr(self, field)
+            if not value >= 0:
+                raise ValueError(f"{field} of a link must not be negative, in seconds: {value}")
 
     def seconds(self, num_bytes, pinned=True):
         """Return the seconds of a copy: bytes / bandwidth + latency; `pageable` unless `pinned`."""
@@ -128,7 +132,40 @@ _MEASURED = {
         374e9, 2.7e-6, None, "NVLink 4, 18 links", "p2pBandwidthLatencyTest (NCCL issue 1264)"
     ),
 }
-PRESETS = {link.name: link for link in _WIRES} | _MEASURED
+# What a collective of NCCL reaches: bandwidth of the bus, seconds of a step and before the first.
+_VTRAIN = "all-reduce of 1 MB to 1 GB on 2, 4 and 8 GPUs, trace/{} of VIA-Research/vTrain"
+_COLLECTIVES = {
+    "nvlink2-collectives": Link(
+        134e9, 3e-6, None, "NVLink 2, rings of NCCL", _VTRAIN.format("v100"), 18e-6
+    ),
+    "nvlink3-collectives": Link(
+        220e9, 4.6e-6, None, "NVLink 3, rings of NCCL", _VTRAIN.format("a100"), 20e-6
+    ),
+    "nvlink4-collectives": Link(
+        360e9, 4.6e-6, None, "NVLink 4, rings of NCCL", "0.8 of the wire; steps as on A100", 20e-6
+    ),
+    "pcie4-through-host-collectives": Link(
+        2.25e9, 5e-6, None, "PCIe 4.0 through the host", "d2l-neu: 4.5 GB/s of both ways", 20e-6
+    ),
+}
+_NETWORKS = {
+    f"{name}-collectives": Link(
+        0.92 * rate,
+        step,
+        None,
+        f"{text}, NCCL",
+        "0.92 of the wire; steps of NCCL's tuning.cc",
+        20e-6,
+    )
+    for name, rate, step, text in (
+        ("25gbe", 3.125e9, 50e-6, "25 Gbit Ethernet"),
+        ("50gbe", 6.25e9, 50e-6, "50 Gbit Ethernet"),
+        ("infiniband-edr", 12.5e9, 10e-6, "InfiniBand EDR"),
+        ("infiniband-hdr", 25e9, 10e-6, "InfiniBand HDR"),
+        ("infiniband-ndr", 50e9, 10e-6, "InfiniBand NDR"),
+    )
+}
+PRESETS = {link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS
 
 
 def as_link(link):

@@ -21,7 +21,8 @@ def keep_time_by_a_model(devices, machines, values):
     name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
     if machines[0].name:
         name += f" in {machines[0].name}"
-    simulation = Simulation(name, machines[0].launch_seconds, values)
+    host = machines[0].host
+    simulation = Simulation(f"{name}, {host}", host, values)
     shared = {}
     for device, machine in zip(devices, machines, strict=True):
         over_link = device.peer_link in (device.link, PRESETS["pcie4-through-host-measured"])
@@ -62,8 +63,9 @@ class Model:
             shared.setdefault((direction, "switch", self._switch), Resource(direction))
             for direction in ("up", "down")
         )
+        card = number * machine.network_cards // (machine.gpus or number + 1)
         self._network_out, self._network_in = (
-            shared.setdefault((direction, "host", self.host), Resource(direction))
+            shared.setdefault((direction, "card", self.host, card), Resource(direction))
             for direction in ("out", "in")
         )
         compute, h2d, d2h, p2p = self.engines

@@ -21,6 +21,7 @@ from .cells import (
 )
 from .generators import checked
 from .private.operators import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
+from .private.tensors import CPUGenerator
 from .scheduler import Op
 from .tensor import become, new_tensor, view_as, wrap
 from .threads import thread
@@ -321,7 +322,7 @@ def draw(op, operator, device):
     if place is not None and place < len(op.args):
         given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
     op.generator = checked((op.kwargs or {}).get("generator", given), device)
-    op.kwargs = {**(op.kwargs or {}), "generator": op.generator.state}
+    op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # gets its seed when issued
 
 
 def note_writer(op, operator, values, kwargs):

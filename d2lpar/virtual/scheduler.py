@@ -110,12 +110,12 @@ class Op:
             In a simulation exactly as long, and never None.
         num_bytes, source, target: the bytes that a copy moves, and its devices.
         receiver: the engine for copies between devices of its target; or None.
-        generator: the random numbers that it draws from, in the order of issue; or None.
+        generator: the random numbers that it draws from; or None.
         issued, ready, start, end: seconds of the clock.
         error: what the work raised.
-        previous, after, waits, drawn: the ops that it waits for: the one before it in its stream,
-            those given at its issue, those that its stream waits for (each with the time of that
-            call), and the op that drew from its generator before it.
+        previous, after, waits: the ops that it waits for: the one before it in its stream, those
+            given at its issue, and those that its stream waits for (each with the time of that
+            call).
         number: its place among the ops that its engine has admitted.
         missing: how many of the ops that it waits for are not done.
         dependents: ops that wait for this one.
@@ -123,7 +123,7 @@ class Op:
     """
 
     error = num_bytes = source = target = seconds = generator = None
-    stream = previous = waits = drawn = waiters = None
+    stream = previous = waits = waiters = None
     plan = receiver = None
     after = ()
     ready = start = end = 0.0
@@ -200,7 +200,7 @@ class ReadyQueue:
         op.ready = op.issued
         self._number = op.number = self._number + 1
         previous = op.previous
-        if not (op.after or op.waits or op.drawn):  # true of most ops; no lock is needed
+        if not (op.after or op.waits):  # true of most ops; no lock is needed
             if previous is None:
                 return True
             if previous.done:
@@ -249,7 +249,7 @@ def complete(op):
     if _watch is not None:
         _watch(op)
     op.work = op.args = op.kwargs = op.out = op.plan = None
-    op.previous = op.waits = op.drawn = op.generator = None
+    op.previous = op.waits = op.generator = None
     op.after = ()
     with _ordering:
         op.done = True
@@ -269,7 +269,7 @@ def admit(op):
     """Make `op` wait for the ops before it that are not done; return whether it is ready."""
     op.ready = op.issued
     with _ordering:
-        for earlier in (op.previous, *op.after, *(op.waits or ()), op.drawn):
+        for earlier in (op.previous, *op.after, *(op.waits or ())):
             if earlier is None:
                 continue
             if earlier.done:

@@ -155,7 +155,7 @@ class Simulation:
 
     Args:
         name: the modelled hardware.
-        launch_seconds: the seconds that the host takes to issue an op.
+        issuing: the `Host` or `MeasuredHost` that knows what the host takes to issue an op.
         values: whether the work of ops is done, and not only timed.
 
     Attributes:
@@ -164,9 +164,9 @@ class Simulation:
 
     is_modelled, meetings = True, None
 
-    def __init__(self, name, launch_seconds, values=True):
+    def __init__(self, name, issuing, values=True):
         self.name = name
-        self.launch_seconds = launch_seconds
+        self.issuing = issuing
         self.values = values
         self._hosts = threading.local()
         self._num_hosts = 0
@@ -175,10 +175,12 @@ class Simulation:
 
     def start(self):
         patch_threads()
+        self.issuing.start()
 
     def stop(self):
         """Leave the ranks of the job, and unpatch threads: another clock is in force from now."""
         unpatch_threads()
+        self.issuing.stop()
         if self.meetings is not None:
             self.meetings.leave()
 
@@ -233,7 +235,7 @@ class Simulation:
                 if other is not None and other.issued > issued:
                     if other.engine.clock is self:
                         issued = other.issued
-        issued += self.launch_seconds
+        issued += self.issuing.seconds()
         host.set(issued, device)
         return issued
 
@@ -281,7 +283,7 @@ class Simulation:
 
     def poll(self):
         """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
-        self.advance(max(self.launch_seconds, LEAST_POLL))
+        self.advance(max(self.issuing.seconds(), LEAST_POLL))
         self.catch_up()
 
     def _ask(self, function, *arguments):

@@ -61,6 +61,9 @@ class Stream:
             if then is not None:
                 then.waits = then._waits_under_way()
             op.issued = issued = launch(op, self)
+            if generator is not None:
+                op.kwargs["generator"].manual_seed(generator.next_seed())
+                offset = generator.offset + 1
             # One step from here on, see interrupts.py: stores without a new container, a C call.
             op.previous = self.last
             op.waits = self.waits
@@ -71,8 +74,7 @@ class Stream:
                     then.waits = no_waits
                 then.waits[op] = issued
             if generator is not None:
-                op.drawn = generator.last
-                generator.last = op
+                generator.offset = offset
             engine.issued += 1
             hand_over(op)
         return op

@@ -463,7 +463,7 @@ def initial_seed():
 
 
 def get_rng_state(device=None):
-    """Wait for all draws issued so far; return the state after them, a ByteTensor on the CPU."""
+    """Return the state after all draws issued so far, at once: a ByteTensor on the CPU."""
     return registry.find(device).generator.get_state()
 
 

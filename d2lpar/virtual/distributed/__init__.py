@@ -8,7 +8,8 @@ agreement.py      ranks compare their calls before each exchange, and agree when
 meetings.py       the same on modelled GPUs: when ranks meet on the simulated clock
 timekeeper.py     the process that keeps that clock for ranks in several processes
 equal_ranks.py    one modelled GPU that stands for many equal ones
-costs.py          how long it takes on the links, and the bytes that a rank sends
+routes.py         what the messages of a group go over, inside a machine and between machines
+costs.py          how long it takes on its route, and the bytes that a rank sends
 functional.py     the collectives of torch.ops._c10d_functional, which DTensor uses
 """
 

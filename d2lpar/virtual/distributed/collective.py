@@ -8,7 +8,7 @@ class Collective(Op):
 
     Args:
         move: function(gloo, inputs, outputs) of flat CPU tensors; see `exchange`.
-        cost: function of k, bytes, bandwidth and latency; see `costs`.
+        cost: function of k, bytes and `Route`; see `costs`.
         detail: what ranks must agree on, besides the shapes.
         shapes_of: the tensors whose shapes must agree; by default the inputs.
         cost_bytes: the bytes for `cost`; by default the bytes of the inputs or of the outputs,
@@ -60,10 +60,10 @@ class Collective(Op):
         """Return the directions of this rank's link that it occupies, of these two."""
         return {None: (out, into), True: (out,), False: (into,)}[self.sends]
 
-    def meet(self, bandwidth, latency, has_values=True):
-        """Set its cost on the slowest link of its ranks, and whether there are values."""
-        cost = self._cost(len(self.members), self._cost_bytes, bandwidth, latency)
-        self.num_bytes, self.seconds = cost.num_bytes, cost.seconds(bandwidth, latency)
+    def meet(self, route, has_values=True):
+        """Set its cost on the `Route` of its ranks, and whether there are values."""
+        cost = self._cost(len(self.members), self._cost_bytes, route)
+        self.num_bytes, self.seconds = cost.num_bytes, cost.seconds(route)
         self.has_values = has_values
 
     def drop_tensors(self):

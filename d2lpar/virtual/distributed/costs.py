@@ -1,9 +1,11 @@
-"""What a collective costs on the links of its ranks: bytes that each sends, and seconds.
+"""What a collective costs on the way between its ranks: bytes that each sends, and seconds.
 
 Every rank has one link that sends and receives at the same time. Sums go around a ring where that
 is faster than NCCL's double binary tree, which sends whole tensors but has fewer steps; all else
 goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
-Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002).
+Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Over several machines, most
+steps of the ring stay inside one; the tree is a chain inside each and a tree between them, as in
+NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
 
 Virtual GPUs take these seconds. Chapters predict with the formulas in `parallel/costs.py`.
 """
@@ -18,40 +20,49 @@ class Cost:
     Attributes:
         steps: consecutive messages, each of which pays the latency of the link.
         num_bytes: the bytes that the rank sends or, if it sends none, receives.
+        between: how many of the steps lead from one machine to another.
     """
 
     steps: int
     num_bytes: int
+    between: int = 0
 
-    def seconds(self, bandwidth, latency):
-        """Return the seconds it takes for a bandwidth (bytes per second) and latency (seconds)."""
-        return self.steps * latency + self.num_bytes / bandwidth
+    def seconds(self, route):
+        """Return the seconds it takes on a `Route`; one without steps takes none."""
+        if not self.steps:
+            return 0.0
+        steps = (self.steps - self.between) * route.latency + self.between * route.between
+        return route.startup + steps + self.num_bytes / route.bandwidth
 
 
-def all_reduce(k, num_bytes, bandwidth, latency):
+def all_reduce(k, num_bytes, route):
     """Return the `Cost` of a sum of tensors of `num_bytes` over `k` ranks, by ring or tree."""
     if k == 1:
         return Cost(0, 0)
-    ring = Cost(2 * (k - 1), 2 * (k - 1) * num_bytes // k)
-    tree = Cost(2 * (k - 1).bit_length(), 2 * num_bytes)
-    return min(ring, tree, key=lambda cost: cost.seconds(bandwidth, latency))
+    machines = route.machines
+    ring = Cost(2 * (k - 1), 2 * (k - 1) * num_bytes // k, 2 * (machines - 1))
+    rounds = 2 * (machines - 1).bit_length()
+    inside = -(-k // machines)  # ranks in each machine
+    chain = (inside - 1).bit_length() if machines == 1 else inside - 1
+    tree = Cost(2 * chain + rounds, 2 * num_bytes, rounds)
+    return min(ring, tree, key=lambda cost: cost.seconds(route))
 
 
-def in_parts(k, num_bytes, bandwidth, latency):
+def in_parts(k, num_bytes, route):
     """Return the `Cost` of all_gather, reduce_scatter and all_to_all, `num_bytes` for all parts."""
-    return Cost(k - 1, (k - 1) * num_bytes // k)
+    return Cost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
 
 
-def around(k, num_bytes, bandwidth, latency):
+def around(k, num_bytes, route):
     """Return the `Cost` of broadcast and reduce, in a pipeline along the ring."""
-    return Cost(k - 1, num_bytes if k > 1 else 0)
+    return Cost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
 
 
-def at_root(k, num_bytes, bandwidth, latency):
+def at_root(k, num_bytes, route):
     """Return the `Cost` of gather and scatter of `num_bytes` a rank: the root's link decides."""
-    return Cost(k - 1, (k - 1) * num_bytes)
+    return Cost(k - 1, (k - 1) * num_bytes, route.machines - 1)
 
 
-def one_message(k, num_bytes, bandwidth, latency):
+def one_message(k, num_bytes, route):
     """Return the `Cost` of a message from one rank to another."""
-    return Cost(1, num_bytes)
+    return Cost(1, num_bytes, route.machines - 1)

@@ -6,8 +6,8 @@ import torch.distributed as dist
 
 from .. import scheduler
 from ..private.process_groups import fake_store, kind_of_reduction
-from .agreement import figures_of
-from .meetings import beyond_host, has_values
+from .meetings import has_values
+from .routes import route, way_between, way_inside
 
 Op = dist.ReduceOp.RedOpType
 
@@ -46,8 +46,8 @@ class EqualRanks:
 
     pending = ()
 
-    def __init__(self, simulation):
-        self._simulation = simulation
+    def __init__(self, simulation, size):
+        self._simulation, self._size = simulation, size
 
     def may_go_to(self, seconds):
         """Return True: all ranks are ready when this one is."""
@@ -55,11 +55,10 @@ class EqualRanks:
 
     def post(self, op):
         """Make a collective begin when this rank is ready."""
-        device = op.engine.device
-        k, op.ready = len(op.members), op.start
-        one_host = k <= (device.model.machine.gpus or k)
-        link = figures_of(device.peer_link) if one_host else beyond_host(op)
-        op.meet(*link, has_values(op))
+        op.ready = op.start
+        gpus = op.engine.device.model.machine.gpus or self._size
+        hosts = [rank // gpus for rank in op.members]
+        op.meet(route(hosts, [way_inside(op)], [way_between(op, self._size)]), has_values(op))
         self._simulation.make_ready(op)
 
     def waits_for_values(self, op):

@@ -6,7 +6,8 @@ import os
 import torch.distributed as dist
 
 from ..simulation import is_known
-from .agreement import figures_of, host_number
+from .agreement import host_number
+from .routes import Route, way_between, way_inside
 from .timekeeper import Member
 
 _LOST = "the connection to the rank that keeps the time is lost"
@@ -25,6 +26,7 @@ class Meetings:
         self._leave = 0.0  # the time up to which the keeper lets this rank simulate
         self._done = {}  # key without its number -> the number of the last one done
         store = dist.PrefixStore(f"{next(_numbers)}", store)
+        self._size = size
         self._member = Member(store, rank, size, timeout, self._run_to)
 
     def may_go_to(self, seconds):
@@ -38,7 +40,8 @@ class Meetings:
                 key, start, *met = message
                 if key in self.pending:
                     op = self.pending.pop(key)
-                    op.meet(*met)
+                    route, known = met
+                    op.meet(Route(*route), known)
                     op.ready = start
                     self._simulation.make_ready(op)
             elif kind == "failed":
@@ -62,13 +65,11 @@ class Meetings:
         """Report to the keeper that an op is ready at `op.start`."""
         now, op.ready = op.ready, op.start
         self.pending[op.key] = op
-        link = figures_of(op.engine.device.peer_link)
-        network = beyond_host(op)
         host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
-        known = has_values(op)
+        ways = way_inside(op), way_between(op, self._size)
         try:
             self._member.post(
-                now, op.key, op.members, op.text, op.ready, host, link, network, known
+                now, op.key, op.members, op.text, op.ready, host, *ways, has_values(op)
             )
         except OSError:
             self._fail_all(_LOST)
@@ -108,13 +109,6 @@ class Meetings:
 
 
 _numbers = itertools.count()
-
-
-def beyond_host(op):
-    """Return bandwidth and latency to a GPU of another host, over link and network."""
-    device = op.engine.device
-    ways = figures_of(device.peer_link), figures_of(device.model.machine.network)
-    return min(way[0] for way in ways), max(way[1] for way in ways)
 
 
 def has_values(op):

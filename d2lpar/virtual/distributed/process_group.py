@@ -30,7 +30,7 @@ from ..private.process_groups import (
     ScatterOptions,
     add_gloo,
     default_store,
-    is_fake_store,
+    fake_store_of,
     num_collectives,
     start_counting,
 )
@@ -43,6 +43,7 @@ from .collective import Collective, bytes_of, described
 from .equal_ranks import EqualRanks, Equals
 from .exchange import Reduction
 from .meetings import Meetings
+from .routes import Route
 from .work import VirtualWork
 
 
@@ -94,12 +95,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
+        self._fake_store = fake_store_of(store)  # torch would lose it
         self._store = store = _store_of_attempt(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
         self._table, self._peers = None, Equals(rank, size)  # one rank stands for all
-        if not is_fake_store(store):
+        if self._fake_store is None:
             store = dist.PrefixStore("vgpu", store)
             self._table = Table(store, rank, size, self._ranks, timeout)
             self._peers = self._table.gloo
@@ -124,7 +126,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if clock.meetings is not None:
             return
         if self._table is None:
-            clock.meetings = EqualRanks(clock)
+            clock.meetings = EqualRanks(clock, self._size)
             return
         job = self._store, self._rank, self._size
         if dist.is_initialized():
@@ -543,7 +545,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         ready = max(op.ready, *(each.free_at for each in uses))
         agreed = self._agree(op, ready, device.peer_link, failure)
         bandwidth, latency = agreed.bandwidth, agreed.latency
-        op.meet(bandwidth, latency)
+        op.meet(Route(bandwidth, latency))
         end = agreed.start
         if bandwidth < NO_LINK or latency:
             with _sharing:  # other groups may have agreed on the same time
@@ -568,7 +570,7 @@ def _store_of_attempt(store):
 
     torchrun keeps its store when it restarts workers, which would find the addresses of dead ones.
     """
-    if is_fake_store(store):
+    if fake_store_of(store) is not None:
         return store
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 

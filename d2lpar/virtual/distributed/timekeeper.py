@@ -35,6 +35,7 @@ from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
 from .agreement import disagreement, in_words
+from .routes import route
 
 _PATIENCE = 0.5  # seconds of silence after which a host is taken to wait
 _LONG = 20.0  # the same for a host whose process is busy
@@ -189,12 +190,12 @@ class Keeper:
             self._fail(meeting, key, f"{meeting.failure}\n  rank {number} came after that")
         elif not meeting.missing():
             posts = meeting.posts.values()
-            one_host = len({post.host for post in posts}) == 1
-            links = [post.link if one_host else post.network for post in posts]
-            bandwidth, latency = min(link[0] for link in links), max(link[1] for link in links)
+            way = route(
+                *zip(*((post.host, post.link, post.network) for post in posts), strict=True)
+            )
             start = max(post.ready for post in posts)
             has_values = all(post.has_values for post in posts)
-            self._tell(meeting, "meet", key, start, bandwidth, latency, has_values)
+            self._tell(meeting, "meet", key, start, way, has_values)
         else:
             gone = [other for other in meeting.missing() if self._has_ended(other)]
             if gone:
@@ -429,7 +430,7 @@ class Member:
             now: seconds; this rank does nothing earlier from here on.
             key: identifies the collective on all of its ranks.
             ready: seconds at which its link is free, too.
-            link, network: (bandwidth, latency) within a host and beyond it.
+            link, network: `way_inside` and `way_between` of this rank; see routes.py.
             has_values: whether this rank has the values that others read.
         """
         post = Post(text, ready, host, link, network, has_values)

@@ -176,8 +176,11 @@ def fake_store():
     return FakeStore()
 
 
-def is_fake_store(store):
-    """Return whether a store belongs to torch's fake process group: there are no other ranks."""
+def fake_store_of(store):
+    """Return the store of torch's fake process group behind a store, or None: there are other ranks.
+
+    It is written in Python, and torch does not keep the object. Whoever has asked once must.
+    """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    return type(store).__name__ == "FakeStore"
+    return store if type(store).__name__ == "FakeStore" else None

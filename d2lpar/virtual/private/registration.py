@@ -12,7 +12,7 @@ BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
 
 
-def register_device_type(module, factory, copy_, is_pinned, pin, restore, autocast):
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels):
     """Make the device type `vgpu` known to torch.
 
     Args:
@@ -21,7 +21,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, autoca
         copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
         is_pinned, pin: functions of a CPU tensor.
         restore: function(storage, location) for torch.load.
-        autocast: function(library) that adds the kernels of autocast.
+        kernels: functions(library) that add further kernels of operators of aten.
 
     Raises:
         RuntimeError: another package has added a device type to torch.
@@ -46,7 +46,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, autoca
     library.impl(empty_strided, functools.partial(factory, empty_strided), "PrivateUse1")
     library.impl("is_pinned", lambda tensor, device=None: is_pinned(tensor), "CPU")
     library.impl("_pin_memory", lambda tensor, device=None: pin(tensor.clone()), "CPU")
-    autocast(library)
+    for add in kernels:
+        add(library)
     _libraries.append(library)
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")

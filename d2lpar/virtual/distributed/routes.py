@@ -1,0 +1,77 @@
+"""What the messages of a group go over: links inside a machine, network cards between machines."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from .agreement import NO_LINK, figures_of
+
+
+class Route(NamedTuple):
+    """What the messages of a collective go over.
+
+    Attributes:
+        bandwidth: bytes per second that each rank sends, at the narrowest place.
+        latency: seconds of a step inside a machine.
+        startup: seconds before the first step.
+        machines: the number of machines that the ranks are in.
+        between: seconds of a step from one machine to another.
+    """
+
+    bandwidth: float
+    latency: float
+    startup: float = 0.0
+    machines: int = 1
+    between: float = 0.0
+
+
+def way_inside(op):
+    """Return bandwidth, latency and start-up of a rank's way to others of its machine.
+
+    A group of k uses what joins them: at most k - 1 times the link between two.
+    """
+    device = op.engine.device
+    gpu, link = device.model.gpu, device.peer_link
+    of_pair, latency = figures_of(link)
+    rings = getattr(gpu, "collective_link", None)
+    if rings is None or op.peer is not None or link is not gpu.peer_link:
+        return of_pair, latency, 0.0 if link is None else link.startup
+    bandwidth = min(rings.bandwidth, of_pair * (len(op.members) - 1))
+    return bandwidth, rings.latency, rings.startup
+
+
+def way_between(op, num_ranks):
+    """Return a rank's part of the bandwidth of its machine's network cards, latency and start-up.
+
+    The ranks of a job in one machine are taken to use the network at the same time. So each gets an
+    equal part of the cards, and a group gets the parts of all of its ranks. A message has a card to
+    itself.
+    """
+    machine = op.engine.device.model.machine
+    if machine.network is None:
+        return NO_LINK, 0.0, 0.0
+    ranks = min(machine.gpus or num_ranks, num_ranks)
+    part = machine.network.bandwidth * machine.network_cards / ranks
+    if op.peer is not None:
+        part = max(part, machine.network.bandwidth)
+    return part, machine.network.latency, machine.network.startup
+
+
+def route(hosts, inside, between):
+    """Return the `Route` of a collective from what each of its ranks has.
+
+    Args:
+        hosts: the machine of each rank.
+        inside, between: of each rank, what `way_inside` and `way_between` return.
+    """
+    narrowest, latency, startup = _slowest(inside)
+    in_each = Counter(hosts)
+    if len(in_each) == 1:
+        return Route(narrowest, latency, startup)
+    part, step, start = _slowest(between)
+    bandwidth = min(narrowest, part * min(in_each.values()))
+    return Route(bandwidth, latency, max(startup, start), len(in_each), step)
+
+
+def _slowest(ways):
+    bandwidths, latencies, startups = zip(*ways, strict=True)
+    return min(bandwidths), max(latencies), max(startups)
