@@ -12,12 +12,15 @@ from .private.operators import tf32_is_allowed
 
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
-TENSOR_CORE_EFFICIENCY = 0.75  # cuBLAS in float16: V100 0.66 to 0.8, A100 0.77 (source not kept)
+TENSOR_CORE_EFFICIENCY = 0.88  # of the largest tiles, before waves and START
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
+START = 192  # steps of k that a tile on tensor cores takes to begin and end
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
-TILES = (128, 64, 32)  # sides of the tiles that a multiprocessor computes at a time
+TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
+TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
+_PLAIN = ("float64", "float32")  # units that are no tensor cores
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
 
 
@@ -81,10 +84,11 @@ class GPU:
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
         """Return how long a `Product` takes.
 
-        The result is cut into square tiles. Each multiprocessor computes one tile at a time, so the
-        tiles run in waves, the last of which may leave most multiprocessors idle: small and narrow
-        products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). The sums can
-        be split into parts, too. The fastest of all these ways counts, as a library chooses it.
+        The result is cut into tiles. Each multiprocessor computes one tile at a time, so the tiles
+        run in waves, the last of which may leave most multiprocessors idle: small and narrow
+        products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
+        cores each tile takes some time to begin and end (START), so short sums are slow, too. The
+        sums can be split into parts. The fastest of all these ways counts, as a library chooses it.
 
         Args:
             product: a `Product`.
@@ -94,21 +98,21 @@ class GPU:
         """
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
+        start, sides = (0, TILES) if unit in _PLAIN else (START, TENSOR_CORE_TILES)
         best = float("inf")
-        for tile in TILES:
-            relative = tile / (tile + TILE_LOSS) * (TILES[0] + TILE_LOSS) / TILES[0]
-            tiles = product.batch * ceil(product.m / tile) * ceil(product.n / tile)
+        for m, n in sides:
+            relative = _reached(m, n) / _reached(*sides[0])
+            tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
             for split in SPLITS:
                 if split > 1 and product.k < 64 * split:
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
-                flops = 2 * tile * tile * ceil(product.k / split)
+                flops = 2 * m * n * (ceil(product.k / split) + start)
                 best = min(best, waves * flops / (relative * rate))
         return best
 
     def _rate(self, unit):
-        on_tensor_cores = unit not in ("float64", "float32")
-        reached = TENSOR_CORE_EFFICIENCY if on_tensor_cores else PRODUCT_EFFICIENCY
+        reached = PRODUCT_EFFICIENCY if unit in _PLAIN else TENSOR_CORE_EFFICIENCY
         return reached * self.peaks.get(unit, 0.0)
 
     def unit(self, dtype, name="aten.mm"):
@@ -139,6 +143,12 @@ class GPU:
                 f"least {LEAST_SECONDS * 1e6:g} µs",
             ),
         ]
+
+
+def _reached(m, n):
+    """Return what a tile of m x n reaches of what an unlimited one would."""
+    side = 2 * m * n / (m + n)  # a square tile with as much work for each number that it reads
+    return side / (side + TILE_LOSS)
 
 
 @cache
