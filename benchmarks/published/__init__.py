@@ -1,0 +1,62 @@
+"""Published measurements, and the programs that predict them on modelled GPUs."""
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import d2lpar
+from d2lpar.virtual import clock
+from d2lpar.virtual.hardware import Machine
+
+CLASSES = (
+    "launch-bound",
+    "one GPU",
+    "data parallel, one machine",
+    "data parallel, several machines",
+    "tensor parallel",
+    "pipeline",
+    "mixed",
+    "memory",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A published measurement.
+
+    Attributes:
+        family: the program and its source; rows of one family are seen, or unseen, together.
+        kind: one of CLASSES.
+        machine: the `Machine` on which it was measured.
+        gpus: the number of GPUs.
+        published: seconds of a step, or bytes for rows of the class "memory".
+        program: a function of a `Machine` and a number of GPUs that returns what it predicts.
+        source: where the figure stands.
+        alone: what the same source publishes for one GPU, to which one factor on all kernel times
+            is fitted; None where nothing is fitted.
+    """
+
+    family: str
+    kind: str
+    machine: Machine
+    gpus: int
+    published: float
+    program: Callable
+    source: str
+    alone: float | None = None
+
+
+def modelled(n, machine):
+    """Return `n` modelled GPUs without values."""
+    gc.collect()  # the network before this one
+    return d2lpar.virtual_gpus(n, model=machine, values=False)
+
+
+def seconds_of(step):
+    """Return the modelled seconds of a step that has run once before."""
+    step()
+    d2lpar.synchronize()
+    start = clock()
+    step()
+    d2lpar.synchronize()
+    return clock() - start
