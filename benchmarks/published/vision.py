@@ -6,6 +6,7 @@ it did by default.
 """
 
 import contextlib
+import gc
 from dataclasses import replace
 
 import torch
@@ -14,14 +15,15 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+import d2lpar
 from d2lpar._d2l import import_torchvision
 from d2lpar.parallel.side_streams import receive, send
-from d2lpar.virtual import PRESETS, Link, equal_ranks
+from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
 
-from . import Row, modelled, seconds_of
+from . import Row, seconds_of
 
 # -- GPUs that d2lpar does not have. Peaks are dense, those of tensor cores with sums in float32.
 
@@ -139,8 +141,6 @@ DGX1_16GB = Machine(
     network=network(12.5e9),
     source="NVIDIA DGX-1 guide",
 )  # 4 cards of 100 Gbit/s InfiniBand
-DGX1_OF_4 = replace(DGX1_16GB, gpu=nvlink2("v100", 4))
-DGX1_OF_2 = replace(DGX1_16GB, gpu=nvlink2("v100", 2))
 DGX_A100 = Machine(
     "a100", gpus=8, gpus_per_switch=2, network=network(25e9), source="NVIDIA DGX A100 guide"
 )  # 8 cards of 200 Gbit/s InfiniBand
@@ -152,6 +152,16 @@ P3DN = Machine(
     source="AWS: p3dn.24xlarge",
 )  # 1 card of 100 Gbit/s Ethernet
 P3DN_OF_4 = replace(P3DN, gpu=nvlink2("v100-32gb", 4))
+
+
+def modelled(n, machine):
+    """Return `n` modelled GPUs without values, with more memory than they have.
+
+    All published runs fitted into memory. Where the model needs more, it gives a time all the same.
+    """
+    gc.collect()  # the network before this one
+    room = 4 * machine.gpu.memory
+    return d2lpar.virtual_gpus(n, model=machine, memory=room, values=False)
 
 
 # -- networks, batches, optimizers
@@ -576,7 +586,7 @@ def gpipe_step(stages, devices, X, y, chunks, loss, trainer, zeroed=True):
 def torchgpipe_seconds(make_layers, loss, make_batch, balances, sizes):
     """Return the program of a pipeline's step that returns seconds an image.
 
-    A step takes as much longer as it has more micro-batches, so it is measured for 16 and 32 of
+    A step takes as much longer as it has more micro-batches, so it is measured for 8 and 16 of
     them, and from these follows the time for all.
 
     Args:
@@ -592,11 +602,16 @@ def torchgpipe_seconds(make_layers, loss, make_batch, balances, sizes):
         stages = stages_of(make_layers, balances[k], devices)
         trainer = plain_sgd([p for stage in stages for p in stage.parameters()])
         size, chunks = sizes[k]
-        few, many = (16, 32) if chunks > 32 else (chunks, chunks)
+        few, many = (8, 16) if chunks > 16 else (chunks, chunks)
         seconds = {}
-        for m in {few, many}:
+        for m in (1, few, many):  # gradients are made in the first step
             X, y = make_batch(-(-size // chunks) * m, devices[0], devices[-1])
-            seconds[m] = seconds_of(gpipe_step(stages, devices, X, y, m, loss, trainer))
+            step = gpipe_step(stages, devices, X, y, m, loss, trainer)
+            d2lpar.synchronize()
+            start = clock()
+            step()
+            d2lpar.synchronize()
+            seconds[m] = clock() - start
         total = seconds[many]
         if chunks > many:
             total += (chunks - many) * (seconds[many] - seconds[few]) / (many - few)
@@ -616,7 +631,11 @@ def images_and_masks(size, first, last):
 
 
 def unet_memory(num_convs, width, balance, chunks):
-    """Return the program of two steps with 32 images that returns all GPUs' reserved bytes."""
+    """Return the program of a step with 32 images that returns all GPUs' peaks of reserved bytes.
+
+    The source takes two steps; the second has the same peak, since a step's first backward pass
+    makes all gradients.
+    """
 
     def program(machine, k):
         devices = modelled(k, machine)
@@ -627,7 +646,6 @@ def unet_memory(num_convs, width, balance, chunks):
         step = gpipe_step(stages, devices, X, y, chunks, loss, trainer, zeroed=False)
         for device in devices:
             torch.vgpu.reset_peak_memory_stats(device)
-        step()
         step()
         return sum(torch.vgpu.max_memory_reserved(device) for device in devices)
 
@@ -1020,29 +1038,23 @@ def willgpaik():
     vit = (torchvision_net("vit_b_16"), {})
     v100s = Machine(DGX1_16GB.gpu, gpus=8)
     a100s = Machine("a100", gpus=8)
-    for file, machine, (make_net, options), size, kind, seconds, of_one in (
-        ("a100_80gb/8gpu_weak_resnet152", a100s, resnet, 512, None, 0.441699, 0.430424),
-        ("a100_80gb/8gpu_weak_vit_b_16", a100s, vit, 1024, None, 1.014948, 0.994291),
-        ("v100_16gb/8gpu_weak_resnet152", v100s, resnet, 128, None, 0.266590, 0.254365),
-        ("v100_16gb/8gpu_strong_resnet152", v100s, resnet, 8, "launch-bound", 0.0943029, None),
-        ("v100_16gb/8gpu_strong_vit_b_16", v100s, vit, 8, "launch-bound", 0.0621011, None),
-        ("a100_80gb/8gpu_strong_resnet152", a100s, resnet, 32, "launch-bound", 0.1097337, None),
+    settings = {"amp": HALF, "distributed": True, "modern": True}
+    for file, machine, (make_net, options), size, seconds, of_one in (
+        ("a100_80gb/8gpu_weak_resnet152", a100s, resnet, 512, 0.441699, 0.430424),
+        ("a100_80gb/8gpu_weak_vit_b_16", a100s, vit, 1024, 1.014948, 0.994291),
+        ("v100_16gb/8gpu_weak_resnet152", v100s, resnet, 128, 0.266590, 0.254365),
+        ("v100_16gb/8gpu_strong_resnet152", v100s, resnet, 8, 0.0943029, None),
+        ("v100_16gb/8gpu_strong_vit_b_16", v100s, vit, 8, 0.0621011, None),
+        ("a100_80gb/8gpu_strong_resnet152", a100s, resnet, 32, 0.1097337, None),
     ):
+        _, scaling, net = file.split("_", 3)[1:]
         yield Row(
-            f"willgpaik, {file.rpartition('_')[0].replace('_vit_b', '_vit')}",
-            kind or "data parallel, one machine",
+            f"willgpaik, {scaling} scaling of {net}",
+            "launch-bound" if scaling == "strong" else "data parallel, one machine",
             machine,
             8,
             seconds,
-            trains(
-                make_net,
-                size,
-                sgd_with_momentum,
-                HALF,
-                distributed=True,
-                modern=True,
-                **options,
-            ),
+            trains(make_net, size, sgd_with_momentum, **settings, **options),
             f"{source}/{file}_fp16_*.json: mean_step_sec",
             of_one,
         )
@@ -1056,16 +1068,7 @@ def willgpaik():
             machine,
             1,
             gibibytes * 2**30,
-            trains(
-                make_net,
-                size,
-                sgd_with_momentum,
-                HALF,
-                distributed=True,
-                modern=True,
-                memory=True,
-                **options,
-            ),
+            trains(make_net, size, sgd_with_momentum, **settings, **options, memory=True),
             f"{source}/{file}_fp16_*.json: peak_mem_gb",
         )
 
