@@ -554,9 +554,9 @@ def gpipe_forward(stages, devices, X, chunks):
     inputs = list(X.chunk(chunks))
     kept = [{} for _ in inputs]
     target = {name: s for s, stage in enumerate(stages) for name in stage.needs}
-    for clock in range(len(inputs) + len(stages) - 1):
+    for tick in range(len(inputs) + len(stages) - 1):
         for s, stage in enumerate(stages):
-            i = clock - s
+            i = tick - s
             if not 0 <= i < len(inputs):
                 continue
             x = inputs[i] if inputs[i].device == devices[s] else Move.apply(inputs[i], devices[s])
@@ -743,7 +743,7 @@ def chest_x_rays(machine, k):
 
 # -- the rows
 
-HALF, BRAIN = torch.float16, torch.bfloat16
+HALF = torch.float16
 
 
 def torchgpipe():
