@@ -96,6 +96,7 @@ class Device:
             stream.last = stream.waits = None
         # One step, see interrupts.py: stores only.
         self.model, self.has_values = model, has_values
+        self.memory.follow(model is not None)
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 

@@ -98,7 +98,9 @@ class GPU:
         """
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
-        start, sides = (0, TILES) if unit in _PLAIN else (START, TENSOR_CORE_TILES)
+        start, sides = START, TENSOR_CORE_TILES
+        if unit in _PLAIN:
+            start, sides, rate = 0, TILES, rate * product.saving
         best = float("inf")
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])

@@ -7,6 +7,7 @@ from collections import deque
 import torch
 
 from . import scheduler
+from .caching import CachingAllocator
 from .scheduler import under_way, wait
 
 MIB = 2**20
@@ -59,7 +60,7 @@ class Memory:
             part in bytes.
         allocated: bytes of all storages in use.
         held: bytes that were freed and that a stream still uses (`record_stream`).
-        peak, reserved_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
+        peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
         recorded: number of blocks in use or held that `record_stream` was called for.
         num_allocations, total_allocated: number of blocks, and their bytes, in the device's life.
         num_retries: how often an allocation had to wait for memory that was held.
@@ -69,7 +70,7 @@ class Memory:
     def __init__(self, device, limit):
         self.device = device
         self.set_limit(limit)
-        self.allocated = self.held = self.peak = self.reserved_peak = self.recorded = 0
+        self.allocated = self.held = self.peak = self.held_peak = self.recorded = 0
         self._highest = self.num_allocations = self.total_allocated = self.num_retries = (
             self.num_ooms
         ) = 0
@@ -80,6 +81,14 @@ class Memory:
         self._note_freed = self._freed.append
         self._held = {}  # by address: references that wait for their `pending`
         self._lock = threading.RLock()
+        self.follow(False)
+
+    def follow(self, caching):
+        """Begin to follow what CUDA's caching allocator would reserve, or stop."""
+        self.collect()
+        # The references of new blocks, and the addresses of freed ones, which it has not seen yet.
+        self._news = deque(self._live.values(), None if caching else 0)
+        self._caching = CachingAllocator(self.limit) if caching else None
 
     def set_limit(self, limit, fraction=1.0):
         self.limit = limit
@@ -114,8 +123,9 @@ class Memory:
                 self.total_allocated += num_bytes
                 if allocated > self.peak:
                     self.peak = allocated
-                if reserved > self.reserved_peak:
-                    self.reserved_peak = reserved
+                if reserved > self.held_peak:
+                    self.held_peak = reserved
+                self._news.append(reference)
                 return block
             if is_exact:
                 self._wait_for_memory(num_bytes)
@@ -185,6 +195,8 @@ class Memory:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
                         continue  # a destructor that ran meanwhile has come here first
+                else:
+                    self._news.append(reference.address)
                 # One step to `popleft`. An interrupted allocation leaves a reference without an
                 # address: it was never accounted.
                 if reference.address is not None:
@@ -207,6 +219,7 @@ class Memory:
     def _release(self):
         for reference in tuple(self._held.values()):
             if not any(map(under_way, reference.pending)) and reference.address in self._held:
+                self._news.append(reference.address)
                 del self._held[reference.address]
                 del self._live[reference.address]
                 self.held -= reference.num_bytes
@@ -225,6 +238,34 @@ class Memory:
         )
 
     @property
+    def reserved(self):
+        """What is allocated and held, or what CUDA's allocator would reserve for it."""
+        return self._caching_now().reserved if self._caching else self.allocated + self.held
+
+    @property
+    def reserved_peak(self):
+        """The highest `reserved` since `reset_peak`."""
+        return self._caching_now().peak if self._caching else self.held_peak
+
+    def _caching_now(self):
+        caching, news = self._caching, self._news
+        with self._lock:
+            while news:
+                what = news[0]
+                if isinstance(what, _Reference):
+                    caching.allocate(what.address, what.num_bytes)
+                else:
+                    caching.free(what)
+                news.popleft()
+        return caching
+
+    def empty_cache(self):
+        """Give back the segments of CUDA's allocator that no block uses, where it is followed."""
+        self.collect()
+        if self._caching:
+            self._caching_now().empty_cache()
+
+    @property
     def num_blocks(self):
         return len(self._live)
 
@@ -238,4 +279,6 @@ class Memory:
         self.collect()
         self._highest = self.highest
         self.peak = self.allocated
-        self.reserved_peak = self.allocated + self.held
+        self.held_peak = self.allocated + self.held
+        if self._caching:
+            self._caching_now().reset_peak()

@@ -1,12 +1,16 @@
 """The model of a virtual GPU: a GPU in a machine, and the links that it shares."""
 
 from collections import Counter
+from math import ceil
 
 from . import scheduler
 from .kernels import kernel_of
 from .links import PRESETS
 from .private.operators import tf32_is_allowed
 from .simulation import ModelledEngine, Resource, Simulation
+
+# Bytes/s of a channel of NCCL, which keeps a multiprocessor: 20 to 24 GB/s over NVLink
+CHANNEL = 20e9
 
 
 def keep_time_by_a_model(devices, machines, values):
@@ -54,6 +58,7 @@ class Model:
         )
         self.host = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
+        self._collective = 0.0, 0.0  # until when one is under way, and its part of the GPU
         number = device.index - self.host * (machine.gpus or 0)  # its place in the machine
         self._switch = self.host, number // machine.gpus_per_switch
         up, down = Resource("link up"), Resource("link down")
@@ -92,6 +97,19 @@ class Model:
         if not seconds >= 0:
             raise ValueError(f"{self.gpu.name} takes {seconds} seconds for {op.name}")
         return seconds
+
+    def note_collective(self, op):
+        """Note a `Collective` whose end is known: until then it slows kernels down."""
+        processors = getattr(self.gpu, "multiprocessors", None)
+        if processors and op.seconds:
+            channels = ceil(op.num_bytes / op.seconds / CHANNEL)
+            self._collective = op.end, min(channels / processors, 0.5)
+
+    def kernel_end(self, start, seconds):
+        """Return when a kernel ends that begins at `start` and would take `seconds` alone."""
+        until, part = self._collective
+        beside = min(seconds / (1 - part), until - start)
+        return start + seconds + max(beside, 0.0) * part
 
     def link_to(self, other):
         if self.host != other.model.host:

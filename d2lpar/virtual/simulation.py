@@ -338,14 +338,20 @@ class Simulation:
     def _run_next(self):
         self._ready_first()
         op = heappop(self._ready)[-1]
-        needs = op.engine.device.model.needs(op)
+        model = op.engine.device.model
+        needs = model.needs(op)
         op.start = max(op.ready, *(resource.free_at for resource in needs))
         if op.kind == "collective":
             if op.seconds is None:  # it will be ready, again, when the last of the ranks is
                 self.meetings.post(op)
                 return
             op.start = op.ready
-        op.end = op.start + op.seconds
+        if op.kind == "kernel":
+            op.end = model.kernel_end(op.start, op.seconds)
+        else:
+            op.end = op.start + op.seconds
+            if op.kind == "collective":
+                model.note_collective(op)
         for resource in needs:
             resource.free_at = max(resource.free_at, op.end)
         if self.values or op.kind == "collective" or _copies_known_numbers(op):

@@ -305,10 +305,10 @@ def memory_reserved(device=None):
     """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
 
     After `Tensor.record_stream` a stream uses the memory of a freed tensor until it has done the
-    work that was issued to it before.
+    work that was issued to it before. On a modelled GPU these are the bytes of the segments that
+    CUDA's caching allocator would keep for the program, see `caching.py`.
     """
-    memory = _memory(device)
-    return memory.allocated + memory.held
+    return _memory(device).reserved
 
 
 def max_memory_reserved(device=None):
@@ -333,9 +333,9 @@ def memory_stats(device=None):
     in_use = memory.allocated + memory.held
     stats = OrderedDict()
     for name, current, peak in (
-        ("active_bytes", in_use, memory.reserved_peak),
+        ("active_bytes", in_use, memory.held_peak),
         ("allocated_bytes", memory.allocated, memory.peak),
-        ("reserved_bytes", in_use, memory.reserved_peak),
+        ("reserved_bytes", memory.reserved, memory.reserved_peak),
     ):
         stats[f"{name}.all.current"] = current
         stats[f"{name}.all.peak"] = peak
@@ -352,7 +352,6 @@ def memory_stats(device=None):
 def memory_summary(device=None, abbreviated=False):
     """Return a table of the memory of `device` in MiB, a string; it is always short."""
     memory = _memory(device)
-    reserved = memory.allocated + memory.held
     lines = [
         f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
         f"{memory.num_ooms} out-of-memory errors, {memory.num_retries} retries",
@@ -360,7 +359,8 @@ def memory_summary(device=None, abbreviated=False):
     ]
     for name, *figures in (
         ("allocated", memory.allocated, memory.peak),
-        ("and held by streams", reserved, memory.reserved_peak),
+        ("and held by streams", memory.allocated + memory.held, memory.held_peak),
+        ("reserved", memory.reserved, memory.reserved_peak),
     ):
         lines.append(f"{name:<24}" + "".join(f"{figure / MIB:>12.2f}" for figure in figures))
     return "\n".join(lines)
@@ -398,7 +398,9 @@ def get_per_process_memory_fraction(device=None):
 
 
 def empty_cache():
-    """Do nothing: freed memory is free at once."""
+    """Give back what no block uses on modelled GPUs; elsewhere freed memory is free at once."""
+    for device in registry.devices[: registry.count]:
+        device.memory.empty_cache()
 
 
 def get_device_name(device=None):
