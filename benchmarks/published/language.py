@@ -36,7 +36,8 @@ GB, GIB = 1e9, 2**30
 
 # -- GPUs and machines
 
-NVLINK2 = Link(6 * 25e9 * 0.96, 5e-6, name="6 NVLinks 2")  # all six of a V100, as rings use them
+# All six of a V100, as rings of 8 GPUs use them; among 4 they have four, among 2 one or two.
+NVLINK2 = Link(6 * 25e9 * 0.96, 5e-6, name="6 NVLinks 2")
 V100 = replace(GPUS["v100"], peer_link=NVLINK2)
 V100_32 = replace(GPUS["v100-32gb"], peer_link=NVLINK2)
 P40 = GPU(
@@ -96,7 +97,7 @@ VELA_A100 = machine(  # cards not said; 400 Gbit/s a node, GPUDirect RDMA
 VELA_H100 = machine(  # cards not said; 800 Gbit/s a node
     "h100", 8, 800, "IBM H100", "PyTorch blog, 13 March 2024: 800Gbps inter-node interconnect"
 )
-P5 = machine(  # 32 cards of 100 Gbit/s (EFA)
+P5 = machine(  # 32 cards of 100 Gbit/s (EFA); the latency is assumed
     "h100", 8, 3200, "p5.48xlarge", "AWS EC2 P5: 3200 Gbps EFAv2", latency=15e-6
 )
 KEMPNER = machine(  # 4 cards of 400 Gbit/s (NDR), which is an assumption: "InfiniBand inter-node"
@@ -398,7 +399,7 @@ def dlperf_gpt():
     Its scripts/mutil_perf_pretrain_gpt_dp_mp_pp.sh: FP16, recomputed layers, sequences of 2048,
     Megatron's own data parallelism. Cases with pipelines need stages on several machines.
     """
-    source = "github.com/Oneflow-Inc/DLPerf/tree/master/Megatron-LM#测试结果, case "
+    source = "github.com/Oneflow-Inc/DLPerf/tree/master/Megatron-LM, test results, case "
     alone = 0.46412
     for kind, family, gpus, took, case, program in (
         ("data parallel, one machine", "data", 8, 0.48096, "DP_8x1x1_16_1536x16", DLPERF_GPT),
@@ -437,16 +438,16 @@ def megatron_2020():
     megatron/arguments.py; recomputation and FP16 as in the paper, section 5.1.
     """
     source = "github.com/NVIDIA/Megatron-LM/tree/caa9dca52981edc30b8c4930b7f2ace95a531f36, "
-    for gpus, took in ((2, 1.026), (4, 1.162), (8, 1.343)):
+    for gpus, took in ((1, 1.076), (2, 1.026), (4, 1.162), (8, 1.343)):
         yield Row(
             "GPT on A100s, tensor parallel, Megatron-LM 2020",
-            "tensor parallel",
+            "tensor parallel" if gpus > 1 else "one GPU",
             DGX_A100,
             gpus,
             took,
             MEGATRON_2020,
             source + "images/scaling-mp.png",
-            1.076,
+            1.076 if gpus > 1 else None,
         )
     for gpus, took in ((128, 1.153), (256, 1.101), (512, 1.242), (1024, 1.380)):
         yield Row(
@@ -602,21 +603,21 @@ def dlperf_bert():
     source = "github.com/Oneflow-Inc/DLPerf/tree/master/NVIDIADeepLearningExamples/PyTorch/BERT"
     fp32 = bert(BASE, 48, 128, bucket_cap_mb=1000)
     half = bert(BASE, 96, 128, torch.half, bucket_cap_mb=1000)
-    for heading, batch, program, rates, alone in (
-        ("FP32, batch 48", 48, fp32, {8: 928.01, 16: 1584.32, 32: 3039.3}, 121.94),
-        ("FP16, batch 96", 96, half, {8: 3287.12, 16: 5426.07, 32: 10349.12}, 462.35),
+    for heading, batch, program, rates in (
+        ("FP32, batch 48", 48, fp32, {1: 121.94, 8: 928.01, 16: 1584.32, 32: 3039.3}),
+        ("FP16, batch 96", 96, half, {1: 462.35, 8: 3287.12, 16: 5426.07, 32: 10349.12}),
     ):
         for gpus, rate in rates.items():
             where = "one machine" if gpus == 8 else "several machines"
             yield Row(
                 f"BERT base, {heading}, DLPerf",
-                f"data parallel, {where}",
+                f"data parallel, {where}" if gpus > 1 else "one GPU",
                 DLPERF,
                 gpus,
                 batch * gpus / rate,
                 program,
                 f"{source}, {heading}",
-                batch / alone,
+                batch / rates[1] if gpus > 1 else None,
             )
 
 
@@ -626,21 +627,24 @@ def squad():
     run_squad.py: apex' O2 with FusedAdam, or BertAdam in float32 and TF32.
     """
     source = "github.com/NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, Fine-tuning "
-    for where, machine, batch, dtype, tf32, alone, eight in (
+    for where, machine, batch, dtype, tf32, one, eight in (
         ("TF32 on DGX A100", DGX_A100_80, 32, torch.float32, True, 61.5, 469.8),
         ("FP16 on DGX A100", DGX_A100_80, 32, torch.half, False, 110.5, 846.7),
         ("FP32 on DGX-1 With 32G", DGX_V100_32, 8, torch.float32, False, 12, 85.5),
         ("FP16 on DGX-1 With 32G", DGX_V100_32, 16, torch.half, False, 52, 382),
     ):
+        family, program = f"BERT large, SQuAD, {where}", bert(LARGE, batch, 384, dtype, tf32)
+        alone = batch / one
+        yield Row(family, "one GPU", machine, 1, alone, program, source + where)
         yield Row(
-            f"BERT large, SQuAD, {where}",
+            family,
             "data parallel, one machine",
             machine,
             8,
             batch * 8 / eight,
-            bert(LARGE, batch, 384, dtype, tf32),
+            program,
             source + where,
-            batch / alone,
+            alone,
         )
 
 
