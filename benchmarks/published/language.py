@@ -1,0 +1,1605 @@
+"""Transformers and language models: on one GPU, on one machine and on many.
+
+The programs do what the source's code does, without its fused kernels. A network's rate is that of
+the wire, for a whole machine; the comment behind a machine says which cards it has.
+"""
+
+import contextlib
+import functools
+import math
+from collections import defaultdict
+from dataclasses import replace
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_attention
+from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import d2lpar
+from d2lpar.parallel.pipelines import gpipe, one_forward_one_backward, pipeline_step
+from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
+from d2lpar.virtual.datasheets import GPUS, MIB
+from d2lpar.virtual.gpu import GPU
+from d2lpar.virtual.hardware import Machine
+from published import Row, modelled, seconds_of
+
+GB, GIB = 1e9, 2**30
+
+# -- GPUs and machines
+
+# All six of a V100, as rings of 8 GPUs use them; among 4 they have four, among 2 one or two.
+NVLINK2 = Link(6 * 25e9 * 0.96, 5e-6, name="6 NVLinks 2")
+V100 = replace(GPUS["v100"], peer_link=NVLINK2)
+V100_32 = replace(GPUS["v100-32gb"], peer_link=NVLINK2)
+P40 = GPU(
+    "P40",
+    22919 * MIB,
+    346e9,
+    {"float32": 12e12},
+    30,
+    PRESETS["pcie3-measured"],
+    None,
+    "NVIDIA Tesla P40 data sheet",
+)
+TITAN_RTX = GPU(
+    "TITAN RTX",
+    24220 * MIB,
+    672e9,
+    {"float32": 16.3e12, "float16": 130.5e12},
+    72,
+    PRESETS["pcie3-measured"],
+    Link(2 * 25e9 * 0.96, 5e-6, name="NVLink bridge, 2 links"),
+    "NVIDIA Turing GPU architecture whitepaper, table 4, and TITAN RTX product page",
+)
+# torchtitan/benchmarks/llama3_h100_202412_torchtitan.md: 96 GB of HBM2e at 2.4 TB/s, 500 W. The
+# peak under that limit is not known; this is the one of an H100 SXM.
+H100_96 = replace(
+    GPUS["h100"],
+    name="H100-SXM-96GB-HBM2e",
+    memory=97871 * MIB,
+    bandwidth=2.4e12,
+    source="Meta Grand Teton, as torchtitan describes it",
+)
+
+
+def machine(gpu, gpus, gbits, name, source, latency=2e-6):
+    """Return a machine whose network carries so many Gbit/s a direction."""
+    network = Link(gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s")
+    return Machine(gpu, gpus, 2, network, name=name, source=source)
+
+
+DLPERF = machine(V100, 8, 100, "DLPerf", "Oneflow-Inc/DLPerf, README of Megatron-LM")  # 1 card EDR
+DGX_A100 = machine(  # 8 cards of 200 Gbit/s (HDR)
+    "a100-40gb", 8, 1600, "DGX A100 40 GB", "NVIDIA DGX A100 guide: 8 HDR cards for computing"
+)
+SELENE = machine(  # 8 cards of 200 Gbit/s (HDR)
+    "a100", 8, 1600, "Selene", "Narayanan et al. 2021, section 5: 8 HDR cards a node"
+)
+MOSAIC_A100 = machine(  # cards not said; 1600 Gbit/s a node, RoCE
+    "a100-40gb", 8, 1600, "MosaicML A100", "llm-foundry: 1600 Gbps node-node interconnect (RoCE)"
+)
+MOSAIC_H100 = Machine("h100", 8, name="MosaicML H100", source="llm-foundry: one machine")
+GRAND_TETON = machine(  # 8 cards of 400 Gbit/s
+    H100_96, 8, 3200, "Grand Teton", "torchtitan: backend RDMA network with 400 Gb/s per GPU"
+)
+VELA_A100 = machine(  # cards not said; 400 Gbit/s a node, GPUDirect RDMA
+    "a100", 8, 400, "IBM A100", "PyTorch blog, 13 March 2024: 400Gbps inter-node interconnect"
+)
+VELA_H100 = machine(  # cards not said; 800 Gbit/s a node
+    "h100", 8, 800, "IBM H100", "PyTorch blog, 13 March 2024: 800Gbps inter-node interconnect"
+)
+P5 = machine(  # 32 cards of 100 Gbit/s (EFA); the latency is assumed
+    "h100", 8, 3200, "p5.48xlarge", "AWS EC2 P5: 3200 Gbps EFAv2", latency=15e-6
+)
+KEMPNER = machine(  # 4 cards of 400 Gbit/s (NDR), which is an assumption: "InfiniBand inter-node"
+    "h200", 4, 1600, "Kempner H200", "KempnerForge, benchmarks/mfu_scaling: 4 H200 a node"
+)
+DGX_V100_32 = Machine(V100_32, 8, 2, name="DGX-1 32 GB", source="NVIDIA DGX-1 guide")
+DGX_A100_80 = Machine("a100", 8, 2, name="DGX A100 80 GB", source="NVIDIA DGX A100 guide")
+ONE_A100 = Machine("a100-40gb", 1, name="A100 40 GB", source="one GPU")
+TITANS = Machine(TITAN_RTX, 2, name="2 TITAN RTX", source="transformers: nvidia-smi says NV2")
+TITANS_WITHOUT_P2P = replace(TITANS, gpu=replace(TITAN_RTX, peer_link=None))
+P40S = Machine(P40, 8, name="8 P40", source="torchgpipe: 8 Tesla P40")
+
+# -- what the programs share
+
+
+@contextlib.contextmanager
+def grid(device, **sizes):
+    """Run one rank in place of all of a mesh, whose last dimension has neighbouring ranks.
+
+    As `equal_ranks`, which loses its store once a group is made of some of its ranks.
+    """
+    store = FakeStore()
+    dist.init_process_group("vccl", store=store, rank=0, world_size=math.prod(sizes.values()))
+    try:
+        yield init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    finally:
+        dist.destroy_process_group()
+
+
+def on(device, make, dtype=None):
+    """Return a network with parameters on `device`, without memory on the CPU."""
+    with torch.device("meta"):
+        net = make()
+    return (net if dtype is None else net.to(dtype)).to_empty(device=device)
+
+
+def text(batch, length, device):
+    """Return tokens and labels, (batch, length) each."""
+    return torch.zeros(2, batch, length, dtype=torch.long, device=device)
+
+
+def many(step, count, few):
+    """Return the seconds of a step of `count` micro-batches.
+
+    They follow from those of steps of `few` and `few + 1`: later micro-batches take equally long.
+    """
+    if count <= few + 1:
+        return seconds_of(lambda: step(count))
+    some = seconds_of(lambda: step(few))
+    start = clock()
+    step(few + 1)
+    d2lpar.synchronize()
+    return some + (count - few) * (clock() - start - some)
+
+
+class MixedPrecision:
+    """Adam on float32 copies of half-precision parameters, with a limit on the gradients' norm."""
+
+    def __init__(self, parameters, clip=1.0):
+        self.parameters, self.clip = list(parameters), clip
+        self.masters = [torch.empty_like(p, dtype=torch.float32) for p in self.parameters]
+        for master in self.masters:
+            master.grad = torch.empty_like(master)
+        self.adam = torch.optim.Adam(self.masters, foreach=True)
+
+    def zero_grad(self):
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self):
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            master.grad.copy_(parameter.grad)
+        if self.clip is not None:
+            nn.utils.clip_grad_norm_(self.masters, self.clip)
+        self.adam.step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            parameter.data.copy_(master)
+
+
+def sum_gradients(parameters, group):
+    """Average the gradients over a group in one buffer, after the backward pass."""
+    if group.size() == 1:
+        return
+    gradients = [p.grad for p in parameters]
+    flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    flat /= group.size()
+    dist.all_reduce(flat, group=group)
+    parts = flat.split([gradient.numel() for gradient in gradients])
+    for gradient, part in zip(gradients, parts, strict=True):
+        gradient.copy_(part.view_as(gradient))
+
+
+# -- GPT as in Megatron-LM: tensor parallel, recomputed layers, half precision
+
+
+class _Split(torch.autograd.Function):
+    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.group.size() > 1:
+            gradient = gradient.contiguous()
+            dist.all_reduce(gradient, group=ctx.group)
+        return gradient, None
+
+
+class _Sum(torch.autograd.Function):
+    """The sum of what all ranks have computed (Megatron's g)."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        if group.size() > 1:
+            dist.all_reduce(x, group=group)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, None
+
+
+class GPTLayer(nn.Module):
+    """A rank's part of a layer: heads and hidden units are split over the group."""
+
+    def __init__(self, width, heads, group):
+        super().__init__()
+        k = group.size()
+        self.heads, self.group = heads // k, group
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width // k), nn.Linear(width // k, width)
+        self.up, self.down = nn.Linear(width, 4 * width // k), nn.Linear(4 * width // k, width)
+
+    def forward(self, x):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(_Split.apply(self.first(x), self.group)).chunk(3, 2)
+        )
+        # Megatron's kernel masks and scales within the softmax
+        weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).softmax(3)
+        weights = nn.functional.dropout(weights, 0.1)
+        attended = self.out((weights @ v).transpose(1, 2).flatten(2))
+        x = x + nn.functional.dropout(_Sum.apply(attended, self.group), 0.1)
+        hidden = gelu(self.up(_Split.apply(self.second(x), self.group)))
+        return x + nn.functional.dropout(_Sum.apply(self.down(hidden), self.group), 0.1)
+
+
+class GPT(nn.Module):
+    """A rank's part of a GPT, which returns its loss and keeps the inputs of layers only."""
+
+    def __init__(self, width, heads, depth, vocabulary, length, group):
+        super().__init__()
+        self.group = group
+        self.embedding = nn.Embedding(vocabulary // group.size(), width)
+        self.positions = nn.Parameter(torch.empty(length, width))
+        self.layers = nn.ModuleList(GPTLayer(width, heads, group) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens, labels):  # (N, T) each
+        x = _Sum.apply(self.embedding(tokens), self.group) + self.positions
+        x = nn.functional.dropout(x, 0.1)
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False)
+        scores = linear(_Split.apply(self.norm(x), self.group), self.embedding.weight)
+        return _LossOfParts.apply(scores.float(), labels, self.group)
+
+
+class _LossOfParts(torch.autograd.Function):
+    """The mean loss of scores whose vocabulary is split over a group (Megatron's)."""
+
+    @staticmethod
+    def forward(ctx, scores, labels, group):
+        top = scores.amax(-1, keepdim=True)
+        if group.size() > 1:
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=group)
+        scores = scores - top
+        chosen = scores.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        parts = scores.exp_()
+        total = parts.sum(-1)
+        if group.size() > 1:
+            dist.all_reduce(chosen, group=group)
+            dist.all_reduce(total, group=group)
+        ctx.save_for_backward(parts.div_(total.unsqueeze(-1)), labels)
+        return (total.log() - chosen).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        parts, labels = ctx.saved_tensors
+        places = labels.unsqueeze(-1)
+        parts.scatter_add_(-1, places, torch.full_like(places, -1, dtype=parts.dtype))
+        return parts.mul_(gradient / labels.numel()), None, None
+
+
+SIZES = {  # width, heads, layers
+    "0.5B": (1536, 16, 16),  # DLPerf
+    "1.5B": (2304, 24, 24),
+    "1.8B": (3072, 32, 16),
+    "3.6B, 32 layers": (3072, 32, 32),
+    "1B": (1920, 15, 24),  # Megatron-LM in 2020
+    "2B": (2304, 18, 30),
+    "4B": (3072, 24, 36),
+    "8B": (4096, 32, 42),
+    "1.7B": (2304, 24, 24),  # Megatron-LM in 2021
+    "3.6B": (3072, 32, 30),
+    "7.5B": (4096, 32, 36),
+    "18B": (6144, 48, 40),
+}
+
+
+def megatron(cases, length=2048, overlapped=False):
+    """Return the program of a step of Megatron-LM in half precision.
+
+    Args:
+        cases: for each number of GPUs the size of the model, how many GPUs share its tensors, the
+            micro-batch and the number of micro-batches.
+        length: tokens of a sequence.
+        overlapped: whether DistributedDataParallel sums gradients during the backward pass, or
+            Megatron's own class after it.
+    """
+
+    def program(machine, gpus):
+        size, tensor, batch, micro_batches = cases[gpus]
+        (device,) = modelled(1, machine)
+        with grid(device, data=gpus // tensor, tensor=tensor) as mesh:
+            data, group = mesh["data"].get_group(), mesh["tensor"].get_group()
+            make = functools.partial(GPT, *SIZES[size], 51_200, length, group)
+            net = on(device, make, torch.half)
+            trainer = MixedPrecision(net.parameters())
+            parallel = overlapped and data.size() > 1
+            replica = DistributedDataParallel(net, process_group=data) if parallel else net
+            X, y = text(batch, length, device)
+
+            def step(count):
+                trainer.zero_grad()
+                for i in range(count):
+                    waits = parallel and i + 1 < count
+                    with replica.no_sync() if waits else contextlib.nullcontext():
+                        (replica(X, y) * 8192 / count).backward()
+                if not parallel:
+                    sum_gradients(net.parameters(), data)
+                trainer.step()
+
+            if parallel:
+                step(1)  # after which DDP builds its buckets anew
+            return many(step, micro_batches, 1)
+
+    return program
+
+
+DLPERF_GPT = megatron(
+    {
+        1: ("0.5B", 1, 2, 1),
+        8: ("0.5B", 1, 2, 1),
+        32: ("0.5B", 1, 2, 1),
+    }
+)
+DLPERF_TENSOR = megatron(
+    {
+        1: ("0.5B", 1, 2, 1),
+        8: ("0.5B", 8, 16, 1),
+        16: ("1.8B", 16, 16, 1),
+        32: ("3.6B, 32 layers", 32, 16, 1),
+    }
+)
+DLPERF_MIXED_8 = megatron({1: ("0.5B", 1, 2, 1), 8: ("0.5B", 4, 8, 1)})
+DLPERF_MIXED = megatron(
+    {1: ("0.5B", 1, 2, 1), 16: ("1.5B", 8, 8, 1), 32: ("1.5B", 8, 8, 1)},
+)
+MEGATRON_2020 = megatron(
+    {
+        1: ("1B", 1, 16, 1),
+        2: ("2B", 2, 16, 1),
+        4: ("4B", 4, 16, 1),
+        8: ("8B", 8, 16, 1),
+        128: ("1B", 1, 16, 1),
+        256: ("2B", 2, 16, 1),
+        512: ("4B", 4, 16, 1),
+        1024: ("8B", 8, 16, 1),
+    },
+    1024,
+)
+MEGATRON_2021 = megatron(
+    {
+        32: ("1.7B", 1, 16, 1),
+        64: ("3.6B", 2, 16, 1),
+        128: ("7.5B", 4, 16, 1),
+        256: ("18B", 8, 8, 4),
+    },
+    overlapped=True,
+)
+
+
+def dlperf_gpt():
+    """Rows of GPT with Megatron-LM on four machines of 8 V100s, joined by one EDR card each.
+
+    Its scripts/mutil_perf_pretrain_gpt_dp_mp_pp.sh: FP16, recomputed layers, sequences of 2048,
+    Megatron's own data parallelism. Cases with pipelines need stages on several machines.
+    """
+    source = "github.com/Oneflow-Inc/DLPerf/tree/master/Megatron-LM, test results, case "
+    alone = 0.46412
+    for kind, family, gpus, took, case, program in (
+        ("data parallel, one machine", "data", 8, 0.48096, "DP_8x1x1_16_1536x16", DLPERF_GPT),
+        (
+            "data parallel, several machines",
+            "data",
+            32,
+            0.68351,
+            "DP_32x1x1_64_1536x16",
+            DLPERF_GPT,
+        ),
+        # in the group 2D the same case took 664.64 ms
+        ("tensor parallel", "tensor", 8, 0.69244, "MP_1x8x1_16_1536x16", DLPERF_TENSOR),
+        ("tensor parallel", "tensor", 16, 5.61023, "MP_1x16x1_16_3072x16", DLPERF_TENSOR),
+        ("tensor parallel", "tensor", 32, 13.03785, "MP_1x32x1_16_3072x32", DLPERF_TENSOR),
+        ("mixed", "data and tensor", 8, 0.57648, "2D_2x4x1_16_1536x16", DLPERF_MIXED_8),
+        ("mixed", "data and tensor", 16, 1.31352, "2D_2x8x1_16_2304x24", DLPERF_MIXED),
+        ("mixed", "data and tensor", 32, 1.50848, "2D_4x8x1_32_2304x24", DLPERF_MIXED),
+    ):
+        yield Row(
+            f"GPT on V100s, {family} parallel, DLPerf",
+            kind,
+            DLPERF,
+            gpus,
+            took,
+            program,
+            source + case,
+            alone,
+        )
+
+
+def megatron_2020():
+    """Rows of Megatron-LM's README of 2020: 16 sequences of 1024 on each group of GPUs.
+
+    The figures stand in pictures. Megatron's own data parallelism is the default of
+    megatron/arguments.py; recomputation and FP16 as in the paper, section 5.1.
+    """
+    source = "github.com/NVIDIA/Megatron-LM/tree/caa9dca52981edc30b8c4930b7f2ace95a531f36, "
+    for gpus, took in ((1, 1.076), (2, 1.026), (4, 1.162), (8, 1.343)):
+        yield Row(
+            "GPT on A100s, tensor parallel, Megatron-LM 2020",
+            "tensor parallel" if gpus > 1 else "one GPU",
+            DGX_A100,
+            gpus,
+            took,
+            MEGATRON_2020,
+            source + "images/scaling-mp.png",
+            1.076 if gpus > 1 else None,
+        )
+    for gpus, took in ((128, 1.153), (256, 1.101), (512, 1.242), (1024, 1.380)):
+        yield Row(
+            "GPT on A100s, 128-way data parallel, Megatron-LM 2020",
+            "mixed" if gpus > 128 else "data parallel, several machines",
+            DGX_A100,
+            gpus,
+            took,
+            MEGATRON_2020,
+            source + "images/scaling-dp.png",
+            1.076,
+        )
+
+
+def megatron_2021():
+    """Rows of Megatron-LM's README of 2021, of the sizes that need no pipeline.
+
+    Micro-batches and DDP are those of examples/sc21/run_table_1.sh. Seconds follow from the
+    FLOP/s with the formula of Narayanan et al. 2021, section 5.1, which counts recomputation.
+    """
+    for gpus, size, batch, teraflops in (
+        (32, "1.7B", 512, 137),
+        (64, "3.6B", 512, 138),
+        (128, "7.5B", 512, 142),
+        (256, "18B", 1024, 135),
+    ):
+        width, _, depth = SIZES[size]
+        per_token = 96 * depth * width**2 * (1 + 2048 / (6 * width) + 51_200 / (16 * depth * width))
+        yield Row(
+            "GPT on Selene, Megatron-LM 2021",
+            "mixed" if gpus > 32 else "data parallel, several machines",
+            SELENE,
+            gpus,
+            batch * 2048 * per_token / (teraflops * 1e12 * gpus),
+            MEGATRON_2021,
+            "github.com/NVIDIA/Megatron-LM/tree/v2.5, images/cases_april2021.png, model " + size,
+        )
+
+
+# -- BERT
+
+
+class BertLayer(nn.Module):
+    """A layer of BERT with separate projections, as in the code of Hugging Face and NVIDIA."""
+
+    def __init__(self, width, heads, dropout=0.1):
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.first = nn.Linear(width, width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.second, self.dropout = nn.LayerNorm(width), nn.Dropout(dropout)
+
+    def forward(self, x, mask=None):  # (N, T, C)
+        q, k, v = (
+            project(x).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        if mask is not None:
+            scores = scores + mask
+        attended = (self.dropout(scores.softmax(3)) @ v).transpose(1, 2).flatten(2)
+        x = self.first(self.dropout(self.out(attended)) + x)
+        return self.second(self.dropout(self.down(gelu(self.up(x)))) + x)
+
+
+class Bert(nn.Module):
+    """BERT with one of its heads: "words" for pretraining, "span" for questions and answers."""
+
+    def __init__(self, width, heads, depth, head, vocabulary=30_528):
+        super().__init__()
+        self.words = nn.Embedding(vocabulary, width)
+        self.positions, self.types = nn.Embedding(512, width), nn.Embedding(2, width)
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+        self.layers = nn.ModuleList(BertLayer(width, heads) for _ in range(depth))
+        self.head = head
+        if head == "words":
+            self.transform, self.last = nn.Linear(width, width), nn.LayerNorm(width)
+            self.bias = nn.Parameter(torch.empty(vocabulary))
+        else:
+            self.span = nn.Linear(width, 2)
+
+    def forward(self, tokens):  # (N, T)
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.words(tokens) + self.positions(places) + self.types(torch.zeros_like(tokens))
+        x = self.dropout(self.norm(x))
+        mask = torch.zeros(len(x), 1, 1, x.shape[1], dtype=x.dtype, device=x.device)
+        for layer in self.layers:
+            x = layer(x, mask)
+        if self.head == "span":
+            return self.span(x)
+        return linear(self.last(gelu(self.transform(x))), self.words.weight, self.bias)
+
+
+def loss_of_words(scores, labels):
+    return cross_entropy(scores.flatten(0, 1).float(), labels.flatten())
+
+
+def loss_in_half_precision(scores, labels):
+    return cross_entropy(scores.flatten(0, 1), labels.flatten())
+
+
+def loss_of_span(scores, labels):
+    return sum(cross_entropy(part.float(), labels[:, 0]) for part in scores.unbind(2)) / 2
+
+
+def bert(size, batch, length, dtype=torch.float32, tf32=False, **options):
+    """Return the program of a step of BERT under DDP, with the options of DDP.
+
+    Half precision is apex' O2: the network in float16, Adam on float32 copies. In float32 the
+    optimizer updates one parameter after the other.
+    """
+    head = "words" if length == 128 else "span"
+
+    def program(machine, gpus):
+        before = torch.backends.cuda.matmul.allow_tf32
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        try:
+            (device,) = modelled(1, machine)
+            net = on(device, lambda: Bert(*size, head), dtype)
+            if dtype == torch.half:
+                trainer = MixedPrecision(net.parameters(), None if head == "words" else 1.0)
+            else:
+                fused = head == "words"  # FusedAdam; for questions BertAdam
+                trainer = torch.optim.Adam(net.parameters(), foreach=fused)
+            X, y = text(batch, length, device)
+            loss = loss_of_words if head == "words" else loss_of_span
+
+            def step():
+                trainer.zero_grad()
+                loss(replica(X), y).backward()
+                trainer.step()
+
+            with equal_ranks(gpus):
+                replica = DistributedDataParallel(net, **options) if gpus > 1 else net
+                step()  # after which DDP builds its buckets anew
+                return seconds_of(step)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = before
+
+    return program
+
+
+BASE, LARGE = (768, 12, 12), (1024, 16, 24)
+
+
+def dlperf_bert():
+    """Rows of BERT base, sequences of 128, on four machines of 8 V100s.
+
+    NVIDIA's script at the commit that DLPerf names: one bucket (message_size=250000000), O2 with
+    --fp16, scores for all tokens; DLPerf took FusedAdam. The next-sentence loss is left out.
+    """
+    source = "github.com/Oneflow-Inc/DLPerf/tree/master/NVIDIADeepLearningExamples/PyTorch/BERT"
+    fp32 = bert(BASE, 48, 128, bucket_cap_mb=1000)
+    half = bert(BASE, 96, 128, torch.half, bucket_cap_mb=1000)
+    for heading, batch, program, rates in (
+        ("FP32, batch 48", 48, fp32, {1: 121.94, 8: 928.01, 16: 1584.32, 32: 3039.3}),
+        ("FP16, batch 96", 96, half, {1: 462.35, 8: 3287.12, 16: 5426.07, 32: 10349.12}),
+    ):
+        for gpus, rate in rates.items():
+            where = "one machine" if gpus == 8 else "several machines"
+            yield Row(
+                f"BERT base, {heading}, DLPerf",
+                f"data parallel, {where}" if gpus > 1 else "one GPU",
+                DLPERF,
+                gpus,
+                batch * gpus / rate,
+                program,
+                f"{source}, {heading}",
+                batch / rates[1] if gpus > 1 else None,
+            )
+
+
+def squad():
+    """Rows of BERT large on questions of 384 tokens, NVIDIA's DeepLearningExamples.
+
+    run_squad.py: apex' O2 with FusedAdam, or BertAdam in float32 and TF32.
+    """
+    source = "github.com/NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, Fine-tuning "
+    for where, machine, batch, dtype, tf32, one, eight in (
+        ("TF32 on DGX A100", DGX_A100_80, 32, torch.float32, True, 61.5, 469.8),
+        ("FP16 on DGX A100", DGX_A100_80, 32, torch.half, False, 110.5, 846.7),
+        ("FP32 on DGX-1 With 32G", DGX_V100_32, 8, torch.float32, False, 12, 85.5),
+        ("FP16 on DGX-1 With 32G", DGX_V100_32, 16, torch.half, False, 52, 382),
+    ):
+        family, program = f"BERT large, SQuAD, {where}", bert(LARGE, batch, 384, dtype, tf32)
+        alone = batch / one
+        yield Row(family, "one GPU", machine, 1, alone, program, source + where)
+        yield Row(
+            family,
+            "data parallel, one machine",
+            machine,
+            8,
+            batch * 8 / eight,
+            program,
+            source + where,
+            alone,
+        )
+
+
+def bert_encoder(batch, length):
+    """Return the program of BERT base's encoder in half precision, without training."""
+
+    def program(machine, gpus):
+        (device,) = modelled(1, machine)
+        net = on(device, lambda: nn.ModuleList(BertLayer(768, 12) for _ in range(12)), torch.half)
+        net.eval()
+        X = torch.empty(batch, length, 768, dtype=torch.half, device=device)
+
+        def step():  # the launches of 20 runs hide the latency of one
+            for _ in range(20):
+                x = X
+                for layer in net:
+                    x = layer(x)
+
+        return seconds_of(step) / 20
+
+    return program
+
+
+def aitemplate():
+    """Rows of BERT base's encoder in eager mode, PyTorch 1.12 on an A100.
+
+    examples/03_bert/benchmark_pt.py: half precision, encoders only by default, 100 runs.
+    """
+    for kind, batch, length, took in (
+        ("launch-bound", 1, 64, 7.96e-3),
+        ("launch-bound", 16, 64, 8.09e-3),
+        ("one GPU", 256, 64, 27.75e-3),
+    ):
+        yield Row(
+            "BERT base's encoder, AITemplate",
+            kind,
+            ONE_A100,
+            1,
+            took,
+            bert_encoder(batch, length),
+            "github.com/facebookincubator/AITemplate, examples/03_bert/README.md, "
+            f"A100-40GB, sequence length {length}, batch {batch}",
+        )
+
+
+# -- GPT-2 of Hugging Face
+
+
+class GPT2Block(nn.Module):
+    """A block of GPT-2 with the parts of its activation as kernels of their own (gelu_new)."""
+
+    def __init__(self, width, heads, length):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(0.1)
+        self.register_buffer("visible", torch.empty(1, 1, length, length, dtype=torch.bool))
+
+    def forward(self, x):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, 2)
+        )
+        scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[3])
+        scores = torch.where(self.visible, scores, torch.full_like(scores[:1, :1, :1, :1], -1e4))
+        attended = (self.dropout(scores.softmax(3)) @ v).transpose(1, 2).flatten(2)
+        x = x + self.dropout(self.out(attended))
+        h = self.up(self.second(x))
+        h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h.pow(3))))
+        return x + self.dropout(self.down(h))
+
+
+class GPT2(nn.Module):
+    """GPT-2 of 124 million parameters, which returns its loss."""
+
+    def __init__(self, width=768, heads=12, depth=12, vocabulary=50_257, length=1024):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(GPT2Block(width, heads, length) for _ in range(depth)))
+        self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
+
+    def forward(self, tokens, labels):  # (N, T) each
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.blocks(self.dropout(self.words(tokens) + self.positions(places)))
+        scores = linear(self.norm(x), self.words.weight)
+        return cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+
+def gpt2(way):
+    """Return the program of a training step of GPT-2, four sequences of 1024 a GPU, float32."""
+
+    def program(machine, gpus):
+        devices = modelled(gpus if way == "DataParallel" else 1, machine)
+        net = on(devices[0], GPT2)
+        trainer = torch.optim.AdamW(net.parameters(), foreach=False)
+        size = 4 * gpus if way == "DataParallel" else 4
+        X, y = torch.zeros(2, size, 1024, dtype=torch.long)
+
+        def step(replica):
+            net.zero_grad()
+            loss = replica(X.to(devices[0]), y.to(devices[0])).mean()
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            trainer.step()
+
+        if way == "DataParallel":
+            replica = nn.DataParallel(net, device_ids=devices)
+            return seconds_of(lambda: step(replica))
+        with equal_ranks(gpus):
+            replica = DistributedDataParallel(net, find_unused_parameters=True)
+            step(replica)  # after which DDP builds its buckets anew
+            return seconds_of(lambda: step(replica))
+
+    return program
+
+
+def transformers():
+    """Rows of GPT-2 on two TITAN RTX: run_clm.py, 200 steps of 4 sequences a GPU, float32.
+
+    Version 4.3: the optimizer is a loop over parameters, gradients are clipped at 1. The time is
+    that of the whole training, start included; blocks have the 1024 tokens of the model.
+    """
+    source = "huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many, "
+    for way, machine, took, heading in (
+        ("DataParallel", TITANS, 110.5948, "DP"),
+        ("DDP", TITANS, 101.9003, "DDP w/ NVlink"),
+        ("DDP", TITANS_WITHOUT_P2P, 131.4367, "DDP w/o NVlink"),
+    ):
+        yield Row(
+            "GPT-2 on two TITAN RTX, transformers",
+            "data parallel, one machine",
+            machine,
+            2,
+            took / 200,
+            gpt2(way),
+            source + heading,
+        )
+
+
+# -- language models under fully_shard
+
+
+class RMSNorm(nn.Module):
+    """RMSNorm as separate operators, in float32 or in the type of x."""
+
+    def __init__(self, width, upcast=True):
+        super().__init__()
+        self.weight, self.upcast = nn.Parameter(torch.empty(width)), upcast
+
+    def forward(self, x):
+        y = x.float() if self.upcast else x
+        y = y * torch.rsqrt((y * y).mean(-1, keepdim=True) + 1e-5)
+        return y.type_as(x) * self.weight
+
+
+def rotary(x, angles):
+    """Rotate the halves of each head, x (N, heads, T, d), in the type of the angles."""
+    cos, sin = angles
+    first, second = x.to(cos.dtype).chunk(2, -1)
+    rotated = first * cos - second * sin, second * cos + first * sin
+    return torch.cat(rotated, -1).type_as(x)
+
+
+def angles_of(length, size, device, dtype=torch.float32):
+    return torch.empty(2, length, size // 2, dtype=dtype, device=device)
+
+
+class LlamaLayer(nn.Module):
+    """A layer of Llama: grouped queries, rotary positions, a gated unit."""
+
+    def __init__(self, width, heads, groups, hidden, norm):
+        super().__init__()
+        size = width // heads
+        self.size, self.repeats = size, heads // groups
+        self.first, self.second = norm(width), norm(width)
+        self.query, self.out = (nn.Linear(width, width, bias=False) for _ in range(2))
+        self.key, self.value = (nn.Linear(width, groups * size, bias=False) for _ in range(2))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x):  # (N, T, C)
+        y = self.first(x)
+        q, k, v = (
+            project(y).unflatten(2, (-1, self.size)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        angles = angles_of(x.shape[1], self.size, x.device)
+        q, k = rotary(q, angles), rotary(k, angles)
+        if self.repeats > 1:
+            k, v = (part.repeat_interleave(self.repeats, 1) for part in (k, v))
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.second(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class MPTLayer(nn.Module):
+    """A layer of MPT: no biases, learned positions elsewhere."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = (nn.LayerNorm(width, bias=False) for _ in range(2))
+        self.qkv, self.out = (nn.Linear(width, n * width, bias=False) for n in (3, 1))
+        self.up = nn.Linear(width, 4 * width, bias=False)
+        self.down = nn.Linear(4 * width, width, bias=False)
+
+    def forward(self, x):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, 2)
+        )
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(gelu(self.up(self.second(x))))
+
+
+class Recomputed(nn.Module):
+    """A layer whose activations are computed again: all of them, or not those of some operators."""
+
+    def __init__(self, layer, some_operators=False):
+        super().__init__()
+        self.layer = layer
+        self.options = {"context_fn": _keep_some} if some_operators else {}
+
+    def forward(self, x):
+        return checkpoint(
+            self.layer, x, use_reentrant=False, preserve_rng_state=False, **self.options
+        )
+
+
+def _keep_some():
+    """Keep every other product, and attention, as torchtitan's selective recomputation by op."""
+    seen = defaultdict(int)
+    kept = {
+        torch.ops.aten._scaled_dot_product_flash_attention.default,
+        torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    }
+
+    def policy(context, operator, *args, **kwargs):
+        keep = operator in kept
+        if operator == torch.ops.aten.mm.default:
+            seen[context.is_recompute] += 1
+            keep = seen[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class LanguageModel(nn.Module):
+    """Layers between an embedding and scores; with `positions`, both share their weight."""
+
+    def __init__(self, layers, width, vocabulary, norm, positions=None):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        if positions is None:
+            self.head = nn.Linear(width, vocabulary, bias=False)
+        else:
+            self.positions, self.head = nn.Embedding(positions, width), None
+        self.layers, self.norm = nn.ModuleList(layers), norm(width)
+
+    def forward(self, tokens):  # (N, T)
+        x = self.embedding(tokens)
+        if self.head is None:
+            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        for layer in self.layers:
+            x = layer(x)
+        x = self.norm(x)
+        return linear(x, self.embedding.weight) if self.head is None else self.head(x)
+
+
+LLAMA = {  # width, layers, heads, groups, hidden units, vocabulary
+    "Llama 2 7B": (4096, 32, 32, 32, 11008, 32_000),
+    "Llama 2 13B": (5120, 40, 40, 40, 13824, 32_000),
+    "Llama 34B": (8192, 48, 64, 8, 22016, 32_000),
+    "Llama 2 70B": (8192, 80, 64, 8, 28672, 32_000),
+    "Llama 3.1 8B": (4096, 32, 32, 8, 14336, 128_256),
+    "Llama 3 15B": (5120, 40, 40, 8, 17920, 128_256),  # KempnerForge's "13B"
+}
+MPT = {"1B": (2048, 24, 16), "7B": (4096, 32, 32), "13B": (5120, 40, 40)}  # width, layers, heads
+
+
+def llama(size, norm=RMSNorm):
+    """Return a function that makes a Llama; `recompute` is None, "all" or "some"."""
+    width, depth, heads, groups, hidden, vocabulary = LLAMA[size]
+
+    def make(recompute):
+        layers = [LlamaLayer(width, heads, groups, hidden, norm) for _ in range(depth)]
+        if recompute is not None:
+            layers = [Recomputed(layer, recompute == "some") for layer in layers]
+        return LanguageModel(layers, width, vocabulary, norm)
+
+    return make
+
+
+def mpt(size):
+    """Return a function that makes an MPT; `recompute` is None or "all"."""
+    width, depth, heads = MPT[size]
+
+    def make(recompute):
+        layers = [MPTLayer(width, heads) for _ in range(depth)]
+        if recompute is not None:
+            layers = [Recomputed(layer) for layer in layers]
+        norm = functools.partial(nn.LayerNorm, bias=False)
+        return LanguageModel(layers, width, 50_368, norm, positions=2048)
+
+    return make
+
+
+def sharded(make, batch, length, recompute=None, reduced_in=torch.float32, **options):
+    """Return the program of a training step in bfloat16 with fully_shard of each layer.
+
+    Args:
+        make: a function that makes the network, see `llama`.
+        batch, length: sequences a GPU and their tokens.
+        recompute: None, "all" or "some".
+        reduced_in: the dtype in which gradients are summed.
+        options: `hybrid` shards within a machine and sums over machines; `micro_batches` counts
+            the batches of a step, whose gradients are summed after the last; `memory` is
+            "max_memory_reserved" or "max_memory_allocated" in place of seconds; `pure` keeps
+            parameters and Adam's state in bfloat16; `loss` is a function of scores and labels.
+    """
+    hybrid, pure = options.get("hybrid", False), options.get("pure", False)
+    micro_batches, memory = options.get("micro_batches", 1), options.get("memory")
+    loss = options.get("loss", loss_of_words)
+
+    def program(machine, gpus):
+        (device,) = modelled(1, machine)
+        sizes = {"shards": gpus}
+        if hybrid:
+            sizes = {"replicas": gpus // machine.gpus, "shards": machine.gpus}
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced_in)
+        with grid(device, **sizes) as mesh:
+            with torch.device("meta"):
+                net = make(recompute)
+            if pure:
+                net.bfloat16()
+            for layer in net.layers:
+                fully_shard(layer, mesh=mesh, mp_policy=policy)
+            fully_shard(net, mesh=mesh, mp_policy=policy)
+            net.to_empty(device=device)
+            trainer = torch.optim.AdamW(net.parameters(), foreach=True)
+            X, y = text(batch, length, device)
+
+            def step(count):
+                trainer.zero_grad()
+                for i in range(count):
+                    net.set_requires_gradient_sync(i + 1 == count)
+                    (loss(net(X), y) / count).backward()
+                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                trainer.step()
+
+            if memory is None:
+                return many(step, micro_batches, 1)
+            step(1)
+            step(min(micro_batches, 2))
+            return getattr(torch.get_device_module(device), memory)(device)
+
+    return program
+
+
+def llm_foundry():
+    """Rows of MPT with sequences of 2048, one micro-batch a step, FULL_SHARD.
+
+    yamls/pretrain/mpt-*.yaml: learned positions, tied embeddings, no biases; flash attention and
+    LayerNorm in low precision as submit_benchmarks.py sets them. PURE keeps all in bfloat16;
+    DEFAULT sums gradients in float32. DecoupledAdamW is taken for AdamW, and the loss in bfloat16
+    for the fused one, which makes no copy in float32.
+    """
+    source = "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md, "
+    for where, machine, gpus, size, batch, recompute, tokens in (
+        ("A100 40GB", MOSAIC_A100, 16, "1B", 8, None, 305_372),
+        ("A100 40GB", MOSAIC_A100, 128, "1B", 10, None, 2_386_897),
+        ("A100 40GB", MOSAIC_A100, 16, "7B", 16, "all", 58_322),
+        ("A100 40GB", MOSAIC_A100, 32, "7B", 18, "all", 119_202),
+        ("A100 40GB", MOSAIC_A100, 128, "7B", 18, "all", 463_749),
+        ("H100 80GB BF16", MOSAIC_H100, 8, "1B", 14, None, 363_645),
+        ("H100 80GB BF16", MOSAIC_H100, 8, "7B", 6, None, 85_144),
+        ("H100 80GB BF16", MOSAIC_H100, 8, "13B", 2, None, 38_336),
+    ):
+        pure = where == "A100 40GB"
+        reduced_in = torch.bfloat16 if pure else torch.float32
+        yield Row(
+            f"MPT {size}, {where}, llm-foundry",
+            f"data parallel, {'one machine' if gpus == 8 else 'several machines'}",
+            machine,
+            gpus,
+            gpus * batch * 2048 / tokens,
+            sharded(
+                mpt(size),
+                batch,
+                2048,
+                recompute,
+                reduced_in,
+                pure=pure,
+                loss=loss_in_half_precision,
+            ),
+            f"{source}{where}: {size.lower()}, {gpus} GPUs, micro-batch {batch}",
+        )
+
+
+def torchtitan():
+    """Rows of Llama 3.1 8B with sequences of 8192, tables 1 and 3, without torch.compile.
+
+    train_configs/llama3_8b.toml at commit 9dec370: selective recomputation by operator, AdamW,
+    gradients clipped at 1. Memory is the peak of reserved memory (torchtitan/metrics.py), in GiB.
+    """
+    source = "github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table "
+    make = llama("Llama 3.1 8B", nn.RMSNorm)
+    seconds = sharded(make, 2, 8192, "some")
+    memory = sharded(make, 2, 8192, "some", memory="max_memory_reserved")
+    for table, gpus, tokens, reserved in ((1, 8, 5762, 82.4), (3, 128, 5605, 67.0)):
+        family = "Llama 3.1 8B on H100s, torchtitan"
+        where = "one machine" if gpus == 8 else "several machines"
+        took = 2 * 8192 / tokens
+        kind = f"data parallel, {where}"
+        yield Row(family, kind, GRAND_TETON, gpus, took, seconds, f"{source}{table}, FSDP")
+        yield Row(
+            family, "memory", GRAND_TETON, gpus, reserved * GIB, memory, f"{source}{table}, FSDP"
+        )
+
+
+def fsdp_of_ibm():
+    """Rows of Llama with sequences of 4096, two on a GPU, without torch.compile.
+
+    Table 1 of the blog. README of foundation-model-stack/fms-fsdp of that month says HSDP for 7B
+    and FSDP for 34B and 70B. Selective recomputation of 13B is left out: its n is not said.
+    """
+    source = "pytorch.org/blog/maximizing-training, table 1, "
+    for size, options, on_a100, on_h100 in (
+        ("Llama 2 7B", {"hybrid": True}, 3700, 7500),
+        ("Llama 34B", {"recompute": "all"}, 700, 1550),
+        ("Llama 2 70B", {"recompute": "all"}, 370, 800),
+    ):
+        program = sharded(llama(size), 2, 4096, **options)
+        for machine, gpus, tokens in ((VELA_A100, 128, on_a100), (VELA_H100, 96, on_h100)):
+            yield Row(
+                f"{size}, FSDP of IBM and Meta",
+                "data parallel, several machines",
+                machine,
+                gpus,
+                2 * 4096 / tokens,
+                program,
+                source + machine.name,
+            )
+
+
+def kempner():
+    """Rows of a Llama 3 of 15 billion parameters on two machines of 4 H200s.
+
+    Experiment 8, the only one without torch.compile: four micro-batches of four sequences of 4096,
+    whole layers recomputed. Memory is torch.cuda.max_memory_allocated (kempnerforge/metrics), in
+    units that are taken for GiB.
+    """
+    source = "github.com/KempnerInstitute/KempnerForge, benchmarks/mfu_scaling/mfu_scaling.md, #8"
+    family = "Llama 3 15B on H200s, KempnerForge"
+    make = llama("Llama 3 15B")
+    options = {"recompute": "all", "micro_batches": 4}
+    seconds = sharded(make, 4, 4096, **options)
+    memory = sharded(make, 4, 4096, **options, memory="max_memory_allocated")
+    kind = "data parallel, several machines"
+    yield Row(family, kind, KEMPNER, 8, 14.81, seconds, source)
+    yield Row(family, "memory", KEMPNER, 8, 88.5 * GIB, memory, source)
+
+
+# -- Llama in nanotron: data, tensor and pipeline parallel
+
+
+def gathered(x, group):
+    """Return the parts of all ranks, one after the other."""
+    if group.size() == 1:
+        return x
+    parts = x.new_empty(group.size() * len(x), *x.shape[1:])
+    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    return parts
+
+
+def summed_part(x, group):
+    """Return this rank's part of the sum over all ranks."""
+    if group.size() == 1:
+        return x
+    part = x.new_empty(len(x) // group.size(), *x.shape[1:])
+    dist.reduce_scatter_tensor(part, x.contiguous(), group=group)
+    return part
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return gathered(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return summed_part(gradient, ctx.group), None
+
+
+class _SumPart(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return summed_part(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gathered(gradient, ctx.group), None
+
+
+class SequenceParallelLayer(nn.Module):
+    """A rank's part of a layer of Llama; x is split by tokens, (T / k, N, C)."""
+
+    def __init__(self, width, heads, hidden, group):
+        super().__init__()
+        k = group.size()
+        self.heads, self.group = heads // k, group
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.qkv = nn.Linear(width, 3 * width // k, bias=False)
+        self.out = nn.Linear(width // k, width, bias=False)
+        self.gate_up = nn.Linear(width, 2 * hidden // k, bias=False)
+        self.down = nn.Linear(hidden // k, width, bias=False)
+
+    def forward(self, x):
+        qkv = self.qkv(_Gather.apply(self.first(x), self.group))
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).permute(1, 2, 0, 3) for part in qkv.chunk(3, 2)
+        )  # (N, heads, T, d)
+        angles = angles_of(q.shape[2], q.shape[3], x.device)
+        q, k = rotary(q, angles), rotary(k, angles)
+        attended = scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = self.out(attended.permute(2, 0, 1, 3).flatten(2))
+        x = x + _SumPart.apply(attended, self.group)
+        gate, up = self.gate_up(_Gather.apply(self.second(x), self.group)).chunk(2, 2)
+        return x + _SumPart.apply(self.down(nn.functional.silu(gate) * up), self.group)
+
+
+class Stage(nn.Module):
+    """A rank's part of a stage: tokens (N, T) or x in, x or scores in float32 out."""
+
+    def __init__(self, layers, begins, ends, group, width=2048, heads=32, vocabulary=50_257):
+        super().__init__()
+        self.group, words = group, -(-vocabulary // group.size())
+        self.embedding = nn.Embedding(words, width) if begins else None
+        self.layers = nn.ModuleList(
+            SequenceParallelLayer(width, heads, 4096, group) for _ in range(layers)
+        )
+        self.norm = nn.RMSNorm(width) if ends else None
+        self.head = nn.Linear(width, words, bias=False) if ends and not begins else None
+
+    def forward(self, x):
+        if self.embedding is not None:
+            x = _SumPart.apply(self.embedding(x.T), self.group)
+        for layer in self.layers:
+            x = layer(x)
+        if self.norm is None:
+            return x
+        weight = (self.head or self.embedding).weight
+        return linear(_Gather.apply(self.norm(x), self.group), weight).float()
+
+
+class ShardedAdam:
+    """Adam whose state is sharded over a group (ZeRO-1), on gradients added up in float32."""
+
+    def __init__(self, stage, group):
+        self.group, self.parameters = group, list(stage.parameters())
+        device = self.parameters[0].device
+        sizes = [p.numel() for p in self.parameters]
+        padding = -sum(sizes) % group.size()
+        self.gradients = torch.empty(sum(sizes) + padding, device=device)
+        parts = self.gradients.split([*sizes, padding])
+        for parameter, part in zip(self.parameters, parts[:-1], strict=True):
+            parameter.register_post_accumulate_grad_hook(
+                functools.partial(self.add, part.view_as(parameter))
+            )
+        self.sizes, self.padding = sizes, padding
+        self.master = torch.empty(len(self.gradients) // group.size(), device=device)
+        self.adam = torch.optim.AdamW([self.master], foreach=True)
+
+    @staticmethod
+    def add(total, parameter):
+        total.add_(parameter.grad)
+        parameter.grad = None
+
+    def zero_grad(self):
+        self.gradients.zero_()
+
+    def step(self):
+        self.master.grad = summed_part(self.gradients, self.group)
+        nn.utils.clip_grad_norm_([self.master], 1.0)
+        self.adam.step()
+        self.master.grad = None
+        weights = gathered(self.master.bfloat16(), self.group)
+        parts = weights.split([*self.sizes, self.padding])
+        for parameter, part in zip(self.parameters, parts[:-1], strict=True):
+            parameter.data.copy_(part.view_as(parameter))
+
+
+# What nanotron's costs of blocks make of 24 layers and the scores, which cost 2.5 layers
+LAYERS_OF_STAGES = {1: [24], 2: [14, 10], 4: [7, 7, 6, 4], 8: [4, 3, 3, 4, 3, 3, 4, 0]}
+
+
+def nanotron(data, tensor, stages, batch, memory=False):
+    """Return the program of a step of nanotron's Llama of 1.1 billion parameters.
+
+    1024 sequences of 4096 a step, in micro-batches of `batch`, in bfloat16 without recomputation.
+    One rank of each stage stands for its equals; the embedding tied over stages is summed nowhere.
+    With `memory` it returns the bytes that the allocator reserves on the first stage.
+    """
+
+    def program(machine, gpus):
+        devices = modelled(stages, machine)
+        with grid(devices[0], data=data, tensor=tensor) as mesh:
+            replicas, group = mesh["data"].get_group(), mesh["tensor"].get_group()
+            nets = []
+            for i, layers in enumerate(LAYERS_OF_STAGES[stages]):
+                make = functools.partial(Stage, layers, i == 0, i + 1 == stages, group)
+                nets.append(on(devices[i], make, torch.bfloat16))
+            trainers = [ShardedAdam(net, replicas) for net in nets]
+
+            def loss(scores, labels):
+                return _LossOfParts.apply(scores, labels.T.contiguous(), group)
+
+            def step(count):
+                for trainer in trainers:
+                    trainer.zero_grad()
+                if stages == 1:
+                    X, y = text(batch, 4096, devices[0])
+                    for _ in range(count):
+                        (loss(nets[0](X), y) / count).backward()
+                else:
+                    X, y = text(batch * count, 4096, devices[0])
+                    schedule = one_forward_one_backward(stages, count)
+                    pipeline_step(nets, X, y, loss, schedule)
+                for trainer in trainers:
+                    trainer.step()
+
+            if memory:
+                step(2)
+                step(2)
+                return torch.get_device_module(devices[0]).max_memory_reserved(devices[0])
+            return many(step, 1024 // (data * batch), 2 * stages)
+
+    return program
+
+
+def nanotron_rows():
+    """Rows of a Llama with 24 layers of 2048 on p5 machines, July 2024.
+
+    The layouts and batches stand in the names of folders, the rest in huggingface/bench_cluster,
+    base_config.py of 2 July 2024 and create_configs.py: 1F1B, sequence parallel (REDUCE_SCATTER,
+    not asynchronous), ZeRO-1, gradients in float32. Seconds are those of iterations 8 to 12, after
+    the profiler; memory is torch.cuda.max_memory_reserved in MiB. The cluster is that of the
+    scripts (hopper-prod on AWS).
+    """
+    source = "huggingface.co/nanotron/old_bench, llama-1B/"
+    for kind, gpus, data, tensor, stages, batch, took in (
+        ("pipeline", 8, 1, 1, 8, 4, 29.2),
+        ("mixed", 8, 2, 1, 4, 4, 22.0),
+        ("mixed", 8, 1, 4, 2, 8, 20.3),
+        ("mixed", 8, 2, 4, 1, 8, 18.8),
+        ("mixed", 8, 4, 2, 1, 8, 15.8),
+        ("data parallel, several machines", 16, 16, 1, 1, 2, 9.0),
+    ):
+        yield Row(
+            f"Llama 1B on H100s, {kind}, nanotron",
+            kind,
+            P5,
+            gpus,
+            took,
+            nanotron(data, tensor, stages, batch),
+            f"{source}{gpus}_GPUS/dp-{data}_tp-{tensor}_pp-{stages}_mbz-{batch}/log_metrics.csv",
+        )
+    for data, tensor, reserved in ((2, 4, 27_166), (4, 2, 44_378)):
+        yield Row(
+            "Llama 1B on H100s, memory, nanotron",
+            "memory",
+            P5,
+            8,
+            reserved * MIB,
+            nanotron(data, tensor, 1, 8, memory=True),
+            f"{source}8_GPUS/dp-{data}_tp-{tensor}_pp-1_mbz-8/log_metrics.csv",
+        )
+
+
+# -- pipelines of torchgpipe
+
+
+class Bottleneck(nn.Module):
+    """A block of ResNet-101."""
+
+    def __init__(self, inputs, width, stride):
+        super().__init__()
+        outputs = 4 * width
+        self.layers = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut = None
+        if inputs != outputs:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x):
+        y = x if self.shortcut is None else self.shortcut(x)
+        return nn.functional.relu(self.layers(x) + y)
+
+
+def resnet101():
+    """Return the stem, 33 blocks and the head of ResNet-101."""
+    stem = nn.Sequential(
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
+    )
+    blocks, inputs = [], 64
+    for i, (width, count) in enumerate(((64, 3), (128, 4), (256, 23), (512, 3))):
+        for j in range(count):
+            blocks.append(Bottleneck(inputs, width, 2 if i and not j else 1))
+            inputs = 4 * width
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
+    return [stem, *blocks, head]
+
+
+# The block with which each further stage begins, micro-batches and images of a micro-batch.
+# torchgpipe cuts between the 370 layers: for 8 stages between blocks, for 2 and 4 within some,
+# where the nearest boundary is taken.
+GPIPE = {
+    2: ([12], 1667, 25_000 / 1667),
+    4: ([4, 12, 23], 256, 22),
+    8: ([2, 4, 7, 11, 15, 21, 27], 150, 36),
+}
+
+
+def resnet_pipeline(machine, gpus):
+    """A step of ResNet-101 through GPipe, recomputed, or of 118 images on one GPU."""
+    devices = modelled(gpus, machine)
+    with torch.device("meta"):
+        parts = resnet101()
+    if gpus == 1:
+        cuts, count, size = [], 1, 118
+    else:
+        cuts, count, size = GPIPE[gpus]
+        cuts = [block + 1 for block in cuts]  # after the stem
+    bounds, stages = [0, *cuts, len(parts)], []
+    for i, device in enumerate(devices):
+        stage = nn.Sequential(*parts[bounds[i] : bounds[i + 1]]).to_empty(device=device)
+        stages.append(stage if gpus == 1 else Recomputed(stage))
+    parameters = [p for stage in stages for p in stage.parameters()]
+    trainer = torch.optim.SGD(parameters, lr=0.1)
+
+    def step(count):
+        images = round(size * count)
+        X = torch.empty(images, 3, 224, 224, device=devices[0])
+        y = torch.zeros(images, dtype=torch.long, device=devices[-1])
+        trainer.zero_grad()
+        pipeline_step(stages, X, y, cross_entropy, gpipe(gpus, count))
+        trainer.step()
+
+    return many(step, count, 2 * gpus)
+
+
+def torchgpipe():
+    """Rows of ResNet-101 in stages on P40s, float32, SGD: docs/benchmarks.rst of torchgpipe.
+
+    Batches, micro-batches and balance stand in benchmarks/resnet101-speed/main.py. Every
+    micro-batch is recomputed, where torchgpipe spares the last.
+    """
+    for gpus, rate in ((2, 135.539), (4, 265.958), (8, 411.662)):
+        _, count, size = GPIPE[gpus]
+        yield Row(
+            "ResNet-101 in stages, torchgpipe",
+            "pipeline",
+            P40S,
+            gpus,
+            round(count * size) / rate,
+            resnet_pipeline,
+            f"github.com/kakaobrain/torchgpipe, ResNet-101 Speed Benchmark, pipeline-{gpus}",
+            118 / 95.862,
+        )
+
+
+# -- Lit-GPT on one GPU
+
+
+class LitLayer(nn.Module):
+    """A layer of Llama in Lit-GPT, with low-rank changes of queries and values, or a cache."""
+
+    def __init__(self, width, heads, hidden, rank, cached):
+        super().__init__()
+        self.heads, self.rank = heads, rank
+        self.first, self.second = (RMSNorm(width, upcast=False) for _ in range(2))
+        self.qkv, self.out = (nn.Linear(width, n * width, bias=False) for n in (3, 1))
+        self.gate, self.up = (nn.Linear(width, hidden, bias=False) for _ in range(2))
+        self.down = nn.Linear(hidden, width, bias=False)
+        if rank:
+            self.down_to_rank = nn.Parameter(torch.empty(2 * rank, width))
+            self.up_from_rank = nn.Parameter(torch.empty(2 * width, rank))
+        if cached:
+            self.register_buffer("keys", torch.empty(1, heads, cached, width // heads))
+            self.register_buffer("values", torch.empty(1, heads, cached, width // heads))
+
+    def project(self, x):
+        qkv = self.qkv(x)
+        if not self.rank:
+            return qkv
+        changes = linear(nn.functional.dropout(x, 0.05), self.down_to_rank).transpose(1, 2)
+        changes = nn.functional.conv1d(changes, self.up_from_rank.unsqueeze(2), groups=2)
+        changes = changes.permute(2, 0, 1)
+        width = x.shape[2]
+        columns = torch.zeros(2 * width, dtype=torch.long).to(x.device)
+        zeros = changes.new_zeros(changes.shape[0] * changes.shape[1], 3 * width)
+        changes = zeros.index_copy(1, columns, changes.reshape(-1, 2 * width))
+        return qkv + changes.view(x.shape[1], x.shape[0], -1).transpose(0, 1) * 2.0
+
+    def forward(self, x, angles, mask=None, place=None):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.project(self.first(x)).chunk(3, 2)
+        )
+        q, k = rotary(q, angles), rotary(k, angles)
+        q, k = (torch.cat((part, part[..., :0]), -1) for part in (q, k))
+        if place is not None:
+            k, v = self.keys.index_copy_(2, place, k), self.values.index_copy_(2, place, v)
+        attended = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        y = self.second(x)
+        return x + self.down(nn.functional.silu(self.gate(y)) * self.up(y))
+
+
+class LitGPT(nn.Module):
+    """A Llama of Lit-GPT."""
+
+    def __init__(self, size, rank=0, cached=0):
+        super().__init__()
+        width, depth, heads, _, hidden, vocabulary = LLAMA[size]
+        self.size = width // heads
+        self.embedding, self.norm = nn.Embedding(vocabulary, width), RMSNorm(width, upcast=False)
+        self.layers = nn.ModuleList(
+            LitLayer(width, heads, hidden, rank, cached) for _ in range(depth)
+        )
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens, angles, mask=None, place=None):  # (N, T)
+        x = self.embedding(tokens)
+        for layer in self.layers:
+            x = layer(x, angles, mask, place)
+        return self.norm(x)
+
+
+def lit_generation(size):
+    """Return the program of a new token, with a cache of 56 and the 200 most probable kept."""
+
+    def program(machine, gpus):
+        (device,) = modelled(1, machine)
+        net = on(device, lambda: LitGPT(size, cached=56), torch.bfloat16)
+        tokens = torch.zeros(56, dtype=torch.long, device=device)
+        place = torch.zeros(1, dtype=torch.long, device=device)
+        cos, sin = (torch.empty(56, net.size // 2, dtype=torch.bfloat16, device=device),) * 2
+        visible = torch.empty(1, 1, 56, 56, dtype=torch.bool, device=device)
+
+        def step():
+            nonlocal tokens, place
+            with torch.no_grad():
+                for _ in range(5):
+                    angles = cos.index_select(0, place), sin.index_select(0, place)
+                    mask = visible.index_select(2, place)
+                    x = net(tokens.index_select(0, place).view(1, -1), angles, mask, place)
+                    scores = net.head(x)[0, -1] / 0.8
+                    best, _ = torch.topk(scores, 200)
+                    scores = torch.where(scores < best[[-1]], -float("inf"), scores)
+                    new = torch.multinomial(scores.softmax(-1), 1)
+                    place = place[-1:] + 1
+                    tokens = tokens.index_copy(0, place, new)
+
+        return seconds_of(step) / 5
+
+    return program
+
+
+def lit_lora(size, batch, length=1304):
+    """Return the program of the bytes that fine-tuning with LoRA of rank 8 needs at most."""
+
+    def program(machine, gpus):
+        (device,) = modelled(1, machine)
+        net = on(device, lambda: LitGPT(size, rank=8), torch.bfloat16)
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad = "rank" in name
+        trainer = torch.optim.AdamW([p for p in net.parameters() if p.requires_grad])
+        X, y = text(batch, length, device)
+        angles = angles_of(length, net.size, device, torch.bfloat16)
+        for _ in range(2):
+            x = net(X, angles)
+            scores = [net.head(part) for part in x.split(128, 1)]  # lm_head_chunk_size=128
+            losses = [
+                cross_entropy(part.flatten(0, 1), labels.flatten(), reduction="none")
+                for part, labels in zip(scores, y.split(128, 1), strict=True)
+            ]
+            (torch.cat(losses).mean() / 128).backward()
+            del x, scores, losses
+        trainer.step()
+        trainer.zero_grad()
+        return torch.get_device_module(device).max_memory_allocated(device)
+
+    return program
+
+
+def lit_gpt():
+    """Rows of Llama 2 on an A100 in bfloat16, Lit-GPT at commit 8641822 without flash_attn.
+
+    Tokens a second over the 50 of generate/base.py, whose prompt is short. Memory of
+    finetune/lora.py is torch.cuda.max_memory_allocated, GB of 1e9 bytes; the first batch is the
+    longest, with 1304 tokens.
+    """
+    source = "github.com/Lightning-AI/litgpt, tutorials/resource-tables.md, "
+    for size, rate in (("Llama 2 7B", 30.97), ("Llama 2 13B", 24.82)):
+        yield Row(
+            "Llama 2 generates, Lit-GPT",
+            "launch-bound",
+            ONE_A100,
+            1,
+            1 / rate,
+            lit_generation(size),
+            f"{source}Single-GPU Inference, {size}",
+        )
+    for size, batch, memory in (("Llama 2 7B", 1, 21.30), ("Llama 2 7B", 2, 29.07)):
+        yield Row(
+            "Llama 2 with LoRA, Lit-GPT",
+            "memory",
+            ONE_A100,
+            1,
+            memory * GB,
+            lit_lora(size, batch),
+            f"{source}Finetuning with LoRA on 1 GPU, {size}, micro-batch {batch}",
+        )
+
+
+ROWS = [
+    *dlperf_gpt(),
+    *megatron_2020(),
+    *megatron_2021(),
+    *dlperf_bert(),
+    *squad(),
+    *aitemplate(),
+    *transformers(),
+    *llm_foundry(),
+    *torchtitan(),
+    *fsdp_of_ibm(),
+    *kempner(),
+    *nanotron_rows(),
+    *torchgpipe(),
+    *lit_gpt(),
+]
