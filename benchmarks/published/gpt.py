@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from d2lpar.virtual import clock, equal_ranks
+from d2lpar.virtual import equal_ranks
 from d2lpar.virtual.hardware import MACHINES
 
 from . import modelled, seconds_of
@@ -62,9 +62,7 @@ def read(path):
     """Return the `Step`s of a file of vTrain's."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file))
-    return [
-        Step(**{name: float(row[column]) for column, name in COLUMNS.items()}) for row in rows
-    ]
+    return [Step(**{name: float(row[column]) for column, name in COLUMNS.items()}) for row in rows]
 
 
 class _Split(torch.autograd.Function):

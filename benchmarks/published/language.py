@@ -25,7 +25,7 @@ from torch.utils.checkpoint import (
 )
 
 import d2lpar
-from d2lpar.parallel.pipelines import gpipe, one_forward_one_backward, pipeline_step
+from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
 from d2lpar.virtual.gpu import GPU
@@ -40,16 +40,6 @@ GB, GIB = 1e9, 2**30
 NVLINK2 = Link(6 * 25e9 * 0.96, 5e-6, name="6 NVLinks 2")
 V100 = replace(GPUS["v100"], peer_link=NVLINK2)
 V100_32 = replace(GPUS["v100-32gb"], peer_link=NVLINK2)
-P40 = GPU(
-    "P40",
-    22919 * MIB,
-    346e9,
-    {"float32": 12e12},
-    30,
-    PRESETS["pcie3-measured"],
-    None,
-    "NVIDIA Tesla P40 data sheet",
-)
 TITAN_RTX = GPU(
     "TITAN RTX",
     24220 * MIB,
@@ -71,44 +61,41 @@ H100_96 = replace(
 )
 
 
-def machine(gpu, gpus, gbits, name, source, latency=2e-6):
-    """Return a machine whose network carries so many Gbit/s a direction."""
-    network = Link(gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s")
-    return Machine(gpu, gpus, 2, network, name=name, source=source)
+def machine(gpu, gpus, gbits, name, source, cards=8, latency=10e-6):
+    """Return a machine with network cards of `gbits` Gbit/s each, of which NCCL reaches 0.92."""
+    network = Link(0.92 * gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s", startup=20e-6)
+    return Machine(gpu, gpus, 2, network, cards, name=name, source=source)
 
 
-DLPERF = machine(V100, 8, 100, "DLPerf", "Oneflow-Inc/DLPerf, README of Megatron-LM")  # 1 card EDR
-DGX_A100 = machine(  # 8 cards of 200 Gbit/s (HDR)
-    "a100-40gb", 8, 1600, "DGX A100 40 GB", "NVIDIA DGX A100 guide: 8 HDR cards for computing"
+DLPERF = machine(V100, 8, 100, "DLPerf", "Oneflow-Inc/DLPerf, README of Megatron-LM", cards=1)
+DGX_A100 = machine(
+    "a100-40gb", 8, 200, "DGX A100 40 GB", "NVIDIA DGX A100 guide: 8 HDR cards for computing"
 )
-SELENE = machine(  # 8 cards of 200 Gbit/s (HDR)
-    "a100", 8, 1600, "Selene", "Narayanan et al. 2021, section 5: 8 HDR cards a node"
-)
-MOSAIC_A100 = machine(  # cards not said; 1600 Gbit/s a node, RoCE
-    "a100-40gb", 8, 1600, "MosaicML A100", "llm-foundry: 1600 Gbps node-node interconnect (RoCE)"
+SELENE = machine("a100", 8, 200, "Selene", "Narayanan et al. 2021, section 5: 8 HDR cards a node")
+MOSAIC_A100 = machine(  # cards not said: 8 are assumed
+    "a100-40gb", 8, 200, "MosaicML A100", "llm-foundry: 1600 Gbps node-node interconnect (RoCE)"
 )
 MOSAIC_H100 = Machine("h100", 8, name="MosaicML H100", source="llm-foundry: one machine")
-GRAND_TETON = machine(  # 8 cards of 400 Gbit/s
-    H100_96, 8, 3200, "Grand Teton", "torchtitan: backend RDMA network with 400 Gb/s per GPU"
+GRAND_TETON = machine(
+    H100_96, 8, 400, "Grand Teton", "torchtitan: backend RDMA network with 400 Gb/s per GPU"
 )
-VELA_A100 = machine(  # cards not said; 400 Gbit/s a node, GPUDirect RDMA
-    "a100", 8, 400, "IBM A100", "PyTorch blog, 13 March 2024: 400Gbps inter-node interconnect"
+VELA_A100 = machine(  # cards not said: 4 are assumed
+    "a100", 8, 100, "IBM A100", "PyTorch blog, 13 March 2024: 400Gbps inter-node interconnect", 4
 )
-VELA_H100 = machine(  # cards not said; 800 Gbit/s a node
-    "h100", 8, 800, "IBM H100", "PyTorch blog, 13 March 2024: 800Gbps inter-node interconnect"
+VELA_H100 = machine(  # cards not said: 8 are assumed
+    "h100", 8, 100, "IBM H100", "PyTorch blog, 13 March 2024: 800Gbps inter-node interconnect"
 )
-P5 = machine(  # 32 cards of 100 Gbit/s (EFA); the latency is assumed
-    "h100", 8, 3200, "p5.48xlarge", "AWS EC2 P5: 3200 Gbps EFAv2", latency=15e-6
+P5 = machine(  # the latency of EFA is assumed
+    "h100", 8, 100, "p5.48xlarge", "AWS EC2 P5: 3200 Gbps EFAv2", 32, latency=15e-6
 )
-KEMPNER = machine(  # 4 cards of 400 Gbit/s (NDR), which is an assumption: "InfiniBand inter-node"
-    "h200", 4, 1600, "Kempner H200", "KempnerForge, benchmarks/mfu_scaling: 4 H200 a node"
+KEMPNER = machine(  # NDR is an assumption: "InfiniBand inter-node"
+    "h200", 4, 400, "Kempner H200", "KempnerForge, benchmarks/mfu_scaling: 4 H200 a node", 4
 )
 DGX_V100_32 = Machine(V100_32, 8, 2, name="DGX-1 32 GB", source="NVIDIA DGX-1 guide")
 DGX_A100_80 = Machine("a100", 8, 2, name="DGX A100 80 GB", source="NVIDIA DGX A100 guide")
 ONE_A100 = Machine("a100-40gb", 1, name="A100 40 GB", source="one GPU")
 TITANS = Machine(TITAN_RTX, 2, name="2 TITAN RTX", source="transformers: nvidia-smi says NV2")
 TITANS_WITHOUT_P2P = replace(TITANS, gpu=replace(TITAN_RTX, peer_link=None))
-P40S = Machine(P40, 8, name="8 P40", source="torchgpipe: 8 Tesla P40")
 
 # -- what the programs share
 
@@ -1330,108 +1317,6 @@ def nanotron_rows():
         )
 
 
-# -- pipelines of torchgpipe
-
-
-class Bottleneck(nn.Module):
-    """A block of ResNet-101."""
-
-    def __init__(self, inputs, width, stride):
-        super().__init__()
-        outputs = 4 * width
-        self.layers = nn.Sequential(
-            nn.Conv2d(inputs, width, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, outputs, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut = None
-        if inputs != outputs:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs)
-            )
-
-    def forward(self, x):
-        y = x if self.shortcut is None else self.shortcut(x)
-        return nn.functional.relu(self.layers(x) + y)
-
-
-def resnet101():
-    """Return the stem, 33 blocks and the head of ResNet-101."""
-    stem = nn.Sequential(
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)
-    )
-    blocks, inputs = [], 64
-    for i, (width, count) in enumerate(((64, 3), (128, 4), (256, 23), (512, 3))):
-        for j in range(count):
-            blocks.append(Bottleneck(inputs, width, 2 if i and not j else 1))
-            inputs = 4 * width
-    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
-    return [stem, *blocks, head]
-
-
-# The block with which each further stage begins, micro-batches and images of a micro-batch.
-# torchgpipe cuts between the 370 layers: for 8 stages between blocks, for 2 and 4 within some,
-# where the nearest boundary is taken.
-GPIPE = {
-    2: ([12], 1667, 25_000 / 1667),
-    4: ([4, 12, 23], 256, 22),
-    8: ([2, 4, 7, 11, 15, 21, 27], 150, 36),
-}
-
-
-def resnet_pipeline(machine, gpus):
-    """A step of ResNet-101 through GPipe, recomputed, or of 118 images on one GPU."""
-    devices = modelled(gpus, machine)
-    with torch.device("meta"):
-        parts = resnet101()
-    if gpus == 1:
-        cuts, count, size = [], 1, 118
-    else:
-        cuts, count, size = GPIPE[gpus]
-        cuts = [block + 1 for block in cuts]  # after the stem
-    bounds, stages = [0, *cuts, len(parts)], []
-    for i, device in enumerate(devices):
-        stage = nn.Sequential(*parts[bounds[i] : bounds[i + 1]]).to_empty(device=device)
-        stages.append(stage if gpus == 1 else Recomputed(stage))
-    parameters = [p for stage in stages for p in stage.parameters()]
-    trainer = torch.optim.SGD(parameters, lr=0.1)
-
-    def step(count):
-        images = round(size * count)
-        X = torch.empty(images, 3, 224, 224, device=devices[0])
-        y = torch.zeros(images, dtype=torch.long, device=devices[-1])
-        trainer.zero_grad()
-        pipeline_step(stages, X, y, cross_entropy, gpipe(gpus, count))
-        trainer.step()
-
-    return many(step, count, 2 * gpus)
-
-
-def torchgpipe():
-    """Rows of ResNet-101 in stages on P40s, float32, SGD: docs/benchmarks.rst of torchgpipe.
-
-    Batches, micro-batches and balance stand in benchmarks/resnet101-speed/main.py. Every
-    micro-batch is recomputed, where torchgpipe spares the last.
-    """
-    for gpus, rate in ((2, 135.539), (4, 265.958), (8, 411.662)):
-        _, count, size = GPIPE[gpus]
-        yield Row(
-            "ResNet-101 in stages, torchgpipe",
-            "pipeline",
-            P40S,
-            gpus,
-            round(count * size) / rate,
-            resnet_pipeline,
-            f"github.com/kakaobrain/torchgpipe, ResNet-101 Speed Benchmark, pipeline-{gpus}",
-            118 / 95.862,
-        )
-
-
 # -- Lit-GPT on one GPU
 
 
@@ -1600,6 +1485,5 @@ ROWS = [
     *fsdp_of_ibm(),
     *kempner(),
     *nanotron_rows(),
-    *torchgpipe(),
     *lit_gpt(),
 ]

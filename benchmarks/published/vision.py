@@ -129,7 +129,7 @@ def nvlink2(gpu, links):
 
 def network(rate):
     """Return the link of a network card, of whose bytes/s NCCL reaches 0.92."""
-    return Link(0.92 * rate, 5e-6, name="network")
+    return Link(0.92 * rate, 10e-6, name="network", startup=20e-6)
 
 
 # All of a V100's six links lead to the other seven GPUs of a DGX-1; to three of them four do, and
@@ -139,18 +139,24 @@ DGX1_16GB = Machine(
     gpus=8,
     gpus_per_switch=2,
     network=network(12.5e9),
+    network_cards=4,
     source="NVIDIA DGX-1 guide",
-)  # 4 cards of 100 Gbit/s InfiniBand
+)
 DGX_A100 = Machine(
-    "a100", gpus=8, gpus_per_switch=2, network=network(25e9), source="NVIDIA DGX A100 guide"
-)  # 8 cards of 200 Gbit/s InfiniBand
+    "a100",
+    gpus=8,
+    gpus_per_switch=2,
+    network=network(25e9),
+    network_cards=8,
+    source="NVIDIA DGX A100 guide",
+)
 P3DN = Machine(
     nvlink2("v100-32gb", 6),
     gpus=8,
     gpus_per_switch=2,
     network=network(12.5e9),
     source="AWS: p3dn.24xlarge",
-)  # 1 card of 100 Gbit/s Ethernet
+)
 P3DN_OF_4 = replace(P3DN, gpu=nvlink2("v100-32gb", 4))
 
 
