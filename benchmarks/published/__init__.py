@@ -2,11 +2,14 @@
 
 import gc
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import d2lpar
-from d2lpar.virtual import clock
+from d2lpar.virtual import Link, clock
+from d2lpar.virtual.fitting import fit
 from d2lpar.virtual.hardware import Machine
+
+FREE = Link(1e30)
 
 CLASSES = (
     "launch-bound",
@@ -60,3 +63,18 @@ def seconds_of(step):
     step()
     d2lpar.synchronize()
     return clock() - start
+
+
+def predicted(row):
+    """Return what modelled GPUs predict for a `Row`, with one factor on kernels if it gives one."""
+    machine = row.machine
+    if row.alone is not None:
+        machine = fit(machine, lambda machine, gpus: row.program(machine, gpus), {1: row.alone})
+    return row.program(machine, row.gpus)
+
+
+def without_communication(row):
+    """Return what the null model predicts: as `predicted`, but what joins GPUs is for nothing."""
+    gpu = replace(row.machine.gpu, peer_link=FREE, collective_link=None)
+    free = replace(row.machine, gpu=gpu, host=0.0, network=row.machine.network and FREE)
+    return predicted(replace(row, machine=free))

@@ -92,6 +92,18 @@ class _Sum(torch.autograd.Function):
         return gradient, None
 
 
+class RowLinear(nn.Linear):
+    """A t-th of a linear layer whose parts are summed; it leaves the bias to its caller."""
+
+    def __init__(self, width, out, t, group):
+        super().__init__(width, out)
+        self.t, self.group = t, group
+
+    def forward(self, x):
+        x = functional.linear(x, self.weight)
+        return _Sum.apply(x, self.group) if self.t > 1 else x
+
+
 class Layer(nn.Module):
     """A t-th of a layer of Megatron's GPT; operators that it fuses by TorchScript are one here."""
 
@@ -99,27 +111,24 @@ class Layer(nn.Module):
         super().__init__()
         self.heads, self.t, self.group = heads // t, t, group
         self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width // t), nn.Linear(width // t, width)
-        self.up, self.down = nn.Linear(width, 4 * width // t), nn.Linear(4 * width // t, width)
+        self.qkv, self.up = nn.Linear(width, 3 * width // t), nn.Linear(width, 4 * width // t)
+        self.out = RowLinear(width // t, width, t, group)
+        self.down = RowLinear(4 * width // t, width, t, group)
+        self.softmax, self.dropout = nn.Softmax(-1), nn.Dropout(0.1)
 
     def split(self, x):
         return _Split.apply(x, self.group) if self.t > 1 else x
-
-    def sum(self, x):
-        return _Sum.apply(x, self.group) if self.t > 1 else x
 
     def forward(self, x):  # (s, b, h)
         s, b, _ = x.shape
         heads = self.qkv(self.split(self.first(x))).view(s, b * self.heads, -1).transpose(0, 1)
         q, k, v = heads.chunk(3, -1)
         scores = torch.bmm(q, k.transpose(1, 2))
-        weights = functional.dropout(functional.softmax(scores, -1), 0.1)
-        attended = torch.bmm(weights, v).transpose(0, 1).reshape(s, b, -1)
-        attended = self.sum(functional.linear(attended, self.out.weight)) + self.out.bias
-        x = x + functional.dropout(attended, 0.1)
-        hidden = functional.gelu(self.up(self.split(self.second(x))))
-        hidden = self.sum(functional.linear(hidden, self.down.weight)) + self.down.bias
-        return x + functional.dropout(hidden, 0.1)
+        weights = self.dropout(self.softmax(scores))
+        attended = self.out(torch.bmm(weights, v).transpose(0, 1).reshape(s, b, -1))
+        x = x + functional.dropout(attended + self.out.bias, 0.1)
+        hidden = self.down(functional.gelu(self.up(self.split(self.second(x)))))
+        return x + functional.dropout(hidden + self.down.bias, 0.1)
 
 
 class Head(nn.Module):

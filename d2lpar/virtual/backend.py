@@ -72,7 +72,14 @@ def register():
         patch_accelerator(vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
         swap_in_spite_of_weak_references(is_ours)
-        patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
+        patch_data_parallel(
+            comm,
+            is_ours,
+            _side_stream,
+            registry.device_type,
+            lambda modules: scheduler.clock.copy_modules(modules),
+            lambda threads: scheduler.clock.shared_by(threads),
+        )
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         patch_fsdp(is_ours, registry.is_virtual)
         patch_dtensor(registry.is_virtual)

@@ -67,7 +67,7 @@ def _usual_gap(moments):
     """Return the mean time between moments, without pauses: gaps of more than ten medians."""
     gaps = [later - earlier for earlier, later in pairwise(sorted(moments))]
     if not gaps:
-        return EAGER.python
+        return EAGER.operator
     limit = 10 * median(gaps)
     return fmean(gap for gap in gaps if gap <= limit)
 

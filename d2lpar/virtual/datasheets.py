@@ -32,6 +32,7 @@ GPUS = {
         PRESETS["2xnvlink2-measured"],
         "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
         PRESETS["nvlink2-collectives"],
+        0.78,
     ),
     "t4": GPU(
         "T4",
@@ -93,6 +94,7 @@ GPUS = {
         PRESETS["nvlink4-measured"],
         "NVIDIA H100 architecture whitepaper",
         PRESETS["nvlink4-collectives"],
+        0.78,
     ),
 }
 GPUS["v100-32gb"] = replace(

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from .hardware import Scaled, as_machine
-from .host import Host
 
 _ROUNDS, _NEAR = 12, 0.01
 
@@ -34,9 +33,7 @@ def fit(model, program, measured):
         fitted = replace(
             machine,
             gpu=Scaled(gpu, kernels),
-            host=Host(
-                host.python * issuing, host.autograd * issuing, f"fitted, {issuing:.3g} times"
-            ),
+            host=host.scaled(issuing, f"fitted, {issuing:.3g} times {host}"),
         )
         found = {key: program(fitted, key) for key in measured}
         if all(abs(found[key] / measured[key] - 1) < _NEAR for key in measured):

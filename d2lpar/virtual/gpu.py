@@ -12,11 +12,11 @@ from .private.operators import tf32_is_allowed
 
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
-TENSOR_CORE_EFFICIENCY = 0.88  # of the largest tiles, before waves and START
+TENSOR_CORE_EFFICIENCY = 0.88  # the largest tiles on A100s, before waves and TILE_SECONDS
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
-START = 192  # steps of k that a tile on tensor cores takes to begin and end
+TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
@@ -38,6 +38,7 @@ class GPU:
             time.
         link: its `Link` to the CPU.
         peer_link: its `Link` to another GPU of the machine; None for the way over `link`.
+        tensor_efficiency: what the largest tiles reach of the peak of tensor cores.
         collective_link: its `Link` in collectives of many GPUs of the machine, which use several
             ways at a time; None for `peer_link`.
         source: where the figures come from.
@@ -52,6 +53,7 @@ class GPU:
     peer_link: Link | None = None
     source: str = "the caller"
     collective_link: Link | None = None
+    tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -87,8 +89,8 @@ class GPU:
         The result is cut into tiles. Each multiprocessor computes one tile at a time, so the tiles
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
-        cores each tile takes some time to begin and end (START), so short sums are slow, too. The
-        sums can be split into parts. The fastest of all these ways counts, as a library chooses it.
+        cores each tile takes TILE_SECONDS to begin and end, so short sums are slow, too. The sums
+        can be split into parts. The fastest of all these ways counts, as a library chooses it.
 
         Args:
             product: a `Product`.
@@ -98,9 +100,9 @@ class GPU:
         """
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
-        start, sides = START, TENSOR_CORE_TILES
+        start, sides = TILE_SECONDS, TENSOR_CORE_TILES
         if unit in _PLAIN:
-            start, sides, rate = 0, TILES, rate * product.saving
+            start, sides, rate = 0.0, TILES, rate * product.saving
         best = float("inf")
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])
@@ -109,12 +111,12 @@ class GPU:
                 if split > 1 and product.k < 64 * split:
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
-                flops = 2 * m * n * (ceil(product.k / split) + start)
-                best = min(best, waves * flops / (relative * rate))
+                flops = 2 * m * n * ceil(product.k / split)
+                best = min(best, waves * (start + flops / (relative * rate)))
         return best
 
     def _rate(self, unit):
-        reached = PRODUCT_EFFICIENCY if unit in _PLAIN else TENSOR_CORE_EFFICIENCY
+        reached = PRODUCT_EFFICIENCY if unit in _PLAIN else self.tensor_efficiency
         return reached * self.peaks.get(unit, 0.0)
 
     def unit(self, dtype, name="aten.mm"):
@@ -141,7 +143,7 @@ class GPU:
             (
                 "fitted",
                 f"products reach {PRODUCT_EFFICIENCY:g} of the peak, on tensor cores "
-                f"{TENSOR_CORE_EFFICIENCY:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
+                f"{self.tensor_efficiency:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
                 f"least {LEAST_SECONDS * 1e6:g} µs",
             ),
         ]

@@ -7,48 +7,69 @@ import time
 from dataclasses import dataclass
 
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
+from . import scheduler
 from .private.autograd import in_backward
 from .tensor import VirtualTensor
 
 
 @dataclass(frozen=True)
 class Host:
-    """The seconds that the host of modelled GPUs takes to issue an operator.
+    """The seconds that the host of modelled GPUs takes to run a program.
 
     Args:
-        python: for an operator that Python code issues: modules, functions, optimizers, and what
-            checkpointing computes again.
-        autograd: for one that autograd issues, in C++, in a backward pass.
+        operator: for an operator that Python code issues.
+        module: for the call of an `nn.Module` without parts, in addition to its operators.
+        autograd: for an operator that autograd issues, in C++, in a backward pass.
         source: where the figures come from.
 
     Raises:
         ValueError: a figure is negative or infinite.
     """
 
-    python: float
+    operator: float
+    module: float
     autograd: float
     source: str = "the caller"
 
     def __post_init__(self):
-        for name in ("python", "autograd"):
+        for name in ("operator", "module", "autograd"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} of a Host is seconds, not negative or infinite: {value}")
 
     def start(self):
-        """Do nothing; a `MeasuredHost` begins to watch."""
+        """Begin to count calls of modules."""
+        if self.module:
+            _hooks[self] = register_module_forward_pre_hook(self._enter)
 
-    stop = start
+    def stop(self):
+        """Stop counting them."""
+        if self in _hooks:
+            _hooks.pop(self).remove()
+
+    def _enter(self, module, inputs):
+        if not module._modules:
+            scheduler.clock.enter_module(self.module)
 
     def seconds(self):
         """Return what the operator takes that the calling thread is about to issue."""
-        return self.autograd if in_backward() and not torch.is_grad_enabled() else self.python
+        return self.autograd if in_backward() and not torch.is_grad_enabled() else self.operator
+
+    def scaled(self, factor, source):
+        """Return a host that takes `factor` times as long."""
+        figures = (factor * each for each in (self.operator, self.module, self.autograd))
+        return Host(*figures, source)
 
     def __str__(self):
-        if self.python == self.autograd:
-            return f"host {self.python * 1e6:.3g} µs"
-        return f"host {self.python * 1e6:.3g} and {self.autograd * 1e6:.3g} µs"
+        micros = [each * 1e6 for each in (self.operator, self.module, self.autograd)]
+        if not self.module and self.operator == self.autograd:
+            return f"host {micros[0]:.3g} µs"
+        return "host " + "/".join(f"{each:.3g}" for each in micros) + " µs"
+
+
+_hooks = {}  # Host -> the handle of its hook
 
 
 class MeasuredHost:
@@ -59,6 +80,7 @@ class MeasuredHost:
     """
 
     source = "measured here, while the program runs"
+    module = 0.0  # is part of what is measured
     launch = 5e-6  # cudaLaunchKernel and the dispatcher of torch, as in C++ programs
 
     def __init__(self):
@@ -105,7 +127,7 @@ class MeasuredHost:
 
 
 # Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.
-EAGER = Host(45e-6, 15e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
+EAGER = Host(10e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
 HOSTS = {"eager": EAGER}
 
 
@@ -125,5 +147,5 @@ def as_host(host):
             raise ValueError(f'host is "eager", "measured", seconds or a Host: got {host!r}')
         return HOSTS[host]
     if isinstance(host, (int, float)) and not isinstance(host, bool):
-        return Host(float(host), float(host))
+        return Host(float(host), 0.0, float(host))
     raise TypeError(f'host is "eager", "measured", seconds or a Host: got {host!r}')

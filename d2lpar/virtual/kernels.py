@@ -117,7 +117,7 @@ _DO_PRODUCTS = re.compile(
 def may_do_products(name):
     """Return whether an operator may do products: by its name in torch, by its tags elsewhere."""
     namespace, _, packet = name.rpartition(".")
-    if namespace in ("", "aten", "prims"):
+    if namespace in ("", "aten", "prims", "fsdp"):
         return _DO_PRODUCTS.search(packet) is not None
     operator = getattr(getattr(torch.ops, namespace), packet)
     tags = {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}

@@ -11,6 +11,7 @@ from .caching import CachingAllocator
 from .scheduler import under_way, wait
 
 MIB = 2**20
+_SHIFT = 48  # bits for the bytes of a block beside its address
 GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
 
 
@@ -74,7 +75,7 @@ class Memory:
         self._highest = self.num_allocations = self.total_allocated = self.num_retries = (
             self.num_ooms
         ) = 0
-        self._next_address = (device.index + 1) << 40
+        self._next_address = (device.index + 1) << 48
         # By address. A reference that is collected together with its block does not call back.
         self._live = {}
         self._freed = deque()  # references whose block is gone and that are not accounted yet
@@ -86,8 +87,11 @@ class Memory:
     def follow(self, caching):
         """Begin to follow what CUDA's caching allocator would reserve, or stop."""
         self.collect()
-        # The references of new blocks, and the addresses of freed ones, which it has not seen yet.
-        self._news = deque(self._live.values(), None if caching else 0)
+        # What it has not seen yet, as numbers, since a reference that is kept would call back: the
+        # address and the bytes of a new block, or the address of a freed one, negative.
+        live = self._live.values() if caching else ()
+        blocks = ((each.address << _SHIFT) + each.num_bytes for each in live)
+        self._news = deque(blocks, None if caching else 0)
         self._caching = CachingAllocator(self.limit) if caching else None
 
     def set_limit(self, limit, fraction=1.0):
@@ -125,7 +129,7 @@ class Memory:
                     self.peak = allocated
                 if reserved > self.held_peak:
                     self.held_peak = reserved
-                self._news.append(reference)
+                self._news.append((address << _SHIFT) + num_bytes)
                 return block
             if is_exact:
                 self._wait_for_memory(num_bytes)
@@ -195,8 +199,8 @@ class Memory:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
                         continue  # a destructor that ran meanwhile has come here first
-                else:
-                    self._news.append(reference.address)
+                elif reference.address is not None:
+                    self._news.append(-reference.address)
                 # One step to `popleft`. An interrupted allocation leaves a reference without an
                 # address: it was never accounted.
                 if reference.address is not None:
@@ -219,7 +223,7 @@ class Memory:
     def _release(self):
         for reference in tuple(self._held.values()):
             if not any(map(under_way, reference.pending)) and reference.address in self._held:
-                self._news.append(reference.address)
+                self._news.append(-reference.address)
                 del self._held[reference.address]
                 del self._live[reference.address]
                 self.held -= reference.num_bytes
@@ -251,12 +255,11 @@ class Memory:
         caching, news = self._caching, self._news
         with self._lock:
             while news:
-                what = news[0]
-                if isinstance(what, _Reference):
-                    caching.allocate(what.address, what.num_bytes)
+                what = news.popleft()
+                if what > 0:
+                    caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
                 else:
-                    caching.free(what)
-                news.popleft()
+                    caching.free(-what)
         return caching
 
     def empty_cache(self):

@@ -12,6 +12,7 @@ long that takes, is up to its engine (`engines.py`).
 """
 
 import sys
+import contextlib
 import threading
 from functools import partial
 from heapq import heappop, heappush
@@ -70,6 +71,13 @@ class WallClock:
 
     def host_allocates(self, num_bytes):
         """Do nothing, for the same reason."""
+
+    def copy_modules(self, number):
+        """Do nothing, for the same reason."""
+
+    def shared_by(self, threads):
+        """Return a context manager that does nothing."""
+        return contextlib.nullcontext()
 
     def catch_up(self):
         """Do nothing: every op that has ended is done."""

@@ -13,6 +13,7 @@ All of this happens in one thread, the simulator, which no interrupt reaches. It
 only, and before it answers one it takes over the ops that hosts have handed over.
 """
 
+import contextlib
 import functools
 import threading
 from collections import deque
@@ -80,8 +81,8 @@ class Host:
     """The clock of a thread that issues ops, in seconds.
 
     In a backward pass there is a clock for each device, because autograd has a thread for each GPU
-    then; virtual GPUs only issue all of it from one. Threads do not wait for each other: Python's
-    lock, which real threads share, is not in the model.
+    then; virtual GPUs only issue all of it from one. Threads do not wait for each other: only those
+    of nn.DataParallel share Python's lock, see `Simulation.shared_by`.
     """
 
     def __init__(self, simulation, now):
@@ -170,6 +171,7 @@ class Simulation:
         self.values = values
         self._hosts = threading.local()
         self._num_hosts = 0
+        self._sharing = 1  # threads that share Python's lock, see `shared_by`
         self._ready = []  # heap of (ready, issued, device, stream, number, op)
         self._number = 0
 
@@ -212,6 +214,23 @@ class Simulation:
         host = self.host()
         host.set(host.now() + seconds)
 
+    def enter_module(self, seconds):
+        """Advance the calling thread's clock by what the call of a module takes."""
+        self.advance(seconds * self._sharing)
+
+    def copy_modules(self, number):
+        """Advance the calling thread's clock by what copying `nn.Module`s takes."""
+        self.advance(number * self.issuing.module)
+
+    @contextlib.contextmanager
+    def shared_by(self, threads):
+        """Within it, that many threads of hosts issue at a time, and share Python's lock."""
+        self._sharing, before = threads, self._sharing
+        try:
+            yield
+        finally:
+            self._sharing = before
+
     def host_allocates(self, num_bytes):
         """Advance the calling thread's clock by what new memory of the CPU takes."""
         if num_bytes >= NEW_MEMORY_FROM:
@@ -235,7 +254,7 @@ class Simulation:
                 if other is not None and other.issued > issued:
                     if other.engine.clock is self:
                         issued = other.issued
-        issued += self.issuing.seconds()
+        issued += self.issuing.seconds() * self._sharing
         host.set(issued, device)
         return issued
 

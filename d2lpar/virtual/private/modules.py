@@ -60,7 +60,7 @@ def allow_foreach(tensor_class):
     of_utilities.append(tensor_class)
 
 
-def patch_data_parallel(comm, is_ours, get_stream, device_type):
+def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing):
     """Give nn.DataParallel what it has for CUDA only.
 
     Args:
@@ -68,6 +68,9 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type):
         is_ours: function that tells whether tensors are on virtual GPUs.
         get_stream: function of a device that returns a side stream for copies to it.
         device_type: what programs call the devices.
+        copying: function called with the number of modules that are copied.
+        sharing: function of a number of threads that returns a context manager, for the time in
+            which they share Python's lock.
     """
     from torch.nn.parallel import _functions, data_parallel
     from torch.nn.parallel import comm as torch_comm
@@ -78,6 +81,20 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type):
     data_parallel._get_available_device_type = lambda: device_type
     torch._utils._get_available_device_type = lambda: device_type
     _functions._get_stream = get_stream
+    replicate, parallel_apply = data_parallel.replicate, data_parallel.parallel_apply
+
+    @functools.wraps(replicate)
+    def counted_replicate(network, devices, detach=False):
+        copying(len(devices) * sum(1 for _ in network.modules()))
+        return replicate(network, devices, detach)
+
+    @functools.wraps(parallel_apply)
+    def shared_parallel_apply(modules, *args, **kwargs):
+        with sharing(len(modules)):
+            return parallel_apply(modules, *args, **kwargs)
+
+    data_parallel.replicate = counted_replicate
+    data_parallel.parallel_apply = shared_parallel_apply
 
 
 def _choose(theirs, ours, test):
