@@ -30,6 +30,7 @@ from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
 from published import Row, modelled, seconds_of
 
 GB, GIB = 1e9, 2**30
@@ -62,8 +63,9 @@ H100_96 = replace(
 
 
 def machine(gpu, gpus, gbits, name, source, cards=8, latency=10e-6):
-    """Return a machine with network cards of `gbits` Gbit/s each, of which NCCL reaches 0.92."""
-    network = Link(0.92 * gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s", startup=20e-6)
+    """Return a machine with network cards of `gbits` Gbit/s each."""
+    reached = FOR_ALL_GPUS if cards == 1 else BESIDE_GPUS
+    network = Link(reached * gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s", startup=20e-6)
     return Machine(gpu, gpus, 2, network, cards, name=name, source=source)
 
 

@@ -22,6 +22,7 @@ from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
 
 from . import Row, seconds_of
 
@@ -127,9 +128,9 @@ def nvlink2(gpu, links):
     return replace(GPUS[gpu], peer_link=Link(links * 24e9, 5e-6, name=f"NVLink 2, {links} links"))
 
 
-def network(rate):
-    """Return the link of a network card, of whose bytes/s NCCL reaches 0.92."""
-    return Link(0.92 * rate, 10e-6, name="network", startup=20e-6)
+def network(rate, reached=FOR_ALL_GPUS):
+    """Return the link of a network card, of whose bytes/s NCCL reaches so much."""
+    return Link(reached * rate, 10e-6, name="network", startup=20e-6)
 
 
 # All of a V100's six links lead to the other seven GPUs of a DGX-1; to three of them four do, and
@@ -138,7 +139,7 @@ DGX1_16GB = Machine(
     nvlink2("v100", 6),
     gpus=8,
     gpus_per_switch=2,
-    network=network(12.5e9),
+    network=network(12.5e9, BESIDE_GPUS),
     network_cards=4,
     source="NVIDIA DGX-1 guide",
 )
@@ -146,7 +147,7 @@ DGX_A100 = Machine(
     "a100",
     gpus=8,
     gpus_per_switch=2,
-    network=network(25e9),
+    network=network(25e9, BESIDE_GPUS),
     network_cards=8,
     source="NVIDIA DGX A100 guide",
 )
@@ -1117,7 +1118,7 @@ def dlperf():
     are taken as torch's DDP and autocast with a scaled loss.
     """
     source = "github.com/Oneflow-Inc/DLPerf"
-    machine = replace(DGX1_16GB, source=source)  # 1 card of 100 Gbit/s InfiniBand
+    machine = replace(DGX1_16GB, network=network(12.5e9), network_cards=1, source=source)
     for where, gpus, size, amp, rate, of_one in (
         ("PyTorch/resnet50v1.5: FP32, DALI, worker=48", 16, 128, None, 5193.09, 350.66),
         ("PyTorch/resnet50v1.5: FP32, DALI, worker=48", 32, 128, None, 10_032.72, 350.66),

@@ -1,8 +1,8 @@
 """How much memory CUDA's caching allocator would reserve for the blocks that a program uses.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp with default settings: sizes are rounded to
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with default settings. Sizes are rounded to
 512 bytes; blocks of up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of
-20 MiB, and a larger one gets a segment of its own, rounded to 2 MiB. The smallest free block that is
+20 MiB, and a larger one gets its own segment, rounded to 2 MiB. The smallest free block that is
 large enough is taken, and its rest stays free if it is worth it. Segments are kept until
 `empty_cache`, or until the device is full.
 """

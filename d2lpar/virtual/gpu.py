@@ -13,6 +13,7 @@ from .private.operators import tf32_is_allowed
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
 TENSOR_CORE_EFFICIENCY = 0.88  # the largest tiles on A100s, before waves and TILE_SECONDS
+CONVOLUTION_EFFICIENCY = 0.8  # of what products reach; ResNets in float32 on a V100
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
@@ -74,6 +75,9 @@ class GPU:
         - its bytes, at MEMORY_EFFICIENCY of the bandwidth of the memory;
         - its products of matrices, one after the other, see `product_seconds`. Where these are not
           known it warns, once for each operator.
+
+        A convolution on tensor cores has its tensors copied before and after, unless their layout
+        is channels_last.
         """
         if kernel.products is None:
             _warn_of_unknown_products(kernel.name)
@@ -81,7 +85,10 @@ class GPU:
             self.product_seconds(each, kernel.dtype, kernel.name) for each in kernel.products or ()
         )
         num_bytes = kernel.num_bytes / (MEMORY_EFFICIENCY * self.bandwidth)
-        return max(LEAST_SECONDS, num_bytes, products)
+        seconds = max(LEAST_SECONDS, num_bytes, products)
+        if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
+            seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
+        return seconds
 
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
         """Return how long a `Product` takes.
@@ -103,6 +110,8 @@ class GPU:
         start, sides = TILE_SECONDS, TENSOR_CORE_TILES
         if unit in _PLAIN:
             start, sides, rate = 0.0, TILES, rate * product.saving
+            if "convolution" in name:
+                rate *= CONVOLUTION_EFFICIENCY
         best = float("inf")
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])

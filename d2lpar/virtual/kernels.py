@@ -40,6 +40,8 @@ class Kernel(NamedTuple):
             where it may do products that are not known here.
         num_bytes: bytes that it reads and writes.
         dtype: the dtype of its first tensor.
+        channels_first: whether it is a convolution of tensors in the layout (N, C, H, W), which
+            tensor cores do not take.
         signature: what distinguishes it from other kernels, without the device.
     """
 
@@ -48,6 +50,7 @@ class Kernel(NamedTuple):
     num_bytes: int
     dtype: torch.dtype
     signature: tuple
+    channels_first: bool = False
 
 
 # Operators that read as many elements of their first argument as they write, not all of it.
@@ -101,7 +104,14 @@ def describe_kernel(name, args, kwargs, out, written):
         num_read + num_written,
         layouts[0].dtype if layouts else torch.float32,
         (name, *map(_described, arguments)),
+        "convolution" in packet and bool(layouts) and _is_channels_first(layouts[0]),
     )
+
+
+def _is_channels_first(layout):
+    """Return whether images (N, C, H, W) have their channels one after the other in memory."""
+    size, stride = layout.size, layout.stride
+    return len(size) == 4 and size[1] > 1 and stride[1] != 1
 
 
 # Operators of torch that do products: each number that they read is used many times. Those that use

@@ -129,6 +129,18 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
     return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
 
 
+def _convolution(tensor, weight, *args):
+    """Return an empty result in the layout of images or weights, as on CUDA and on the CPU."""
+    out = aten.convolution.default(tensor, weight, *args)
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if out.dim() == dims and any(
+            each.is_contiguous(memory_format=layout) and not each.is_contiguous()
+            for each in (tensor, weight)
+        ):
+            return out.contiguous(memory_format=layout)
+    return out
+
+
 def _native_layer_norm(tensor, shape, weight, bias, eps):
     like, n = tensor if weight is None else weight, len(shape)
     saved = like.new_empty((*tensor.shape[:-n], *(1,) * n))
@@ -167,6 +179,7 @@ tables.shape.update(
         aten.native_batch_norm_backward.default: _native_batch_norm_backward,
         aten._native_batch_norm_legit.default: _native_batch_norm,
         aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
+        aten.convolution.default: _convolution,
         aten.native_layer_norm.default: _native_layer_norm,
         aten.native_group_norm.default: _native_group_norm,
         aten.native_group_norm_backward.default: _native_group_norm_backward,

@@ -11,8 +11,8 @@ ready ops, an engine takes the one that became ready first (`ReadyQueue`). What 
 long that takes, is up to its engine (`engines.py`).
 """
 
-import sys
 import contextlib
+import sys
 import threading
 from functools import partial
 from heapq import heappop, heappush

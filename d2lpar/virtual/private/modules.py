@@ -1,6 +1,7 @@
 """Making nn.Module, nn.DataParallel and optimizers work with tensors on virtual GPUs."""
 
 import functools
+import sys
 from types import FunctionType, SimpleNamespace
 
 import torch
@@ -72,8 +73,11 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing
         sharing: function of a number of threads that returns a context manager, for the time in
             which they share Python's lock.
     """
-    from torch.nn.parallel import _functions, data_parallel
+    from torch.nn.parallel import _functions
     from torch.nn.parallel import comm as torch_comm
+
+    # torch.nn.parallel.data_parallel is the function of this name
+    data_parallel = sys.modules["torch.nn.parallel.data_parallel"]
 
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
         setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
