@@ -1245,7 +1245,9 @@ def nanotron(data, tensor, stages, batch, memory=False):
     """
 
     def program(machine, gpus):
-        devices = modelled(stages, machine)
+        # one process issues for all stages here, where each has its own
+        host = machine.host.scaled(1 / stages, machine.host.source)
+        devices = modelled(stages, replace(machine, host=host))
         with grid(devices[0], data=data, tensor=tensor) as mesh:
             replicas, group = mesh["data"].get_group(), mesh["tensor"].get_group()
             nets = []
