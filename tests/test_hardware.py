@@ -11,6 +11,7 @@ from d2lpar.virtual import gpu as gpu_figures
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
+from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
 from d2lpar.virtual.kernels import Kernel, Product
 
 LINK = Link(1e9)
@@ -89,7 +90,7 @@ def test_a_gpu_computes_in_float32():
         gpu(peaks={"float16": 1e9})
 
 
-@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch"])
+@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch", "network_cards"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
 def test_a_machine_has_whole_numbers_of_gpus(name, value):
     with pytest.raises(ValueError, match=f"{name} .*{value!r}"):
@@ -137,11 +138,11 @@ def test_devices_have_the_memory_and_the_links_of_what_they_model():
     assert [device.link for device in found] == [each.link for each in models]
     expected = [each.peer_link or each.link for each in models]
     assert [device.peer_link for device in found] == expected
-    assert hardware_name() == ", ".join(each.name for each in models)
-    virtual_gpus(2, model="v100", memory=1000, link=None, peer_link=7)
+    assert hardware_name() == ", ".join(each.name for each in models) + f", {EAGER}"
+    virtual_gpus(2, model="v100", memory=1000, link=None, peer_link=7, host=8e-6)
     assert found[0].memory.limit == 1000
     assert found[0].link is None and found[0].peer_link == Link(7.0)
-    assert hardware_name() == f"2 x {GPUS['v100'].name}"
+    assert hardware_name() == f"2 x {GPUS['v100'].name}, host 8 µs"
 
 
 def test_over_the_network_its_link_counts():

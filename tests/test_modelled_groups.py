@@ -4,6 +4,7 @@ Each test runs in every rank of a job; see `ranks.in_ranks`. Kernels take the se
 says, a link moves a byte a second, and launches take no time unless a test says so.
 """
 
+import contextlib
 import copy
 import gc
 import os
@@ -41,6 +42,7 @@ from d2lpar.virtual import (
     virtual_gpus,
 )
 from d2lpar.virtual.distributed import timekeeper
+from d2lpar.virtual.distributed.routes import Route
 from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Rank
 
 
@@ -557,7 +559,7 @@ def say(keeper, number, kind, *message):
 
 
 def post(keeper, number, key, members, now, text="all_reduce"):
-    link = 1.0, 0.0
+    link = 1.0, 0.0, 0.0
     say(keeper, number, "post", now, key, members, (text, now, "here", link, link, True))
 
 
@@ -607,7 +609,7 @@ def test_a_question_that_has_crossed_with_news_has_no_answer(keeper):
     post(keeper, 0, "a", (0, 1), 1.0)
     post(keeper, 0, "b", (0, 2), 1.0)
     post(keeper, 1, "a", (0, 1), 3.0)
-    assert heard(keeper, 0) == [("meet", "a", 3.0, 1.0, 0.0, True)]
+    assert heard(keeper, 0) == [("meet", "a", 3.0, Route(1.0, 0.0), True)]
     post(keeper, 2, "x", (1, 2), 9.0)
     say(keeper, 0, "ask", 5.0, 0)  # it does not know yet that it has something to do at 3
     assert heard(keeper, 0) == []
@@ -689,9 +691,9 @@ def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_lin
         assert end() == seconds
 
 
-@pytest.mark.parametrize(("k", "seconds"), [(2, 8.0), (3, 21.0)])
+@pytest.mark.parametrize(("k", "seconds"), [(2, 8.0), (4, 24.5)])
 def test_equal_ranks_that_fill_a_machine_use_no_network(k, seconds):
-    """2 ranks: 8 bytes at 1 byte a second. 3: 10 bytes at a half, and 4 latencies."""
+    """2 ranks: 8 bytes at 1 byte a second. 4: 12 bytes at a half, 2 of 6 steps between machines."""
     link, network = Link(1.0), Link(0.5, latency=0.25)
     fixed_gpus(1, gpus=2, peer_link=link, network=network)
     with equal_ranks(k):
@@ -924,7 +926,8 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
         Client(("127.0.0.1", keeper.port), authkey=b"wrong")
     for sent in (evil, b"{", b"[" * 10_000, b"1", b'"_give_leave"', b"null", b" " * 2**20 + b"0"):
         with enter(keeper) as stranger:
-            stranger.send_bytes(sent)
+            with contextlib.suppress(ConnectionError):  # it may hang up before it has all
+                stranger.send_bytes(sent)
             assert stranger.poll(20), sent[:20]
             with pytest.raises((EOFError, OSError)):
                 stranger.recv_bytes()
@@ -933,9 +936,9 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
     store.add(f"{timekeeper._KEY}/ranks", 1)
     store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
     member = Member(store, 0, 1, timedelta(seconds=20), lambda *what: None)
-    key, link = ("a group", None, 7), (3.0, 0.1 + 0.2)
-    member.post(1.0, key, (0,), "all_reduce", 0.7, ("here",), link, (1.0, NEVER), True)
-    assert member.ask(NEVER) == [("meet", key, 0.7, 3.0, 0.1 + 0.2, True)]
+    key, link = ("a group", None, 7), (3.0, 0.1 + 0.2, 0.5)
+    member.post(1.0, key, (0,), "all_reduce", 0.7, ("here",), link, (1.0, NEVER, 0.0), True)
+    assert member.ask(NEVER) == [("meet", key, 0.7, Route(*link), True)]
     member._connection.send_bytes(evil)  # it has lost its mind
     answers = []
     with in_thread(lambda: answers.extend([member.ask(5.0), member.ask(6.0)])):
@@ -1025,13 +1028,12 @@ def test_nodes_of_torchrun_on_one_machine_are_machines_of_the_model():
     """8 bytes among 2 ranks: 8 s over the link of a machine, 16 s over the network."""
 
     def work(nodes):
-        os.environ["GROUP_RANK"] = str(dist.get_rank() % nodes)
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("GROUP_RANK", str(dist.get_rank() % nodes))
+            patch.setenv("LOCAL_WORLD_SIZE", str(2 // nodes))
             _, device, group = set_up(gpus=2, network=Link(0.5))
             dist.all_reduce(room(8, device), group=group)
             return end()
-        finally:
-            del os.environ["GROUP_RANK"]
 
     assert [job_of(2).run(work, nodes) for nodes in (1, 2)] == [[8, 8], [16, 16]]
 
@@ -1047,9 +1049,9 @@ def test_a_loop_that_asks_whether_a_collective_has_ended_ends():
 def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper):
     for number, (link, network, host) in enumerate(
         [
-            ((8.0, 0.1), (1.0, 2.0), "a"),
-            ((4.0, 0.3), (3.0, 1.0), "a"),
-            ((9.0, 0.2), (9.0, 0.2), "b"),
+            ((8.0, 0.1, 0.2), (1.0, 2.0, 5.0), "a"),
+            ((4.0, 0.3, 0.1), (3.0, 1.0, 6.0), "a"),
+            ((9.0, 0.2, 7.0), (9.0, 0.2, 0.0), "b"),
         ]
     ):
         for members in ((0, 1), (0, 1, 2)):
@@ -1057,4 +1059,7 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
                 figures = "all_reduce", 1.0, host, link, network, True
                 say(keeper, number, "post", 1.0, members, members, figures)
     met = [message for message in heard(keeper, 1) if message[0] == "meet"]
-    assert met == [("meet", (0, 1), 1.0, 4.0, 0.3, True), ("meet", (0, 1, 2), 1.0, 1.0, 2.0, True)]
+    assert met == [
+        ("meet", (0, 1), 1.0, Route(4.0, 0.3, 0.2), True),
+        ("meet", (0, 1, 2), 1.0, Route(1.0, 0.3, 7.0, machines=2, between=2.0), True),
+    ]

@@ -141,7 +141,9 @@ def _efficient_backward_shape(grad, query, key, value, *args, scale=None):
 
 
 def _seed(generator):
-    return torch.randint(2**62, (), generator=generator)
+    """Return the seed of the kernel, so that dropout draws what the CPU draws from it."""
+    seed = generator.initial_seed()
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device=CPU)
 
 
 def _seed_like(query):
