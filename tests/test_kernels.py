@@ -135,17 +135,24 @@ def test_flops_of_resnet_forward_and_backward_are_those_that_torch_counts(device
     assert flops(found) == counter.get_total_flops() > 1e8
 
 
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_first):
+def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_first, backend):
     layer = nn.TransformerEncoderLayer(
         16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
     )
     shape = (2, 5, 16)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        layer(torch.ones(shape)).sum().backward()  # torch does not count the CPU's own attention
-    layer = layer.to(device)
-    with kernels() as found:
-        layer(torch.ones(shape, device=device)).sum().backward()
+    with sdpa_kernel(backend):
+        # torch does not count the CPU's own attention, and the CPU has no other that is fused
+        where = device if backend == SDPBackend.EFFICIENT_ATTENTION else "cpu"
+        layer = layer.to(where)
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.ones(shape, device=where)).sum().backward()
+        layer = layer.to(device)
+        with kernels() as found:
+            layer(torch.ones(shape, device=device)).sum().backward()
+    fused = any("efficient" in kernel.name for kernel in found)
+    assert fused == (backend == SDPBackend.EFFICIENT_ATTENTION)
     assert flops(found) == counter.get_total_flops() > 0
 
 
