@@ -9,9 +9,8 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
-from modelling import fixed_gpus
+from modelling import fixed_gpus, flops, kernels, seconds_of
 from ranks import a_group, end_jobs, in_ranks
-from test_kernels import flops, kernels, seconds_of
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel

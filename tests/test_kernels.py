@@ -1,46 +1,24 @@
 """What kernels have to do: FLOPs as torch counts them, bytes counted by hand."""
 
-import contextlib
 import math
 import warnings
 
 import pytest
 import torch
+from modelling import flops, kernels, seconds_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import d2lpar
-from d2lpar.virtual import clock, gpu, virtual_gpus
-from d2lpar.virtual.kernels import Product, kernel_of, may_do_products
-from d2lpar.virtual.streams import Stream
+from d2lpar.virtual import gpu, virtual_gpus
+from d2lpar.virtual.kernels import Product, may_do_products
 
 
 @pytest.fixture
 def device():
     return virtual_gpus(1)[0]
-
-
-@contextlib.contextmanager
-def kernels():
-    """Give a list that holds the `Kernel` of each op that was issued in the block."""
-    found, issue = [], Stream.issue
-
-    def noting(stream, op, *args):
-        if op.kind == "kernel":
-            found.append(kernel_of(op))
-        return issue(stream, op, *args)
-
-    Stream.issue = noting
-    try:
-        yield found
-    finally:
-        Stream.issue = issue
-
-
-def flops(found):
-    return sum(product.flops for kernel in found for product in kernel.products)
 
 
 def both(program, device, *shapes, **options):
@@ -254,14 +232,6 @@ def test_a_signature_tells_shapes_layouts_and_numbers_but_not_devices():
 
 def test_a_product_counts_multiplications_and_additions():
     assert Product(2, 3, 5, 7).flops == math.prod([2, 2, 3, 5, 7])
-
-
-def seconds_of(work):
-    torch.vgpu.synchronize()
-    start = clock()
-    work()
-    torch.vgpu.synchronize()
-    return clock() - start
 
 
 def test_fused_attention_takes_as_long_as_its_products():

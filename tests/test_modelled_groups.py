@@ -15,6 +15,7 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
@@ -24,9 +25,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import frame_in, in_thread
-from modelling import BYTE_A_SECOND, fixed_gpus, sleep
+from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
@@ -44,6 +48,7 @@ from d2lpar.virtual import (
 from d2lpar.virtual.distributed import timekeeper
 from d2lpar.virtual.distributed.routes import Route
 from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Rank
+from d2lpar.virtual.hardware import Machine
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -699,6 +704,143 @@ def test_equal_ranks_that_fill_a_machine_use_no_network(k, seconds):
     with equal_ranks(k):
         dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
         assert end() == seconds
+
+
+# -- which way a group goes
+
+
+NETWORKED = {"gpus": 8, "peer_link": Link(100.0), "network": Link(1.0)}
+
+
+def seconds_of_sum(group=None, num_bytes=8):
+    """Return how long a sum of so many bytes takes, on an idle GPU."""
+    begun = end()
+    dist.all_reduce(torch.empty(num_bytes, dtype=torch.uint8, device="vgpu"), group=group)
+    return end() - begun
+
+
+@pytest.mark.parametrize("cards", [1, 2, 8])
+def test_a_group_gets_the_parts_of_its_ranks_in_the_cards_of_their_machines(cards):
+    """Each of 8 ranks of a machine has an eighth of what its cards move, a byte a second each."""
+    fixed_gpus(1, network_cards=cards, **NETWORKED)
+    with equal_ranks(16):
+        across, inside, two = (dist.new_group(ranks) for ranks in ([0, 8], range(8), [0, 1, 8, 9]))
+        assert seconds_of_sum(across) == 8 / (cards / 8)  # 2 (k - 1) / k of 8 bytes
+        assert seconds_of_sum(inside) == pytest.approx(14 / 100)
+        assert seconds_of_sum(two) == 12 / (2 * cards / 8)
+        assert seconds_of_sum() == 15 / cards
+        assert dist.new_group(range(8, 16)) == dist.GroupMember.NON_GROUP_MEMBER
+
+
+def test_a_link_that_is_narrower_than_the_network_decides():
+    fixed_gpus(1, gpus=2, peer_link=Link(0.25), network=Link(100.0))
+    with equal_ranks(4):
+        assert seconds_of_sum(dist.new_group([0, 2])) == 8 / 0.25
+
+
+@pytest.mark.parametrize("by", ["equal_ranks", "FakeStore()"])
+def test_a_mesh_of_two_dimensions_goes_over_the_network_and_inside_a_machine(by):
+    """torch's store for fake groups is in Python, and nothing but the group keeps it."""
+    fixed_gpus(1, **NETWORKED)
+    with contextlib.ExitStack() as stack:
+        if by == "equal_ranks":
+            stack.enter_context(equal_ranks(16))
+        else:
+            dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=16)
+            stack.callback(dist.destroy_process_group)
+        gc.collect()
+        mesh = init_device_mesh("vgpu", (2, 8), mesh_dim_names=("across", "inside"))
+        assert seconds_of_sum(mesh.get_group("across")) == 64
+        assert seconds_of_sum(mesh.get_group("inside")) == pytest.approx(14 / 100)
+        assert mesh["across"].size() == 2 and mesh.get_local_rank("inside") == 0
+
+
+def test_hybrid_sharding_gathers_inside_a_machine_and_sums_between_machines():
+    """Two layers of 256 bytes among 8 ranks that shard and 2 that replicate: bytes by hand."""
+    (device,) = fixed_gpus(1, seconds=0.0, values=False, **NETWORKED)
+    with equal_ranks(16):
+        mesh = init_device_mesh("vgpu", (2, 8), mesh_dim_names=("replicate", "shard"))
+        net = torch.nn.Sequential(*(torch.nn.Linear(8, 8, bias=False) for _ in range(2)))
+        net.to(device)
+        for each in (*net, net):
+            fully_shard(each, mesh=mesh)
+        spans = start_recording()
+        net(torch.ones(4, 8, device=device)).sum().backward()
+        end()
+        stop_recording(spans)
+    found = Counter(
+        (span.name, span.num_bytes, round(span.end - span.start, 9))
+        for span in spans
+        if span.kind == "collective"
+    )
+    moved = 7 * 256 // 8  # of a gather and of a scattered sum, over the links of a machine
+    assert {(num_bytes, seconds) for _, num_bytes, seconds in found} == {
+        (moved, moved / 100),
+        (32, 32 * 8.0),  # a shard's gradients, by the eighth of a card
+    }
+    names = Counter(span.name for span in spans if span.kind == "collective")
+    assert names == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 2, "all_reduce": 2}
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+def test_real_ranks_go_the_ways_of_equal_ranks(cards):
+    machine = {"gpus": 2, "network_cards": cards, "network": Link(0.5, latency=0.25)}
+    groups = [0, 1], [0, 2], [0, 1, 2, 3]
+
+    def real():
+        set_up(peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
+        mine = [a_group(ranks) for ranks in groups]
+        rank, found = dist.get_rank(), []
+        for ranks, group in zip(groups, mine, strict=True):
+            dist.barrier(a_group())
+            found.append(seconds_of_sum(group) if rank in ranks else None)
+        return found
+
+    fixed_gpus(1, peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
+    with equal_ranks(4):
+        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups]
+    part = cards * 0.5 / 2
+    assert expected == [
+        2 + 2 * 0.5 + 8 / 4,
+        2 + 2 * 0.25 + 8 / part,
+        2 + 2 * 0.25 + 4 * 0.5 + 12 / (2 * part),  # 2 of the 6 steps are between machines
+    ]
+    assert job_of(4).run(real)[0] == pytest.approx(expected)
+
+
+# -- what a collective takes before its first step, and rings of several links
+
+
+def test_a_collective_takes_the_startup_once_and_a_copy_does_not():
+    link = Link(1.0, latency=0.25, startup=5.0)
+    devices = fixed_gpus(2, peer_link=link, link=link)
+    with equal_ranks(2):
+        assert seconds_of_sum() == 5 + 2 * 0.25 + 8
+        assert seconds_of_sum() == 5 + 2 * 0.25 + 8
+    with equal_ranks(1):
+        assert seconds_of_sum() == 0
+    x = room(8, devices[0])
+    for move in (lambda: x.to(devices[1]), x.cpu):
+        begun = end()
+        move()
+        torch.vgpu.synchronize(devices[1])
+        assert end() - begun == 0.25 + 8
+
+
+@pytest.mark.parametrize(("k", "seconds"), [(2, 2 + 2 * 0.5 + 8), (4, 2 + 6 * 0.5 + 12 / 3)])
+def test_a_group_uses_the_links_to_its_other_ranks_at_the_same_time(k, seconds):
+    """A byte a second to each of the others, 3 at most; the ring has 2 (k - 1) steps."""
+    gpu = Fixed(peer_link=BYTE_A_SECOND)
+    gpu.collective_link = Link(3.0, latency=0.5, startup=2.0)
+    virtual_gpus(1, model=Machine(gpu, host=0))
+    with equal_ranks(k):
+        assert seconds_of_sum() == seconds
+        begun = end()
+        dist.send(room(8, "vgpu"), 1)
+        assert end() - begun == 8  # one message goes over one link
+    virtual_gpus(1, model=Machine(gpu, host=0), peer_link=Link(2.0))  # who says so gets this one
+    with equal_ranks(2):
+        assert seconds_of_sum() == 4
 
 
 def test_what_has_failed_fails_the_collectives_of_equal_ranks():
