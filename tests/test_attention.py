@@ -9,6 +9,7 @@ import itertools
 import pytest
 import torch
 import torch.distributed as dist
+from gates import Gate, run_what_can
 from modelling import fixed_gpus, flops, kernels, seconds_of
 from ranks import a_group, end_jobs, in_ranks
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
@@ -351,6 +352,26 @@ def test_a_program_may_allow_some_kernels_only(device, allowed, float32, bfloat1
             enable(each in allowed)
         check()
     torch.vgpu.set_device(0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend"), [(torch.bfloat16, FLASH), (torch.float32, EFFICIENT)]
+)
+def test_what_is_allowed_when_a_kernel_runs_does_not_matter_to_it(device, dtype, backend):
+    """The CPU has no efficient kernel, and neither of them is allowed once the gate is open."""
+    x = tensors((2, HEADS, LENGTH, WIDTH))[0].to(dtype)
+    expected = attention(x, x, x)
+    x = x.to(device).requires_grad_()
+    with sdpa_kernel(backend):
+        out = attention(x, x, x)
+        out.sum().backward()
+        torch.testing.assert_close(out.detach().cpu(), expected)
+    with Gate(device) as gate:
+        out = attention(x, x, x)
+        with sdpa_kernel(CUDNN):
+            gate.let_go()
+            run_what_can()
+    torch.testing.assert_close(out.detach().cpu(), expected)
 
 
 Q = 2, HEADS, LENGTH, WIDTH
