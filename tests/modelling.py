@@ -5,8 +5,9 @@ import contextlib
 import torch
 
 import d2lpar
-from d2lpar.virtual import Link, virtual_gpus
+from d2lpar.virtual import Link, clock, virtual_gpus
 from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.kernels import kernel_of
 from d2lpar.virtual.streams import Stream
 
 BYTE_A_SECOND = Link(1.0)
@@ -68,3 +69,32 @@ def room(num_bytes, device="cpu"):
     """Return an empty tensor of so many bytes, without an op; on the CPU it is pinned."""
     tensor = torch.empty(num_bytes, dtype=torch.uint8, device=device)
     return tensor.pin_memory() if tensor.device.type == "cpu" else tensor
+
+
+@contextlib.contextmanager
+def kernels():
+    """Give a list that holds the `Kernel` of each op that was issued in the block."""
+    found, issue = [], Stream.issue
+
+    def noting(stream, op, *args):
+        if op.kind == "kernel":
+            found.append(kernel_of(op))
+        return issue(stream, op, *args)
+
+    Stream.issue = noting
+    try:
+        yield found
+    finally:
+        Stream.issue = issue
+
+
+def flops(found):
+    return sum(product.flops for kernel in found for product in kernel.products)
+
+
+def seconds_of(work):
+    torch.vgpu.synchronize()
+    start = clock()
+    work()
+    torch.vgpu.synchronize()
+    return clock() - start

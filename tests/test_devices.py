@@ -548,10 +548,20 @@ def test_presets_carry_the_published_figures_and_their_source():
         "2xnvlink2-measured": 47.9e9,
         "nvlink3-measured": 240e9,
         "nvlink4-measured": 374e9,
+        "nvlink2-collectives": 134e9,
+        "nvlink3-collectives": 220e9,
+        "nvlink4-collectives": 360e9,
+        "pcie4-through-host-collectives": 2.25e9,
+        "25gbe-collectives": 2.875e9,
+        "50gbe-collectives": 5.75e9,
+        "infiniband-edr-collectives": 11.5e9,
+        "infiniband-hdr-collectives": 23e9,
+        "infiniband-ndr-collectives": 46e9,
     }
     for name, link in PRESETS.items():
-        wire = PRESETS.get(name.removesuffix("-measured"))
-        assert name.endswith("-measured") or link.name == name
+        wire = PRESETS.get(name.removesuffix("-measured").removesuffix("-collectives"))
+        assert name.endswith(("-measured", "-collectives")) or link.name == name
+        assert (link.startup > 0) == name.endswith("-collectives")
         assert wire is None or link is wire or link.bandwidth < wire.bandwidth
         assert link.source
         assert link.latency > 0

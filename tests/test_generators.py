@@ -8,6 +8,16 @@ from gates import Gate
 
 from d2lpar.virtual import generators, registry, virtual_gpus
 
+# A seed, and the numbers of SplitMix64 that follow it: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
+SEEDS = (
+    1234567,
+    6457827717110365317,
+    3203168211198807973,
+    9817491932198370423,
+    4593380528125082431,
+    16408922859458223821,
+)
+
 
 @pytest.fixture(autouse=True)
 def devices():
@@ -31,12 +41,16 @@ DRAWS = {
 }
 
 
+def of_cpu(draw, seeds):
+    """Return what the CPU draws first from each of the seeds."""
+    return [draw("cpu", torch.Generator().manual_seed(seed)).tolist() for seed in seeds]
+
+
 @pytest.mark.parametrize("name", DRAWS)
 def test_a_generator_of_the_device_is_drawn_from_and_no_other(devices, name):
     draw = DRAWS[name]
-    on_cpu = torch.Generator().manual_seed(3)
-    expected = [draw("cpu", on_cpu).tolist() for _ in range(2)]
-    generator = torch.Generator(device=devices[1]).manual_seed(3)
+    expected = of_cpu(draw, SEEDS[:2])
+    generator = torch.Generator(device=devices[1]).manual_seed(SEEDS[0])
     torch.vgpu.manual_seed_all(5)
     state = torch.vgpu.get_rng_state(devices[1])
     assert [draw(devices[1], generator).tolist() for _ in range(2)] == expected
@@ -45,13 +59,12 @@ def test_a_generator_of_the_device_is_drawn_from_and_no_other(devices, name):
 
 def test_what_has_no_shape_inference_draws_from_the_device(devices):
     count, half = torch.full((9,), 9.0), torch.full((9,), 0.5)
-    torch.manual_seed(3)
-    expected = [torch.binomial(count, half).tolist() for _ in range(2)]
+    expected = of_cpu(lambda _, g: torch.binomial(count, half, generator=g), SEEDS[:2])
     count, half = count.to(devices[1]), half.to(devices[1])
-    torch.manual_seed(3)
+    torch.manual_seed(SEEDS[0])
     got = [torch.binomial(count, half).tolist() for _ in range(2)]
     assert got == expected
-    torch.vgpu.manual_seed_all(3)
+    torch.vgpu.manual_seed_all(SEEDS[0])
     assert torch.binomial(count, half).tolist() == expected[0]
 
 
@@ -83,7 +96,7 @@ def test_a_new_seed_does_not_change_what_was_drawn_before(devices):
 
     generator = torch.Generator(device=devices[0]).manual_seed(1)
     torch.vgpu.manual_seed_all(1)
-    state = torch.Generator().manual_seed(2).get_state()
+    state = torch.Generator(device=devices[1]).manual_seed(2).get_state()
     with Gate(devices[0]):
         drawn = [torch.rand(3, device=devices[0], generator=generator)]
         generator.manual_seed(2)
@@ -102,25 +115,39 @@ def test_a_new_seed_does_not_change_what_was_drawn_before(devices):
 
 
 def test_the_state_of_a_generator_is_that_after_all_draws_so_far(devices):
-    generator = torch.Generator(device=devices[0]).manual_seed(1)
-    on_cpu = torch.Generator().manual_seed(1)
-    torch.rand(3, generator=on_cpu)
-    with Gate(devices[0]) as gate, gate.opened_later():
+    """It is known at once: the draws are held, by what only the end of the block opens."""
+    generator = torch.Generator(device=devices[0]).manual_seed(SEEDS[0])
+    with Gate(devices[0]) as gate:
         torch.rand(3, device=devices[0], generator=generator)
         state = generator.get_state()
-    assert torch.equal(state, on_cpu.get_state())
-    torch.rand(3, generator=on_cpu)
-    with Gate(devices[0]) as gate, gate.opened_later():
         torch.rand(3, device=devices[0], generator=generator)
         twin = generator.clone_state()
-    expected = torch.rand(3, generator=on_cpu).tolist()
+        assert not gate.open.is_set()
+    assert (state.dtype, state.device) == (torch.uint8, torch.device("cpu"))
+    assert state.numpy().view("uint64").tolist() == [SEEDS[0], 1]  # as on CUDA
+    first, second, third = of_cpu(DRAWS["rand"], SEEDS[:3])
     for each in (generator, twin):
-        assert torch.rand(3, device=devices[0], generator=each).tolist() == expected
+        assert DRAWS["rand"](devices[0], each).tolist() == third
+    other = torch.Generator(device=devices[1])  # the state of another
+    for each in (other.set_state(state), generator.set_state(state)):
+        assert DRAWS["rand"](each.device, each).tolist() == second
+    assert first not in (second, third)
+
+
+@pytest.mark.parametrize("size", [0, 15, 17, 5056])
+def test_a_state_of_another_size_is_refused(devices, size):
+    torch.vgpu.manual_seed_all(1)
+    own = torch.vgpu.get_rng_state(devices[0])
+    message = f"wrong size.* vgpu:0 is 16 bytes.* got {size} elements of torch.uint8"
+    with pytest.raises(RuntimeError, match=message):
+        torch.vgpu.set_rng_state(torch.zeros(size, dtype=torch.uint8), devices[0])
+    with pytest.raises(RuntimeError, match="16 bytes.* got 16 elements of torch.int64"):
+        torch.vgpu.set_rng_state(torch.zeros(16, dtype=torch.int64), devices[0])
+    assert torch.equal(torch.vgpu.get_rng_state(devices[0]), own)
 
 
 def test_one_generator_is_drawn_from_in_the_order_of_issue(devices):
-    generator = torch.Generator(device=devices[0]).manual_seed(1)
-    on_cpu = torch.Generator().manual_seed(1)
+    generator = torch.Generator(device=devices[0]).manual_seed(SEEDS[0])
     sides = [torch.vgpu.Stream(devices[0]) for _ in range(2)]
     drawn = []
     with Gate(devices[0], sides[0]):
@@ -128,8 +155,7 @@ def test_one_generator_is_drawn_from_in_the_order_of_issue(devices):
             with torch.vgpu.stream(sides[i % 2]):
                 drawn.append(torch.rand(3, device=devices[0], generator=generator))
     torch.vgpu.synchronize()
-    expected = [torch.rand(3, generator=on_cpu).tolist() for _ in range(4)]
-    assert [x.tolist() for x in drawn] == expected
+    assert [x.tolist() for x in drawn] == of_cpu(lambda _, g: torch.rand(3, generator=g), SEEDS[:4])
 
 
 def test_seeds_that_nobody_knows(devices):

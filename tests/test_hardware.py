@@ -1,17 +1,25 @@
 """What is modelled: names, machines, refused figures, and the time of a kernel."""
 
 import dataclasses
+import re
+import statistics
+import threading
+import time
 
 import pytest
 import torch
-from modelling import Fixed
+from gates import in_thread
+from modelling import Fixed, fixed_gpus, kernels
+from torch.utils.checkpoint import checkpoint
 
-from d2lpar.virtual import PRESETS, Link, hardware_name, host_takes, virtual_gpus
+from d2lpar.virtual import PRESETS, Link, clock, hardware_name, host_takes, virtual_gpus
 from d2lpar.virtual import gpu as gpu_figures
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
+from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
 from d2lpar.virtual.kernels import Kernel, Product
+from d2lpar.virtual.tensor import VirtualTensor
 
 LINK = Link(1e9)
 
@@ -89,7 +97,7 @@ def test_a_gpu_computes_in_float32():
         gpu(peaks={"float16": 1e9})
 
 
-@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch"])
+@pytest.mark.parametrize("name", ["gpus", "gpus_per_switch", "network_cards"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, "2"])
 def test_a_machine_has_whole_numbers_of_gpus(name, value):
     with pytest.raises(ValueError, match=f"{name} .*{value!r}"):
@@ -137,11 +145,11 @@ def test_devices_have_the_memory_and_the_links_of_what_they_model():
     assert [device.link for device in found] == [each.link for each in models]
     expected = [each.peer_link or each.link for each in models]
     assert [device.peer_link for device in found] == expected
-    assert hardware_name() == ", ".join(each.name for each in models)
-    virtual_gpus(2, model="v100", memory=1000, link=None, peer_link=7)
+    assert hardware_name() == ", ".join(each.name for each in models) + f", {EAGER}"
+    virtual_gpus(2, model="v100", memory=1000, link=None, peer_link=7, host=8e-6)
     assert found[0].memory.limit == 1000
     assert found[0].link is None and found[0].peer_link == Link(7.0)
-    assert hardware_name() == f"2 x {GPUS['v100'].name}"
+    assert hardware_name() == f"2 x {GPUS['v100'].name}, host 8 µs"
 
 
 def test_over_the_network_its_link_counts():
@@ -268,3 +276,165 @@ def test_gpus_and_machines_cannot_be_changed_by_mistake():
         GPUS["v100"].memory = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         MACHINES["dgx1"].gpus = 1
+
+
+# -- the host
+
+
+def test_a_host_is_a_name_seconds_or_a_host():
+    assert as_host("eager") is EAGER and EAGER.python > EAGER.autograd > 0
+    assert as_host(2e-6) == Host(2e-6, 2e-6) and as_host(0) == Host(0.0, 0.0)
+    own = Host(3e-6, 1e-6, "me")
+    assert as_host(own) is own and str(own) == "host 3 and 1 µs"
+    assert isinstance(as_host("measured"), MeasuredHost)
+    assert as_host("measured") is not as_host("measured"), "each simulation has its own"
+    assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own
+    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3 and 1 µs")
+
+
+@pytest.mark.parametrize(
+    ("host", "error"),
+    [
+        ("fast", ValueError),
+        (-1e-9, ValueError),
+        (float("inf"), ValueError),
+        (float("nan"), ValueError),
+        (True, TypeError),
+        (None, TypeError),
+        ([1e-6], TypeError),
+    ],
+)
+def test_a_host_that_is_none_is_refused(host, error):
+    devices = virtual_gpus(2, memory=12345678)
+    with pytest.raises(error, match=re.escape(repr(host))):
+        Machine("v100", host=host)
+    if host is not None:  # the machine's own
+        with pytest.raises(error, match=re.escape(repr(host))):
+            virtual_gpus(2, model="v100", host=host)
+    assert hardware_name() == "" and len(devices) == torch.vgpu.device_count()
+
+
+@pytest.mark.parametrize("figures", [(-1.0, 1.0), (1.0, -1.0), (float("inf"), 1.0)])
+def test_both_figures_of_a_host_are_seconds(figures):
+    with pytest.raises(ValueError, match=f"{min(figures) if min(figures) < 0 else 'inf'}"):
+        Host(*figures)
+
+
+@pytest.mark.parametrize("host", [8e-6, "eager", "measured"])
+def test_a_host_needs_a_model(host):
+    with pytest.raises(ValueError, match=f"host={host!r} needs model"):
+        virtual_gpus(2, host=host)
+
+
+def took(program):
+    """Return the seconds of the clock that the host spends in a program, and its kernels."""
+    torch.vgpu.synchronize()
+    with kernels() as found:
+        begun = clock()
+        program()
+        return clock() - begun, len(found)
+
+
+def test_what_autograd_issues_costs_less_than_what_python_issues():
+    """And what a checkpoint computes again is issued by Python, though in a backward pass."""
+    fixed_gpus(1, launch=Host(1.0, 2.0**-8))
+    x = torch.ones(2, 3, device="vgpu", requires_grad=True)
+    seconds, forward = took(lambda: x.sin().cos().exp())
+    assert seconds == forward == 3
+    y, ones = x.sin().cos().exp(), torch.ones_like(x)
+    seconds, backward = took(lambda: y.backward(ones))
+    assert backward > 3 and seconds == backward * 2.0**-8
+    y = checkpoint(lambda x: x.sin().cos().exp(), x, use_reentrant=False)
+    seconds, both = took(lambda: y.backward(ones))
+    again = both - backward - 1  # x.grad is there by now, and is added to
+    assert again in (2, 3)  # it stops once it has what was asked for
+    assert seconds == again + (backward + 1) * 2.0**-8
+    optimizer = torch.optim.SGD([x], lr=0.1, foreach=False)
+    seconds, steps = took(optimizer.step)
+    assert seconds == steps > 0
+
+
+def test_the_host_that_is_given_takes_the_place_of_the_machines():
+    machine = Machine(Fixed(), host=1.0)
+    for host, expected in ((None, 1.0), (0.25, 0.25), (Host(0.5, 0.125), 0.5)):
+        virtual_gpus(1, model=machine, host=host)
+        x = torch.ones(3, device="vgpu")
+        assert took(lambda x=x: x + 1) == (expected, 1)
+    assert machine.host == Host(1.0, 1.0)
+
+
+# -- a host whose time is measured
+
+
+def spin(seconds):
+    """Take so much CPU time in this thread."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def measured(between, num=200):
+    """Return what the host takes for `num` operators, and the CPU time of this thread meanwhile."""
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
+    x = torch.ones(3, device="vgpu")
+    for _ in range(10):
+        x = x + 1
+    torch.vgpu.synchronize()
+    begun, cpu = clock(), time.thread_time()
+    for _ in range(num):
+        x = x + 1
+        between()
+    return clock() - begun, time.thread_time() - cpu
+
+
+def test_a_measured_host_takes_the_cpu_time_between_operators():
+    num, spun = 200, 1e-3
+    launches = num * MeasuredHost.launch
+    seconds, cpu = measured(lambda: spin(spun), num)
+    assert (num - 1) * spun + launches <= seconds, "what Python does is left out"
+    assert seconds < cpu + launches, "more than this thread has taken"
+
+
+def test_a_measured_host_leaves_out_what_it_does_not_compute():
+    """The time asleep, that of other threads, and that of virtual GPUs themselves."""
+    stop = threading.Event()
+    with in_thread(lambda: spin(1) if not stop.is_set() else None):
+        seconds, cpu = measured(lambda: time.sleep(1e-3))
+        stop.set()
+    assert seconds < cpu + 200 * MeasuredHost.launch < 0.2
+    gap, cpu = measured(lambda: None, 2000)
+    assert gap - 2000 * MeasuredHost.launch < 0.5 * cpu
+
+
+def test_a_measured_host_counts_each_thread_by_itself():
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
+    x = torch.ones(3, device="vgpu")
+    found = []
+
+    def other():
+        x + 1
+        spin(0.05)
+        x + 1
+        found.append(clock())
+
+    with in_thread(other):
+        pass
+    seconds, _ = took(lambda: x + 1)
+    assert found[0] > 0.05 and seconds < 0.05
+
+
+def test_two_runs_by_a_measured_host_take_about_as_long():
+    runs = [
+        [measured(lambda: [i * i for i in range(500)], 400)[0] for _ in range(5)] for _ in range(2)
+    ]
+    one, other = map(statistics.median, runs)
+    assert one == pytest.approx(other, rel=0.3)
+
+
+def test_a_measured_host_is_gone_with_its_simulation():
+    before = VirtualTensor.__torch_dispatch__.__func__
+    virtual_gpus(1, model="v100", host="measured")
+    assert VirtualTensor.__torch_dispatch__.__func__ is not before
+    assert hardware_name().endswith("host measured")
+    virtual_gpus(1, model="v100")
+    assert VirtualTensor.__torch_dispatch__.__func__ is before

@@ -1,46 +1,24 @@
 """What kernels have to do: FLOPs as torch counts them, bytes counted by hand."""
 
-import contextlib
 import math
 import warnings
 
 import pytest
 import torch
+from modelling import flops, kernels, seconds_of
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import d2lpar
-from d2lpar.virtual import clock, gpu, virtual_gpus
-from d2lpar.virtual.kernels import Product, kernel_of, may_do_products
-from d2lpar.virtual.streams import Stream
+from d2lpar.virtual import gpu, virtual_gpus
+from d2lpar.virtual.kernels import Product, may_do_products
 
 
 @pytest.fixture
 def device():
     return virtual_gpus(1)[0]
-
-
-@contextlib.contextmanager
-def kernels():
-    """Give a list that holds the `Kernel` of each op that was issued in the block."""
-    found, issue = [], Stream.issue
-
-    def noting(stream, op, *args):
-        if op.kind == "kernel":
-            found.append(kernel_of(op))
-        return issue(stream, op, *args)
-
-    Stream.issue = noting
-    try:
-        yield found
-    finally:
-        Stream.issue = issue
-
-
-def flops(found):
-    return sum(product.flops for kernel in found for product in kernel.products)
 
 
 def both(program, device, *shapes, **options):
@@ -135,17 +113,24 @@ def test_flops_of_resnet_forward_and_backward_are_those_that_torch_counts(device
     assert flops(found) == counter.get_total_flops() > 1e8
 
 
+@pytest.mark.parametrize("backend", [SDPBackend.MATH, SDPBackend.EFFICIENT_ATTENTION])
 @pytest.mark.parametrize("norm_first", [False, True])
-def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_first):
+def test_flops_of_a_transformer_layer_are_those_that_torch_counts(device, norm_first, backend):
     layer = nn.TransformerEncoderLayer(
         16, 2, 32, dropout=0.0, batch_first=True, norm_first=norm_first
     )
     shape = (2, 5, 16)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        layer(torch.ones(shape)).sum().backward()  # torch does not count the CPU's own attention
-    layer = layer.to(device)
-    with kernels() as found:
-        layer(torch.ones(shape, device=device)).sum().backward()
+    with sdpa_kernel(backend):
+        # torch does not count the CPU's own attention, and the CPU has no other that is fused
+        where = device if backend == SDPBackend.EFFICIENT_ATTENTION else "cpu"
+        layer = layer.to(where)
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.ones(shape, device=where)).sum().backward()
+        layer = layer.to(device)
+        with kernels() as found:
+            layer(torch.ones(shape, device=device)).sum().backward()
+    fused = any("efficient" in kernel.name for kernel in found)
+    assert fused == (backend == SDPBackend.EFFICIENT_ATTENTION)
     assert flops(found) == counter.get_total_flops() > 0
 
 
@@ -249,14 +234,6 @@ def test_a_product_counts_multiplications_and_additions():
     assert Product(2, 3, 5, 7).flops == math.prod([2, 2, 3, 5, 7])
 
 
-def seconds_of(work):
-    torch.vgpu.synchronize()
-    start = clock()
-    work()
-    torch.vgpu.synchronize()
-    return clock() - start
-
-
 def test_fused_attention_takes_as_long_as_its_products():
     """Without gradients torch fuses a whole layer; it computes what the layer does with them."""
     (device,) = virtual_gpus(1, model="a100", values=False)
@@ -269,7 +246,7 @@ def test_fused_attention_takes_as_long_as_its_products():
 
 
 def test_a_small_write_into_a_large_tensor_costs_what_it_writes():
-    (device,) = virtual_gpus(1, model="a100", values=False)
+    (device,) = virtual_gpus(1, model="a100", values=False, host=8e-6)
     cache, row = torch.ones(2**26, 2, device=device), torch.ones(1, 2, device=device)
     index = torch.zeros(1, dtype=torch.long, device=device)
     least = seconds_of(lambda: row + row)

@@ -478,8 +478,9 @@ def test_what_there_was_before_goes_on_after_the_clock_has_changed():
     ]
     stream, event = torch.vgpu.Stream(devices[0]), torch.vgpu.Event(enable_timing=True)
     generator = torch.Generator(device=devices[0]).manual_seed(5)
-    host = torch.Generator().manual_seed(5)
-    for _ in range(12):
+    draws = [torch.rand(2, 4, device=devices[0], generator=generator).cpu() for _ in range(12)]
+    generator.manual_seed(5)
+    for drawn in draws:
         n = rng.choice([1, 2, 3])
         model = rng.choice([None, "v100", Fixed(0.5), "h100"])
         devices = virtual_gpus(n, model=model)
@@ -497,7 +498,7 @@ def test_what_there_was_before_goes_on_after_the_clock_has_changed():
             loss.backward()
             optimizers[0].step()
             event.record()
-        expected(torch.rand(2, 4, generator=host)).square().sum().backward()
+        expected(drawn).square().sum().backward()
         optimizers[1].step()
         stream.synchronize()
         assert clock() - started < 100, "times of two clocks were mixed"

@@ -35,6 +35,7 @@ from d2lpar.virtual import Link, registry, virtual_gpus
 from d2lpar.virtual.distributed import costs
 from d2lpar.virtual.distributed.agreement import Agreement, Table
 from d2lpar.virtual.distributed.collective import Collective
+from d2lpar.virtual.distributed.routes import Route
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
@@ -811,11 +812,40 @@ def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both():
 
 
 def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
-    ring, tree = costs.all_reduce(8, 800, 1.0, 0.0), costs.all_reduce(8, 800, 1.0, 1e6)
+    ring, tree = (costs.all_reduce(8, 800, Route(1.0, latency)) for latency in (0.0, 1e6))
     assert (ring.steps, ring.num_bytes) == (14, 1400)
     assert (tree.steps, tree.num_bytes) == (6, 1600)
     for cost in (costs.all_reduce, costs.in_parts, costs.around, costs.at_root):
-        assert cost(1, 800, 1.0, 1.0) == costs.Cost(0, 0), "a rank alone sends nothing"
+        alone = cost(1, 800, Route(1.0, 1.0, startup=1.0))
+        assert alone == costs.Cost(0, 0), "a rank alone sends nothing"
+        assert alone.seconds(Route(1.0, 1.0, startup=1.0)) == 0
+
+
+@pytest.mark.parametrize(
+    ("k", "machines", "ring", "tree"),
+    [
+        (16, 1, (30, 0), (8, 0)),
+        (16, 2, (30, 2), (16, 2)),  # a chain of 8 up and down in each, and one step between them
+        (64, 8, (126, 14), (20, 6)),
+        (8, 8, (14, 14), (6, 6)),
+    ],
+)
+def test_steps_between_machines_are_those_of_nccls_ring_and_trees(k, machines, ring, tree):
+    """Of ring: nInterSteps = 2 (nNodes - 1); of trees: 2 (nRanks / nNodes - 1) and 2 log2 nNodes.
+
+    See src/graph/tuning.cc of NCCL.
+    """
+    found = []
+    for latency in (0.0, 1e6):
+        route = Route(1.0, latency, 0.5, machines, 3 * latency)
+        cost = costs.all_reduce(k, 64 * k, route)
+        found.append((cost.steps, cost.between))
+        steps = (cost.steps - cost.between) * latency + cost.between * 3 * latency
+        assert cost.seconds(route) == 0.5 + steps + cost.num_bytes
+    assert found == [ring, tree]
+    for kind in (costs.in_parts, costs.around, costs.at_root):
+        cost = kind(k, 64 * k, route)
+        assert (cost.steps, cost.between) == (k - 1, machines - 1)  # once around the ring
 
 
 def test_ranks_agree_on_the_last_start_and_the_slowest_link():

@@ -22,6 +22,7 @@ from d2lpar.programs import run
 from d2lpar.programs.run import run_command
 from d2lpar.programs.summary import read_reports, summary, write_trace
 from d2lpar.virtual import Span
+from d2lpar.virtual.host import EAGER
 
 STEPS = """
     import gc, torch
@@ -99,7 +100,7 @@ def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
     arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
     done = d2lpar(tmp_path, "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert "2 x V100-SXM2-16GB, modelled; processes that used them: 2;" in done.stderr
+    assert f"2 x V100-SXM2-16GB, {EAGER}, modelled; processes that used them: 2;" in done.stderr
     devices = [row[:2] for row in rows(done.stderr)]
     assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
     events = json.loads(trace.read_text())["traceEvents"]

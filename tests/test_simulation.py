@@ -261,6 +261,18 @@ def test_gpus_of_a_machine_share_its_network():
     assert times(found) == [(0, 7), (7, 14), (0, 7)]
 
 
+@pytest.mark.parametrize(("other", "start"), [(1, 7), (2, 0)])
+def test_gpus_next_to_each_other_share_a_network_card(other, start):
+    figures = {"gpus": 4, "network": Link(0.5, 1.0), "network_cards": 2}
+    devices = fixed_gpus(8, peer_link=BYTE_A_SECOND, **figures)
+    here = [room(3, device) for device in devices]
+    there = [room(3, device) for device in devices]
+    with schedule() as found:
+        there[4].copy_(here[0], non_blocking=True)
+        there[6].copy_(here[other], non_blocking=True)  # into the other card in any case
+    assert times(found) == [(0, 7), (start, start + 7)]
+
+
 def test_copies_from_two_machines_into_a_third_share_its_network():
     devices = fixed_gpus(6, peer_link=BYTE_A_SECOND, gpus=2, network=Link(0.5, 1.0))
     here = [room(3, device) for device in devices]

@@ -10,13 +10,12 @@ Shapes: queries (N, H, L, E), keys (N, H', S, E), values (N, H', S, D), bias (N,
 """
 
 import torch
-from torch.nn import functional
 
 from .cells import CPU
 from .plans import aten, tables
 from .tensor import VirtualTensor
 
-_plain = functional.scaled_dot_product_attention
+_cpu_kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 def attend(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=None, gqa=False):
@@ -25,14 +24,24 @@ def attend(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=N
     Raises:
         RuntimeError: the kernels that the program allows cannot compute it, as on CUDA.
     """
+    if not query.dtype == key.dtype == value.dtype:
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same dtype, but got query.dtype: "
+            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
+        )
+    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise RuntimeError(
+            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
+            f"attn_mask.dtype: {mask.dtype} and query.dtype: {query.dtype} instead."
+        )
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
     kind = _choose(query, key, value, mask, dropout_p, is_causal, gqa)
     if kind == "flash":
         return _flash_kernel(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if kind == "efficient":
         bias = None
         if mask is not None:
-            if mask.dtype == torch.bool:
-                mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
             bias = mask.expand(*query.shape[:3], key.shape[2])
         keeps = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
         return _efficient_kernel(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[
@@ -46,7 +55,9 @@ def _choose(query, key, value, mask, dropout_p, is_causal, gqa):
     """Return "flash", "efficient" or "math"."""
     backends = torch.backends.cuda
     tensors = query, key, value
-    if all(type(x) is VirtualTensor and x.dim() == 4 and x.numel() for x in tensors):
+    if all(type(x) is VirtualTensor and x.dim() == 4 and x.numel() for x in tensors) and (
+        _are_alike(*tensors, gqa) and 0 <= dropout_p < 1
+    ):
         half = query.dtype in (torch.float16, torch.bfloat16)
         width = max(x.shape[3] for x in tensors)
         flash = half and mask is None and width <= 256 and _is_from_ampere_on(query)
@@ -57,6 +68,7 @@ def _choose(query, key, value, mask, dropout_p, is_causal, gqa):
         known = half or query.dtype == torch.float32
         known = known and (query.dtype != torch.bfloat16 or _is_from_ampere_on(query))
         bias_is_fixed = mask is None or not mask.requires_grad and type(mask) is VirtualTensor
+        bias_is_fixed = bias_is_fixed and (mask is None or mask.dtype == query.dtype)
         if known and bias_is_fixed and not gqa and backends.mem_efficient_sdp_enabled():
             return "efficient"
     if not backends.math_sdp_enabled() and type(query) is VirtualTensor:
@@ -66,6 +78,16 @@ def _choose(query, key, value, mask, dropout_p, is_causal, gqa):
             + (" with a mask" if mask is not None else "")
         )
     return "math"
+
+
+def _are_alike(query, key, value, gqa):
+    """Return whether the shapes match without broadcasting, but for the heads of GQA."""
+    heads, groups = query.shape[1], key.shape[1]
+    return (
+        (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
+        and key.shape[:3] == value.shape[:3]
+        and (heads % groups == 0 if gqa else heads == groups)
+    )
 
 
 def _is_from_ampere_on(tensor):
@@ -141,7 +163,9 @@ def _efficient_backward_shape(grad, query, key, value, *args, scale=None):
 
 
 def _seed(generator):
-    return torch.randint(2**62, (), generator=generator)
+    """Return the seed of the kernel, so that dropout draws what the CPU draws from it."""
+    seed = generator.initial_seed()
+    return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device=CPU)
 
 
 def _seed_like(query):
@@ -160,9 +184,13 @@ def _sums(query, keeps=True):
 
 def _attention(query, key, value, bias, dropout_p, is_causal, scale, seed):
     """Return the result; with dropout it depends on the seed, so that backward can repeat it."""
-    if dropout_p == 0:
-        gqa = query.shape[1] != key.shape[1]
-        out = _plain(query, key, value, bias, 0.0, is_causal, scale=scale, enable_gqa=gqa)
+    groups = query.shape[1] // key.shape[1]
+    if dropout_p == 0 and query.shape[3] == value.shape[3]:
+        if groups > 1:
+            key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
+        # `scaled_dot_product_attention` would ask what sdpa_kernel allows the host by now
+        query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
+        out = _cpu_kernel(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)[0]
     else:
         _, _, v, _, weights, kept = _weights(
             query, key, value, bias, dropout_p, is_causal, scale, seed
@@ -187,7 +215,7 @@ def _weights(query, key, value, bias, dropout_p, is_causal, scale, seed):
     if is_causal:
         future = torch.ones(scores.shape[2:], dtype=torch.bool, device=CPU).triu(1)
         scores.masked_fill_(future, -torch.inf)
-    weights = scores.softmax(3)
+    weights = aten._safe_softmax.default(scores, 3)  # 0 where a mask leaves no key
     kept = torch.ones((), device=CPU)
     if dropout_p:
         generator = torch.Generator().manual_seed(seed.item())

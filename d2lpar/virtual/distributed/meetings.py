@@ -26,7 +26,7 @@ class Meetings:
         self._leave = 0.0  # the time up to which the keeper lets this rank simulate
         self._done = {}  # key without its number -> the number of the last one done
         store = dist.PrefixStore(f"{next(_numbers)}", store)
-        self._size = size
+        self._num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # on this node of torchrun
         self._member = Member(store, rank, size, timeout, self._run_to)
 
     def may_go_to(self, seconds):
@@ -66,7 +66,7 @@ class Meetings:
         now, op.ready = op.ready, op.start
         self.pending[op.key] = op
         host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
-        ways = way_inside(op), way_between(op, self._size)
+        ways = way_inside(op), way_between(op, self._num_here)
         try:
             self._member.post(
                 now, op.key, op.members, op.text, op.ready, host, *ways, has_values(op)
