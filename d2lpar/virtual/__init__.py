@@ -9,7 +9,7 @@ An operator travels downwards through these:
     threads     the device and the streams that a thread has chosen
     device      a device: engines, streams, random numbers, errors; registry: all of them
     cells       layouts and values; memory: the accounting of memory
-    generators  random numbers in the order of issue
+    generators  random numbers: a seed and an offset, as on CUDA
     engines     the threads that run ops
     streams     the queues that ops are issued to
     scheduler   when an op runs, and what waits for what
@@ -19,10 +19,12 @@ While GPUs are modelled:
     simulation  when ops run, and the clock of the host
     model       the model of a device: a GPU in a machine, and the links that it shares
     hardware    machines, and how models are found by name
+    host        what the host takes to run a program; fitting: hosts and GPUs that fit measurements
     gpu         a GPU as its data sheet describes it, and the time of a kernel
     datasheets  the published figures of GPUs
     calibration times of kernels that were measured
     kernels     the work of a kernel: products and bytes
+    caching     the memory that CUDA's allocator would reserve
 
 Beside them:
 
@@ -33,6 +35,7 @@ Beside them:
     spans       what a recording holds
     vgpu        the module torch.vgpu: streams, events, memory and devices, as in torch.cuda
     backward    backward on the streams of forward
+    attention   scaled_dot_product_attention as one kernel
     comm        scatter, gather, broadcast and reduce for nn.DataParallel
     autocast, lazy, recurrent, saving, sync_batch_norm: the parts of torch that have these names
     as_cuda     virtual GPUs that torch calls "cuda"
@@ -51,10 +54,16 @@ from .process_limits import cores_of_this_process, memory_of_this_process
 from .scheduler import start_recording, stop_recording
 from .spans import Span
 
-_LOADED_ON_USE = {"calibrate": "calibration", "equal_ranks": "distributed.equal_ranks"}
+_LOADED_ON_USE = {
+    "Host": "host",
+    "calibrate": "calibration",
+    "equal_ranks": "distributed.equal_ranks",
+    "fit": "fitting",
+}
 
 __all__ = [
     "PRESETS",
+    "Host",
     "Link",
     "Span",
     "calibrate",
@@ -63,6 +72,7 @@ __all__ = [
     "cores_of_this_process",
     "equal_ranks",
     "figures_of_ranks",
+    "fit",
     "hardware_name",
     "host_takes",
     "memory_of_this_process",

@@ -155,6 +155,7 @@ class GPU:
                 f"{self.tensor_efficiency:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
                 f"least {LEAST_SECONDS * 1e6:g} µs",
             ),
+            ("collectives", f"over {self.collective_link or self.peer_link or self.link}"),
         ]
 
 

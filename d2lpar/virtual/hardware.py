@@ -63,7 +63,7 @@ class Machine:
 
     def rows(self):
         """Return rows of a table about it: pairs of strings."""
-        facts = [f"{self.host} to issue an operator ({self.host.source})"]
+        facts = [f"{self.host.describe()} ({self.host.source})"]
         if self.gpus is not None:
             facts.append(f"{self.gpus} GPUs in each, {self.gpus_per_switch} on a link to the CPU")
         if self.network is not None:

@@ -62,6 +62,12 @@ class Host:
         figures = (factor * each for each in (self.operator, self.module, self.autograd))
         return Host(*figures, source)
 
+    def describe(self):
+        """Return its figures in words."""
+        if "/" not in str(self):
+            return f"{self} for an operator"
+        return f"{self} for an operator/a module/an operator of autograd"
+
     def __str__(self):
         micros = [each * 1e6 for each in (self.operator, self.module, self.autograd)]
         if not self.module and self.operator == self.autograd:
@@ -121,6 +127,10 @@ class MeasuredHost:
         """Return what the operator takes that the calling thread is about to issue."""
         gap, self._thread.gap = self._thread.__dict__.get("gap", 0.0), 0.0
         return gap + self.launch
+
+    def describe(self):
+        """Return in words what it does."""
+        return str(self)
 
     def __str__(self):
         return "host measured"
