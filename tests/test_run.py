@@ -523,3 +523,27 @@ def test_this_process_is_as_it_was():
     assert state() == before
     run_command(["no such command"], 1)
     assert state() == before
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
+    """Its collectives of two groups never begin, and an engine of each is stuck as it ends."""
+    program = written(
+        tmp_path,
+        """
+        import os, time, torch, torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        other, x = dist.new_group(), torch.ones(4, device="cuda")
+        dist.all_reduce(x)
+        x.cpu()
+        if rank == 1:
+            time.sleep(200)
+        dist.all_reduce(x)
+        dist.all_reduce(torch.ones(4, device="cuda"), group=other)
+        raise ValueError("rank 0 has failed")
+        """,
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = d2lpar(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
+    assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr

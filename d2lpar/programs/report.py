@@ -110,8 +110,12 @@ class Report:
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
     def wait_and_write_last(self):
-        """Wait for the work under way and write the last report."""
-        registry.wait_for_all()  # in a fork it does not wait
+        """Wait for the work under way and write the last report.
+
+        After an error it does not wait: other ranks may never take part in a collective.
+        """
+        if not hasattr(sys, "last_value"):
+            registry.wait_for_all()  # in a fork it does not wait
         self.write_last()
 
     def write_last(self):

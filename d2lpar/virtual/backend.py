@@ -2,6 +2,8 @@
 
 import atexit
 import os
+import sys
+from time import monotonic
 
 import torch
 
@@ -123,5 +125,7 @@ def _end():
     with held_back():  # a thread that is still in torch would end the process badly
         for worker in workers:
             worker.end()
+        # After an error, a collective may wait for a rank that never comes.
+        deadline = monotonic() + (5.0 if hasattr(sys, "last_value") else 60.0)
         for worker in workers:
-            worker.join()
+            worker.join(max(0.0, deadline - monotonic()))
