@@ -1,6 +1,7 @@
 """Making nn.Module, nn.DataParallel and optimizers work with tensors on virtual GPUs."""
 
 import functools
+import threading
 from types import FunctionType, SimpleNamespace
 
 import torch
@@ -33,10 +34,21 @@ def swap_when_modules_move():
     `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
     as on CUDA, unless the program has asked for swapping before.
     """
-    if torch.__future__.get_swap_module_params_on_conversion():
+    may_swap = torch.__future__.get_swap_module_params_on_conversion
+    if may_swap():
         return
+    torch.__future__.get_swap_module_params_on_conversion = functools.wraps(may_swap)(
+        lambda: _here.swaps and may_swap()
+    )
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.nn.Module._load_from_state_dict = without_swapping(torch.nn.Module._load_from_state_dict)
+
+
+class _Here(threading.local):
+    swaps = True  # whether modules swap parameters in this thread
+
+
+_here = _Here()
 
 
 def without_swapping(function):
@@ -44,12 +56,11 @@ def without_swapping(function):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(False)
+        before, _here.swaps = _here.swaps, False
         try:
             return function(*args, **kwargs)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
+            _here.swaps = before
 
     return call
 
