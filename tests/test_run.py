@@ -539,11 +539,37 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
         x.cpu()
         if rank == 1:
             time.sleep(200)
-        dist.all_reduce(x)
-        dist.all_reduce(torch.ones(4, device="cuda"), group=other)
+        dist.all_reduce(x, async_op=True)
+        dist.all_reduce(torch.ones(4, device="cuda"), group=other, async_op=True)
         raise ValueError("rank 0 has failed")
         """,
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = d2lpar(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
+
+
+def test_a_signal_handler_may_use_a_gpu_while_a_wait_is_noted(tmp_path):
+    """SIGTERM comes as spans are read, which the main thread did with a lock in its hands."""
+    program = written(
+        tmp_path,
+        """
+        import faulthandler, signal, torch
+        from d2lpar.virtual import scheduler
+        faulthandler.dump_traceback_later(60, exit=True)
+        x = torch.ones(3, device="cuda")
+        x.cpu()
+        signal.signal(signal.SIGTERM, lambda *_: print("saved", x.sum().item()))
+
+        class Spans(tuple):
+            def __iter__(self):
+                signal.raise_signal(signal.SIGTERM)
+                return super().__iter__()
+
+        (report,) = scheduler._recordings
+        report.extend(Spans())
+        report._contents(ended=False)
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
+    assert (done.returncode, done.stdout) == (0, "saved 3.0\n"), done.stderr
