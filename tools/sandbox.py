@@ -69,8 +69,13 @@ class Sandbox:
         with open(info) as said:
             self._process = _start(program, written, hidden, shown, [passed])
             os.close(written)
-            lines = list(iter(said.readline, "}\n"))  # to the end: bwrap dies if nobody reads
-        self._first = json.loads("".join(lines) + "}")["child-pid"]
+            lines = [""]
+            while lines[-1] != "}\n":  # to the end: bwrap dies if nobody reads
+                lines.append(said.readline())
+                if not lines[-1]:
+                    code = self._process.wait()
+                    raise NoSandbox(f"bubblewrap ended with code {code} at its start. {CURES}")
+        self._first = json.loads("".join(lines))["child-pid"]
         self._root = f"/proc/{self._first}/root"
 
     def __enter__(self):
