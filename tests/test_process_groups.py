@@ -1104,3 +1104,17 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     assert "rank 0" in text and "rank 1" in text and "all_reduce(float32[3], sum)" in text, text
     virtual_gpus(1)
     assert torch.ones(3, device="vgpu:0").sum().item() == 3
+
+
+@in_ranks(2)
+def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
+    rank, device, group = set_up()
+    x = numbers(rank, 2, 2, 2).to(device)
+    strided = torch.full((2, 2, 2), -1.0, device=device).permute(0, 2, 1)
+    for output, value in ((strided, x), (torch.zeros_like(x), x.permute(0, 2, 1))):
+        call = dist.all_to_all_single, output, value, [1, 1], [1, 1]
+        raises(ValueError, "all_to_all_single: tensors must be contiguous", *call, group=group)
+    x = numbers(rank, 2, 2, 2, 2).to(device).to(memory_format=torch.channels_last)
+    output = torch.full_like(x, -1)
+    dist.all_to_all_single(output, x, [1, 1], [1, 1], group=group)
+    assert output.tolist() == of_all(2, 2, 2, 2)[:, rank].tolist()
