@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import warnings
 from time import monotonic
 
 import torch
@@ -52,7 +53,7 @@ def register():
     with held_back():  # torch would be broken with only half of this done
         if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
             prepare_shape_inference()
-        register_device_type(
+        warning = register_device_type(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
             copy_=lambda target, source, non_blocking=False: copies.copy_(
@@ -81,6 +82,8 @@ def register():
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True
+    if warning is not None:  # last, because it may be raised as an error
+        warnings.warn(warning, stacklevel=4)
 
 
 def note_forks():
