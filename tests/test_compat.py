@@ -1144,3 +1144,14 @@ def test_threads_that_load_states_leave_modules_to_swap_parameters(device):
     weight = nets[0].weight
     nets[0].to(device)
     assert nets[0].weight is weight
+
+
+@pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
+def test_a_module_that_moves_keeps_the_attributes_of_its_parameters(where, device):
+    """As on CUDA; Mamba and Megatron mark parameters so. On the CPU modules swap theirs, too."""
+    net = nn.Linear(2, 2).to(where)
+    net.bias._no_weight_decay = True
+    for move in (nn.Module.half, lambda net: net.to(device), nn.Module.cpu, nn.Module.double):
+        move(net)
+        assert net.bias._no_weight_decay is True and not hasattr(net.weight, "_no_weight_decay")
+    assert vars(net.bias).keys() == {"_no_weight_decay"}  # and nothing that holds memory

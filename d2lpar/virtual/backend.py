@@ -20,7 +20,7 @@ from .private import check_python, check_version
 from .private.autograd import patch_backward
 from .private.dtensor import patch_dtensor
 from .private.fsdp import patch_fsdp
-from .private.modules import allow_foreach, patch_data_parallel, swap_in_spite_of_weak_references
+from .private.modules import allow_foreach, patch_data_parallel, patch_swap_tensors
 from .private.operators import prepare_shape_inference
 from .private.process_groups import register_process_groups
 from .private.registration import (
@@ -74,7 +74,7 @@ def register():
         patch_default_dtype(registry.wait_for_all)
         patch_accelerator(vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
-        swap_in_spite_of_weak_references(is_ours)
+        patch_swap_tensors(is_ours)
         patch_data_parallel(comm, is_ours, _side_stream, registry.device_type)
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         patch_fsdp(is_ours, registry.is_virtual)

@@ -9,10 +9,11 @@ from torch.optim.optimizer import _foreach_supported_types as of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as of_utilities
 
 
-def swap_in_spite_of_weak_references(is_ours):
-    """Allow swap_tensors despite weak references, as CUDA's tensors may change `data`.
+def patch_swap_tensors(is_ours):
+    """Make swap_tensors, by which modules move, do what a change of `data` does on CUDA.
 
-    A weak reference stays valid: the object is the same.
+    It is allowed despite weak references, which stay valid because the object is the same. And the
+    first tensor keeps its attributes (`bias._no_weight_decay`) but those that hold its values.
 
     Args:
         is_ours: function that tells whether a tensor is on a virtual GPU.
@@ -23,6 +24,8 @@ def swap_in_spite_of_weak_references(is_ours):
 
     @functools.wraps(swap)
     def swap_tensors(t1, t2):
+        of_values = {"_cell", "_block", "_is_param", *vars(t2)}
+        vars(t2).update({name: vars(t1)[name] for name in vars(t1).keys() - of_values})
         return (swap_all if is_ours(t1) or is_ours(t2) else swap)(t1, t2)
 
     torch.utils.swap_tensors = swap_tensors
