@@ -573,3 +573,24 @@ def test_a_signal_handler_may_use_a_gpu_while_a_wait_is_noted(tmp_path):
     )
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
     assert (done.returncode, done.stdout) == (0, "saved 3.0\n"), done.stderr
+
+
+def test_steps_of_fully_sharded_parameters_count(tmp_path):
+    """They are DTensors, which have tensors on virtual GPUs and are none."""
+    program = written(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        net = fully_shard(torch.nn.Linear(4, 4).cuda())
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.ones(2, 4, device="cuda")).sum().backward()
+            trainer.step()
+        dist.destroy_process_group()
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert ["0", "3"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr

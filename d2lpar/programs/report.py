@@ -22,7 +22,6 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from d2lpar.virtual import hardware_name, registry, scheduler
-from d2lpar.virtual.tensor import is_ours
 
 from .summary import SPAN
 
@@ -91,7 +90,7 @@ class Report:
     def note_step(self, optimizer, args, kwargs):
         """Note a step of an optimizer; torch calls this."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if not is_ours(parameters):
+        if not any(registry.is_virtual(parameter.device) for parameter in parameters):
             return
         now = scheduler.clock.now()
         if optimizer not in self._steps_of:
