@@ -1039,3 +1039,15 @@ def test_a_hook_that_sends_gradients_on_a_side_stream_overlaps_backward(devices)
     (copy,) = named(spans, "copy")
     assert copy.stream == side._stream.index
     assert sent.tolist() == [2] * 3
+
+
+def test_streams_that_a_forward_has_used_are_given_up(devices):
+    before = len(registry.find(devices[0]).streams)
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    for _ in range(20):
+        with use(torch.vgpu.Stream(devices[0])):
+            y = x * 2
+    torch.vgpu.synchronize()
+    assert len(registry.find(devices[0]).streams) <= before + 2  # the last one's `y` is still there
+    y.sum().backward()
+    assert x.grad.tolist() == [2] * 3
