@@ -32,9 +32,10 @@ from torch.utils.data import DataLoader
 from waiting import wait_until
 
 from d2lpar.virtual import Link, registry, virtual_gpus
-from d2lpar.virtual.distributed import costs
+from d2lpar.virtual.distributed import costs, timekeeper
 from d2lpar.virtual.distributed.agreement import Agreement, Table
 from d2lpar.virtual.distributed.collective import Collective
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
@@ -1118,3 +1119,19 @@ def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
     output = torch.full_like(x, -1)
     dist.all_to_all_single(output, x, [1, 1], [1, 1], group=group)
     assert output.tolist() == of_all(2, 2, 2, 2)[:, rank].tolist()
+
+
+def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch):
+    keeper, store, link = Keeper(2, timeout=1000), dist.HashStore(), (1.0, 0.0)
+    store.add(f"{timekeeper._KEY}/ranks", 1)
+    store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
+    members = [
+        Member(store, rank, 2, timedelta(seconds=20), lambda *what: None) for rank in range(2)
+    ]
+    monkeypatch.setattr(timekeeper, "route", lambda *ways: {}["no such way"])
+    for member in members:
+        member.post(1.0, "a", (0, 1), "all_reduce", 1.0, ("here",), link, link, True)
+    for member in members:
+        (kind, key, text), *_ = member.ask(NEVER)
+        assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
+        member.leave()
