@@ -594,3 +594,16 @@ def test_steps_of_fully_sharded_parameters_count(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert ["0", "3"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+
+
+def test_a_child_that_may_not_be_signalled_is_left_alone(monkeypatch, capfd):
+    """One under sudo, for example: the kernel answers EPERM."""
+
+    def kill(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(run, "SECONDS_FOR_CHILDREN", 0.1)
+    monkeypatch.setattr(run, "SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(run.os, "kill", kill)
+    assert run_command(["sh", "-c", "sleep 3 & exit 5"], 1) == 5
+    assert "exit code 5" in capfd.readouterr().err

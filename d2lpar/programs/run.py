@@ -164,9 +164,9 @@ def _descendants(without=()):
 
 
 def _send(number, pids):
-    """Send a signal to processes, some of which may have ended."""
+    """Send a signal to processes, some of which may have ended, or belong to another user."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 
