@@ -1135,3 +1135,19 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
         (kind, key, text), *_ = member.ask(NEVER)
         assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
         member.leave()
+
+
+@in_ranks(2)
+def test_a_wait_with_a_timeout_lasts_no_longer():
+    """Rank 1 takes part once rank 0 has given up, so that no wait can be long enough by chance."""
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("rank 0 has given up")
+    work = dist.all_reduce(x, group=group, async_op=True)
+    if rank == 0:
+        text = failure_of(lambda: work.wait(timedelta(seconds=0.01)))
+        assert "all_reduce: still under way after 0:00:00.01" in text, text
+        tell("rank 0 has given up")
+    assert work.wait(timedelta(seconds=60)) and work.is_completed()  # the host has waited
+    assert x.tolist() == [2, 2, 2]
