@@ -1053,3 +1053,21 @@ def test_streams_that_a_forward_has_used_are_given_up(devices):
     assert len(registry.find(devices[0]).streams) <= before + 2  # the last one's `y` is still there
     y.sum().backward()
     assert x.grad.tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("model", [None, "v100"])
+def test_an_error_of_a_recording_is_raised_at_a_synchronize_and_ends_no_engine(model):
+    class Recording:
+        def extend(self, spans):
+            if spans[0].kind == "kernel":
+                raise KeyError("a span of no use")
+
+    (device,) = virtual_gpus(1, model=model)
+    recording = scheduler.start_recording(Recording())
+    try:
+        x = torch.ones(3, device=device)
+        with pytest.raises(torch.AcceleratorError, match="KeyError: 'a span of no use'"):
+            torch.vgpu.synchronize()
+    finally:
+        scheduler.stop_recording(recording)
+    assert (x + 1).sum().item() == 6
