@@ -41,7 +41,7 @@ REFUSED = (
     # parts of the kernel that no answer needs, and that many exploits begin with
     *("bpf", "perf_event_open", "userfaultfd"),
 )
-JOIN_SESSION_KEYRING = 1  # of keyctl
+JOIN_SESSION_KEYRING = 1  # of keyctl; session.py has it, too, since it runs alone inside
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK leaves the namespace
 
 CURES = """Debian, Ubuntu: `sudo apt-get install bubblewrap` (version 0.8 or newer).
