@@ -177,7 +177,7 @@ def fake_store():
 
 
 def fake_store_of(store):
-    """Return the store of torch's fake process group behind a store, or None: there are other ranks.
+    """Return the store of torch's fake process group behind a store, None if there is none.
 
     It is written in Python, and torch does not keep the object. Whoever has asked once must.
     """
