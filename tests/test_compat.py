@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import threading
 import warnings
 
 import pytest
@@ -1117,3 +1118,40 @@ def test_optimizers_and_clipping_take_one_kernel_for_many_tensors():
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         trainer.step()
     assert len(timeline.select(kind="kernel")) < 20
+
+
+def test_threads_that_load_states_leave_modules_to_swap_parameters(device):
+    """The first to begin is the first to end, while the second is still loading."""
+    loading = [threading.Event() for _ in range(2)]
+    nets = [nn.Linear(2, 2) for _ in loading]
+    state = nets[0].state_dict()
+    threads = [threading.Thread(target=net.load_state_dict, args=(state,)) for net in nets]
+
+    def wait_for_the_second(*_):
+        loading[0].set()
+        assert loading[1].wait(60)
+
+    def wait_for_the_first(*_):
+        loading[1].set()
+        threads[0].join(60)
+
+    for net, hook in zip(nets, (wait_for_the_second, wait_for_the_first), strict=True):
+        net._register_load_state_dict_pre_hook(hook)
+    threads[0].start()
+    assert loading[0].wait(60)
+    threads[1].start()
+    threads[1].join(60)
+    weight = nets[0].weight
+    nets[0].to(device)
+    assert nets[0].weight is weight
+
+
+@pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
+def test_a_module_that_moves_keeps_the_attributes_of_its_parameters(where, device):
+    """As on CUDA; Mamba and Megatron mark parameters so. On the CPU modules swap theirs, too."""
+    net = nn.Linear(2, 2).to(where)
+    net.bias._no_weight_decay = True
+    for move in (nn.Module.half, lambda net: net.to(device), nn.Module.cpu, nn.Module.double):
+        move(net)
+        assert net.bias._no_weight_decay is True and not hasattr(net.weight, "_no_weight_decay")
+    assert vars(net.bias).keys() == {"_no_weight_decay"}  # and nothing that holds memory

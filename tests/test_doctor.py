@@ -1,6 +1,7 @@
 """`d2lpar doctor`: what it says, and what it finds wrong."""
 
 import importlib.metadata
+import os
 import platform
 import re
 import shutil
@@ -8,10 +9,12 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from programs import d2lpar
+from programs import ROOT, d2lpar
 
 from d2lpar.other_programs import Taken
 from d2lpar.programs import doctor
+
+REFUSAL = doctor._refusal
 
 
 @pytest.fixture
@@ -24,6 +27,7 @@ def found(monkeypatch):
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
     monkeypatch.setattr(doctor, "taken_now", Taken)
+    monkeypatch.setattr(doctor, "_refusal", lambda: "")  # it would take seconds
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
     disk = SimpleNamespace(free=2**34)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
@@ -124,11 +128,15 @@ def test_no_entry_point(found, monkeypatch):
     assert "install the package" in found()["entry point"]
 
 
-def test_another_machine(found, monkeypatch):
+def test_another_machine(found, monkeypatch, capsys):
+    """What works there is not wrong: the notebooks."""
     from d2lpar.virtual.private import virtual_tables
 
     monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
-    assert "cannot stand for CUDA's" in found()["d2lpar run"]
+    monkeypatch.setattr(doctor, "_refusal", lambda: "no such machine")
+    assert found() == {}
+    assert doctor.examine() == 0
+    assert "d2lpar run    not on" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path):
@@ -136,3 +144,27 @@ def test_the_command(tmp_path):
     assert done.returncode in (0, 1) and not done.stderr
     names = [line[2:16].strip() for line in done.stdout.splitlines()]
     assert {"Python", "cores", "memory", "disk", "torch", "GPUs", "kernels"} <= set(names)
+
+
+needs_machine_code = pytest.mark.skipif(
+    sys.platform != "linux" or platform.machine() not in ("x86_64", "aarch64"),
+    reason="machine code is known for Linux on x86-64 and 64-bit ARM",
+)
+
+
+@needs_machine_code
+def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
+    """Which a process of its own finds out, whose mmap refuses them."""
+    (tmp_path / "sitecustomize.py").write_text("import mmap; mmap.MAP_PRIVATE = 0")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
+    said = REFUSAL()
+    assert "the system denies executable pages" in said
+    monkeypatch.setattr(doctor, "_refusal", lambda: said)
+    assert said in found()["d2lpar run"]
+
+
+@needs_machine_code
+def test_a_system_that_allows_them(monkeypatch):
+    monkeypatch.setenv("D2LPAR_CUDA", "vgpu:2")  # as under `d2lpar run`
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    assert REFUSAL() == ""

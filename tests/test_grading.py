@@ -899,3 +899,20 @@ def test_nothing_of_a_submission_acts_in_its_page(tmp_path):
     page = (tmp_path / f"{NAME}.html").read_text()
     assert "<script" not in page
     assert not re.search(r"(src|href)=.https?:", page)
+
+
+def test_a_sandbox_that_ends_before_it_says_anything():
+    """Without the check it reads the end of the file for ever, so the memory is limited."""
+    code = f"""
+import resource, subprocess, sys
+sys.path.insert(0, {str(TOOLS)!r})
+import sandbox
+resource.setrlimit(resource.RLIMIT_AS, (2**28, 2**28))
+sandbox._start = lambda *_: subprocess.Popen(["false"])
+try:
+    sandbox.Sandbox([], [], [], 0)
+except sandbox.NoSandbox as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("bubblewrap ended with code 1"), done.stderr

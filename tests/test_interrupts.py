@@ -23,6 +23,7 @@ from IPython.core.ultratb import VerboseTB
 
 import d2lpar
 from d2lpar.virtual import notebook, plans, registry, scheduler, threads, virtual_gpus
+from d2lpar.virtual import tensor as tensor_module
 from d2lpar.virtual.device import Device
 from d2lpar.virtual.interrupts import held_back
 from d2lpar.virtual.scheduler import Op
@@ -765,3 +766,22 @@ def test_a_notebook_shows_a_syntax_error_as_one(adapted):
     shell = adapted(Shell())
     shell.handler(shell, SyntaxError, SyntaxError("no"), None)
     assert shell.shown == ["syntax"]
+
+
+def test_an_interrupt_after_a_bit_has_changed_puts_it_back(monkeypatch):
+    """`x.data = y.conj()` sets a bit of `x` before it takes the values."""
+    (device,) = virtual_gpus(1)
+    x, y = (torch.tensor([value], device=device) for value in (1 + 2j, 3 + 4j))
+    set_neg = tensor_module.set_neg
+
+    def interrupted(tensor, neg):
+        set_neg(tensor, neg)
+        monkeypatch.setattr(tensor_module, "set_neg", set_neg)
+        interrupt()
+
+    monkeypatch.setattr(tensor_module, "set_neg", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        x.data = y.conj()
+    assert not x.is_conj() and x.tolist() == [1 + 2j]
+    x.data = y.conj()
+    assert x.is_conj() and x.tolist() == [3 - 4j]

@@ -32,10 +32,11 @@ from torch.utils.data import DataLoader
 from waiting import wait_until
 
 from d2lpar.virtual import Link, registry, virtual_gpus
-from d2lpar.virtual.distributed import costs
+from d2lpar.virtual.distributed import costs, timekeeper
 from d2lpar.virtual.distributed.agreement import Agreement, Table
 from d2lpar.virtual.distributed.collective import Collective
 from d2lpar.virtual.distributed.routes import Route
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
@@ -1134,3 +1135,49 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     assert "rank 0" in text and "rank 1" in text and "all_reduce(float32[3], sum)" in text, text
     virtual_gpus(1)
     assert torch.ones(3, device="vgpu:0").sum().item() == 3
+
+
+@in_ranks(2)
+def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
+    rank, device, group = set_up()
+    x = numbers(rank, 2, 2, 2).to(device)
+    strided = torch.full((2, 2, 2), -1.0, device=device).permute(0, 2, 1)
+    for output, value in ((strided, x), (torch.zeros_like(x), x.permute(0, 2, 1))):
+        call = dist.all_to_all_single, output, value, [1, 1], [1, 1]
+        raises(ValueError, "all_to_all_single: tensors must be contiguous", *call, group=group)
+    x = numbers(rank, 2, 2, 2, 2).to(device).to(memory_format=torch.channels_last)
+    output = torch.full_like(x, -1)
+    dist.all_to_all_single(output, x, [1, 1], [1, 1], group=group)
+    assert output.tolist() == of_all(2, 2, 2, 2)[:, rank].tolist()
+
+
+def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch):
+    keeper, store, link = Keeper(2, timeout=1000), dist.HashStore(), (1.0, 0.0)
+    store.add(f"{timekeeper._KEY}/ranks", 1)
+    store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
+    members = [
+        Member(store, rank, 2, timedelta(seconds=20), lambda *what: None) for rank in range(2)
+    ]
+    monkeypatch.setattr(timekeeper, "route", lambda *ways: {}["no such way"])
+    for member in members:
+        member.post(1.0, "a", (0, 1), "all_reduce", 1.0, ("here",), link, link, True)
+    for member in members:
+        (kind, key, text), *_ = member.ask(NEVER)
+        assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
+        member.leave()
+
+
+@in_ranks(2)
+def test_a_wait_with_a_timeout_lasts_no_longer():
+    """Rank 1 takes part once rank 0 has given up, so that no wait can be long enough by chance."""
+    rank, device, group = set_up()
+    x = torch.ones(3, device=device)
+    if rank == 1:
+        hear("rank 0 has given up")
+    work = dist.all_reduce(x, group=group, async_op=True)
+    if rank == 0:
+        text = failure_of(lambda: work.wait(timedelta(seconds=0.01)))
+        assert "all_reduce: still under way after 0:00:00.01" in text, text
+        tell("rank 0 has given up")
+    assert work.wait(timedelta(seconds=60)) and work.is_completed()  # the host has waited
+    assert x.tolist() == [2, 2, 2]

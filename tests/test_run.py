@@ -245,11 +245,13 @@ def test_a_second_interrupt_ends_everything(tmp_path):
     assert not list(tmp_path.glob("d2lpar-run-*"))
 
 
-def test_a_command_that_ignores_an_interrupt_is_killed_in_the_end(tmp_path):
-    job = started(tmp_path, "lambda *_: print('no', flush=True)", seconds_to_end=0.2)
+def test_a_command_may_take_its_time_to_end(tmp_path):
+    """Five times as long as children get that it leaves behind."""
+    handler = "lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(9))"
+    job = started(tmp_path, handler, seconds_to_end=0.2)
     job.send_signal(signal.SIGINT)
     out, error = job.communicate(timeout=60)
-    assert (job.returncode, out) == (128 + signal.SIGKILL, "no\n"), error
+    assert (job.returncode, out) == (9, "saved\n"), error
 
 
 def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
@@ -524,3 +526,87 @@ def test_this_process_is_as_it_was():
     assert state() == before
     run_command(["no such command"], 1)
     assert state() == before
+
+
+def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
+    """Its collectives of two groups never begin, and an engine of each is stuck as it ends."""
+    program = written(
+        tmp_path,
+        """
+        import os, time, torch, torch.distributed as dist
+        rank = int(os.environ["RANK"])
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        other, x = dist.new_group(), torch.ones(4, device="cuda")
+        dist.all_reduce(x)
+        x.cpu()
+        if rank == 1:
+            time.sleep(200)
+        dist.all_reduce(x, async_op=True)
+        dist.all_reduce(torch.ones(4, device="cuda"), group=other, async_op=True)
+        raise ValueError("rank 0 has failed")
+        """,
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = d2lpar(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
+    assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
+
+
+def test_a_signal_handler_may_use_a_gpu_while_a_wait_is_noted(tmp_path):
+    """SIGTERM comes as spans are read, which the main thread did with a lock in its hands."""
+    program = written(
+        tmp_path,
+        """
+        import faulthandler, signal, torch
+        from d2lpar.virtual import scheduler
+        faulthandler.dump_traceback_later(60, exit=True)
+        x = torch.ones(3, device="cuda")
+        x.cpu()
+        signal.signal(signal.SIGTERM, lambda *_: print("saved", x.sum().item()))
+
+        class Spans(tuple):
+            def __iter__(self):
+                signal.raise_signal(signal.SIGTERM)
+                return super().__iter__()
+
+        (report,) = scheduler._recordings
+        report.extend(Spans())
+        report._contents(ended=False)
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
+    assert (done.returncode, done.stdout) == (0, "saved 3.0\n"), done.stderr
+
+
+def test_steps_of_fully_sharded_parameters_count(tmp_path):
+    """They are DTensors, which have tensors on virtual GPUs and are none."""
+    program = written(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        from torch.distributed.fsdp import fully_shard
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        net = fully_shard(torch.nn.Linear(4, 4).cuda())
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(3):
+            net(torch.ones(2, 4, device="cuda")).sum().backward()
+            trainer.step()
+        dist.destroy_process_group()
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert ["0", "3"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+
+
+def test_a_child_that_may_not_be_signalled_is_left_alone(monkeypatch, capfd):
+    """One under sudo, for example: the kernel answers EPERM."""
+
+    def kill(pid, number):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(run, "SECONDS_FOR_CHILDREN", 0.1)
+    monkeypatch.setattr(run, "SECONDS_TO_END", 0.1)
+    monkeypatch.setattr(run.os, "kill", kill)
+    assert run_command(["sh", "-c", "sleep 3 & exit 5"], 1) == 5
+    assert "exit code 5" in capfd.readouterr().err

@@ -1027,3 +1027,35 @@ def test_a_hook_that_sends_gradients_on_a_side_stream_overlaps_backward(devices)
     (copy,) = named(spans, "copy")
     assert copy.stream == side._stream.index
     assert sent.tolist() == [2] * 3
+
+
+def test_streams_that_a_forward_has_used_are_given_up(devices):
+    gc.collect()
+    before = len(registry.find(devices[0]).streams)
+    x = torch.ones(3, device=devices[0], requires_grad=True)
+    for _ in range(20):
+        with use(torch.vgpu.Stream(devices[0])):
+            y = x * 2
+    torch.vgpu.synchronize()
+    gc.collect()  # a stream and its last op refer to each other
+    assert len(registry.find(devices[0]).streams) <= before + 2  # the last one's `y` is still there
+    y.sum().backward()
+    assert x.grad.tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("model", [None, "v100"])
+def test_an_error_of_a_recording_is_raised_at_a_synchronize_and_ends_no_engine(model):
+    class Recording:
+        def extend(self, spans):
+            if spans[0].kind == "kernel":
+                raise KeyError("a span of no use")
+
+    (device,) = virtual_gpus(1, model=model)
+    recording = scheduler.start_recording(Recording())
+    try:
+        x = torch.ones(3, device=device)
+        with pytest.raises(torch.AcceleratorError, match="KeyError: 'a span of no use'"):
+            torch.vgpu.synchronize()
+    finally:
+        scheduler.stop_recording(recording)
+    assert (x + 1).sum().item() == 6

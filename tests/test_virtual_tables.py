@@ -206,3 +206,41 @@ else:
     if said == "unknown\n":
         pytest.skip("this kernel cannot deny them (Linux 6.3 can)")
     assert said == "denied\n"
+
+
+def test_a_warning_that_is_raised_comes_after_virtual_gpus_are_there():
+    run(f"""
+{SURPRISES["no further process"]}
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    try:
+        d2lpar.virtual.virtual_gpus(1)
+    except UserWarning as warning:
+        assert "no further process" in str(warning), warning
+    else:
+        raise AssertionError("no warning")
+device, caught = switch_on()
+assert not caught, caught[0].message
+""")
+
+
+def test_an_interrupt_puts_the_tables_back():
+    run("""
+(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+parent = os.getpid()
+
+def interrupt():
+    virtual_tables._patch_guard_and_hooks()
+    if os.getpid() == parent:
+        raise KeyboardInterrupt
+
+for pointer, original in reversed(virtual_tables._replaced):
+    pointer.value = original
+before = tables()
+try:
+    virtual_tables._failure_of(interrupt)
+except KeyboardInterrupt:
+    assert tables() == before
+else:
+    raise AssertionError("no interrupt")
+""")

@@ -41,7 +41,7 @@ REFUSED = (
     # parts of the kernel that no answer needs, and that many exploits begin with
     *("bpf", "perf_event_open", "userfaultfd"),
 )
-JOIN_SESSION_KEYRING = 1  # of keyctl
+JOIN_SESSION_KEYRING = 1  # of keyctl; session.py has it, too, since it runs alone inside
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK leaves the namespace
 
 CURES = """Debian, Ubuntu: `sudo apt-get install bubblewrap` (version 0.8 or newer).
@@ -69,8 +69,13 @@ class Sandbox:
         with open(info) as said:
             self._process = _start(program, written, hidden, shown, [passed])
             os.close(written)
-            lines = list(iter(said.readline, "}\n"))  # to the end: bwrap dies if nobody reads
-        self._first = json.loads("".join(lines) + "}")["child-pid"]
+            lines = [""]
+            while lines[-1] != "}\n":  # to the end: bwrap dies if nobody reads
+                lines.append(said.readline())
+                if not lines[-1]:
+                    code = self._process.wait()
+                    raise NoSandbox(f"bubblewrap ended with code {code} at its start. {CURES}")
+        self._first = json.loads("".join(lines))["child-pid"]
         self._root = f"/proc/{self._first}/root"
 
     def __enter__(self):

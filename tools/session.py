@@ -20,7 +20,7 @@ from nbformat.v4 import new_code_cell, new_notebook  # noqa: E402
 OUTPUT = 2**20  # bytes that a cell may show
 PR_SET_DUMPABLE = 4
 KEYCTL = {"x86_64": 250, "aarch64": 219}  # number of the system call
-JOIN_SESSION_KEYRING = 1
+JOIN_SESSION_KEYRING = 1  # as in sandbox.py, which cannot be imported inside
 
 
 class Client(NotebookClient):

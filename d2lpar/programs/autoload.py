@@ -8,16 +8,13 @@ REPORTS = "D2LPAR_REPORTS"  # the folder for a report of each process; `d2lpar r
 
 
 def autoload():
-    """Make virtual GPUs stand for CUDA's if D2LPAR_CUDA says so.
+    """Make virtual GPUs stand for CUDA's, as D2LPAR_CUDA says.
 
     Raises ValueError if it names no GPUs, RuntimeError if this machine or this torch cannot do it.
     """
-    gpus = os.environ.get(GPUS)
-    if not gpus:  # called by the entry point of an older installation
-        return
     from .cuda_names import switch_on
 
-    switch_on(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+    switch_on(os.environ[GPUS], os.environ.get("CUDA_VISIBLE_DEVICES"))
     folder = os.environ.get(REPORTS)
     if folder:
         from .report import report_to

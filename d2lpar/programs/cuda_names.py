@@ -14,9 +14,8 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, copies, vgpu
+from d2lpar.virtual import as_cuda, vgpu
 from d2lpar.virtual.private.cuda import (
-    replace_factories,
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
@@ -90,7 +89,6 @@ def _replace_names():
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
     replace(torch.cuda, **types)
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
-    replace_factories(_WITH_PINNED_MEMORY, _pinning)
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
     replace(torch.cuda.nvtx, **_NVTX)
@@ -185,20 +183,6 @@ _NVTX = {
     "mark": lambda msg: None,
     "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
 }
-
-
-_WITH_PINNED_MEMORY = "empty zeros ones full rand randn empty_like zeros_like empty_strided".split()
-
-
-def _pinning(function):
-    """Support `pin_memory=True`, for which torch itself needs a real GPU."""
-
-    @functools.wraps(function)
-    def call(*args, pin_memory=False, **kwargs):
-        tensor = function(*args, **kwargs)
-        return copies.pin(tensor) if pin_memory else tensor
-
-    return call
 
 
 def _without_cuda(init):

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 
@@ -188,15 +189,16 @@ class Doctor:
     def _names_of_cuda(self):
         from d2lpar.virtual.private.virtual_tables import can_answer_without_python
 
-        self._judge(
-            "d2lpar run",
-            "virtual GPUs can stand for CUDA's"
-            if can_answer_without_python()
-            else f"virtual GPUs cannot stand for CUDA's on {sys.platform}, {platform.machine()}",
-            can_answer_without_python(),
-            "it needs Linux on x86-64 or 64-bit ARM; on Windows, use WSL. Notebooks run all the "
-            "same",
-        )
+        if not can_answer_without_python():
+            self._say(
+                "d2lpar run",
+                f"not on {sys.platform}, {platform.machine()}: it needs Linux on x86-64 or 64-bit "
+                "ARM; on Windows, use WSL. Notebooks run all the same",
+            )
+            return
+        refusal = _refusal()
+        text = f"it is refused ({refusal})" if refusal else "virtual GPUs can stand for CUDA's"
+        self._judge("d2lpar run", text, not refusal, "notebooks run all the same")
 
     def _processes(self):
         import torch.distributed as dist
@@ -228,3 +230,14 @@ class Doctor:
         )
         if not loading:
             self._say("", "TORCH_DEVICE_BACKEND_AUTOLOAD switches it off here; d2lpar run does not")
+
+
+def _refusal():
+    """Return why virtual GPUs cannot stand for CUDA's in a process like this one, or ""."""
+    code = "from d2lpar.virtual.as_cuda import stand_for_cuda; stand_for_cuda(1)"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    return (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -3,10 +3,9 @@
 import torch.distributed as dist
 
 from d2lpar.virtual.as_cuda import say_cuda
+from d2lpar.virtual.distributed import BACKEND
 from d2lpar.virtual.private.dtensor import patch_dtensor_class
 from d2lpar.virtual.private.process_groups import patch_process_groups
-
-BACKEND = "vccl"  # of virtual GPUs
 
 
 def redirect_nccl():

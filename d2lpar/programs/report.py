@@ -15,13 +15,13 @@ import threading
 import time
 from collections import Counter, defaultdict
 from multiprocessing.util import Finalize, register_after_fork
+from queue import SimpleQueue
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from d2lpar.virtual import hardware_name, registry, scheduler
-from d2lpar.virtual.tensor import is_ours
 
 from .summary import SPAN
 
@@ -48,7 +48,7 @@ class Report:
 
     def __init__(self, folder, with_spans):
         self._folder = folder
-        self._adding = threading.Lock()
+        self._recorded = SimpleQueue()  # spans, not added yet
         self._writing = threading.Lock()
         self._spans = [] if with_spans else None
         self._busy = defaultdict(Counter)  # device -> engine -> seconds
@@ -62,10 +62,11 @@ class Report:
         self._started = False
 
     def extend(self, spans):
-        """Add spans of ops that have ended, and of waits."""
-        with self._adding:
-            for span in spans:
-                self._add(span)
+        """Note spans of ops that have ended, and of waits.
+
+        It takes no lock: the main thread may come here again, from a signal handler.
+        """
+        self._recorded.put(spans)
         if not self._started:
             self._start()
 
@@ -89,7 +90,7 @@ class Report:
     def note_step(self, optimizer, args, kwargs):
         """Note a step of an optimizer; torch calls this."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if not is_ours(parameters):
+        if not any(registry.is_virtual(parameter.device) for parameter in parameters):
             return
         now = scheduler.clock.now()
         if optimizer not in self._steps_of:
@@ -110,8 +111,12 @@ class Report:
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
     def wait_and_write_last(self):
-        """Wait for the work under way and write the last report."""
-        registry.wait_for_all()  # in a fork it does not wait
+        """Wait for the work under way and write the last report.
+
+        After an error it does not wait: other ranks may never take part in a collective.
+        """
+        if not hasattr(sys, "last_value"):
+            registry.wait_for_all()  # in a fork it does not wait
         self.write_last()
 
     def write_last(self):
@@ -124,17 +129,17 @@ class Report:
         with self._writing:
             if not self._started:  # the last report is written
                 return
+            contents = self._contents(ended)
             self._write_spans()
             path = os.path.join(self._folder, f"{self._pid}.json")
             with open(f"{path}.new", "w", encoding="utf-8") as file:
-                json.dump(self._contents(ended), file)
+                json.dump(contents, file)
             os.replace(f"{path}.new", path)
 
     def _write_spans(self):
         if self._spans is None:
             return
-        with self._adding:
-            spans, self._spans = self._spans, []
+        spans, self._spans = self._spans, []
         path = os.path.join(self._folder, f"{self._pid}.spans")
         with open(path, "a", encoding="utf-8") as file:
             for span in spans:
@@ -144,18 +149,17 @@ class Report:
     def _contents(self, ended):
         if dist.is_available() and dist.is_initialized():
             self._rank = dist.get_rank()
-        with self._adding:
-            busy = {device: dict(engines) for device, engines in self._busy.items()}
-            links = [[str(s), str(t), *sums] for (s, t), sums in self._links.items()]
-            ops, waiting = dict(self._ops), self._waiting
-            begin, end = self._begin, self._end
+        for _ in range(self._recorded.qsize()):
+            for span in self._recorded.get():
+                self._add(span)
+        links = [[str(s), str(t), *sums] for (s, t), sums in self._links.items()]
         devices = {}
         for device in registry.devices:
             where = device.torch_device
-            if where in ops:
+            if where in self._ops:
                 devices[str(where)] = {
-                    "busy": busy[where],
-                    "ops": ops[where],
+                    "busy": self._busy[where],
+                    "ops": self._ops[where],
                     "peak": device.memory.highest,
                     "memory": device.memory.limit,
                 }
@@ -167,9 +171,9 @@ class Report:
             "modelled": hardware_name(),
             "devices": devices,
             "links": links,
-            "waiting": waiting,
-            "begin": begin,
-            "end": end,
+            "waiting": self._waiting,
+            "begin": self._begin,
+            "end": self._end,
             "steps": steps,
             "step_seconds": (last - first) / (steps - 1) if steps > 1 else None,
             "ended": ended,

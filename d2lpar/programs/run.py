@@ -21,7 +21,7 @@ from .summary import read_reports, summary, write_trace
 
 assert sys.platform == "linux", "the command has refused the others"
 
-SECONDS_TO_END = 5.0  # after a request
+SECONDS_TO_END = 5.0  # after a request, for what the command has left behind
 SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
 SECONDS_BETWEEN_LOOKS = 0.05
 SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # these ask a process to end
@@ -75,7 +75,7 @@ class _Job:
     """
 
     def __init__(self, command, environment):
-        self._asked_to_end = None  # since when
+        self._asked_to_end = False
         self._before = _descendants()
         _adopt_orphans(True)
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
@@ -98,17 +98,19 @@ class _Job:
         return 128 - code if code < 0 else code
 
     def _look(self):
-        """Wait a moment; pass the first signal on, and kill everything at the second."""
+        """Wait a moment; pass the first signal of another process on, and kill all at its second.
+
+        The terminal's Ctrl-C goes to the command by itself. How long that takes to end, for it may
+        write a checkpoint, is its own affair.
+        """
         info = signal.sigtimedwait(SIGNALS, SECONDS_BETWEEN_LOOKS)
-        if info is not None and info.si_code > 0:  # from the terminal, as to the command
+        if info is None or info.si_code > 0:  # none, or from the terminal, as to the command
             return
-        if self._asked_to_end is None:
-            if info is not None:
-                self._asked_to_end = time.monotonic()
-                own = os.getpgrp()
-                _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
-        elif info is not None or time.monotonic() > self._asked_to_end + SECONDS_TO_END:
+        if self._asked_to_end:
             _send(signal.SIGKILL, self._descendants())
+        else:
+            self._asked_to_end, own = True, os.getpgrp()
+            _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
 
     def _end_children(self):
         """End the processes that the command has left behind, gently at first."""
@@ -164,9 +166,9 @@ def _descendants(without=()):
 
 
 def _send(number, pids):
-    """Send a signal to processes, some of which may have ended."""
+    """Send a signal to processes, some of which may have ended, or belong to another user."""
     for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
 

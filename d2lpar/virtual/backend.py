@@ -2,6 +2,9 @@
 
 import atexit
 import os
+import sys
+import warnings
+from time import monotonic
 
 import torch
 
@@ -17,7 +20,7 @@ from .private import check_python, check_version
 from .private.autograd import patch_backward
 from .private.dtensor import patch_dtensor
 from .private.fsdp import patch_fsdp
-from .private.modules import allow_foreach, patch_data_parallel, swap_in_spite_of_weak_references
+from .private.modules import allow_foreach, patch_data_parallel, patch_swap_tensors
 from .private.operators import prepare_shape_inference
 from .private.process_groups import register_process_groups
 from .private.registration import (
@@ -50,7 +53,7 @@ def register():
     with held_back():  # torch would be broken with only half of this done
         if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
             prepare_shape_inference()
-        register_device_type(
+        warning = register_device_type(
             module=vgpu,
             factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
             copy_=lambda target, source, non_blocking=False: copies.copy_(
@@ -71,7 +74,7 @@ def register():
         patch_default_dtype(registry.wait_for_all)
         patch_accelerator(vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
-        swap_in_spite_of_weak_references(is_ours)
+        patch_swap_tensors(is_ours)
         patch_data_parallel(
             comm,
             is_ours,
@@ -86,6 +89,8 @@ def register():
         atexit.register(_end)
         adapt_to_notebook()
         _registered = True
+    if warning is not None:  # last, because it may be raised as an error
+        warnings.warn(warning, stacklevel=4)
 
 
 def note_forks():
@@ -130,5 +135,7 @@ def _end():
     with held_back():  # a thread that is still in torch would end the process badly
         for worker in workers:
             worker.end()
+        # After an error, a collective may wait for a rank that never comes.
+        deadline = monotonic() + (5.0 if hasattr(sys, "last_value") else 60.0)
         for worker in workers:
-            worker.join()
+            worker.join(max(0.0, deadline - monotonic()))

@@ -94,10 +94,10 @@ class Worker:
             op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
             op.engine.device.failed(op)
 
-    def join(self):
-        """Wait for the end of the thread, for at most 60 seconds."""
+    def join(self, timeout=60.0):
+        """Wait for the end of the thread, for at most `timeout` seconds."""
         if self.started:
-            self._ended.wait(timeout=60)
+            self._ended.wait(timeout)
 
 
 class Engine(Worker, ReadyQueue):

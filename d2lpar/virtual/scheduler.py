@@ -252,10 +252,15 @@ def complete(op):
         A list of the ops that waited for it last and are ready now, and a list, or None, of the
         functions that wake the threads that wait for it.
     """
-    if _recordings:
-        record(op.spans())
-    if _watch is not None:
-        _watch(op)
+    try:
+        if _recordings:
+            record(op.spans())
+        if _watch is not None:
+            _watch(op)
+    except BaseException as error:  # it is told at the next synchronize, as an error of the work is
+        if op.error is None:
+            op.error = error
+            op.engine.device.failed(op)
     op.work = op.args = op.kwargs = op.out = op.plan = None
     op.previous = op.waits = op.generator = None
     op.after = ()

@@ -236,9 +236,10 @@ def become(tensor, new, set_data=_set_data):
             tensor._cell = new._cell
             tensor._block = new._block
             set_data(tensor, new)
-    except RuntimeError:  # torch refuses
-        _set_bits(tensor, new._cell.layout, cell.layout)
-        tensor._cell, tensor._block = cell, block
+    except BaseException as error:
+        if isinstance(error, Exception) or tensor._cell is cell:  # refused, or not begun
+            _set_bits(tensor, new._cell.layout, cell.layout)
+            tensor._cell, tensor._block = cell, block
         raise
 
 

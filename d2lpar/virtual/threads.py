@@ -1,6 +1,7 @@
 """What a thread has chosen: its current device, and its current stream on each device."""
 
 import threading
+import weakref
 from bisect import bisect_right
 from operator import itemgetter
 
@@ -37,7 +38,7 @@ class CurrentStreams:
     def __init__(self):
         self.unjoined = None  # a `BackwardStreams` whose streams these do not wait for yet
         self._current = {}  # index of a device -> stream
-        self._changes = {}  # index of a device -> list of (number, stream)
+        self._changes = {}  # index of a device -> list of (number, weak reference to a stream)
 
     def stream(self, device):
         if self.unjoined is not None:
@@ -61,7 +62,7 @@ class CurrentStreams:
             self.unjoined = None
 
     def set(self, stream):
-        index, change = stream.device.index, (sequence_number(), stream)
+        index, change = stream.device.index, (sequence_number(), weakref.ref(stream))
         changes = self._changes.setdefault(index, [])
         if changes and changes[-1][0] == change[0]:  # autograd made no operator since
             changes[-1] = change
@@ -72,10 +73,13 @@ class CurrentStreams:
         self._current[index] = stream
 
     def at(self, device, number):
-        """Return the stream of `device` that was current when autograd made operator `number`."""
+        """Return the stream of `device` that was current when autograd made operator `number`.
+
+        It is the default stream in place of one that nothing refers to any more.
+        """
         changes = self._changes.get(device.index, ())
         place = bisect_right(changes, number, key=itemgetter(0))
-        return changes[place - 1][1] if place else device.default_stream
+        return (changes[place - 1][1]() if place else None) or device.default_stream
 
 
 def leave():

@@ -13,7 +13,6 @@ import torch.distributed as dist
 
 _TEXT = 2048  # bytes of a rank's text in an error
 _LATE = 2.0  # seconds in which other ranks may say that they wait, too
-_FIELDS = "call", "ready", "bandwidth", "latency", "host", "failed"
 NO_LINK = float("inf")
 
 

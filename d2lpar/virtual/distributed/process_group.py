@@ -323,6 +323,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def alltoall_base(self, output, value, output_sizes=(), input_sizes=(), opts=None):
         """Send part j of a tensor to rank j; sizes are in rows, by default even."""
         name = "all_to_all_single"
+        for whole in output, value:
+            _check_dense(name, whole)
         outputs = _split(output, output_sizes) or self._parts(name, output)
         inputs = _split(value, input_sizes) or self._parts(name, value)
         return self._all_to_all(name, outputs, inputs, [output])
@@ -579,8 +581,9 @@ _sharing = threading.Lock()  # guards the directions of links
 
 
 def _split(tensor, sizes):
-    """Return the parts of a tensor with these numbers of rows, or None if there are none."""
-    return [part.reshape(-1) for part in tensor.split(list(sizes))] if len(sizes) else None
+    """Return the parts of a dense tensor with these numbers of rows, None if there are none."""
+    parts = tensor.split(list(sizes)) if len(sizes) else ()
+    return [part.as_strided((part.numel(),), (1,)) for part in parts] or None
 
 
 def _check_dense(name, tensor):

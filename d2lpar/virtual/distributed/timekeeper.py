@@ -32,6 +32,7 @@ import threading
 import time
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from queue import Empty, SimpleQueue
+from traceback import format_exc
 from typing import NamedTuple
 
 from .agreement import disagreement, in_words
@@ -159,12 +160,22 @@ class Keeper:
             while rank is not None and not rank.ended:
                 kind, *message = line.recv()
                 with self._lock:
-                    getattr(self, f"_on_{kind}")(number, rank, *message)
-                    self._give_leave()
+                    self._take(number, rank, kind, *message)
         with self._lock:
             if rank is not None and not rank.ended:
                 self._leave(number, rank)
             line.close()  # so that the other end's thread ends
+
+    def _take(self, number, rank, kind, *message):
+        """Do what a message asks for; an error in that fails all collectives that wait."""
+        try:
+            getattr(self, f"_on_{kind}")(number, rank, *message)
+            self._give_leave()
+        except Exception:
+            text = f"the keeper of the time has failed, please report this:\n{format_exc()}"
+            for key, meeting in self._meetings.items():
+                self._fail(meeting, key, text)
+            raise
 
     def wait_for_the_end(self):
         """Wait until all ranks have left, up to the time-out."""

@@ -1,5 +1,7 @@
 """What a collective returns: a `Work`, and the future that DDP and its hooks use."""
 
+import time
+
 import torch
 import torch.distributed as dist
 
@@ -24,7 +26,15 @@ class VirtualWork(dist.Work):
         self._ops, self._result, self._blocks = tuple(ops), result, blocks
 
     def wait(self, timeout=None):
-        """Make the current stream wait; raise if a collective has failed already."""
+        """Make the current stream wait; raise if a collective has failed already.
+
+        With a timeout, a `timedelta`, the host waits too, as NCCL's does: at most so long.
+
+        Raises:
+            torch.distributed.DistBackendError: a collective is still under way after `timeout`.
+        """
+        if timeout is not None and timeout.total_seconds() > 0:  # C++ says 0 for none
+            self._wait_on_host(timeout)
         for op in self._ops:
             if self._blocks:
                 scheduler.wait(op, op.stream.device.torch_device)
@@ -41,6 +51,14 @@ class VirtualWork(dist.Work):
         return True
 
     synchronize = block_current_stream = wait
+
+    def _wait_on_host(self, timeout):
+        end = scheduler.clock.now() + timeout.total_seconds()
+        while not self.is_completed():
+            if scheduler.clock.now() > end:
+                names = ", ".join(op.name for op in self._ops)
+                raise dist.DistBackendError(f"{names}: still under way after {timeout}")
+            time.sleep(1e-4)
 
     def is_completed(self):
         """Return whether the values have arrived."""
@@ -89,10 +107,6 @@ class VirtualFuture(torch.futures.Future):
         for tensor in _tensors(result):
             wait_for_writer(tensor)
         return result
-
-    def value(self):
-        """Return the tensors, without waiting."""
-        return super().value()
 
     def then(self, callback):
         """Return the future of what `callback(self)` returns, computed behind the tensors."""

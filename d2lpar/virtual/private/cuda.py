@@ -64,23 +64,6 @@ def replace_private_names(sleep, is_in_bad_fork, refusing):
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in only_on_a_gpu})
 
 
-def replace_factories(names, change):
-    """Replace functions of torch that make tensors; TorchScript takes both for the same.
-
-    Args:
-        names: the names of the functions.
-        change: function of one of them that returns the one in its place.
-    """
-    from torch.jit import _builtins
-    from torch.utils import _device
-
-    _device._device_constructors()  # torch notes what torch.set_default_device is for, once
-    for name in names:
-        changed = change(getattr(torch, name))
-        _builtins._register_builtin(changed, _builtins._find_builtin(getattr(torch, name)))
-        setattr(torch, name, changed)
-
-
 def skip_initialization():
     """Keep torch from initialising CUDA: a build without it cannot, one with it finds no GPU."""
     torch.cuda._lazy_init = lambda: None

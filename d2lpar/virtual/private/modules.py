@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 from types import FunctionType, SimpleNamespace
 
 import torch
@@ -9,10 +10,11 @@ from torch.optim.optimizer import _foreach_supported_types as of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as of_utilities
 
 
-def swap_in_spite_of_weak_references(is_ours):
-    """Allow swap_tensors despite weak references, as CUDA's tensors may change `data`.
+def patch_swap_tensors(is_ours):
+    """Make swap_tensors, by which modules move, do what a change of `data` does on CUDA.
 
-    A weak reference stays valid: the object is the same.
+    It is allowed despite weak references, which stay valid because the object is the same. And the
+    first tensor keeps its attributes (`bias._no_weight_decay`) but those that hold its values.
 
     Args:
         is_ours: function that tells whether a tensor is on a virtual GPU.
@@ -23,6 +25,8 @@ def swap_in_spite_of_weak_references(is_ours):
 
     @functools.wraps(swap)
     def swap_tensors(t1, t2):
+        of_values = {"_cell", "_block", "_is_param", *vars(t2)}
+        vars(t2).update({name: vars(t1)[name] for name in vars(t1).keys() - of_values})
         return (swap_all if is_ours(t1) or is_ours(t2) else swap)(t1, t2)
 
     torch.utils.swap_tensors = swap_tensors
@@ -34,10 +38,21 @@ def swap_when_modules_move():
     `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
     as on CUDA, unless the program has asked for swapping before.
     """
-    if torch.__future__.get_swap_module_params_on_conversion():
+    may_swap = torch.__future__.get_swap_module_params_on_conversion
+    if may_swap():
         return
+    torch.__future__.get_swap_module_params_on_conversion = functools.wraps(may_swap)(
+        lambda: _here.swaps and may_swap()
+    )
     torch.__future__.set_swap_module_params_on_conversion(True)
     torch.nn.Module._load_from_state_dict = without_swapping(torch.nn.Module._load_from_state_dict)
+
+
+class _Here(threading.local):
+    swaps = True  # whether modules swap parameters in this thread
+
+
+_here = _Here()
 
 
 def without_swapping(function):
@@ -45,12 +60,11 @@ def without_swapping(function):
 
     @functools.wraps(function)
     def call(*args, **kwargs):
-        before = torch.__future__.get_swap_module_params_on_conversion()
-        torch.__future__.set_swap_module_params_on_conversion(False)
+        before, _here.swaps = _here.swaps, False
         try:
             return function(*args, **kwargs)
         finally:
-            torch.__future__.set_swap_module_params_on_conversion(before)
+            _here.swaps = before
 
     return call
 

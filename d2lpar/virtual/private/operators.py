@@ -50,11 +50,7 @@ def lacks_shape_inference(func, error):
     return lacks or isinstance(error, NotImplementedError)
 
 
-def schema_of(func):
-    """Return the schema of an operator."""
-    return func._schema
-
-
+schema_of = attrgetter("_schema")  # of an operator
 # The C++ function of an operator: hashing it is faster than hashing the operator.
 function_of = attrgetter("_op")
 

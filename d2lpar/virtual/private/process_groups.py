@@ -66,21 +66,21 @@ def register_process_groups(name, create, is_virtual):
         register = torch.distributed.Backend.register_backend
         register(name, create, extended_api=True, devices=["vgpu"])
         logger = torch.distributed.Logger
-        logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log)
+        logger.set_runtime_stats_and_log = _without_timers(logger.set_runtime_stats_and_log, name)
 
         patch_hooks(is_virtual)
         _leave_out_flight_recorder()
 
 
-def _without_timers(log):
-    """Return a method of DDP's logger that leaves statistics of time out, which it has for CUDA.
+def _without_timers(log, backend):
+    """Return a method of DDP's logger without statistics of time for a backend; CUDA's has them.
 
     It would warn of that, on stderr.
     """
 
     @functools.wraps(log)
     def set_runtime_stats_and_log(self):
-        if self._get_ddp_logging_data().strs_map["backend_name"] != "vccl":
+        if self._get_ddp_logging_data().strs_map["backend_name"] != backend:
             log(self)
 
     return set_runtime_stats_and_log

@@ -23,6 +23,9 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
         restore: function(storage, location) for torch.load.
         kernels: functions(library) that add further kernels of operators of aten.
 
+    Returns:
+        What to warn the user of, or None.
+
     Raises:
         RuntimeError: another package has added a device type to torch.
     """
@@ -34,7 +37,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     _setup_privateuseone_for_python_backend(
         "vgpu", backend_module=module, hook=Hooks(), device_guard=DeviceGuard()
     )
-    answer_without_python()
+    warning = answer_without_python()
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
@@ -55,6 +58,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     swap_when_modules_move()
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
+    return warning
 
 
 def patch_default_dtype(wait):

@@ -12,6 +12,7 @@ no_torch_function = torch._C._disabled_torch_function_impl
 no_dispatch = torch._C._DisableTorchDispatch
 no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
+take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device as torch's C++ code knows it
 
 
@@ -55,16 +56,6 @@ def rebuild_tensor_arguments(tensor, values, storage):
 def rebuild_parameter_arguments(tensor):
     """Return what pickle needs to make an nn.Parameter again: a function and its arguments."""
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
-
-
-def take_tensors(tensors, buffer_size):
-    """Yield `tensors` in groups of one dtype and at most `buffer_size` bytes, or of one tensor."""
-    return torch._utils._take_tensors(tensors, buffer_size)
-
-
-def reorder_as(tensors, ordered):
-    """Return `tensors`, grouped as by `take_tensors`, in the order of `ordered`."""
-    return torch._utils._reorder_tensors_as(tensors, ordered)
 
 
 def patch_make_wrapper(own_device, say_cuda):

@@ -75,16 +75,14 @@ def can_answer_without_python():
 
 
 def answer_without_python():
-    """Make the registered guard and hooks answer without Python; warn where they cannot."""
+    """Make the registered guard and hooks answer without Python; return a warning, or None."""
     global _failure
     _failure = _failure_of(_patch_guard_and_hooks)
-    if _failure is not None:
-        warnings.warn(
-            "virtual GPUs work, but an interrupt or an error in backward may end this process, "
-            "torch.empty(..., pin_memory=True) fails, and d2lpar run is refused: torch asks Python "
-            f"about devices, because {_failure}",
-            stacklevel=6,
-        )
+    return _failure and (
+        "virtual GPUs work, but an interrupt or an error in backward may end this process, "
+        "torch.empty(..., pin_memory=True) fails, and d2lpar run is refused: torch asks Python "
+        f"about devices, because {_failure}"
+    )
 
 
 def install_cuda_guard():
@@ -95,7 +93,7 @@ def install_cuda_guard():
     for CUDA's kernel of the operator that makes a tensor.
 
     Raises:
-        RuntimeError: torch asks Python about devices, see the warning of `answer_without_python`.
+        RuntimeError: torch asks Python about devices, see what `answer_without_python` returns.
     """
     failure = _failure or _failure_of(_patch_cuda)
     if failure is not None:
@@ -113,10 +111,12 @@ def _failure_of(patch):
     try:
         _try_in_a_fork(patch)
         patch()
-    except Exception as error:
+    except BaseException as error:
         while len(_replaced) > before:
             pointer, original = _replaced.pop()
             pointer.value = original
+        if not isinstance(error, Exception):  # an interrupt
+            raise
         return f"{type(error).__name__}: {error}"
     return None
 
