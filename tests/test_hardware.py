@@ -178,7 +178,7 @@ def test_the_longest_of_three_counts():
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    mine, tile = gpu(), max(gpu_figures.TILES)
+    mine, (tile, _) = gpu(), gpu_figures.TILES[0]
     product = Product(1, tile * waves, tile * 4, 1 << 20)
     expected = product.flops / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
     assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
@@ -186,7 +186,7 @@ def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves
 
 
 def test_one_row_more_takes_longer_and_small_products_reach_little():
-    mine, tile = gpu(), max(gpu_figures.TILES)
+    mine, (tile, _) = gpu(), gpu_figures.TILES[0]
     full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
     assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
     small = Product(1, 1, 1, 4096)
@@ -282,14 +282,16 @@ def test_gpus_and_machines_cannot_be_changed_by_mistake():
 
 
 def test_a_host_is_a_name_seconds_or_a_host():
-    assert as_host("eager") is EAGER and EAGER.python > EAGER.autograd > 0
-    assert as_host(2e-6) == Host(2e-6, 2e-6) and as_host(0) == Host(0.0, 0.0)
-    own = Host(3e-6, 1e-6, "me")
-    assert as_host(own) is own and str(own) == "host 3 and 1 µs"
+    assert as_host("eager") is EAGER and min(EAGER.operator, EAGER.module, EAGER.autograd) > 0
+    assert as_host(2e-6) == Host(2e-6, 0.0, 2e-6) and as_host(0) == Host(0.0, 0.0, 0.0)
+    own = Host(3e-6, 2e-6, 1e-6, "me")
+    assert as_host(own) is own and str(own) == "host 3/2/1 µs"
+    assert str(Host(3e-6, 0.0, 1e-6)) == "host 3/0/1 µs"
+    assert str(Host(3e-6, 3e-6, 3e-6)) == "host 3/3/3 µs" and str(as_host(3e-6)) == "host 3 µs"
     assert isinstance(as_host("measured"), MeasuredHost)
     assert as_host("measured") is not as_host("measured"), "each simulation has its own"
     assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own
-    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3 and 1 µs")
+    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3/2/1 µs")
 
 
 @pytest.mark.parametrize(
@@ -314,10 +316,11 @@ def test_a_host_that_is_none_is_refused(host, error):
     assert hardware_name() == "" and len(devices) == torch.vgpu.device_count()
 
 
-@pytest.mark.parametrize("figures", [(-1.0, 1.0), (1.0, -1.0), (float("inf"), 1.0)])
-def test_both_figures_of_a_host_are_seconds(figures):
-    with pytest.raises(ValueError, match=f"{min(figures) if min(figures) < 0 else 'inf'}"):
-        Host(*figures)
+@pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["operator", "module", "autograd"])
+def test_all_figures_of_a_host_are_seconds(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} of a Host .*: {wrong}$"):
+        Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, name: wrong})
 
 
 @pytest.mark.parametrize("host", [8e-6, "eager", "measured"])
@@ -335,9 +338,9 @@ def took(program):
         return clock() - begun, len(found)
 
 
-def test_what_autograd_issues_costs_less_than_what_python_issues():
+def test_what_autograd_issues_costs_what_the_host_says_of_it():
     """And what a checkpoint computes again is issued by Python, though in a backward pass."""
-    fixed_gpus(1, launch=Host(1.0, 2.0**-8))
+    fixed_gpus(1, launch=Host(1.0, 0.0, 2.0**-8))
     x = torch.ones(2, 3, device="vgpu", requires_grad=True)
     seconds, forward = took(lambda: x.sin().cos().exp())
     assert seconds == forward == 3
@@ -356,11 +359,11 @@ def test_what_autograd_issues_costs_less_than_what_python_issues():
 
 def test_the_host_that_is_given_takes_the_place_of_the_machines():
     machine = Machine(Fixed(), host=1.0)
-    for host, expected in ((None, 1.0), (0.25, 0.25), (Host(0.5, 0.125), 0.5)):
+    for host, expected in ((None, 1.0), (0.25, 0.25), (Host(0.5, 0.0, 0.125), 0.5)):
         virtual_gpus(1, model=machine, host=host)
         x = torch.ones(3, device="vgpu")
         assert took(lambda x=x: x + 1) == (expected, 1)
-    assert machine.host == Host(1.0, 1.0)
+    assert machine.host == Host(1.0, 0.0, 1.0)
 
 
 # -- a host whose time is measured

@@ -127,7 +127,7 @@ class MeasuredHost:
 
 
 # Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.
-EAGER = Host(10e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
+EAGER = Host(8e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
 HOSTS = {"eager": EAGER}
 
 
