@@ -479,7 +479,7 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
         main = threading.main_thread().ident
 
         def interrupt():
-            wait_until(lambda: frame_in(main, simulation.Simulation._ask) is not None)
+            wait_until(lambda: frame_in(main, simulation.Simulation.ask_and_wait) is not None)
             signal.pthread_kill(main, signal.SIGINT)
 
         with in_thread(interrupt), pytest.raises(KeyboardInterrupt):

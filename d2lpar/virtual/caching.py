@@ -35,8 +35,10 @@ class CachingAllocator:
         self._numbers = count()
 
     def allocate(self, key, num_bytes):
-        """Take a block of `num_bytes` for `key`, which has none."""
-        size = max(-(-num_bytes // ROUNDED), 1) * ROUNDED
+        """Take a block of `num_bytes` for `key`, which has none; nothing for 0 bytes."""
+        if not num_bytes:
+            return
+        size = -(-num_bytes // ROUNDED) * ROUNDED
         small = size <= SMALL
         free = self._free[small]
         place = bisect_left(free, (size,))
