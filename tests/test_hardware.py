@@ -12,9 +12,20 @@ from gates import in_thread
 from modelling import Fixed, fixed_gpus, kernels
 from torch.utils.checkpoint import checkpoint
 
-from d2lpar.virtual import PRESETS, Link, clock, hardware_name, host_takes, virtual_gpus
+import d2lpar
+from d2lpar.virtual import (
+    PRESETS,
+    Link,
+    clock,
+    hardware_name,
+    host_takes,
+    issuing,
+    scheduler,
+    virtual_gpus,
+)
 from d2lpar.virtual import gpu as gpu_figures
 from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.device import Device
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
 from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
@@ -432,6 +443,55 @@ def test_two_runs_by_a_measured_host_take_about_as_long():
     ]
     one, other = map(statistics.median, runs)
     assert one == pytest.approx(other, rel=0.3)
+
+
+def test_a_measured_host_begins_when_its_simulation_does():
+    machine = Machine(Fixed(), host="measured")
+    for _ in range(2):
+        virtual_gpus(1, model=machine, values=False)
+        x = torch.ones(3, device="vgpu")
+        assert clock() < 0.1, "what was done before the simulation counts"
+        x + 1
+        spin(0.2)
+    assert clock() < 0.1, "no operator was issued since"
+    x + 1
+    assert clock() > 0.2
+
+
+def test_what_a_program_does_before_its_first_operator_is_measured():
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
+    spin(0.2)
+    torch.ones(3, device="vgpu")
+    assert clock() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "program"),
+    [
+        (issuing.Call, "issue", lambda x: torch.ones(3, device="vgpu")),
+        (scheduler, "closed_gate", lambda x: d2lpar.synchronize()),
+        (scheduler, "closed_gate", lambda x: torch.vgpu.current_stream().synchronize()),
+        (scheduler, "closed_gate", lambda x: x[0].item()),
+        (Device, "raise_error", lambda x: torch.vgpu.synchronize()),
+    ],
+    ids=["factory", "synchronize", "stream", "item", "errors"],
+)
+def test_a_measured_host_leaves_out_factories_and_waits(monkeypatch, owner, name, program):
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"))
+    x = torch.ones(3, device="vgpu")
+    function, calls = getattr(owner, name), []
+
+    def slow(*args, **kwargs):
+        calls.append(name)
+        spin(0.1)
+        return function(*args, **kwargs)
+
+    x + 1
+    monkeypatch.setattr(owner, name, slow)
+    begun = clock()
+    program(x)
+    x + 1
+    assert calls and clock() - begun < 0.1, "what virtual GPUs do counts"
 
 
 def test_a_measured_host_is_gone_with_its_simulation():

@@ -244,12 +244,16 @@ class Memory:
     @property
     def reserved(self):
         """What is allocated and held, or what CUDA's allocator would reserve for it."""
-        return self._caching_now().reserved if self._caching else self.allocated + self.held
+        if not self._caching:
+            return self.allocated + self.held
+        return min(self._caching_now().reserved, self.limit)
 
     @property
     def reserved_peak(self):
         """The highest `reserved` since `reset_peak`."""
-        return self._caching_now().peak if self._caching else self.held_peak
+        if not self._caching:
+            return self.held_peak
+        return max(min(self._caching_now().peak, self.limit), self.held_peak)
 
     def _caching_now(self, then=None):
         """Return the allocator when it has seen all news, and its method `then` was called.
