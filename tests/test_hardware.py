@@ -10,6 +10,9 @@ import pytest
 import torch
 from gates import in_thread
 from modelling import Fixed, fixed_gpus, kernels
+from test_interrupts import interrupted
+from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
@@ -375,6 +378,100 @@ def test_the_host_that_is_given_takes_the_place_of_the_machines():
         x = torch.ones(3, device="vgpu")
         assert took(lambda x=x: x + 1) == (expected, 1)
     assert machine.host == Host(1.0, 0.0, 1.0)
+
+
+MODULES = Host(1.0, 2.0**-4, 2.0**-8)
+
+
+def three_leaves():
+    """Two operators, by three modules without parts in two with parts."""
+    return nn.Sequential(nn.ReLU(), nn.Sequential(nn.Identity(), nn.ReLU()))
+
+
+def test_a_call_of_a_module_without_parts_costs_what_the_host_says_and_others_nothing():
+    fixed_gpus(1, launch=MODULES)
+    net, x = three_leaves(), torch.ones(2, device="vgpu")
+    assert took(lambda: net(x)) == (2 + 3 * 2.0**-4, 2)
+    assert took(lambda: net[1][0](x)) == (2.0**-4, 0)
+    assert took(lambda: net.forward(x))[0] == 2 + 3 * 2.0**-4, "its parts are called"
+    assert took(lambda: net[0].forward(x)) == (1, 1), "not called as a module"
+    assert took(lambda: nn.Sequential()(x)) == (2.0**-4, 0)
+
+
+def test_what_a_checkpoint_computes_again_calls_its_modules_again():
+    fixed_gpus(1, launch=MODULES)
+    net, x = three_leaves(), torch.ones(2, device="vgpu", requires_grad=True)
+    y = net(x)
+    plain, num = took(lambda: y.backward(torch.ones_like(y)))
+    y = checkpoint(net, x, use_reentrant=False)
+    seconds, both = took(lambda: y.backward(torch.ones_like(y)))
+    again = both - num - 1  # x.grad is there by now, and is added to
+    assert again == 2 and seconds == plain + 2.0**-8 + again + 3 * 2.0**-4
+
+
+def test_calls_of_modules_are_counted_by_the_simulation_in_force_and_by_no_other():
+    net, x = three_leaves(), torch.ones(2)
+    fixed_gpus(1, launch=MODULES)
+    for figures in (MODULES, Host(1.0, 0.5, 1.0), MODULES):
+        fixed_gpus(1, launch=figures)
+        net(x)
+        assert clock() == 3 * figures.module and len(_global_forward_pre_hooks) == 1
+    fixed_gpus(1, launch=1.0)
+    net(x)
+    assert clock() == 0 and not _global_forward_pre_hooks
+    fixed_gpus(1, launch=MODULES)
+    virtual_gpus(1)
+    assert net(x).tolist() == [1, 1] and not _global_forward_pre_hooks
+
+
+def test_a_thread_that_calls_a_module_while_the_clock_changes_goes_on():
+    """Its hook may be called once more after another clock came into force."""
+    fixed_gpus(1, launch=MODULES)
+    (hook,) = _global_forward_pre_hooks.values()
+    virtual_gpus(1)
+    hook(nn.ReLU(), ())
+
+
+def test_an_interrupt_leaves_no_hook_of_modules():
+    places = []
+    while True:
+        where = interrupted(EAGER.start, len(places))
+        EAGER.stop()
+        assert not _global_forward_pre_hooks, where
+        if where is None:
+            break
+        places.append(where)
+    assert len(places) > 2, "hardly anything was interrupted"
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # there is a hook
+def test_a_compiled_module_is_one_graph_by_a_modelled_clock_and_calls_no_modules():
+    """On the CPU: dynamo does not trace tensors on virtual GPUs, by either clock."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, graphs = torch.arange(6.0).reshape(2, 3), []
+
+    def keep(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    fixed_gpus(1, launch=MODULES)
+    torch.compiler.reset()
+    try:
+        compiled = torch.compile(net, backend=keep, fullgraph=True)
+        for _ in range(3):
+            found = compiled(x)
+    finally:
+        torch.compiler.reset()
+    assert len(graphs) == 1 and clock() == 0
+    torch.testing.assert_close(found, net(x))
+
+
+def test_the_host_is_named_where_times_are_printed(capsys):
+    fixed_gpus(2, launch=Host(3e-6, 2e-6, 1e-6))
+    with d2lpar.Benchmark("step"):
+        pass
+    out = capsys.readouterr().out
+    assert out == "step: 0.0000 sec (modelled: 2 x fixed, host 3/2/1 µs)\n"
 
 
 # -- a host whose time is measured

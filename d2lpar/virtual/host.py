@@ -52,7 +52,8 @@ class Host:
             _hook.remove()
 
     def _enter(self, module, inputs):
-        if not module._modules:
+        # Code that torch.compile has made of modules does not call them, and this breaks no graph.
+        if not torch.compiler.is_compiling() and not module._modules:
             scheduler.clock.enter_module(self.module)
 
     def seconds(self):
