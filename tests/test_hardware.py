@@ -224,6 +224,91 @@ def test_more_work_never_takes_less_time():
             assert seconds.get(larger, each) >= each
 
 
+def on_tensor_cores(**figures):
+    return gpu(peaks={"float32": 1e9, "float16": 8e9}, **figures)
+
+
+@pytest.mark.parametrize("waves", [1, 2, 5])
+def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves):
+    """Four tiles of 256 x 128 at a time, each begins and ends, in 2.5 microseconds."""
+    mine, k = on_tensor_cores(tensor_efficiency=0.5), 4096
+    product = Product(1, 256 * waves, 128 * 4, k)
+    alone = 2 * 256 * 128 * k / (0.5 * 8e9 / 4)
+    expected = waves * (2.5e-6 + alone)
+    assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
+
+
+def test_short_sums_are_slower_on_tensor_cores_and_nowhere_else():
+    """As much work by an eighth of the length takes as many tiles more, which begin and end."""
+    peak, tile = 1e15, 256 * 128
+    mine = gpu(peaks={"float32": peak, "float16": peak}, tensor_efficiency=1.0)
+    long, short = Product(1, 256, 128 * 4, 1024), Product(1, 256 * 8, 128 * 4, 128)
+    seconds = [mine.product_seconds(each, torch.float16) for each in (long, short)]
+    alone = 2 * tile * 1024 / (peak / 4)
+    assert seconds == pytest.approx([2.5e-6 + alone, 8 * 2.5e-6 + alone])
+    long, short = long._replace(m=128), short._replace(m=128 * 8)  # tiles of 128 x 128
+    seconds = [mine.product_seconds(each, torch.float32) for each in (long, short)]
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_more_work_on_tensor_cores_never_takes_less_time():
+    mine, peak = on_tensor_cores(multiprocessors=80), 8e9
+    sizes = [1, 31, 32, 33, 64, 129, 257, 1000, 1024]
+    seconds = {
+        (m, n, k): mine.product_seconds(Product(1, m, n, k), torch.float16)
+        for m in sizes
+        for n in sizes
+        for k in sizes
+    }
+    for (m, n, k), each in seconds.items():
+        assert each >= 2 * m * n * k / peak
+        for m_, n_, k_ in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
+            more = mine.product_seconds(Product(1, m_, n_, k_), torch.float16)
+            assert more >= each * (1 - 1e-12)
+
+
+def test_each_gpu_reaches_its_part_of_the_peak_of_tensor_cores():
+    mine, half = on_tensor_cores(), on_tensor_cores(tensor_efficiency=0.44)
+    huge = Product(1, 256 * 64, 128 * 64, 1 << 16)
+    assert mine.tensor_efficiency == gpu_figures.TENSOR_CORE_EFFICIENCY == 0.88
+    ratio = half.product_seconds(huge, torch.float16) / mine.product_seconds(huge, torch.float16)
+    assert ratio == pytest.approx(2, rel=1e-3)
+    assert half.product_seconds(huge) == mine.product_seconds(huge)
+    assert "on tensor cores 0.44" in dict(half.rows())["fitted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "cards"),
+    [
+        ("dgx1", "v100", 4),
+        ("p3.16xlarge", "v100", 1),
+        ("bigbasin", "p100", 1),
+        ("dgxa100", "a100", 8),
+        ("dgxh100", "h100", 8),
+    ],
+)
+def test_machines_have_the_gpus_and_network_cards_of_their_guides(name, gpu, cards):
+    machine = MACHINES[name]
+    assert (machine.gpu, machine.gpus, machine.network_cards) == (GPUS[gpu], 8, cards)
+    assert machine.network in PRESETS.values() and machine.source
+
+
+@pytest.mark.parametrize(
+    ("name", "wire", "reached"),
+    [
+        ("25gbe", 25, 0.6),
+        ("50gbe", 50, 0.6),
+        ("infiniband-edr", 100, 0.92),
+        ("infiniband-hdr", 200, 0.92),
+        ("infiniband-ndr", 400, 0.92),
+    ],
+)
+def test_a_network_reaches_a_part_of_its_wire_by_where_its_cards_are(name, wire, reached):
+    link = PRESETS[f"{name}-collectives"]
+    assert link.bandwidth == pytest.approx(reached * wire * 1e9 / 8, rel=1e-12)
+    assert link.source.startswith(f"{reached} of the wire") and link.startup > 0
+
+
 @pytest.mark.parametrize(
     ("dtype", "unit"),
     [("float32", "float32"), ("float16", "float16"), ("bfloat16", "float32"), ("int64", "float32")],
