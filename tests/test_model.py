@@ -793,6 +793,21 @@ print(len(registered) - before)
 """
 
 
+AT_EXIT = """
+import atexit, torch
+atexit.register(lambda: print(torch.vgpu.memory_reserved(), x[1].item(), torch.vgpu.synchronize()))
+from d2lpar.virtual import virtual_gpus
+virtual_gpus(1, model="v100")
+x = torch.ones(3, device="vgpu") + 1
+"""
+
+
+def test_what_python_calls_at_its_exit_can_still_ask():
+    """It was registered before the function that ends the simulator, and so is called after it."""
+    result = fresh.run(AT_EXIT, fresh.SET_UP)
+    assert result.stdout.split() == [str(2**21), "2.0", "None"], result.stderr
+
+
 def test_a_process_gets_no_functions_for_each_engine_and_its_switch_interval_back():
     result = fresh.run(PROCESS, fresh.TORCH)
     assert result.stdout.split() == ["0", "0.007"], result.stderr

@@ -309,6 +309,10 @@ class Simulation:
         """Call a function in the simulator's thread, after what was issued so far, and wait."""
         scheduler.check_process()
         scheduler.check_thread()
+        if simulator.ended.is_set():
+            scheduler.check_threads()  # if it has not died, Python ends: `atexit` asks
+            simulator.answer(function, arguments)
+            return
         if not simulator.started:
             simulator.start()
         gate = scheduler.closed_gate()
@@ -447,12 +451,16 @@ class _Simulator(Worker):
 
     def serve(self):
         for function, arguments, wake in iter(self.questions.get, None):
-            while self.ops:
-                op = self.ops.popleft()
-                op.engine.clock.admit(op)
-            function(*arguments)
+            self.answer(function, arguments)
             wake()
-            op = function = arguments = wake = None  # else this would keep tensors
+            function = arguments = wake = None  # else this would keep tensors
+
+    def answer(self, function, arguments):
+        """Take over the ops that were handed over, and call a function."""
+        while self.ops:
+            op = self.ops.popleft()
+            op.engine.clock.admit(op)
+        function(*arguments)
 
     def __str__(self):
         return "the thread that simulates modelled GPUs"
