@@ -1,6 +1,7 @@
 """What is modelled: names, machines, refused figures, and the time of a kernel."""
 
 import dataclasses
+import pickle
 import re
 import statistics
 import threading
@@ -674,6 +675,12 @@ def test_a_measured_host_leaves_out_factories_and_waits(monkeypatch, owner, name
     program(x)
     x + 1
     assert calls and clock() - begun < 0.1, "what virtual GPUs do counts"
+
+
+def test_a_measured_host_can_be_handed_to_ranks():
+    machine = Machine("v100", host="measured")
+    virtual_gpus(1, model=machine)
+    assert isinstance(pickle.loads(pickle.dumps(machine)).host, MeasuredHost)
 
 
 def test_a_measured_host_is_gone_with_its_simulation():

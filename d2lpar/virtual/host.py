@@ -124,6 +124,9 @@ class MeasuredHost:
         gap, self._thread.gap = self._thread.__dict__.get("gap", 0.0), 0.0
         return gap + self.launch
 
+    def __reduce__(self):
+        return MeasuredHost, ()  # a rank measures its own threads
+
     def __str__(self):
         return "host measured"
 
