@@ -840,15 +840,14 @@ def test_ranks_of_a_machine_that_is_not_full_share_its_cards_among_fewer(cards):
 
 
 def test_ranks_that_choose_their_gpus_in_another_order_share_the_cards_of_full_machines():
-    """Two ranks on the second of two machines of 2 have half of its card each, as the first do."""
+    """Four ranks on the third and fourth of machines of 2 have half of a card each."""
 
     def program():
-        rank = dist.get_rank()
-        fixed_gpus(4, gpus=2, peer_link=Link(100.0), network=Link(1.0))
-        torch.vgpu.set_device((3, 0)[rank])
+        fixed_gpus(8, gpus=2, peer_link=Link(100.0), network=Link(1.0))
+        torch.vgpu.set_device(4 + dist.get_rank())
         return seconds_of_sum(a_group())
 
-    assert job_of(2).run(program) == [16, 16]
+    assert job_of(4).run(program) == [12] * 4
 
 
 # -- kernels beside a collective: NCCL keeps a multiprocessor for each 20 GB/s
