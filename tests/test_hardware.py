@@ -1,6 +1,7 @@
 """What is modelled: names, machines, refused figures, and the time of a kernel."""
 
 import dataclasses
+import pickle
 import re
 import statistics
 import threading
@@ -10,11 +11,25 @@ import pytest
 import torch
 from gates import in_thread
 from modelling import Fixed, fixed_gpus, kernels
+from test_interrupts import interrupted
+from torch import nn
+from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
-from d2lpar.virtual import PRESETS, Link, clock, hardware_name, host_takes, virtual_gpus
+import d2lpar
+from d2lpar.virtual import (
+    PRESETS,
+    Link,
+    clock,
+    hardware_name,
+    host_takes,
+    issuing,
+    scheduler,
+    virtual_gpus,
+)
 from d2lpar.virtual import gpu as gpu_figures
 from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.device import Device
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
 from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
@@ -178,7 +193,7 @@ def test_the_longest_of_three_counts():
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    mine, tile = gpu(), max(gpu_figures.TILES)
+    mine, (tile, _) = gpu(), gpu_figures.TILES[0]
     product = Product(1, tile * waves, tile * 4, 1 << 20)
     expected = product.flops / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
     assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
@@ -186,7 +201,7 @@ def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves
 
 
 def test_one_row_more_takes_longer_and_small_products_reach_little():
-    mine, tile = gpu(), max(gpu_figures.TILES)
+    mine, (tile, _) = gpu(), gpu_figures.TILES[0]
     full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
     assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
     small = Product(1, 1, 1, 4096)
@@ -208,6 +223,91 @@ def test_more_work_never_takes_less_time():
         assert each == seconds[n, m, k]
         for larger in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
             assert seconds.get(larger, each) >= each
+
+
+def on_tensor_cores(**figures):
+    return gpu(peaks={"float32": 1e9, "float16": 8e9}, **figures)
+
+
+@pytest.mark.parametrize("waves", [1, 2, 5])
+def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves):
+    """Four tiles of 256 x 128 at a time, each begins and ends, in 2.5 microseconds."""
+    mine, k = on_tensor_cores(tensor_efficiency=0.5), 4096
+    product = Product(1, 256 * waves, 128 * 4, k)
+    alone = 2 * 256 * 128 * k / (0.5 * 8e9 / 4)
+    expected = waves * (2.5e-6 + alone)
+    assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
+
+
+def test_short_sums_are_slower_on_tensor_cores_and_nowhere_else():
+    """As much work by an eighth of the length takes as many tiles more, which begin and end."""
+    peak, tile = 1e15, 256 * 128
+    mine = gpu(peaks={"float32": peak, "float16": peak}, tensor_efficiency=1.0)
+    long, short = Product(1, 256, 128 * 4, 1024), Product(1, 256 * 8, 128 * 4, 128)
+    seconds = [mine.product_seconds(each, torch.float16) for each in (long, short)]
+    alone = 2 * tile * 1024 / (peak / 4)
+    assert seconds == pytest.approx([2.5e-6 + alone, 8 * 2.5e-6 + alone])
+    long, short = long._replace(m=128), short._replace(m=128 * 8)  # tiles of 128 x 128
+    seconds = [mine.product_seconds(each, torch.float32) for each in (long, short)]
+    assert seconds[0] == pytest.approx(seconds[1])
+
+
+def test_more_work_on_tensor_cores_never_takes_less_time():
+    mine, peak = on_tensor_cores(multiprocessors=80), 8e9
+    sizes = [1, 31, 32, 33, 64, 129, 257, 1000, 1024]
+    seconds = {
+        (m, n, k): mine.product_seconds(Product(1, m, n, k), torch.float16)
+        for m in sizes
+        for n in sizes
+        for k in sizes
+    }
+    for (m, n, k), each in seconds.items():
+        assert each >= 2 * m * n * k / peak
+        for m_, n_, k_ in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
+            more = mine.product_seconds(Product(1, m_, n_, k_), torch.float16)
+            assert more >= each * (1 - 1e-12)
+
+
+def test_each_gpu_reaches_its_part_of_the_peak_of_tensor_cores():
+    mine, half = on_tensor_cores(), on_tensor_cores(tensor_efficiency=0.44)
+    huge = Product(1, 256 * 64, 128 * 64, 1 << 16)
+    assert mine.tensor_efficiency == gpu_figures.TENSOR_CORE_EFFICIENCY == 0.88
+    ratio = half.product_seconds(huge, torch.float16) / mine.product_seconds(huge, torch.float16)
+    assert ratio == pytest.approx(2, rel=1e-3)
+    assert half.product_seconds(huge) == mine.product_seconds(huge)
+    assert "on tensor cores 0.44" in dict(half.rows())["fitted"]
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "cards"),
+    [
+        ("dgx1", "v100", 4),
+        ("p3.16xlarge", "v100", 1),
+        ("bigbasin", "p100", 1),
+        ("dgxa100", "a100", 8),
+        ("dgxh100", "h100", 8),
+    ],
+)
+def test_machines_have_the_gpus_and_network_cards_of_their_guides(name, gpu, cards):
+    machine = MACHINES[name]
+    assert (machine.gpu, machine.gpus, machine.network_cards) == (GPUS[gpu], 8, cards)
+    assert machine.network in PRESETS.values() and machine.source
+
+
+@pytest.mark.parametrize(
+    ("name", "wire", "reached"),
+    [
+        ("25gbe", 25, 0.6),
+        ("50gbe", 50, 0.6),
+        ("infiniband-edr", 100, 0.92),
+        ("infiniband-hdr", 200, 0.92),
+        ("infiniband-ndr", 400, 0.92),
+    ],
+)
+def test_a_network_reaches_a_part_of_its_wire_by_where_its_cards_are(name, wire, reached):
+    link = PRESETS[f"{name}-collectives"]
+    assert link.bandwidth == pytest.approx(reached * wire * 1e9 / 8, rel=1e-12)
+    assert link.source.startswith(f"{reached} of the wire") and link.startup > 0
 
 
 @pytest.mark.parametrize(
@@ -282,14 +382,16 @@ def test_gpus_and_machines_cannot_be_changed_by_mistake():
 
 
 def test_a_host_is_a_name_seconds_or_a_host():
-    assert as_host("eager") is EAGER and EAGER.python > EAGER.autograd > 0
-    assert as_host(2e-6) == Host(2e-6, 2e-6) and as_host(0) == Host(0.0, 0.0)
-    own = Host(3e-6, 1e-6, "me")
-    assert as_host(own) is own and str(own) == "host 3 and 1 µs"
+    assert as_host("eager") is EAGER and min(EAGER.operator, EAGER.module, EAGER.autograd) > 0
+    assert as_host(2e-6) == Host(2e-6, 0.0, 2e-6) and as_host(0) == Host(0.0, 0.0, 0.0)
+    own = Host(3e-6, 2e-6, 1e-6, "me")
+    assert as_host(own) is own and str(own) == "host 3/2/1 µs"
+    assert str(Host(3e-6, 0.0, 1e-6)) == "host 3/0/1 µs"
+    assert str(Host(3e-6, 3e-6, 3e-6)) == "host 3/3/3 µs" and str(as_host(3e-6)) == "host 3 µs"
     assert isinstance(as_host("measured"), MeasuredHost)
     assert as_host("measured") is not as_host("measured"), "each simulation has its own"
     assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own
-    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3 and 1 µs")
+    assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3/2/1 µs")
 
 
 @pytest.mark.parametrize(
@@ -314,10 +416,11 @@ def test_a_host_that_is_none_is_refused(host, error):
     assert hardware_name() == "" and len(devices) == torch.vgpu.device_count()
 
 
-@pytest.mark.parametrize("figures", [(-1.0, 1.0), (1.0, -1.0), (float("inf"), 1.0)])
-def test_both_figures_of_a_host_are_seconds(figures):
-    with pytest.raises(ValueError, match=f"{min(figures) if min(figures) < 0 else 'inf'}"):
-        Host(*figures)
+@pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan")])
+@pytest.mark.parametrize("name", ["operator", "module", "autograd"])
+def test_all_figures_of_a_host_are_seconds(name, wrong):
+    with pytest.raises(ValueError, match=f"^{name} of a Host .*: {wrong}$"):
+        Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, name: wrong})
 
 
 @pytest.mark.parametrize("host", [8e-6, "eager", "measured"])
@@ -335,9 +438,9 @@ def took(program):
         return clock() - begun, len(found)
 
 
-def test_what_autograd_issues_costs_less_than_what_python_issues():
+def test_what_autograd_issues_costs_what_the_host_says_of_it():
     """And what a checkpoint computes again is issued by Python, though in a backward pass."""
-    fixed_gpus(1, launch=Host(1.0, 2.0**-8))
+    fixed_gpus(1, launch=Host(1.0, 0.0, 2.0**-8))
     x = torch.ones(2, 3, device="vgpu", requires_grad=True)
     seconds, forward = took(lambda: x.sin().cos().exp())
     assert seconds == forward == 3
@@ -356,11 +459,105 @@ def test_what_autograd_issues_costs_less_than_what_python_issues():
 
 def test_the_host_that_is_given_takes_the_place_of_the_machines():
     machine = Machine(Fixed(), host=1.0)
-    for host, expected in ((None, 1.0), (0.25, 0.25), (Host(0.5, 0.125), 0.5)):
+    for host, expected in ((None, 1.0), (0.25, 0.25), (Host(0.5, 0.0, 0.125), 0.5)):
         virtual_gpus(1, model=machine, host=host)
         x = torch.ones(3, device="vgpu")
         assert took(lambda x=x: x + 1) == (expected, 1)
-    assert machine.host == Host(1.0, 1.0)
+    assert machine.host == Host(1.0, 0.0, 1.0)
+
+
+MODULES = Host(1.0, 2.0**-4, 2.0**-8)
+
+
+def three_leaves():
+    """Two operators, by three modules without parts in two with parts."""
+    return nn.Sequential(nn.ReLU(), nn.Sequential(nn.Identity(), nn.ReLU()))
+
+
+def test_a_call_of_a_module_without_parts_costs_what_the_host_says_and_others_nothing():
+    fixed_gpus(1, launch=MODULES)
+    net, x = three_leaves(), torch.ones(2, device="vgpu")
+    assert took(lambda: net(x)) == (2 + 3 * 2.0**-4, 2)
+    assert took(lambda: net[1][0](x)) == (2.0**-4, 0)
+    assert took(lambda: net.forward(x))[0] == 2 + 3 * 2.0**-4, "its parts are called"
+    assert took(lambda: net[0].forward(x)) == (1, 1), "not called as a module"
+    assert took(lambda: nn.Sequential()(x)) == (2.0**-4, 0)
+
+
+def test_what_a_checkpoint_computes_again_calls_its_modules_again():
+    fixed_gpus(1, launch=MODULES)
+    net, x = three_leaves(), torch.ones(2, device="vgpu", requires_grad=True)
+    y = net(x)
+    plain, num = took(lambda: y.backward(torch.ones_like(y)))
+    y = checkpoint(net, x, use_reentrant=False)
+    seconds, both = took(lambda: y.backward(torch.ones_like(y)))
+    again = both - num - 1  # x.grad is there by now, and is added to
+    assert again == 2 and seconds == plain + 2.0**-8 + again + 3 * 2.0**-4
+
+
+def test_calls_of_modules_are_counted_by_the_simulation_in_force_and_by_no_other():
+    net, x = three_leaves(), torch.ones(2)
+    fixed_gpus(1, launch=MODULES)
+    for figures in (MODULES, Host(1.0, 0.5, 1.0), MODULES):
+        fixed_gpus(1, launch=figures)
+        net(x)
+        assert clock() == 3 * figures.module and len(_global_forward_pre_hooks) == 1
+    fixed_gpus(1, launch=1.0)
+    net(x)
+    assert clock() == 0 and not _global_forward_pre_hooks
+    fixed_gpus(1, launch=MODULES)
+    virtual_gpus(1)
+    assert net(x).tolist() == [1, 1] and not _global_forward_pre_hooks
+
+
+def test_a_thread_that_calls_a_module_while_the_clock_changes_goes_on():
+    """Its hook may be called once more after another clock came into force."""
+    fixed_gpus(1, launch=MODULES)
+    (hook,) = _global_forward_pre_hooks.values()
+    virtual_gpus(1)
+    hook(nn.ReLU(), ())
+
+
+def test_an_interrupt_leaves_no_hook_of_modules():
+    places = []
+    while True:
+        where = interrupted(EAGER.start, len(places))
+        EAGER.stop()
+        assert not _global_forward_pre_hooks, where
+        if where is None:
+            break
+        places.append(where)
+    assert len(places) > 2, "hardly anything was interrupted"
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # there is a hook
+def test_a_compiled_module_is_one_graph_by_a_modelled_clock_and_calls_no_modules():
+    """On the CPU: dynamo does not trace tensors on virtual GPUs, by either clock."""
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x, graphs = torch.arange(6.0).reshape(2, 3), []
+
+    def keep(graph, example_inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    fixed_gpus(1, launch=MODULES)
+    torch.compiler.reset()
+    try:
+        compiled = torch.compile(net, backend=keep, fullgraph=True)
+        for _ in range(3):
+            found = compiled(x)
+    finally:
+        torch.compiler.reset()
+    assert len(graphs) == 1 and clock() == 0
+    torch.testing.assert_close(found, net(x))
+
+
+def test_the_host_is_named_where_times_are_printed(capsys):
+    fixed_gpus(2, launch=Host(3e-6, 2e-6, 1e-6))
+    with d2lpar.Benchmark("step"):
+        pass
+    out = capsys.readouterr().out
+    assert out == "step: 0.0000 sec (modelled: 2 x fixed, host 3/2/1 µs)\n"
 
 
 # -- a host whose time is measured
@@ -429,6 +626,61 @@ def test_two_runs_by_a_measured_host_take_about_as_long():
     ]
     one, other = map(statistics.median, runs)
     assert one == pytest.approx(other, rel=0.3)
+
+
+def test_a_measured_host_begins_when_its_simulation_does():
+    machine = Machine(Fixed(), host="measured")
+    for _ in range(2):
+        virtual_gpus(1, model=machine, values=False)
+        x = torch.ones(3, device="vgpu")
+        assert clock() < 0.1, "what was done before the simulation counts"
+        x + 1
+        spin(0.2)
+    assert clock() < 0.1, "no operator was issued since"
+    x + 1
+    assert clock() > 0.2
+
+
+def test_what_a_program_does_before_its_first_operator_is_measured():
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
+    spin(0.2)
+    torch.ones(3, device="vgpu")
+    assert clock() > 0.2
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "program"),
+    [
+        (issuing.Call, "issue", lambda x: torch.ones(3, device="vgpu")),
+        (scheduler, "closed_gate", lambda x: d2lpar.synchronize()),
+        (scheduler, "closed_gate", lambda x: torch.vgpu.current_stream().synchronize()),
+        (scheduler, "closed_gate", lambda x: x[0].item()),
+        (Device, "raise_error", lambda x: torch.vgpu.synchronize()),
+    ],
+    ids=["factory", "synchronize", "stream", "item", "errors"],
+)
+def test_a_measured_host_leaves_out_factories_and_waits(monkeypatch, owner, name, program):
+    virtual_gpus(1, model=Machine(Fixed(), host="measured"))
+    x = torch.ones(3, device="vgpu")
+    function, calls = getattr(owner, name), []
+
+    def slow(*args, **kwargs):
+        calls.append(name)
+        spin(0.1)
+        return function(*args, **kwargs)
+
+    x + 1
+    monkeypatch.setattr(owner, name, slow)
+    begun = clock()
+    program(x)
+    x + 1
+    assert calls and clock() - begun < 0.1, "what virtual GPUs do counts"
+
+
+def test_a_measured_host_can_be_handed_to_ranks():
+    machine = Machine("v100", host="measured")
+    virtual_gpus(1, model=machine)
+    assert isinstance(pickle.loads(pickle.dumps(machine)).host, MeasuredHost)
 
 
 def test_a_measured_host_is_gone_with_its_simulation():

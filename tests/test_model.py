@@ -28,6 +28,7 @@ from d2lpar.parallel.pipelines import (
 from d2lpar.parallel.sharded_layers import tensor_parallel
 from d2lpar.virtual import Link, clock, hardware_name, host_takes, registry, virtual_gpus
 from d2lpar.virtual.hardware import Machine
+from d2lpar.virtual.host import Host
 from d2lpar.virtual.scheduler import Op
 
 
@@ -228,6 +229,64 @@ def threads_on_devices_of_their_own():
     last = clock()
     d2lpar.synchronize()
     return tuple(seconds[index] for index in range(4)) + (last, clock())
+
+
+class Watched(nn.Module):
+    """A network of three leaves and two operators that notes how long its forward takes."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Identity(), nn.ReLU()))
+        self.seconds = []
+
+    def forward(self, x):
+        begun = clock()
+        x = self.body(x)
+        self.seconds.append(clock() - begun)
+        return x
+
+
+@pytest.mark.parametrize("k", [1, 2, 4])
+def test_replicas_share_pythons_lock_in_their_forward(k):
+    """Each takes k times as long to issue as one alone would, and afterwards one is alone again."""
+    devices = fixed_gpus(k, launch=Host(1.0, 0.25, 0.5))
+    net = Watched().to(devices[0])
+    parallel = nn.DataParallel(net, device_ids=devices)
+    for _ in range(2):
+        net.seconds.clear()
+        parallel(torch.ones(8, 2, device=devices[0]))
+        assert net.seconds == [k * (2 * 1.0 + 3 * 0.25)] * k
+    net.seconds.clear()
+    net(torch.ones(8, 2, device=devices[0]))
+    assert net.seconds == [2 * 1.0 + 3 * 0.25]
+
+
+def test_replicas_that_fail_leave_the_lock_to_one():
+    devices = fixed_gpus(2, launch=1.0)
+
+    def fails(x):
+        raise KeyError("in forward")
+
+    net = nn.ReLU()
+    net.forward = fails
+    with pytest.raises(KeyError):
+        nn.DataParallel(net, device_ids=devices)(torch.ones(8, 2, device=devices[0]))
+    begun = clock()
+    torch.ones(3, device=devices[0])
+    assert clock() - begun == 1.0
+
+
+@pytest.mark.parametrize("k", [2, 4])
+def test_copying_the_modules_of_replicas_takes_as_long_as_calling_them(k):
+    """Six modules, of which three are leaves, on each of k GPUs; operators take no time here."""
+    devices = fixed_gpus(k, launch=Host(0.0, 1.0, 0.0))
+    parallel = nn.DataParallel(Watched().to(devices[0]), device_ids=devices)
+    x = torch.ones(8, 2, device=devices[0])
+    begun = clock()
+    parallel(x)
+    assert clock() - begun == k * 6 + k * 3
+    virtual_gpus(2)
+    assert parallel.module(torch.ones(8, 2)).shape == (8, 2)
 
 
 @pytest.mark.parametrize("interval", [1e-6, 5e-3])
@@ -732,6 +791,21 @@ d2lpar.virtual_gpus(8, model="v100")
 d2lpar.virtual_gpus(8)
 print(len(registered) - before)
 """
+
+
+AT_EXIT = """
+import atexit, torch
+atexit.register(lambda: print(torch.vgpu.memory_reserved(), x[1].item(), torch.vgpu.synchronize()))
+from d2lpar.virtual import virtual_gpus
+virtual_gpus(1, model="v100")
+x = torch.ones(3, device="vgpu") + 1
+"""
+
+
+def test_what_python_calls_at_its_exit_can_still_ask():
+    """It was registered before the function that ends the simulator, and so is called after it."""
+    result = fresh.run(AT_EXIT, fresh.SET_UP)
+    assert result.stdout.split() == [str(2**21), "2.0", "None"], result.stderr
 
 
 def test_a_process_gets_no_functions_for_each_engine_and_its_switch_interval_back():

@@ -479,7 +479,7 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
         main = threading.main_thread().ident
 
         def interrupt():
-            wait_until(lambda: frame_in(main, simulation.Simulation._ask) is not None)
+            wait_until(lambda: frame_in(main, simulation.Simulation.ask_and_wait) is not None)
             signal.pthread_kill(main, signal.SIGINT)
 
         with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
@@ -806,6 +806,112 @@ def test_real_ranks_go_the_ways_of_equal_ranks(cards):
         2 + 2 * 0.25 + 4 * 0.5 + 12 / (2 * part),  # 2 of the 6 steps are between machines
     ]
     assert job_of(4).run(real)[0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("cards", [1, 2])
+def test_ranks_of_a_machine_that_is_not_full_share_its_cards_among_fewer(cards):
+    """Of 3 ranks on machines of 2 the third has all cards, a byte a second each, to itself."""
+    machine = {"gpus": 2, "network_cards": cards, "network": Link(1.0)}
+    groups = [0, 2], [0, 1, 2], [2, 4]
+
+    def real():
+        set_up(peer_link=Link(100.0), **machine)
+        mine = [a_group(ranks) for ranks in groups[:2]]
+        rank, found = dist.get_rank(), []
+        for ranks, group in zip(groups, mine, strict=False):
+            dist.barrier(a_group())
+            found.append(seconds_of_sum(group) if rank in ranks else None)
+        return found
+
+    fixed_gpus(1, peer_link=Link(100.0), **machine)
+    with equal_ranks(3):
+        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups[:2]]
+    assert expected == [
+        8 / (cards / 2),  # the half of the first decides
+        10 / cards,  # 2 halves, and a whole
+    ]
+    assert job_of(3).run(real)[0] == pytest.approx(expected)
+    with equal_ranks(5):
+        assert seconds_of_sum(dist.new_group([0, 1, 4])) == 10 / cards
+        assert seconds_of_sum(dist.new_group([0, 1, 2, 4])) == 12 / (cards / 2)
+    fixed_gpus(1, gpus=4, peer_link=Link(100.0), network_cards=cards, network=Link(1.0))
+    with equal_ranks(7):
+        assert seconds_of_sum(dist.new_group([0, 1, 4])) == pytest.approx(10 / (cards / 3))
+
+
+def test_ranks_that_choose_their_gpus_in_another_order_share_the_cards_of_full_machines():
+    """Four ranks on the third and fourth of machines of 2 have half of a card each."""
+
+    def program():
+        fixed_gpus(8, gpus=2, peer_link=Link(100.0), network=Link(1.0))
+        torch.vgpu.set_device(4 + dist.get_rank())
+        return seconds_of_sum(a_group())
+
+    assert job_of(4).run(program) == [12] * 4
+
+
+# -- kernels beside a collective: NCCL keeps a multiprocessor for each 20 GB/s
+
+
+def of_four_multiprocessors(seconds, rate):
+    """Model a GPU whose kernels take so many seconds, and a link with so many bytes a second."""
+    gpu = Fixed(seconds, peer_link=Link(rate))
+    gpu.multiprocessors = 4
+    virtual_gpus(1, model=Machine(gpu, host=0), values=False)
+    return gpu
+
+
+def beside(seconds, rate, number=1):
+    """Return when kernels end of which the first begins at 1, beside a sum over two ranks to 8."""
+    x = torch.empty(int(8 * rate), dtype=torch.uint8, device="vgpu")
+    y = torch.empty(1, device="vgpu")
+    begun, ends = end(), []
+    with equal_ranks(2):
+        work = dist.all_reduce(x, async_op=True)
+        host_takes(1.0)
+        for _ in range(number):
+            y.sin()
+            torch.vgpu.current_stream().synchronize()
+            ends.append(clock() - begun)
+        work.wait()
+        assert end() - begun == max(8, *ends)
+    return ends
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate", "ends"),
+    [
+        (3.0, 20e9, [5.0, 8.75, 11.75]),  # one of 4 is kept: 3/4 of the second is done at 8
+        (6.0, 20e9, [8.75, 14.75]),  # 7 times 3/4 done at 8, and 3/4 of a second more
+        (3.0, 10e9, [5.0, 8.75, 11.75]),  # a multiprocessor is not kept by halves
+        (3.0, 21e9, [7.0, 10.5, 13.5]),  # two of 4
+        (3.0, 80e9, [7.0, 10.5, 13.5]),  # never more than half
+    ],
+)
+def test_a_kernel_that_begins_beside_a_collective_takes_longer_and_one_after_it_does_not(
+    seconds, rate, ends
+):
+    of_four_multiprocessors(seconds, rate)
+    assert beside(seconds, rate, len(ends)) == pytest.approx(ends, rel=1e-9)
+
+
+def test_a_kernel_that_began_before_a_collective_goes_on_as_it_was():
+    of_four_multiprocessors(3.0, 20e9)
+    x = torch.empty(int(160e9), dtype=torch.uint8, device="vgpu")
+    with equal_ranks(2):
+        torch.empty(1, device="vgpu").sin()
+        with torch.vgpu.stream(torch.vgpu.Stream()):
+            host_takes(1.0)
+            work = dist.all_reduce(x, async_op=True)
+        torch.vgpu.current_stream().synchronize()
+        assert clock() == 3
+        work.wait()
+        assert end() == 9
+
+
+def test_a_gpu_without_multiprocessors_keeps_none_for_a_collective():
+    virtual_gpus(1, model=Machine(Fixed(3.0, peer_link=Link(20e9)), host=0), values=False)
+    assert beside(3.0, 20e9, 3) == [4, 7, 10]
 
 
 # -- what a collective takes before its first step, and rings of several links
@@ -1203,5 +1309,5 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
     met = [message for message in heard(keeper, 1) if message[0] == "meet"]
     assert met == [
         ("meet", (0, 1), 1.0, Route(4.0, 0.3, 0.2), True),
-        ("meet", (0, 1, 2), 1.0, Route(1.0, 0.3, 7.0, machines=2, between=2.0), True),
+        ("meet", (0, 1, 2), 1.0, Route(2.0, 0.3, 7.0, machines=2, between=2.0), True),  # 1 for each
     ]

@@ -20,7 +20,8 @@ class CachingAllocator:
     """Follows the blocks of a program; see above.
 
     Attributes:
-        reserved: bytes of all segments.
+        reserved: bytes of all segments, which may be more than the device has: CUDA would have
+            run out of memory.
         peak: the highest `reserved` since `reset_peak`.
     """
 
@@ -35,8 +36,10 @@ class CachingAllocator:
         self._numbers = count()
 
     def allocate(self, key, num_bytes):
-        """Take a block of `num_bytes` for `key`, which has none."""
-        size = max(-(-num_bytes // ROUNDED), 1) * ROUNDED
+        """Take a block of `num_bytes` for `key`, which has none; nothing for 0 bytes."""
+        if not num_bytes:
+            return
+        size = -(-num_bytes // ROUNDED) * ROUNDED
         small = size <= SMALL
         free = self._free[small]
         place = bisect_left(free, (size,))
@@ -50,7 +53,7 @@ class CachingAllocator:
             segment, offset = next(self._numbers), 0
             self._sizes[segment] = found
             self.reserved += found
-            self.peak = max(self.peak, min(self.reserved, self._limit))
+            self.peak = max(self.peak, self.reserved)
         rest = found - size
         if rest >= ROUNDED if small else rest > SMALL:
             self._add(small, rest, segment, offset + size)

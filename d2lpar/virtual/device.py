@@ -94,9 +94,9 @@ class Device:
         """
         for stream in self.streams:
             stream.last = stream.waits = None
+        self.memory.follow(model is not None)
         # One step, see interrupts.py: stores only.
         self.model, self.has_values = model, has_values
-        self.memory.follow(model is not None)
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 

@@ -44,6 +44,7 @@ class Worker:
         threads: CPU threads that a kernel uses.
         running: a lock that is held while the thread is in torch.
         started: whether the thread has been started.
+        ended: an Event that is set once it has ended.
     """
 
     def __init__(self, threads=1):
@@ -51,7 +52,7 @@ class Worker:
         self.running = threading.RLock()
         self.started = False
         self._begun = threading.Lock()
-        self._ended = threading.Event()
+        self.ended = threading.Event()
 
     def start(self):
         """Start the thread; RuntimeError if there are too many threads.
@@ -79,7 +80,7 @@ class Worker:
             scheduler.note_death(self, error)
         with _fork_locks[0]:
             _fork_locks.remove(self.running)
-        self._ended.set()
+        self.ended.set()
 
     def do(self, op):
         """Do the work of `op`; an error is kept for the next synchronize."""
@@ -97,7 +98,7 @@ class Worker:
     def join(self, timeout=60.0):
         """Wait for the end of the thread, for at most `timeout` seconds."""
         if self.started:
-            self._ended.wait(timeout)
+            self.ended.wait(timeout)
 
 
 class Engine(Worker, ReadyQueue):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from .hardware import Scaled, as_machine
+from .host import Host
 
 _ROUNDS, _NEAR = 12, 0.01
 
@@ -23,8 +24,11 @@ def fit(model, program, measured):
     Raises:
         ValueError: there are not one or two measurements, one is not positive, or no factors come
             within 1 % of them.
+        TypeError: the host of the model is measured.
     """
     machine = as_machine(model)
+    if not isinstance(machine.host, Host):
+        raise TypeError(f"what is fitted has a Host of known seconds: got {machine.host}")
     if not 1 <= len(measured) <= 2 or not all(taken > 0 for taken in measured.values()):
         raise ValueError(f"one or two positive measurements are fitted: got {measured}")
     large, *small = sorted(measured, key=measured.get, reverse=True)

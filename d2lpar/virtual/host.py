@@ -41,16 +41,19 @@ class Host:
 
     def start(self):
         """Begin to count calls of modules."""
+        global _hook
         if self.module:
-            _hooks[self] = register_module_forward_pre_hook(self._enter)
+            # One step once there is a handle, see interrupts.py: stores only.
+            _hook = register_module_forward_pre_hook(self._enter)
 
     def stop(self):
         """Stop counting them."""
-        if self in _hooks:
-            _hooks.pop(self).remove()
+        if _hook is not None:
+            _hook.remove()
 
     def _enter(self, module, inputs):
-        if not module._modules:
+        # Code that torch.compile has made of modules does not call them, and this breaks no graph.
+        if not torch.compiler.is_compiling() and not any(True for _ in module.children()):
             scheduler.clock.enter_module(self.module)
 
     def seconds(self):
@@ -75,39 +78,38 @@ class Host:
         return "host " + "/".join(f"{each:.3g}" for each in micros) + " µs"
 
 
-_hooks = {}  # Host -> the handle of its hook
+_hook = None  # the handle of the hook that counts calls of modules
 
 
 class MeasuredHost:
     """A host that takes the CPU time which the calling thread really takes between operators.
 
-    What virtual GPUs do themselves for an operator does not count. In its place stands `launch`,
-    the seconds of a launch in C++.
+    What virtual GPUs do themselves does not count for operators, where tensors are made, and while
+    the thread waits for a device. In the place of an operator stands `launch`, the seconds of a
+    launch in C++. Streams, events, collectives and the start of a backward pass count as the
+    program's Python.
     """
 
     source = "measured here, while the program runs"
     module = 0.0  # is part of what is measured
     launch = 5e-6  # cudaLaunchKernel and the dispatcher of torch, as in C++ programs
 
-    def __init__(self):
-        self._thread = threading.local()
-
     def start(self):
-        """Begin to leave out the time that virtual GPUs take in each operator."""
-        from .issuing import dispatch  # which imports what imports this module
-
-        VirtualTensor.__torch_dispatch__ = classmethod(self._timed(dispatch))
+        """Measure from now on, and leave out the time that virtual GPUs take."""
+        self._thread = threading.local()
+        self._thread.left = time.thread_time()
+        for owner, name, function, kind in _entries():
+            setattr(owner, name, kind(self._left_out(function)))
 
     def stop(self):
         """Put back what `start` has changed."""
-        from .issuing import dispatch
+        for owner, name, function, kind in _entries():
+            setattr(owner, name, kind(function))
 
-        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
-
-    def _timed(self, dispatch):
+    def _left_out(self, function):
         own = self._thread
 
-        @functools.wraps(dispatch)
+        @functools.wraps(function)
         def timed(*args, **kwargs):
             depth = own.__dict__.setdefault("depth", 0)
             if depth == 0:
@@ -115,7 +117,7 @@ class MeasuredHost:
                 own.gap = own.__dict__.get("gap", 0.0) + now - own.__dict__.get("left", now)
             own.depth = depth + 1
             try:
-                return dispatch(*args, **kwargs)
+                return function(*args, **kwargs)
             finally:
                 own.depth = depth
                 if depth == 0:
@@ -132,8 +134,27 @@ class MeasuredHost:
         """Return in words what it does."""
         return str(self)
 
+    def __reduce__(self):
+        return MeasuredHost, ()  # a rank measures its own threads
+
     def __str__(self):
         return "host measured"
+
+
+@functools.cache
+def _entries():
+    """Return where a program enters virtual GPUs: owner, name and function, and what it is made."""
+    from . import backend, device, issuing, simulation  # which import what imports this module
+
+    functions = (
+        (backend, "issue_factory"),
+        (device.Device, "synchronize"),
+        (simulation.Simulation, "ask_and_wait"),
+    )
+    return (
+        (VirtualTensor, "__torch_dispatch__", issuing.dispatch, classmethod),
+        *((owner, name, getattr(owner, name), lambda it: it) for owner, name in functions),
+    )
 
 
 # Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.

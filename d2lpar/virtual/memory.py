@@ -244,29 +244,41 @@ class Memory:
     @property
     def reserved(self):
         """What is allocated and held, or what CUDA's allocator would reserve for it."""
-        return self._caching_now().reserved if self._caching else self.allocated + self.held
+        if not self._caching:
+            return self.allocated + self.held
+        return min(self._caching_now().reserved, self.limit)
 
     @property
     def reserved_peak(self):
         """The highest `reserved` since `reset_peak`."""
-        return self._caching_now().peak if self._caching else self.held_peak
+        if not self._caching:
+            return self.held_peak
+        return max(min(self._caching_now().peak, self.limit), self.held_peak)
 
-    def _caching_now(self):
+    def _caching_now(self, then=None):
+        """Return the allocator when it has seen all news, and its method `then` was called.
+
+        The simulator does that, which no interrupt reaches.
+        """
+        scheduler.clock.ask_and_wait(self._tell_news, then)
+        return self._caching
+
+    def _tell_news(self, then):
         caching, news = self._caching, self._news
-        with self._lock:
-            while news:
-                what = news.popleft()
-                if what > 0:
-                    caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
-                else:
-                    caching.free(-what)
-        return caching
+        while news:
+            what = news.popleft()
+            if what > 0:
+                caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
+            else:
+                caching.free(-what)
+        if then is not None:
+            getattr(caching, then)()
 
     def empty_cache(self):
         """Give back the segments of CUDA's allocator that no block uses, where it is followed."""
         self.collect()
         if self._caching:
-            self._caching_now().empty_cache()
+            self._caching_now("empty_cache")
 
     @property
     def num_blocks(self):
@@ -284,4 +296,4 @@ class Memory:
         self.peak = self.allocated
         self.held_peak = self.allocated + self.held
         if self._caching:
-            self._caching_now().reset_peak()
+            self._caching_now("reset_peak")

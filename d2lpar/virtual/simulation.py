@@ -259,7 +259,7 @@ class Simulation:
         return issued
 
     def wait(self, op, device):
-        self._ask(self._run_until_done, op)
+        self.ask_and_wait(self._run_until_done, op)
         host, where = self.host(), op.stream.device
         started = host.now(where)
         if op.end > started:
@@ -273,14 +273,14 @@ class Simulation:
         """
         host, device = self.host(), engine.device
         arrived = host.now(device)
-        self._ask(self._run_until, arrived)
+        self.ask_and_wait(self._run_until, arrived)
         while engine.ends and engine.ends[0] <= arrived:
             engine.finished += 1
             engine.ends.popleft()
         if engine.issued - engine.finished < QUEUE_LIMIT:
             return
         over = engine.issued - QUEUE_LIMIT // 2
-        self._ask(self._run_until_ended, engine, over)
+        self.ask_and_wait(self._run_until_ended, engine, over)
         while engine.finished < over:
             engine.finished += 1
             arrived = max(arrived, engine.ends.popleft())
@@ -288,13 +288,13 @@ class Simulation:
 
     def catch_up(self):
         """Simulate all that happens until the calling thread's now."""
-        self._ask(self._run_until, self.now())
+        self.ask_and_wait(self._run_until, self.now())
 
     def set_threads(self, threads):
         self.ask(set_thread_count, threads)  # with the first op: the thread is not started for it
 
     def finish(self):
-        self._ask(self._run_until, float("inf"))
+        self.ask_and_wait(self._run_until, float("inf"))
 
     def ask(self, function, *arguments):
         """Call a function in the simulator's thread, without waiting for it."""
@@ -305,9 +305,14 @@ class Simulation:
         self.advance(max(self.issuing.seconds(), LEAST_POLL))
         self.catch_up()
 
-    def _ask(self, function, *arguments):
+    def ask_and_wait(self, function, *arguments):
         """Call a function in the simulator's thread, after what was issued so far, and wait."""
+        scheduler.check_process()
         scheduler.check_thread()
+        if simulator.ended.is_set():
+            scheduler.check_threads()  # if it has not died, Python ends: `atexit` asks
+            simulator.answer(function, arguments)
+            return
         if not simulator.started:
             simulator.start()
         gate = scheduler.closed_gate()
@@ -446,12 +451,16 @@ class _Simulator(Worker):
 
     def serve(self):
         for function, arguments, wake in iter(self.questions.get, None):
-            while self.ops:
-                op = self.ops.popleft()
-                op.engine.clock.admit(op)
-            function(*arguments)
+            self.answer(function, arguments)
             wake()
-            op = function = arguments = wake = None  # else this would keep tensors
+            function = arguments = wake = None  # else this would keep tensors
+
+    def answer(self, function, arguments):
+        """Take over the ops that were handed over, and call a function."""
+        while self.ops:
+            op = self.ops.popleft()
+            op.engine.clock.admit(op)
+        function(*arguments)
 
     def __str__(self):
         return "the thread that simulates modelled GPUs"

@@ -58,7 +58,9 @@ class EqualRanks:
         op.ready = op.start
         gpus = op.engine.device.model.machine.gpus or self._size
         hosts = [rank // gpus for rank in op.members]
-        op.meet(route(hosts, [way_inside(op)], [way_between(op, self._size)]), has_values(op))
+        ways = {host: way_between(op, self._size, host) for host in set(hosts)}
+        between = [ways[host] for host in hosts]
+        op.meet(route(hosts, [way_inside(op)], between), has_values(op))
         self._simulation.make_ready(op)
 
     def waits_for_values(self, op):

@@ -66,7 +66,7 @@ class Meetings:
         now, op.ready = op.ready, op.start
         self.pending[op.key] = op
         host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
-        ways = way_inside(op), way_between(op, self._num_here)
+        ways = way_inside(op), way_between(op, self._num_here, host[-1])
         try:
             self._member.post(
                 now, op.key, op.members, op.text, op.ready, host, *ways, has_values(op)

@@ -39,17 +39,24 @@ def way_inside(op):
     return bandwidth, rings.latency, rings.startup
 
 
-def way_between(op, num_ranks):
+def way_between(op, num_ranks, host):
     """Return a rank's part of the bandwidth of its machine's network cards, latency and start-up.
 
     The ranks of a job in one machine are taken to use the network at the same time. So each gets an
     equal part of the cards, and a group gets the parts of all of its ranks. A message has a card to
     itself.
+
+    Args:
+        op: the collective.
+        num_ranks: how many ranks fill machines in turn, the last of which may have fewer.
+        host: the number of the rank's machine among these.
     """
     machine = op.engine.device.model.machine
     if machine.network is None:
         return NO_LINK, 0.0, 0.0
-    ranks = min(machine.gpus or num_ranks, num_ranks)
+    gpus = machine.gpus or num_ranks
+    left = num_ranks - host * gpus
+    ranks = min(gpus, left if left > 0 else num_ranks)  # ranks may choose GPUs in another order
     part = machine.network.bandwidth * machine.network_cards / ranks
     if op.peer is not None:
         part = max(part, machine.network.bandwidth)
@@ -67,8 +74,9 @@ def route(hosts, inside, between):
     in_each = Counter(hosts)
     if len(in_each) == 1:
         return Route(narrowest, latency, startup)
-    part, step, start = _slowest(between)
-    bandwidth = min(narrowest, part * min(in_each.values()))
+    _, step, start = _slowest(between)
+    parts = (part * in_each[host] for host, (part, *_) in zip(hosts, between, strict=True))
+    bandwidth = min(narrowest, *parts)
     return Route(bandwidth, latency, max(startup, start), len(in_each), step)
 
 

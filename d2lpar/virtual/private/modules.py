@@ -91,15 +91,15 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing
     from torch.nn.parallel import comm as torch_comm
 
     # torch.nn.parallel.data_parallel is the function of this name
-    data_parallel = sys.modules["torch.nn.parallel.data_parallel"]
+    data_parallel = vars(sys.modules["torch.nn.parallel.data_parallel"])
 
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):
         setattr(torch_comm, name, _choose(getattr(torch_comm, name), getattr(comm, name), is_ours))
     torch_comm.scatter = comm.scatter
-    data_parallel._get_available_device_type = lambda: device_type
+    data_parallel["_get_available_device_type"] = lambda: device_type
     torch._utils._get_available_device_type = lambda: device_type
     _functions._get_stream = get_stream
-    replicate, parallel_apply = data_parallel.replicate, data_parallel.parallel_apply
+    replicate, parallel_apply = data_parallel["replicate"], data_parallel["parallel_apply"]
 
     @functools.wraps(replicate)
     def counted_replicate(network, devices, detach=False):
@@ -111,8 +111,7 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing
         with sharing(len(modules)):
             return parallel_apply(modules, *args, **kwargs)
 
-    data_parallel.replicate = counted_replicate
-    data_parallel.parallel_apply = shared_parallel_apply
+    data_parallel |= {"replicate": counted_replicate, "parallel_apply": shared_parallel_apply}
 
 
 def _choose(theirs, ours, test):

@@ -1,0 +1,341 @@
+"""Reserved memory of modelled GPUs, by the rules of c10/cuda/CUDACachingAllocator.cpp by hand.
+
+There: kMinBlockSize 512, kSmallSize 1 MiB, kSmallBuffer 2 MiB, kMinLargeAlloc 10 MiB, kLargeBuffer
+20 MiB, kRoundLarge 2 MiB.
+"""
+
+import gc
+import random
+import signal
+
+import pytest
+import torch
+from modelling import Fixed, fixed_gpus
+from test_interrupts import give_up, interrupted
+
+from d2lpar.virtual import registry, virtual_gpus
+from d2lpar.virtual.caching import CachingAllocator
+
+KIB, MIB = 2**10, 2**20
+
+
+EVERY = 5  # of how many places for an interrupt one is tried, to save time
+NUMBER = 16  # of devices, of which one holds no tensors of tests before
+
+
+@pytest.fixture
+def device():
+    """Make the current device one that holds nothing."""
+    gc.collect()
+    fixed_gpus(NUMBER, 1.0)
+    device = next(each for each in range(NUMBER) if torch.vgpu.memory_allocated(each) == 0)
+    torch.vgpu.set_device(device)
+    torch.vgpu.empty_cache()
+    torch.vgpu.reset_peak_memory_stats()
+    yield torch.device("vgpu", device)
+    torch.vgpu.set_device(0)
+    virtual_gpus(2)
+
+
+def caching(*sizes, limit=2**40):
+    """Return an allocator with blocks 0, 1, ... of so many bytes."""
+    made = CachingAllocator(limit)
+    for key, size in enumerate(sizes):
+        made.allocate(key, size)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "reserved"),
+    [
+        (0, 0),
+        (1, 2 * MIB),
+        (MIB, 2 * MIB),
+        (MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB - 511, 10 * MIB),  # rounded to 512 first, so it is 10 MiB
+        (10 * MIB, 10 * MIB),
+        (10 * MIB + 1, 12 * MIB),
+        (12 * MIB, 12 * MIB),
+        (100 * MIB + 512, 102 * MIB),
+    ],
+)
+def test_a_segment_is_as_large_as_its_first_block_asks_for(num_bytes, reserved):
+    assert caching(num_bytes).reserved == reserved
+
+
+@pytest.mark.parametrize(
+    ("size", "fit"),
+    [(1, 4096), (512, 4096), (513, 2048), (MIB // 2, 4), (MIB // 2 + 1, 3), (MIB, 2)],
+)
+def test_small_blocks_are_multiples_of_512_in_a_segment_of_2_mib(size, fit):
+    """513 bytes take 1024, and three of MIB / 2 + 512 leave MIB / 2 - 1536, too little for more."""
+    assert caching(*[size] * fit).reserved == 2 * MIB
+    assert caching(*[size] * (fit + 1)).reserved == 4 * MIB
+
+
+def test_large_blocks_share_a_segment_of_20_mib_and_small_ones_do_not_lie_in_it():
+    assert caching(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB).reserved == 20 * MIB
+    assert caching(*[5 * MIB] * 5).reserved == 40 * MIB
+    assert caching(5 * MIB, MIB).reserved == 22 * MIB
+
+
+def test_a_rest_of_more_than_1_mib_of_a_large_block_stays_free_and_less_is_lost():
+    """Of 20 MiB 7, 7 and 5 leave 1, which is kept with the third: 5 + 1."""
+    made = caching(7 * MIB, 7 * MIB, 5 * MIB)
+    made.free(2)
+    made.allocate("again", 6 * MIB)
+    assert made.reserved == 20 * MIB, "6 MiB are free"
+    made = caching(7 * MIB, 7 * MIB, 4 * MIB, 2 * MIB)
+    assert made.reserved == 20 * MIB, "2 MiB were left"
+    made = caching(7 * MIB, 7 * MIB, 5 * MIB - 512, MIB + 512)
+    assert made.reserved == 20 * MIB, "1 MiB and 512 bytes were left"
+    made = caching(7 * MIB, 7 * MIB, 5 * MIB, MIB + 512)
+    assert made.reserved == 40 * MIB, "1 MiB was not left"
+
+
+def test_a_rest_of_1_mib_does_not_become_part_of_what_is_free_behind_it():
+    """5, 6 and 9 MiB, of which 5 are in use again out of the 6: 9 are free, not 10."""
+    made = caching(5 * MIB, 6 * MIB, 9 * MIB)
+    made.free(1)
+    made.allocate("again", 5 * MIB)
+    made.free(2)
+    made.allocate("new", 10 * MIB)
+    assert made.reserved == 30 * MIB
+
+
+def test_the_smallest_free_block_that_is_large_enough_is_taken():
+    """Free are 16, 12 and 14 MiB. 12 fits into the second, so 14 and 16 are still there."""
+    made = caching(16 * MIB, 12 * MIB, 14 * MIB)
+    for key in range(3):
+        made.free(key)
+    for key, size in (("a", 12), ("b", 14), ("c", 16)):
+        made.allocate(key, size * MIB)
+        assert made.reserved == 42 * MIB
+    made.allocate("d", 12 * MIB)
+    assert made.reserved == 54 * MIB
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
+def test_free_neighbours_are_joined(order):
+    made = caching(6 * MIB, 6 * MIB, 8 * MIB)
+    for key in order:
+        made.free(key)
+    made.allocate("all", 20 * MIB)
+    assert made.reserved == 20 * MIB
+
+
+def test_what_is_free_on_both_sides_of_a_block_is_not_joined():
+    made = caching(6 * MIB, 6 * MIB, 8 * MIB)
+    made.free(0)
+    made.free(2)
+    made.allocate("larger than each", 9 * MIB)
+    assert made.reserved == 40 * MIB
+
+
+def test_an_emptied_cache_has_the_segments_left_that_a_block_lies_in():
+    made = caching(MIB, 12 * MIB, 5 * MIB, 5 * MIB)
+    assert made.reserved == (2 + 12 + 20) * MIB
+    made.empty_cache()
+    assert made.reserved == (2 + 12 + 20) * MIB
+    for key in (0, 1, 2):
+        made.free(key)
+    assert made.reserved == (2 + 12 + 20) * MIB, "memory that is free stays reserved"
+    made.empty_cache()
+    assert made.reserved == 20 * MIB
+    made.allocate("in what is left", 15 * MIB)
+    assert made.reserved == 36 * MIB, "5 and 10 MiB are free, not joined"
+    made.free(3)
+    made.free("in what is left")
+    made.empty_cache()
+    assert (made.reserved, made.peak) == (0, 36 * MIB)
+    made.reset_peak()
+    assert made.peak == 0
+
+
+def test_a_full_device_gives_back_what_is_free_before_it_takes_more():
+    made = caching(12 * MIB, 12 * MIB, limit=30 * MIB)
+    made.free(0)
+    made.allocate("larger", 14 * MIB)
+    assert (made.reserved, made.peak) == (26 * MIB, 26 * MIB)
+
+
+def test_what_was_never_allocated_is_freed_without_effect():
+    made = caching(MIB)
+    made.free("unknown")
+    made.free(0)
+    made.free(0)
+    made.empty_cache()
+    assert made.reserved == 0
+
+
+def test_no_byte_is_lost_whatever_the_order():
+    """A naive reference: what is used, free and reserved adds up after each of 4000 steps."""
+    chance, made, used = random.Random(30), caching(), set()
+    for key in range(4000):
+        if used and chance.random() < 0.5:
+            old = chance.choice(sorted(used))
+            used.remove(old)
+            made.free(old)
+        else:
+            made.allocate(key, int(2 ** chance.uniform(0, 25)))
+            used.add(key)
+        if key % 500 == 0:
+            made.empty_cache()
+        parts = [(segment, offset, size) for _, segment, offset, size in made._used.values()]
+        parts += [(segment, at, size) for free in made._free.values() for size, segment, at in free]
+        ends = {}
+        for segment, offset, size in sorted(parts):
+            assert ends.get(segment, 0) == offset, "a hole, or two blocks in one place"
+            ends[segment] = offset + size
+        assert ends == made._sizes and sum(ends.values()) == made.reserved
+    for key in used:
+        made.free(key)
+    made.empty_cache()
+    assert made.reserved == 0 and not any((made._starts, made._ends, made._sizes))
+
+
+# -- of a device
+
+
+def filled(num_bytes, device="vgpu"):
+    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+
+
+def reserved():
+    return torch.vgpu.memory_reserved(), torch.vgpu.max_memory_reserved()
+
+
+def test_a_modelled_gpu_reserves_segments_and_a_virtual_one_bytes(device):
+    x, small = filled(5 * MIB), filled(1000)
+    assert reserved() == (22 * MIB, 22 * MIB)
+    assert torch.vgpu.memory_allocated() == 5 * MIB + 1000
+    stats = torch.vgpu.memory_stats()
+    assert stats["reserved_bytes.all.current"] == stats["reserved_bytes.all.peak"] == 22 * MIB
+    del x
+    assert reserved() == (22 * MIB, 22 * MIB)
+    torch.vgpu.empty_cache()
+    assert reserved() == (2 * MIB, 22 * MIB)
+    torch.vgpu.reset_peak_memory_stats()
+    assert reserved() == (2 * MIB, 2 * MIB)
+    virtual_gpus(NUMBER)
+    assert torch.vgpu.memory_reserved() == 1000
+    fixed_gpus(NUMBER)
+    assert reserved()[0] == 2 * MIB, "what there was before is in segments, too"
+    del small
+
+
+def test_views_and_empty_tensors_reserve_nothing(device):
+    x = filled(0), torch.empty(3, 0, device=device)
+    assert reserved() == (0, 0)
+    y = filled(12 * MIB)
+    z = y[5:], y.view(2, -1).t()
+    assert reserved() == (12 * MIB, 12 * MIB)
+    del x, z
+
+
+def test_a_block_that_a_stream_holds_is_not_used_again(device):
+    side = torch.vgpu.Stream(device)
+    x = filled(12 * MIB)
+    with torch.vgpu.stream(side):
+        torch.vgpu._sleep(1.0)
+    x.record_stream(side)
+    del x
+    y = filled(12 * MIB)
+    assert reserved() == (24 * MIB, 24 * MIB)
+    side.synchronize()
+    z = filled(12 * MIB)
+    assert reserved() == (24 * MIB, 24 * MIB), "the first segment is free by now"
+    del y, z
+
+
+def test_a_storage_that_is_resized_gives_its_block_back_and_takes_one(device):
+    x = filled(12 * MIB)
+    storage = x.untyped_storage()
+    storage.resize_(0)
+    y = filled(12 * MIB)
+    assert reserved() == (12 * MIB, 12 * MIB)
+    storage.resize_(12 * MIB)
+    assert reserved() == (24 * MIB, 24 * MIB)
+    del y
+    z = filled(12 * MIB)
+    assert reserved() == (24 * MIB, 24 * MIB)
+    del x, storage, z
+    torch.vgpu.empty_cache()
+    assert reserved() == (0, 24 * MIB)
+
+
+def test_no_more_is_reserved_than_the_device_has(device):
+    """Three of 7 MiB need 40 MiB by these rules; CUDA would not have them, the model lets them."""
+    virtual_gpus(NUMBER, model=Fixed(), memory=30 * MIB)
+    torch.vgpu.reset_peak_memory_stats()
+    tensors = [filled(7 * MIB) for _ in range(3)]
+    assert reserved() == (30 * MIB, 30 * MIB)
+    torch.vgpu.reset_peak_memory_stats()
+    assert reserved() == (30 * MIB, 30 * MIB)
+    del tensors
+    torch.vgpu.empty_cache()
+    assert reserved() == (0, 30 * MIB)
+
+
+@pytest.mark.parametrize("memory", [2**40, 64 * MIB])
+def test_at_least_as_much_is_reserved_as_allocated(device, memory):
+    """On a large device, and on one that is almost full."""
+    virtual_gpus(NUMBER)
+    torch.vgpu.reset_peak_memory_stats()
+    early = filled(40 * MIB)
+    del early  # a peak of the wall clock
+    virtual_gpus(NUMBER, model=Fixed(), memory=memory, values=False)
+    chance, kept = random.Random(30), []
+    side = torch.vgpu.Stream()
+    for step in range(300):
+        what = chance.random()
+        if what < 0.6:
+            try:
+                kept.append(filled(int(2 ** chance.uniform(0, 24))))
+            except torch.OutOfMemoryError:
+                kept.clear()
+        elif what < 0.9 and kept:
+            old = kept.pop(chance.randrange(len(kept)))
+            if what < 0.65:
+                old.record_stream(side)
+            del old
+        elif what < 0.92:
+            torch.vgpu.reset_peak_memory_stats()
+        elif what < 0.94:
+            torch.vgpu.empty_cache()
+        assert torch.vgpu.memory_allocated() <= torch.vgpu.memory_reserved() <= memory, step
+        assert torch.vgpu.max_memory_allocated() <= torch.vgpu.max_memory_reserved(), step
+        assert torch.vgpu.max_memory_reserved() <= memory, step
+
+
+def test_an_interrupt_leaves_what_is_reserved_right(device):
+    """It comes at each place, while news wait to be seen; what it interrupts is done again."""
+    alarm = signal.signal(signal.SIGALRM, give_up)
+    memory = registry.find(device).memory
+
+    def call():
+        torch.vgpu.memory_reserved()
+        torch.vgpu.empty_cache()
+        torch.vgpu.reset_peak_memory_stats()
+
+    try:
+        places = []
+        while True:
+            signal.alarm(30)
+            x, y = filled(12 * MIB), filled(1000)
+            del x
+            where = interrupted(call, EVERY * len(places))
+            assert reserved()[0] in (2 * MIB, 14 * MIB), where
+            del y
+            gc.collect()
+            torch.vgpu.empty_cache()
+            assert reserved()[0] == 0, where
+            assert not memory._caching._used, where
+            if where is None:
+                break
+            places.append(where)
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, alarm)
+    assert len(places) > 20, "hardly anything was interrupted"
