@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from ..parallel.sharded_layers import ColumnParallel, RowParallel
 from ..timelines.timeline import Timeline
 from ..virtual import virtual_gpus
+from ..virtual.hardware import Scaled
 from .marks import reference
 
 
@@ -45,12 +46,22 @@ def fewest_channels(kernel, flops, bandwidth, itemsize):
     return next(c for c in itertools.count(1) if all(seconds(1, c) > seconds(k, c) for k in (2, 8)))
 
 
+class _Products(Scaled):
+    """A GPU whose convolutions take the time of products, without Winograd's algorithm."""
+
+    def kernel_seconds(self, kernel):
+        products = kernel.products and [each._replace(saving=1.0) for each in kernel.products]
+        name = kernel.name.replace("convolution", "product")
+        return super().kernel_seconds(kernel._replace(products=products, name=name))
+
+
 @reference
 def channels_that_pay(link):
     """Return those that are faster on four V100s, which take the place of the devices."""
     seconds = {}
+    gpu = _Products("v100", 1)
     for k, c in itertools.product((1, 4), (32, 64, 128, 256)):
-        devices = virtual_gpus(k, model="v100", values=False, peer_link=link)
+        devices = virtual_gpus(k, model=gpu, values=False, peer_link=link, host=0.0)
         convs = [nn.Conv2d(c, c, 3, padding=1, device=devices[0]) for _ in range(2)]
         first, second = ColumnParallel(convs[0], devices), RowParallel(convs[1], devices)
         parts = [torch.zeros(64, c, 28, 28, device=gpu, requires_grad=True) for gpu in devices]

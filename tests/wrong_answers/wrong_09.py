@@ -305,7 +305,7 @@ def step(net, X, y, lr):
         "a sum for each parameter": (
             STEP % ("", WAIT, "dist.get_world_size()"),
             3,
-            "expected at most 27, got",
+            "expected at most 40, got",
         ),
         "hooks that stay": (
             (STEP % ("", WAIT, "dist.get_world_size()")).replace("hook.remove()", "pass"),
