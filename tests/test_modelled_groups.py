@@ -35,6 +35,7 @@ from torch.utils.data import DataLoader
 from waiting import wait_until
 
 from d2lpar.virtual import (
+    PRESETS,
     Link,
     clock,
     equal_ranks,
@@ -1311,3 +1312,18 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
         ("meet", (0, 1), 1.0, Route(4.0, 0.3, 0.2), True),
         ("meet", (0, 1, 2), 1.0, Route(2.0, 0.3, 7.0, machines=2, between=2.0), True),  # 1 for each
     ]
+
+
+def test_a_link_that_is_given_counts_for_collectives_even_if_it_is_the_gpus_own():
+    link = PRESETS["2xnvlink2-measured"]
+    seconds = {}
+    for given in ({}, {"peer_link": link}):
+        (device,) = virtual_gpus(1, model="v100", values=False, host=0.0, **given)
+        with equal_ranks(8):
+            x = torch.empty(26 * 2**20, device=device)
+            dist.all_reduce(x)
+            torch.vgpu.synchronize()
+            seconds[bool(given)] = clock()
+    by_hand = 14 * link.latency + 14 / 8 * x.nbytes / link.bandwidth
+    assert seconds[True] == pytest.approx(by_hand, rel=0.02)
+    assert seconds[False] < 0.5 * seconds[True], "rings of NCCL use all links of a V100"

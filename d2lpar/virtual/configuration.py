@@ -3,6 +3,7 @@
 import os
 import threading
 import warnings
+from dataclasses import replace
 
 import torch
 
@@ -109,6 +110,9 @@ def virtual_gpus(
 
 def _figures(n, machines, threads, memory, link, peer_link):
     """Return the arguments of `n` `Device`s, a dict of lists; `machines` is None or a list."""
+    if peer_link is not _UNSAID:  # even one that is equal to the GPU's own is another one
+        given = map(as_link, _for_each(n, "peer_link", peer_link))
+        peer_link = [each if each is None else replace(each) for each in given]
     if machines is not None:
         gpus = [machine.gpu for machine in machines]
         memory = [gpu.memory for gpu in gpus] if memory is None else memory
