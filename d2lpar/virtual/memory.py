@@ -199,8 +199,6 @@ class Memory:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
                         continue  # a destructor that ran meanwhile has come here first
-                elif reference.address is not None:
-                    self._news.append(-reference.address)
                 # One step to `popleft`. An interrupted allocation leaves a reference without an
                 # address: it was never accounted.
                 if reference.address is not None:
@@ -211,6 +209,8 @@ class Memory:
                     else:
                         del self._live[reference.address]
                 popleft()
+                if reference.address is not None and not reference.streams:
+                    self._news.append(-reference.address)
 
     def collect(self):
         """Take back the memory of blocks that are gone and that no stream holds any more."""
