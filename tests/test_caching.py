@@ -15,6 +15,7 @@ from test_interrupts import give_up, interrupted
 
 from d2lpar.virtual import registry, virtual_gpus
 from d2lpar.virtual.caching import CachingAllocator
+from d2lpar.virtual.memory import MOST_NEWS
 
 KIB, MIB = 2**10, 2**20
 
@@ -339,3 +340,13 @@ def test_an_interrupt_leaves_what_is_reserved_right(device):
         signal.alarm(0)
         signal.signal(signal.SIGALRM, alarm)
     assert len(places) > 20, "hardly anything was interrupted"
+
+
+def test_what_the_allocator_has_not_seen_does_not_grow_without_end():
+    (device,) = virtual_gpus(1, model="v100", values=False)
+    memory = registry.find(device).memory
+    x = torch.empty(100, device=device)
+    for _ in range(2 * MOST_NEWS):
+        x + 1
+    assert 0 < len(memory._news) < 1.1 * MOST_NEWS
+    assert torch.vgpu.max_memory_reserved(device) >= torch.vgpu.max_memory_allocated(device)

@@ -11,6 +11,7 @@ from .caching import CachingAllocator
 from .scheduler import under_way, wait
 
 MIB = 2**20
+MOST_NEWS = 10_000  # blocks, new or freed, that an allocator that is followed has not seen
 _SHIFT = 48  # bits for the bytes of a block beside its address
 GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
 
@@ -82,7 +83,7 @@ class Memory:
         self._note_freed = self._freed.append
         self._held = {}  # by address: references that wait for their `pending`
         self._lock = threading.RLock()
-        self.follow(False)
+        self._news, self._caching = deque(maxlen=0), None  # see `follow`
 
     def follow(self, caching):
         """Begin to follow what CUDA's caching allocator would reserve, or stop."""
@@ -215,6 +216,8 @@ class Memory:
     def collect(self):
         """Take back the memory of blocks that are gone and that no stream holds any more."""
         self.note_freed()
+        if len(self._news) > MOST_NEWS:
+            self._caching_now()
         if self._held:
             scheduler.clock.catch_up()
             with self._lock:
