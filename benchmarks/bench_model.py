@@ -25,14 +25,14 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from published import CLASSES, gpt, language, predicted, vision, without_communication
+from published import CLASSES, gpt, language, modelled, predicted, vision, without_communication
 from report import median, ratio_row, seconds
 from torch import nn
 
 import d2lpar
-from d2lpar._d2l import import_torchvision
 from d2lpar.models import resnet18
 from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import as_machine
 from d2lpar.virtual.host import EAGER
 
 HERE = Path(__file__).parent / "published"
@@ -120,15 +120,6 @@ def of_gpt():
     return errors
 
 
-def modelled(n, model):
-    gc.collect()  # the network before this one
-    return d2lpar.virtual_gpus(n, model=model, values=False)
-
-
-def torchvision_net(name):
-    return lambda: getattr(import_torchvision().models, name)()
-
-
 def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
 
@@ -164,7 +155,7 @@ def kernels_and_steps(device):
     for name, net, shape in (
         ("LeNet, 256 images", d2lpar.lenet(), (256, 1, 28, 28)),
         ("ResNet-18, 256 images", resnet18(10), (256, 1, 28, 28)),
-        ("resnet50, 64 images", torchvision_net("resnet50")(), (64, 3, 224, 224)),
+        ("resnet50, 64 images", vision.torchvision_net("resnet50")(), (64, 3, 224, 224)),
     ):
         net.to(device)
         X, y = torch.ones(shape, device=device), torch.zeros(shape[0], dtype=torch.long).to(device)
@@ -186,7 +177,7 @@ def gpu_at_hand():
         print(f"(q) {called}: no figures in hardware.py")
         return
     measured = [d2lpar.best_seconds(work, 5) for _, work in kernels_and_steps("cuda:0")]
-    (device,) = modelled(1, model)
+    (device,) = modelled(1, as_machine(model))
     for (name, work), took in zip(kernels_and_steps(device), measured, strict=True):
         predicted = d2lpar.best_seconds(work, 1)
         print(f"(q) {called}: {name:42} measured {took * 1e3:9.3f} ms, ", end="")
@@ -195,7 +186,7 @@ def gpu_at_hand():
 
 def cost_of_a_step():
     """Return what this machine takes for a step of ResNet-18 on eight modelled GPUs, seconds."""
-    step = data_parallel_step(modelled(8, "v100"))
+    step = data_parallel_step(modelled(8, as_machine("v100")))
     step()
     return median(seconds(step) for _ in range(7))
 
@@ -206,7 +197,7 @@ def cost_of_ops(count):
     What the programs before have left does not count: the garbage collector leaves it alone.
     """
     gc.freeze()
-    inputs = [torch.empty(100, device=device) for device in modelled(4, "v100")]
+    inputs = [torch.empty(100, device=device) for device in modelled(4, as_machine("v100"))]
 
     def work():
         for i in range(count):

@@ -49,10 +49,11 @@ class Row:
     alone: float | None = None
 
 
-def modelled(n, machine):
-    """Return `n` modelled GPUs without values."""
+def modelled(n, machine, room=1):
+    """Return `n` modelled GPUs without values, with `room` times the memory that they have."""
     gc.collect()  # the network before this one
-    return d2lpar.virtual_gpus(n, model=machine, values=False)
+    memory = room * machine.gpu.memory
+    return d2lpar.virtual_gpus(n, model=machine, memory=memory, values=False)
 
 
 def seconds_of(step):

@@ -23,6 +23,7 @@ from d2lpar.virtual import equal_ranks
 from d2lpar.virtual.hardware import MACHINES
 
 from . import modelled, seconds_of
+from .language import Split, Sum
 
 VOCABULARY = 51_200
 # eight A100 with four network cards of 200 Gbit/s
@@ -65,33 +66,6 @@ def read(path):
     return [Step(**{name: float(row[column]) for column, name in COLUMNS.items()}) for row in rows]
 
 
-class _Split(torch.autograd.Function):
-    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class _Sum(torch.autograd.Function):
-    """The sum of what all ranks have computed (Megatron's g)."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        dist.all_reduce(x, group=group)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
 class RowLinear(nn.Linear):
     """A t-th of a linear layer whose parts are summed; it leaves the bias to its caller."""
 
@@ -101,7 +75,7 @@ class RowLinear(nn.Linear):
 
     def forward(self, x):
         x = functional.linear(x, self.weight)
-        return _Sum.apply(x, self.group) if self.t > 1 else x
+        return Sum.apply(x, self.group) if self.t > 1 else x
 
 
 class Layer(nn.Module):
@@ -117,7 +91,7 @@ class Layer(nn.Module):
         self.softmax, self.dropout = nn.Softmax(-1), nn.Dropout(0.1)
 
     def split(self, x):
-        return _Split.apply(x, self.group) if self.t > 1 else x
+        return Split.apply(x, self.group) if self.t > 1 else x
 
     def forward(self, x):  # (s, b, h)
         s, b, _ = x.shape
@@ -147,7 +121,7 @@ class Head(nn.Module):
     def forward(self, x, targets):  # (s, b, h), (s, b)
         x = self.norm(x)
         if self.t > 1:
-            x = _Split.apply(x, self.group)
+            x = Split.apply(x, self.group)
         return _CrossEntropy.apply(functional.linear(x, self.weight).float(), targets, self).mean()
 
 

@@ -182,7 +182,7 @@ def sum_gradients(parameters, group):
 # -- GPT as in Megatron-LM: tensor parallel, recomputed layers, half precision
 
 
-class _Split(torch.autograd.Function):
+class Split(torch.autograd.Function):
     """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
 
     @staticmethod
@@ -198,7 +198,7 @@ class _Split(torch.autograd.Function):
         return gradient, None
 
 
-class _Sum(torch.autograd.Function):
+class Sum(torch.autograd.Function):
     """The sum of what all ranks have computed (Megatron's g)."""
 
     @staticmethod
@@ -226,15 +226,15 @@ class GPTLayer(nn.Module):
     def forward(self, x):  # (N, T, C)
         q, k, v = (
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
-            for part in self.qkv(_Split.apply(self.first(x), self.group)).chunk(3, 2)
+            for part in self.qkv(Split.apply(self.first(x), self.group)).chunk(3, 2)
         )
         # Megatron's kernel masks and scales within the softmax
         weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).softmax(3)
         weights = nn.functional.dropout(weights, 0.1)
         attended = self.out((weights @ v).transpose(1, 2).flatten(2))
-        x = x + nn.functional.dropout(_Sum.apply(attended, self.group), 0.1)
-        hidden = gelu(self.up(_Split.apply(self.second(x), self.group)))
-        return x + nn.functional.dropout(_Sum.apply(self.down(hidden), self.group), 0.1)
+        x = x + nn.functional.dropout(Sum.apply(attended, self.group), 0.1)
+        hidden = gelu(self.up(Split.apply(self.second(x), self.group)))
+        return x + nn.functional.dropout(Sum.apply(self.down(hidden), self.group), 0.1)
 
 
 class GPT(nn.Module):
@@ -249,11 +249,11 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens, labels):  # (N, T) each
-        x = _Sum.apply(self.embedding(tokens), self.group) + self.positions
+        x = Sum.apply(self.embedding(tokens), self.group) + self.positions
         x = nn.functional.dropout(x, 0.1)
         for layer in self.layers:
             x = checkpoint(layer, x, use_reentrant=False)
-        scores = linear(_Split.apply(self.norm(x), self.group), self.embedding.weight)
+        scores = linear(Split.apply(self.norm(x), self.group), self.embedding.weight)
         return _LossOfParts.apply(scores.float(), labels, self.group)
 
 

@@ -6,7 +6,7 @@ it did by default.
 """
 
 import contextlib
-import gc
+import functools
 from dataclasses import replace
 
 import torch
@@ -24,7 +24,7 @@ from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
 
-from . import Row, seconds_of
+from . import Row, modelled, seconds_of
 
 # -- GPUs that d2lpar does not have. Peaks are dense, those of tensor cores with sums in float32.
 
@@ -161,14 +161,8 @@ P3DN = Machine(
 P3DN_OF_4 = replace(P3DN, gpu=nvlink2("v100-32gb", 4))
 
 
-def modelled(n, machine):
-    """Return `n` modelled GPUs without values, with more memory than they have.
-
-    All published runs fitted into memory. Where the model needs more, it gives a time all the same.
-    """
-    gc.collect()  # the network before this one
-    room = 4 * machine.gpu.memory
-    return d2lpar.virtual_gpus(n, model=machine, memory=room, values=False)
+# All published runs fitted into memory. Where the model needs more, it gives a time all the same.
+modelled = functools.partial(modelled, room=4)
 
 
 # -- networks, batches, optimizers

@@ -18,7 +18,17 @@ from .tensor import VirtualTensor
 _cpu_kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
-def attend(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=None, gqa=False):
+def attend(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    *,
+    scale=None,
+    enable_gqa=False,
+):
     """Issue `scaled_dot_product_attention` on virtual GPUs; see torch's function of this name.
 
     Raises:
@@ -29,6 +39,7 @@ def attend(query, key, value, mask=None, dropout_p=0.0, is_causal=False, scale=N
             f"Expected query, key, and value to have the same dtype, but got query.dtype: "
             f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
         )
+    mask, gqa = attn_mask, enable_gqa
     if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise RuntimeError(
             "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
@@ -266,16 +277,10 @@ def register(library):
         library: a `torch.library.Library` for the operators of aten.
     """
 
-    def attention(query, key, value, *args, scale=None, enable_gqa=False):
-        return attend(query, key, value, *args, scale=scale, gqa=enable_gqa)
-
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
-        library.impl("scaled_dot_product_attention", attention, key)
+        library.impl("scaled_dot_product_attention", attend, key)
 
 
-def _special(func, args, kwargs):
-    kwargs = dict(kwargs)
-    return attend(*args, gqa=kwargs.pop("enable_gqa", False), **kwargs)
-
-
-tables.special[aten.scaled_dot_product_attention.default] = _special
+tables.special[aten.scaled_dot_product_attention.default] = lambda func, args, kwargs: attend(
+    *args, **kwargs
+)

@@ -159,7 +159,7 @@ def _entries():
 
 # Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.
 EAGER = Host(8e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
-HOSTS = {"eager": EAGER}
+_NAMED = {"eager": lambda: EAGER, "measured": MeasuredHost}
 
 
 def as_host(host):
@@ -171,12 +171,10 @@ def as_host(host):
     """
     if isinstance(host, (Host, MeasuredHost)):
         return host
-    if host == "measured":
-        return MeasuredHost()
     if isinstance(host, str):
-        if host not in HOSTS:
+        if host not in _NAMED:
             raise ValueError(f'host is "eager", "measured", seconds or a Host: got {host!r}')
-        return HOSTS[host]
+        return _NAMED[host]()
     if isinstance(host, (int, float)) and not isinstance(host, bool):
         return Host(float(host), 0.0, float(host))
     raise TypeError(f'host is "eager", "measured", seconds or a Host: got {host!r}')
