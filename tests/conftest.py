@@ -5,6 +5,7 @@ import gc
 import os
 import re
 import shutil
+import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -19,6 +20,14 @@ from xdist.scheduler import LoadScopeScheduling
 def no_windows(monkeypatch):
     """Draw figures without a display, whatever the user's settings are."""
     monkeypatch.setenv("MPLBACKEND", "Agg")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def wall_clock_for_the_next_file():
+    """Leave no modelled GPUs behind: `launch` gives its ranks those of this process."""
+    yield
+    if virtual := sys.modules.get("d2lpar.virtual"):
+        virtual.virtual_gpus(2)
 
 
 HANGS = 300  # seconds that a test, or its tear-down, may take
