@@ -28,12 +28,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # 
 HEADS, LENGTH, SIZE, WIDTH = 4, 6, 9, 8
 
 
-@pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
-    yield
-    virtual_gpus(2)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def jobs():
     yield

@@ -8,13 +8,6 @@ from torch.nn import functional as F
 from d2lpar.virtual import virtual_gpus
 from d2lpar.virtual.datasheets import GPUS
 
-
-@pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
-    yield
-    virtual_gpus(2)
-
-
 # -- layouts and values
 
 LAST, LAST_3D = torch.channels_last, torch.channels_last_3d

@@ -11,12 +11,6 @@ from d2lpar.virtual.hardware import MACHINES, Machine
 from d2lpar.virtual.host import EAGER
 
 
-@pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
-    yield
-    virtual_gpus(2)
-
-
 def step_seconds(machine, batch_size):
     """Return the modelled seconds of a training step of a small network."""
     (device,) = virtual_gpus(1, model=machine, values=False)

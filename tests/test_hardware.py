@@ -39,12 +39,6 @@ from d2lpar.virtual.tensor import VirtualTensor
 LINK = Link(1e9)
 
 
-@pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
-    yield
-    virtual_gpus(2)
-
-
 def gpu(**figures):
     known = {"name": "mine", "memory": 1000, "bandwidth": 1e9, "peaks": {"float32": 1e9}}
     return GPU(**{**known, "multiprocessors": 4, "link": LINK, **figures})
@@ -684,6 +678,7 @@ def test_a_measured_host_can_be_handed_to_ranks():
 
 
 def test_a_measured_host_is_gone_with_its_simulation():
+    virtual_gpus(1)
     before = VirtualTensor.__torch_dispatch__.__func__
     virtual_gpus(1, model="v100", host="measured")
     assert VirtualTensor.__torch_dispatch__.__func__ is not before

@@ -31,13 +31,6 @@ from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.host import Host
 from d2lpar.virtual.scheduler import Op
 
-
-@pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
-    yield
-    virtual_gpus(2)
-
-
 # -- closed forms
 
 
