@@ -64,6 +64,13 @@ WRONG = {
         ),
     },
     "keep-the-label": {
+        "a task that does not exist": (
+            """
+keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
+""",
+            0,
+            "keeps['arrows'] should be a list of names, got None",
+        ),
         "a mirror for every task": (
             f"keeps = {{{ARROWS.replace('[', '[' + repr('mirror') + ', ')}, {FRUIT}, {SPOTS}}}",
             2,
@@ -110,6 +117,16 @@ WRONG = {
         ),
     },
     "fair-comparison": {
+        "accuracies without the network": (
+            """
+def comparison(train, test, augment, num_epochs, seed):
+    torch.manual_seed(seed)
+    net = make_net()
+    return {"not augmented": shares(net, *train), "augmented": shares(net, *test)}
+""",
+            0,
+            "expected a tuple (net, accuracy, accuracy)",
+        ),
         "the broken one": ("comparison = broken_comparison", 0, "images more than in training"),
         "one network for both": (
             COMPARISON % (ONCE, "        " + GENERATOR, "test[0]"),
@@ -144,6 +161,16 @@ WRONG = {
         ),
     },
     "set-seeds": {
+        "the CPU at the end": (
+            """
+def set_seeds(seed, devices):
+    for i in range(len(devices)):
+        accel.default_generators[i].manual_seed(1000 * i + seed)
+    torch.manual_seed(seed)
+""",
+            1,
+            "torch.manual_seed gives all devices the same seed",
+        ),
         "the broken one": ("set_seeds = broken_seeds", 1, "Some devices draw alike"),
         "seed plus number of the device": (
             """
