@@ -92,7 +92,7 @@ keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
             2,
             "choose among mirror",
         ),
-        "one task": (f"keeps = {{{ARROWS}}}", 1, "KeyError"),
+        "one task": (f"keeps = {{{ARROWS}}}", 1, "keeps['fruit'] should be a list of names"),
     },
     "predict-bytes": {
         "one device": (
@@ -161,17 +161,11 @@ def comparison(train, test, augment, num_epochs, seed):
         ),
     },
     "set-seeds": {
-        "the CPU at the end": (
-            """
-def set_seeds(seed, devices):
-    for i in range(len(devices)):
-        accel.default_generators[i].manual_seed(1000 * i + seed)
-    torch.manual_seed(seed)
-""",
+        "the broken one": (
+            "set_seeds = broken_seeds",
             1,
             "torch.manual_seed gives all devices the same seed",
         ),
-        "the broken one": ("set_seeds = broken_seeds", 1, "Some devices draw alike"),
         "seed plus number of the device": (
             """
 def set_seeds(seed, devices):
@@ -209,7 +203,7 @@ def set_seeds(seed, devices):
     torch.manual_seed(seed)
 """,
             1,
-            "Some devices draw alike",
+            "torch.manual_seed gives all devices the same seed",
         ),
         "chance": (
             """
