@@ -174,6 +174,19 @@ def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(pa
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_exercise_begins_a_cell(path):
+    """A page of feedback takes its title from there, and the grader looks for answers behind it."""
+    texts = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "markdown"
+    ]
+    headings = [text for text in texts if re.search("^## ", text, re.MULTILINE)]
+    assert len(headings) == len(read(path)[1])
+    assert all(text.startswith("## ") for text in headings)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
     """Chapters say that exercises need their core only, unless they say otherwise."""
     table = nbformat.read(path, as_version=4).cells[0].source
