@@ -140,7 +140,7 @@ class Marks:
         if not error or value is None or isinstance(error, SyntaxError):
             return error
         frames = traceback.walk_tb(error.__traceback__)
-        line = next(line for frame, line in frames if frame.f_globals is self._names)
+        line = next((line for frame, line in frames if frame.f_globals is self._names), 0)
         cell = result.info.raw_cell
         with contextlib.suppress(SyntaxError):  # of a magic
             ends = [node.end_lineno for node in ast.parse(cell).body if node.end_lineno < line]
