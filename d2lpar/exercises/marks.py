@@ -161,6 +161,10 @@ class Marks:
         own = [frame for frame in frames if frame.filename in self._files]
         if isinstance(error, AssertionError) and frames[-1] not in own:
             return str(error)
+        for note in getattr(error, "__notes__", ()):  # what `launch` adds of another process
+            told = re.findall(r'File "(.+)", line (\d+), in (.+)', note)
+            frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
+            own += [frame for frame in frames if frame.filename in self._files]
         where = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: " if own else ""
         return where + _text(error)
 
