@@ -170,6 +170,14 @@ def step(w, X, y, devices):
         ),
     },
     "largest-k": {
+        "one less": (
+            """
+def largest_k(lr, curvature):
+    return int(2 / (lr * curvature)) - 1
+""",
+            0,
+            "One k more does not move w away",
+        ),
         "where w reaches 0": (
             "def largest_k(lr, curvature):\n    return int(1 / (lr * curvature))",
             0,
