@@ -7,9 +7,11 @@ import gc
 import importlib
 import importlib.util
 import inspect
+import re
 import warnings
 from pathlib import Path
 
+import nbformat
 import numpy
 import pytest
 import torch
@@ -171,6 +173,36 @@ def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(pa
     }
 
 
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_exercise_begins_a_cell(path):
+    """A page of feedback takes its title from there, and the grader looks for answers behind it."""
+    texts = [
+        cell.source
+        for cell in nbformat.read(path, as_version=4).cells
+        if cell.cell_type == "markdown"
+    ]
+    headings = [text for text in texts if re.search("^## ", text, re.MULTILINE)]
+    assert len(headings) == len(read(path)[1])
+    assert all(text.startswith("## ") for text in headings)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
+    """Chapters say that exercises need their core only, unless they say otherwise."""
+    table = nbformat.read(path, as_version=4).cells[0].source
+    rows = re.findall(
+        r"\| ([^|]*)\[[^]]+\]\(\.\./([^)#]+)#cell-id=([\w-]+)\) \|$", table, re.MULTILINE
+    )
+    assert len(rows) == len(read(path)[1])
+    for said, chapter, section in rows:
+        cells = nbformat.read(path.parents[1] / chapter, as_version=4).cells
+        ids = [cell.id for cell in cells]
+        deeper = next(
+            i for i, cell in enumerate(cells) if "\n## Going deeper\n" in f"\n{cell.source}"
+        )
+        assert ("Going deeper" in said) == (ids.index(section) >= deeper), section
+
+
 # What checks are made of.
 
 
@@ -179,6 +211,7 @@ def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(pa
     [
         (3, 4, None, "x: expected 4, got 3"),
         (1_000_000, 4, None, "x: expected 4, got 1,000,000"),
+        (151_008.0, 4, None, "x: expected 4, got 151,008"),
         (4.5, 4, 0.1, "x: expected 4, got 4.5"),
         ("a", "b", None, "x: expected 'b', got 'a'"),
         ([1, 2], [1, 2, 3], None, "x: expected [1, 2, 3], got [1, 2]"),
@@ -219,6 +252,7 @@ def test_expect_names_what_it_expected_and_what_it_got(got, want, tolerance, mes
         (([1], None), [1, 2], "a list of numbers was expected, got a tuple of None and lists of"),
         (range(2), [0, 1], "a list of numbers was expected, got a range"),
         ([("a", 1)], {"a": 1}, "a dict was expected, got a list of tuples of numbers and strings"),
+        (torch.ones(2), torch.nn.Linear(1, 1), "a Linear was expected, got a tensor of shape (2,)"),
     ],
 )
 def test_expect_compares_types_before_values(got, want, message):
@@ -251,6 +285,13 @@ def test_expect_accepts(got, want, tolerance):
 def test_expect_does_not_take_a_tensor_on_a_device_for_a_number():
     with pytest.raises(AssertionError, match="a number was expected, got a tensor of shape .* on"):
         expect("x", torch.tensor(4.0, device=d2lpar.virtual_gpus(2)[0]), 4.0)
+
+
+def test_expect_compares_tensors_wherever_they_are():
+    device = d2lpar.virtual_gpus(2)[0]
+    expect("x", torch.ones(9, device=device), torch.ones(9))
+    with pytest.raises(AssertionError, match="shape .9,., got a tensor that differs by up to 2"):
+        expect("x", torch.full((9,), 3.0, device=device), torch.ones(9))
 
 
 def test_the_hint_for_a_known_wrong_value_comes_before_the_general_one():
@@ -345,6 +386,18 @@ RIGHT = "def devices(t_comp, t_launch, available):\n    return 3"
 LIKE = CHECK.format("")
 WITHOUT = CHECK.format(', without=("torch", "numpy")')
 BORROWED = "from d2lpar.exercises.automatic_parallelism import fastest\n"
+WHOLE = LIKE.replace("like=0", "like=[0]")
+TOO_LATE = """
+import d2lpar
+
+gpus = d2lpar.virtual_gpus(2)
+
+
+def devices(*times):
+    for gpu in gpus:
+        torch.zeros(3, device=gpu)[torch.full((1,), 7, device=gpu)]
+    return 2
+"""
 STORIES = {  # cells, and the line that the last of them prints first
     "right": ([RIGHT, LIKE], "ok    1 of 1  devices"),
     "wrong": (
@@ -418,6 +471,14 @@ STORIES = {  # cells, and the line that the last of them prints first
         "your answer calls numpy, which the task rules out",
     ),
     "neither": ([RIGHT, WITHOUT], "ok    1 of 1  devices"),
+    "no whole numbers": (
+        ["def devices(*times):\n    return [2.5, 1]", WHOLE],
+        "devices: whole numbers were expected, got [2.5, 1]",
+    ),
+    "right behind late errors of two devices": (
+        [TOO_LATE, LIKE, "def devices(*times):\n    d2lpar.synchronize()\n    return 3", LIKE],
+        "ok    1 of 1  devices",
+    ),
     "a prediction to make": (["t = None\nraise NotImplementedError()", PREDICTION], "not answered"),
     "a wrong prediction": (
         ["t = 14", PREDICTION],
@@ -436,6 +497,15 @@ STORIES = {  # cells, and the line that the last of them prints first
         "wrong 0 of 1  a time: That is too large.\n              t: 21 is not right",
     ),
     "a right prediction": (["t = 14", PREDICTION, "t = 20", PREDICTION], "ok    1 of 1  a time"),
+    "an error in a prediction that was there": (
+        ["t = 14", PREDICTION, "t, u = 20,", PREDICTION],
+        "your answer cell ended in an error: ValueError: not enough values to unpack",
+    ),
+    "an error in its second line": (
+        ["t = 14", PREDICTION, "t = (\n    20 / 0\n)", PREDICTION],
+        "your answer cell ended in an error: ZeroDivisionError: division by zero",
+    ),
+    "an error behind a prediction": (["t = 20\nunknown", PREDICTION], "ok    1 of 1  a time"),
     "a prediction of another type": (
         ["t = '20'", PREDICTION],
         "wrong 0 of 1  a time: t: a number was expected, got a string",

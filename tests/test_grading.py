@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 
 import assignments
+import execution
 import grade
 import nbformat
 import pytest
@@ -649,6 +650,16 @@ def test_harm_costs_its_own_points(graded, student, slot, attack):
     if word:
         assert re.search(rf"^{student} .*\b{word}\b", graded.harm.printed, re.M)
         assert grade.FAULTS[word] in graded.harm.page(student)
+
+
+@needs_sandbox
+def test_the_package_is_found_wherever_it_lies(tmp_path):
+    """Not only where it is installed: otherwise each check fails, and everybody gets nothing."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "__init__.py").write_text("here = 5")
+    cells = ["import elsewhere\nelsewhere.here"]
+    [(_, _, told)] = execution.execute(cells, [True], 30, 60, [], str(tmp_path / "elsewhere"))
+    assert told["outputs"][0].get("data") == {"text/plain": "5"}
 
 
 @needs_sandbox

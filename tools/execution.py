@@ -47,7 +47,7 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, package):
         numbers += range(start, len(cells))
         request = {"cells": [(i, cells[i]) for i in numbers], "cell_seconds": cell_seconds}
         ours, its = socket.socketpair()
-        program = [sys.executable, "-c", SESSION, its.fileno()]
+        program = [sys.executable, "-c", SESSION, its.fileno(), Path(package).parent]
         with ours, its, Sandbox(program, hidden, [package], its.fileno()) as box:
             its.close()
             ours.sendall(json.dumps(request).encode() + b"\n")

@@ -1,6 +1,7 @@
 """Executes cells inside a sandbox: nbclient and a kernel. `execution.py` starts it there.
 
-python session.py FD    FD is the number of a socket that carries lines of JSON
+python session.py FD FOLDER    FD is the number of a socket that carries lines of JSON; the code
+                               may import what lies in FOLDER
 """
 
 import asyncio
@@ -75,6 +76,7 @@ if __name__ == "__main__":
         # Leave the keyring of whoever grades for an empty one, without a name.
         if libc.syscall(KEYCTL[platform.machine()], JOIN_SESSION_KEYRING, None) < 0:
             raise OSError(ctypes.get_errno(), "no keyring of its own")
+        os.environ["PYTHONPATH"] = sys.argv[2]  # of the kernel
         asyncio.run(main(socket.socket(fileno=int(sys.argv[1]))))
     finally:
         os._exit(1)

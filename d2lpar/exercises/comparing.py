@@ -26,10 +26,11 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
     if agree(got, want, tolerance):
         return
     shown = show(got)
-    if shown == show(want) and isinstance(got, torch.Tensor):
+    tensors = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    if tensors and got.shape == want.shape and shown in (describe(got), show(want)):
+        shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
+    elif shown == show(want) and isinstance(got, torch.Tensor):
         shown = f"a tensor on {got.device}"
-        if isinstance(want, torch.Tensor):
-            shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
     fitting = fitting_hint(got, tolerance, hints, hint)
     raise AssertionError(f"{fitting}\n{what}: expected {show(want)}, got {shown}".lstrip())
 
@@ -98,7 +99,7 @@ def show(value):
             return describe(value)
         value = value.tolist()
     if isinstance(value, float):
-        return f"{value:.6g}"
+        return f"{value:,.6g}"
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
@@ -145,7 +146,7 @@ def _fits(got, like):
     if isinstance(like, (torch.Tensor, str, dict)):
         kind = torch.Tensor if isinstance(like, torch.Tensor) else type(like)
         return isinstance(got, kind)
-    return True
+    return like is None or isinstance(got, type(like))
 
 
 def _largest_difference(a, b):

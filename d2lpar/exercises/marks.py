@@ -5,6 +5,7 @@ compares them with are decorated as `reference` and answer that cell only: neith
 function around them can be handed in.
 """
 
+import ast
 import contextlib
 import functools
 import numbers
@@ -14,6 +15,9 @@ import traceback
 import types
 import warnings
 
+import torch
+
+from ..devices import num_gpus, synchronize
 from .comparing import agree, describe, expect_type, fitting_hint, short, show
 
 _check = None  # the file of the latest check cell, as Python names it
@@ -30,6 +34,7 @@ class Marks:
         self._part, self._open = "", False  # the current one, and whether an answer is a stub
         self._files = set()  # of the cells with the answers
         self.points, self.given, self.reached = points, 0, 0
+        _forget_late_errors()
 
     @contextlib.contextmanager
     def part(self, points, name):
@@ -44,6 +49,7 @@ class Marks:
                 warnings.simplefilter("ignore")
                 yield
         except Exception as error:
+            _forget_late_errors()
             verdict, text = self._explain(error)
             first, *rest = text.splitlines() or [""]
             print(f"{verdict:5} 0 of {points}  {name}: {first}")
@@ -103,9 +109,9 @@ class Marks:
             AssertionError: there is nothing, or the answer cell ended in an error before it.
             NotImplementedError: it is None, as in a stub.
         """
-        value, error = self._names.get(name), self._error(name)
+        value, error = self._names.get(name), self._error(name, self._names.get(name))
         stub = isinstance(error, NotImplementedError) and not error.args
-        if error and not stub and _is_older(value, error):
+        if error and not stub:
             raise AssertionError(f"your answer cell ended in an error: {_text(error)}")
         if name not in self._names and not stub:
             raise AssertionError(f"there is no `{name}`: run the answer cell first")
@@ -120,14 +126,26 @@ class Marks:
         print(f"{self.reached} of {self.points} points")
         return self.reached
 
-    def _error(self, name):
-        """Return the exception of the cell that ran before the check, if it defines `name`."""
+    def _error(self, name, value):
+        """Return the error that ended the cell before the check, if it should have set `name`.
+
+        None if a statement before the one that failed has given `value` to it.
+        """
         shell = self._names.get("get_ipython", lambda: None)()
         result = getattr(shell, "last_execution_result", None)
         defines = rf"\b(def|class) {name}\b|\b{name}\b[\w, ]*="
         if not result or not re.search(defines, result.info.raw_cell):
             return None
-        return result.error_before_exec or result.error_in_exec
+        error = result.error_before_exec or result.error_in_exec
+        if not error or value is None or isinstance(error, SyntaxError):
+            return error
+        frames = traceback.walk_tb(error.__traceback__)
+        line = next((line for frame, line in frames if frame.f_globals is self._names), 0)
+        cell = result.info.raw_cell
+        with contextlib.suppress(SyntaxError):  # of a magic
+            ends = [node.end_lineno for node in ast.parse(cell).body if node.end_lineno < line]
+            cell = "\n".join(cell.splitlines()[: max(ends, default=0)])
+        return None if re.search(defines, cell) else error
 
     def _explain(self, error):
         """Return whether an exception means `open` or `wrong`, and what to tell about it."""
@@ -143,6 +161,10 @@ class Marks:
         own = [frame for frame in frames if frame.filename in self._files]
         if isinstance(error, AssertionError) and frames[-1] not in own:
             return str(error)
+        for note in getattr(error, "__notes__", ()):  # what `launch` adds of another process
+            told = re.findall(r'File "(.+)", line (\d+), in (.+)', note)
+            frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
+            own += [frame for frame in frames if frame.filename in self._files]
         where = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: " if own else ""
         return where + _text(error)
 
@@ -175,6 +197,11 @@ class Answer:
             if result is None:
                 raise AssertionError("the function returned None: is `return` missing?")
             expect_type(self._name, result, self._like)
+            whole = isinstance(self._like, list) and isinstance(self._like[0], int)
+            if whole and not all(float(one).is_integer() for one in result):
+                raise AssertionError(
+                    f"{self._name}: whole numbers were expected, got {show(result)}"
+                )
         return result
 
 
@@ -188,6 +215,17 @@ def reference(function):
         return function(*args, **kwargs)
 
     return for_the_check
+
+
+def _forget_late_errors():
+    """Wait for all GPUs, and drop what failed on them.
+
+    At a wait one device reports its error. The others keep theirs, which would cost the next answer
+    its points.
+    """
+    for _ in range(num_gpus()):
+        with contextlib.suppress(torch.AcceleratorError):
+            synchronize()
 
 
 @contextlib.contextmanager
@@ -216,14 +254,6 @@ def _text(error):
     """Return the type and the message of an exception, without a file."""
     message = short(str(getattr(error, "msg", error)))
     return f"{type(error).__name__}: {message}".removesuffix(": ")
-
-
-def _is_older(value, error):
-    """Tell whether a value was there before the cell that ended in an error."""
-    if value is None or isinstance(error, SyntaxError):
-        return True
-    ran = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    return _file(value) not in (None, *ran)
 
 
 def _file(value):

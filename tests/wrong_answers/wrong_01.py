@@ -10,6 +10,22 @@ SAFE_ROOT = "return torch.where(H.min() > 0, torch.where(H.min() > 0, H, 1.0).sq
 
 WRONG = {
     "paid-after": {
+        "one more than necessary": (
+            """
+def paid_after(t_compile, t_eager, t_compiled):
+    return t_compile // (t_eager - t_compiled) + 1 if t_eager > t_compiled else None
+""",
+            1,
+            "A call fewer is enough",
+        ),
+        "no return": (
+            """
+def paid_after(t_compile, t_eager, t_compiled):
+    print(-(-t_compile // (t_eager - t_compiled)))
+""",
+            0,
+            "is `return` missing?",
+        ),
         "rounded down": (
             """
 def paid_after(t_compile, t_eager, t_compiled):

@@ -82,6 +82,34 @@ WRONG = {
         "nothing": ("star_hub = ring_each = ring_total = None", 0, "not answered yet"),
     },
     "mend-average": {
+        "back on the CPU": (
+            """
+def step(w, X, y, devices):
+    total = 0
+    for X_i, y_i, device in zip(X.tensor_split(4), y.tensor_split(4), devices):
+        X_i, y_i = X_i.to(device), y_i.to(device)
+        total += (2 * X_i.T @ (X_i @ w.to(device) - y_i) / len(X)).cpu()
+    return [total] * len(devices)
+""",
+            0,
+            "devices of the gradients: expected",
+        ),
+        "every device computes everything": (
+            """
+def step(w, X, y, devices):
+    return [gradient_of_one(w.to(d), X.to(d), y.to(d)) for d in devices]
+""",
+            0,
+            "bytes from the host to vgpu:0: expected at most",
+        ),
+        "no device computes": (
+            """
+def step(w, X, y, devices):
+    return [gradient_of_one(w, X, y).to(device) for device in devices]
+""",
+            0,
+            "Each device computes with its own part of the batch",
+        ),
         "the mean of the means": (
             "step = broken_step",
             1,
@@ -142,6 +170,14 @@ def step(w, X, y, devices):
         ),
     },
     "largest-k": {
+        "one less": (
+            """
+def largest_k(lr, curvature):
+    return int(2 / (lr * curvature)) - 1
+""",
+            0,
+            "One k more does not move w away",
+        ),
         "where w reaches 0": (
             "def largest_k(lr, curvature):\n    return int(1 / (lr * curvature))",
             0,

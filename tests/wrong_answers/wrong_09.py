@@ -133,6 +133,16 @@ def indices_of_rank(n, k, rank):
         ),
     },
     "token-mean": {
+        "the number of tokens on the CPU": (
+            """
+def loss_of_rank(losses, mask):
+    total = torch.tensor([mask.sum().item()])
+    dist.all_reduce(total)
+    return (losses * mask).sum() * dist.get_world_size() / total
+""",
+            0,
+            "line 5 of your answer: `return (losses * mask)",
+        ),
         "the mean of the means": ("loss_of_rank = broken_loss", 1, "Does every real token have"),
         "the factor is forgotten": (
             """

@@ -138,6 +138,19 @@ def owner(key, K, P):
         ),
     },
     "mend-step": {
+        "a tick without a number": (
+            """
+def worker(rank, read, compute, lr, num_steps):
+    for _ in range(num_steps):
+        yield "compute", read
+        w = yield "pull"
+        yield "compute", compute
+        yield "push", -lr * gradient(rank, w)
+        yield "tick"
+""",
+            0,
+            "worker 1: 'tick' needs a value behind it",
+        ),
         "the race": ("worker = broken_worker", 0, "pushes before all have pulled"),
         "only a tick": (WORKER % ("", "", 'yield "tick", 0'), 1, "pushes before all have pulled"),
         "only a barrier": (
@@ -174,6 +187,21 @@ def owner(key, K, P):
         ),
     },
     "clock": {
+        "no return": (
+            """
+class Clock:
+    def __init__(self, num_workers, s):
+        self.counts, self.s = [0] * num_workers, s
+
+    def tick(self, rank):
+        self.counts[rank] += 1
+
+    def may_start(self, rank):
+        self.counts[rank] - min(self.counts) <= self.s
+""",
+            0,
+            "`may_start` returned None: is `return` missing?",
+        ),
         "one step less": (
             CLOCK % (RULE.replace("<=", "<"), LEAVE, JOIN),
             0,

@@ -123,6 +123,16 @@ def break_even(b1, T1, b2, T2, T_sum):
         ),
     },
     "mend-clock": {
+        "the check's instrument": (
+            """
+def seconds_of(step, devices):
+    with d2lpar.Timeline() as timeline:
+        step()
+    return timeline.seconds
+""",
+            0,
+            "your answer calls d2lpar.timelines, which the task rules out",
+        ),
         "the clock as it was": (
             "def seconds_of(step, devices):\n    return broken_seconds(step, devices)",
             0,

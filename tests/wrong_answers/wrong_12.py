@@ -64,6 +64,13 @@ WRONG = {
         ),
     },
     "keep-the-label": {
+        "a task that does not exist": (
+            """
+keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
+""",
+            0,
+            "keeps['arrows'] should be a list of names, got None",
+        ),
         "a mirror for every task": (
             f"keeps = {{{ARROWS.replace('[', '[' + repr('mirror') + ', ')}, {FRUIT}, {SPOTS}}}",
             2,
@@ -85,7 +92,7 @@ WRONG = {
             2,
             "choose among mirror",
         ),
-        "one task": (f"keeps = {{{ARROWS}}}", 1, "KeyError"),
+        "one task": (f"keeps = {{{ARROWS}}}", 1, "keeps['fruit'] should be a list of names"),
     },
     "predict-bytes": {
         "one device": (
@@ -110,6 +117,16 @@ WRONG = {
         ),
     },
     "fair-comparison": {
+        "accuracies without the network": (
+            """
+def comparison(train, test, augment, num_epochs, seed):
+    torch.manual_seed(seed)
+    net = make_net()
+    return {"not augmented": shares(net, *train), "augmented": shares(net, *test)}
+""",
+            0,
+            "expected a tuple (net, accuracy, accuracy)",
+        ),
         "the broken one": ("comparison = broken_comparison", 0, "images more than in training"),
         "one network for both": (
             COMPARISON % (ONCE, "        " + GENERATOR, "test[0]"),
@@ -144,7 +161,11 @@ WRONG = {
         ),
     },
     "set-seeds": {
-        "the broken one": ("set_seeds = broken_seeds", 1, "Some devices draw alike"),
+        "the broken one": (
+            "set_seeds = broken_seeds",
+            1,
+            "torch.manual_seed gives all devices the same seed",
+        ),
         "seed plus number of the device": (
             """
 def set_seeds(seed, devices):
@@ -182,7 +203,7 @@ def set_seeds(seed, devices):
     torch.manual_seed(seed)
 """,
             1,
-            "Some devices draw alike",
+            "torch.manual_seed gives all devices the same seed",
         ),
         "chance": (
             """

@@ -159,6 +159,14 @@ def training_bytes(net):
         "nothing": ("def train_head(net, batches, lr):\n    pass", 0, "has not learned anything"),
     },
     "head-from": {
+        "rows of weights only": (
+            """
+def head_from(old, rows):
+    return old.weight[rows]
+""",
+            0,
+            "head_from: a Linear was expected, got a tensor of shape",
+        ),
         "no biases": (
             """
 def head_from(old, rows):
