@@ -1,0 +1,40 @@
+"""torchtitan's own trainer on its Llama for debugging; arguments are torchtitan's.
+
+Without a GPU it trains on the CPU, which torchtitan itself does not offer: a module takes the place
+of `torch.cuda`, with no memory to report.
+"""
+
+import runpy
+import sys
+from importlib.metadata import version
+from types import SimpleNamespace
+
+import torch
+from torchtitan.tools import utils
+
+SIZES = """--training.local_batch_size=4 --training.seq_len=32 --training.steps=5
+    --lr_scheduler.warmup_steps=1 --metrics.log_freq=1 --debug.seed=0"""
+if version("torchtitan") < "0.3":
+    SIZES += """ --job.dump_folder=out --model.name=llama3 --model.flavor=debugmodel
+        --training.dataset=c4_test --model.hf_assets_path=tests/assets/tokenizer"""
+else:
+    SIZES += """ --module=llama3 --config=llama3_debugmodel --dump_folder=out
+        --hf_assets_path=tests/assets/tokenizer"""
+
+
+class CPU(SimpleNamespace):
+    def __getattr__(self, name):
+        return getattr(torch.cpu, name)
+
+
+if not torch.cuda.is_available():
+    cpu = CPU(
+        get_device_name=lambda device: "cpu",
+        get_device_properties=lambda device: SimpleNamespace(total_memory=1),
+        memory_stats=lambda device: {},
+        reset_peak_memory_stats=lambda: None,
+        empty_cache=lambda: None,
+    )
+    utils.device_type, utils.device_module = "cpu", cpu
+sys.argv[1:1] = SIZES.split()
+runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)
