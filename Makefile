@@ -1,7 +1,8 @@
 # make run        execute every chapter, write what came out under build/
 #                 PART=core for what comes before "Going deeper" in each
 # make test       all tests: the package, and every notebook with nbval
-#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
+#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
+#                 FRAMEWORKS=1, when .venv is made, for those of Accelerate, Lightning and others
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
@@ -32,6 +33,9 @@ TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
 INDEX := $(if $(CPU),--index-url https://download.pytorch.org/whl/cpu)
 EXTRAS := lab,book,slides,test,ray,teach,d2l-unpinned
+ifdef FRAMEWORKS
+EXTRAS := $(EXTRAS),frameworks
+endif
 CHAPTERS ?=
 
 VENV := .venv
@@ -47,7 +51,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book grading slides
+SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)

@@ -43,6 +43,7 @@ TORCH = "torch==2.13.0"
 LIMIT = 300  # seconds for one command
 SECONDS_TO_END = 20  # for a command that was asked to
 CPUS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+CPUS["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 @dataclass
@@ -506,8 +507,11 @@ def run_program(program, folder, gpus=None, environment=Path(sys.prefix)):
             path = Path(scratch, f"printed{number}")
             code, printed = _run_together(commands, copy, path, _variables(environment))
             seconds = time.perf_counter() - start
-            if code:
-                return Result(_last_error(printed, code), seconds, [])
+            error = _last_error(printed, code) if code else None
+            if gpus is not None and not re.search(r"processes that used them: [1-9]", printed):
+                error = error or "no process used a virtual GPU"
+            if error:
+                return Result(error, seconds, [])
     found = re.findall(program.loss, printed, re.MULTILINE) if program.loss else []
     return Result(None, seconds, [float(loss) for losses in found for loss in losses.split()])
 

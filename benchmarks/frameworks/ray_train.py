@@ -31,7 +31,7 @@ def train(config):
 
 
 gpus = torch.cuda.device_count()
-ray.init(num_gpus=gpus)  # Ray looks for NVIDIA's driver, and finds none
+ray.init(num_gpus=gpus, include_dashboard=False)  # Ray looks for NVIDIA's driver, and finds none
 with tempfile.TemporaryDirectory() as folder:
     trainer = TorchTrainer(
         train,

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from types import SimpleNamespace
 
 import torch
-from torchtitan.tools import utils
+import torchtitan.train  # noqa: F401
 
 SIZES = """--training.local_batch_size=4 --training.seq_len=32 --training.steps=5
     --lr_scheduler.warmup_steps=1 --metrics.log_freq=1 --debug.seed=0"""
@@ -19,7 +19,8 @@ if version("torchtitan") < "0.3":
         --training.dataset=c4_test --model.hf_assets_path=tests/assets/tokenizer"""
 else:
     SIZES += """ --module=llama3 --config=llama3_debugmodel --dump_folder=out
-        --hf_assets_path=tests/assets/tokenizer"""
+        --hf_assets_path=tests/assets/tokenizer --validator.no-enable
+        --training.disable_cuda_graphs --parallelism.spmd_backend=partial_dtensor"""
 
 
 class CPU(SimpleNamespace):
@@ -35,6 +36,8 @@ if not torch.cuda.is_available():
         reset_peak_memory_stats=lambda: None,
         empty_cache=lambda: None,
     )
-    utils.device_type, utils.device_module = "cpu", cpu
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torchtitan.") and hasattr(module, "device_type"):
+            module.device_type, module.device_module = "cpu", cpu
 sys.argv[1:1] = SIZES.split()
 runpy.run_module("torchtitan.train", run_name="__main__", alter_sys=True)
