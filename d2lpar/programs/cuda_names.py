@@ -131,8 +131,6 @@ class _DeviceOf(vgpu.device):
 
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
 _OTHERWISE = {
-    "is_bf16_supported": lambda including_emulation=True: True,
-    "is_tf32_supported": lambda: False,  # float32 is computed in full
     "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
     "init": lambda: None,
     "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
