@@ -23,6 +23,7 @@ from d2lpar.virtual.private.cuda import (
 from d2lpar.virtual.private.patching import replace
 
 from . import nccl, only_cuda
+from .nvtx import replace_nvtx
 from .only_cuda import refusing
 
 NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep` counts
@@ -91,7 +92,7 @@ def _replace_names():
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
-    replace(torch.cuda.nvtx, **_NVTX)
+    replace_nvtx()
     profiler = torch.cuda.profiler
     replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
     refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _OF_NCCL}
@@ -171,15 +172,6 @@ _TENSOR_TYPES = {
     "IntTensor": torch.int32,
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
-}
-
-_NVTX = {
-    "range_push": lambda msg: 0,
-    "range_pop": lambda: 0,
-    "range_start": lambda msg: 0,
-    "range_end": lambda range_id: None,
-    "mark": lambda msg: None,
-    "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
 }
 
 

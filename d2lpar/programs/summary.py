@@ -112,12 +112,13 @@ def write_trace(path, reports, folder, began):
     `began` is `perf_counter()` at the start of the command, from which times count; a trace of
     modelled GPUs begins when their clock does.
     """
-    from d2lpar.timelines.chrome_trace import chrome_trace
+    from d2lpar.timelines.chrome_trace import OF_A_PROGRAM, chrome_trace
 
     events = []
     for place, report in enumerate(reports):
         spans = _spans(Path(folder, f"{report['pid']}.spans"), 0.0 if report["modelled"] else began)
-        devices = sorted({span.device for span in spans if span.engine != "host"})
+        on_gpus = (span for span in spans if span.kind not in OF_A_PROGRAM)
+        devices = sorted({span.device for span in on_gpus if span.engine != "host"})
         timeline = SimpleNamespace(spans=spans, marks=[], devices=devices)
         who = f"rank {_name(report)}, " if report["rank"] is not None else ""
         first = place * MOST_PROCESSES
