@@ -29,12 +29,13 @@ NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep
 NCCL_VERSION = (2, 27, 0)  # programs ask whether it can do bfloat16, and it can
 
 
-def switch_on(gpus, visible=None):
+def switch_on(gpus, visible=None, values=True):
     """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
 
     Args:
         gpus: how many and of what kind, "vgpu:4" or "v100:4".
         visible: indices that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
+        values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
 
     Raises:
         ValueError: `gpus` is malformed, or no GPU and no machine has the name.
@@ -43,8 +44,8 @@ def switch_on(gpus, visible=None):
     kind, number = parse(gpus)
     count = len(_visible(visible, number))
     if count:
-        options = {} if kind == "vgpu" else {"model": kind}
-        as_cuda.stand_for_cuda(count, **options)
+        model = None if kind == "vgpu" else kind
+        as_cuda.stand_for_cuda(count, model=model, values=values)
         _replace_names()
         nccl.redirect_nccl()
         only_cuda.refuse_extensions()

@@ -19,7 +19,7 @@ def _rank_of(report):
     return -1 if report["rank"] is None else report["rank"]
 
 
-def summary(reports, gpus, seconds, code):
+def summary(reports, gpus, seconds, code, clock="model", values=True):
     """Return a summary, in several lines, of what the processes of a command did.
 
     Args:
@@ -27,11 +27,16 @@ def summary(reports, gpus, seconds, code):
         gpus: how many GPUs each process saw.
         seconds: how long the command took.
         code: its exit code.
+        clock, values: on modelled GPUs, the clock that it read, and whether it had values.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
-    gpus = f"{modelled}, modelled" if modelled else f"{gpus} x virtual GPU"
+    gpus = f"{gpus} x virtual GPU"
+    if modelled:
+        gpus = (
+            f"{modelled}, modelled{'' if values else ', no values'}; the program's clock: {clock}"
+        )
     used = f"processes that used them: {len(reports)}"
-    head = f"d2lpar run: {gpus}; {used}; {seconds:.1f} s, exit code {code}\n"
+    head = f"d2lpar run: {gpus}\n{used}; {seconds:.1f} s, exit code {code}\n"
     if not reports:
         return head + _why_unused(code)
     tables = _devices(reports), _links(reports), _steps(reports)

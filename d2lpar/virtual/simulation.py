@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from . import scheduler
+from . import program_clock, scheduler
 from .cells import NO_VALUES, Cell, cells_in, fail, writers_of
 from .engines import Worker, set_thread_count
 from .private.autograd import backward_number, in_backward
@@ -33,7 +33,6 @@ FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
 # The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
 # copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
 NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
-LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
 class Resource:
@@ -178,9 +177,11 @@ class Simulation:
     def start(self):
         patch_threads()
         self.issuing.start()
+        program_clock.start()
 
     def stop(self):
-        """Leave the ranks of the job, and unpatch threads: another clock is in force from now."""
+        """Leave the ranks of the job and undo all patches: another clock is in force from now."""
+        program_clock.stop()
         unpatch_threads()
         self.issuing.stop()
         if self.meetings is not None:
@@ -302,7 +303,7 @@ class Simulation:
 
     def poll(self):
         """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
-        self.advance(max(self.issuing.seconds(), LEAST_POLL))
+        self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def ask_and_wait(self, function, *arguments):
