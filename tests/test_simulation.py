@@ -15,9 +15,9 @@ from d2lpar.virtual import (
     clock,
     engines,
     host_takes,
+    program_clock,
     registry,
     scheduler,
-    program_clock,
     simulation,
     virtual_gpus,
 )
