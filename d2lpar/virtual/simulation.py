@@ -24,12 +24,23 @@ from weakref import WeakKeyDictionary
 import torch
 
 from . import program_clock, scheduler
-from .cells import NO_VALUES, Cell, cells_in, fail, writers_of
+from .cells import (
+    NO_VALUES,
+    ONLY_WRITTEN,
+    Cell,
+    cells_in,
+    fail,
+    forget,
+    is_known,
+    is_whole,
+    may_have_values,
+    writers_of,
+)
 from .engines import Worker, set_thread_count
 from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
-FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
+MOST_BYTES = 2**26  # up to which bytes that are copied, such as pickled objects, have values
 # The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
 # copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
 NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
@@ -379,7 +390,7 @@ class Simulation:
                 model.note_collective(op)
         for resource in needs:
             resource.free_at = max(resource.free_at, op.end)
-        if self.values or op.kind == "collective" or _copies_known_numbers(op):
+        if self.values or op.kind == "collective" or _is_computed(op):
             simulator.do(op)
         else:
             leave_without_values(op)
@@ -389,41 +400,47 @@ class Simulation:
             self.make_ready(dependent)
 
 
+def _is_copy(op):
+    """Return whether `op` copies its second argument to its first, on one device or between two."""
+    return op.plan is None and (op.kind == "copy" or op.name == "aten.copy_")
+
+
 def _written(op):
     """Return the cells among the arguments of `op` that it writes."""
-    if op.plan is None:  # a copy, on one device or between two, writes its first argument
-        return cells_in(op.args[:1])
+    if op.plan is None:
+        return cells_in(op.args[:1]) if _is_copy(op) or op.kind == "collective" else ()
     arguments = dict(enumerate(op.args)) | (op.kwargs or {})
     places = (place for each in op.plan.operator.written for place in each)
     return cells_in([arguments[place] for place in places if place in arguments])
 
 
-def is_known(cell):
-    """Return whether a tensor has values although none are computed: it came from the CPU."""
-    return isinstance(cell.root().data, torch.Tensor)
+def _is_computed(op):
+    """Return whether the work of `op` is done although no values are computed.
 
-
-def _copies_known_numbers(op):
-    """Return whether `op` copies a few whole numbers, such as sizes, whose values are known.
-
-    DDP, among others, compares sizes over the ranks, and would not go on without their values.
+    It is where what it reads is known and what it writes is small. So the sizes that ranks compare,
+    the objects that they exchange, counters, and all that a program computes from these have
+    values.
     """
-    if op.plan is not None or op.work is None or len(op.args) != 2:
+    if op.work is None:
         return False
-    target, source = op.args
-    ends = [end.layout if isinstance(end, Cell) else end for end in (target, source)]
-    if any(end.dtype.is_floating_point or end.dtype.is_complex for end in ends):
-        return False
-    if isinstance(target, Cell) and target.root().layout.num_bytes > FEW_BYTES:
-        return False
-    return is_known(source) if isinstance(source, Cell) else True
+    reads = [*op.args, *(op.kwargs or {}).values()]
+    if _is_copy(op) or op.plan is not None and op.plan.operator.packet in ONLY_WRITTEN:
+        target, *reads = reads
+        if isinstance(target, Cell) and not is_known(target) and not is_whole(target):
+            return False
+    for cell in (*cells_in([op.out]), *_written(op)):
+        layout = cell.root().layout
+        is_object = _is_copy(op) and layout.dtype == torch.uint8
+        if not may_have_values(layout) and not (is_object and layout.num_bytes <= MOST_BYTES):
+            return False
+    return all(map(is_known, cells_in(reads)))
 
 
 def leave_without_values(op):
     """Mark what `op` would have written as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
-        fail((cell, cell.root()), NO_VALUES)
+        forget(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
         op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler takes its step
     if op.kind == "copy" and op.target.type == "cpu":
