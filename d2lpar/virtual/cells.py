@@ -5,7 +5,7 @@ import torch
 from .private.tensors import set_conj, set_neg
 
 MAX_LAYOUTS = 100_000
-FEW_BYTES = 2**16  # see `may_have_values`
+FEW_BYTES, MOST_BYTES = 2**16, 2**24  # see `may_have_values`
 CPU = torch.device("cpu")
 
 
@@ -177,9 +177,11 @@ NO_VALUES = Failure(
 def may_have_values(layout):
     """Return whether a tensor has values if all that they follow from has: most do, or small ones.
 
-    Only the latter do where no values are computed, `virtual_gpus(values=False)`.
+    Only the latter do where no values are computed, `virtual_gpus(values=False)`. What may be an
+    object on its way to other ranks, bytes (uint8), may be larger.
     """
-    return layout.device.has_values or layout.num_bytes <= FEW_BYTES
+    most = MOST_BYTES if layout.dtype == torch.uint8 else FEW_BYTES
+    return layout.device.has_values or layout.num_bytes <= most
 
 
 def lacks_values(data):
@@ -207,7 +209,7 @@ def forget(cell):
     """
     root = cell.root()
     memory = root.data.data if type(root.data) is Failure else root.data
-    keeps = memory is not None and root.layout.num_bytes <= FEW_BYTES
+    keeps = memory is not None and may_have_values(root.layout)
     root.data = Failure(NO_VALUES.error, memory) if keeps else NO_VALUES
 
 

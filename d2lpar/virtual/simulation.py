@@ -40,7 +40,6 @@ from .engines import Worker, set_thread_count
 from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
-MOST_BYTES = 2**26  # up to which bytes that are copied, such as pickled objects, have values
 # The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
 # copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
 NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
@@ -428,12 +427,10 @@ def _is_computed(op):
         target, *reads = reads
         if isinstance(target, Cell) and not is_known(target) and not is_whole(target):
             return False
-    for cell in (*cells_in([op.out]), *_written(op)):
-        layout = cell.root().layout
-        is_object = _is_copy(op) and layout.dtype == torch.uint8
-        if not may_have_values(layout) and not (is_object and layout.num_bytes <= MOST_BYTES):
-            return False
-    return all(map(is_known, cells_in(reads)))
+    writes = (*cells_in([op.out]), *_written(op))
+    return all(may_have_values(cell.root().layout) for cell in writes) and all(
+        map(is_known, cells_in(reads))
+    )
 
 
 def leave_without_values(op):
