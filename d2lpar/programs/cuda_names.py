@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, vgpu
+from d2lpar.virtual import as_cuda, registry, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
@@ -84,6 +84,8 @@ def _replace_names():
     replace_private_names(
         sleep=lambda cycles: vgpu._sleep(cycles * NANOSECOND),
         is_in_bad_fork=vgpu._is_in_bad_fork,
+        set_device=vgpu.set_device,
+        set_stream=_set_stream,
         refusing=refusing,
     )
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
@@ -127,6 +129,13 @@ class _DeviceOf(vgpu.device):
 
     def __init__(self, obj):
         super().__init__(obj.get_device() if obj.is_cuda else None)
+
+
+def _set_stream(stream_id, device_index, device_type):
+    """Make a stream, given by numbers, and its device the current ones, as torch._C's does."""
+    streams = registry.find(device_index).streams
+    (stream,) = [stream for stream in streams if stream.index == stream_id]
+    vgpu.set_stream(vgpu.Stream(_stream=stream))
 
 
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
