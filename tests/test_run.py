@@ -70,10 +70,8 @@ def test_a_program_and_its_summary(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["trained", "cuda:0", "3"]
-    assert (
-        "3 x virtual GPU; processes that used them: 1;" in done.stderr
-        and "exit code 0" in done.stderr
-    )
+    assert "3 x virtual GPU\nprocesses that used them: 1;" in done.stderr
+    assert "exit code 0" in done.stderr
     said = rows(done.stderr)
     # 4 times 32 x 64 numbers, the weight, and the bias
     copied = f"{(4 * 32 * 64 + 64 * 64 + 64) * 4 / 1e6:.3f}"
@@ -100,7 +98,8 @@ def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
     arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
     done = d2lpar(tmp_path, "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"2 x V100-SXM2-16GB, {EAGER}, modelled; processes that used them: 2;" in done.stderr
+    head = f"d2lpar run: 2 x V100-SXM2-16GB, {EAGER}, modelled; the program's clock: model\n"
+    assert f"{head}processes that used them: 2;" in done.stderr
     devices = [row[:2] for row in rows(done.stderr)]
     assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
     events = json.loads(trace.read_text())["traceEvents"]
@@ -154,6 +153,10 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
 def test_wrong_arguments(tmp_path):
     for arguments in (["run"], ["run", "--gpus", "0", "true"], ["run", "--gpus", "x", "true"], []):
         assert d2lpar(tmp_path, *arguments).returncode == 2
+    for option in (["--no-values"], ["--clock", "model"]):
+        done = d2lpar(tmp_path, "run", *option, "true")
+        assert done.returncode == 2 and f"{' '.join(option)} is for modelled GPUs" in done.stderr
+    assert d2lpar(tmp_path, "run", "--clock", "wall", "true").returncode == 0
     done = d2lpar(
         tmp_path, "run", "--gpus", "1", "--model", "z80", sys.executable, "-c", "import torch"
     )

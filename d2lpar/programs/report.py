@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from d2lpar.timelines.chrome_trace import OF_A_PROGRAM
 from d2lpar.virtual import hardware_name, registry, scheduler
 
 from .summary import SPAN
@@ -67,7 +68,7 @@ class Report:
         It takes no lock: the main thread may come here again, from a signal handler.
         """
         self._recorded.put(spans)
-        if not self._started:
+        if not self._started and spans and spans[0].kind not in OF_A_PROGRAM:
             self._start()
 
     def _add(self, span):
@@ -75,7 +76,7 @@ class Report:
         if span.kind == "wait":
             if span.engine == "host":
                 self._waiting += seconds
-        else:
+        elif span.kind not in OF_A_PROGRAM:
             self._busy[span.device][span.engine] += seconds
             self._ops[span.device] += 1
             self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)

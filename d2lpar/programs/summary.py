@@ -19,7 +19,7 @@ def _rank_of(report):
     return -1 if report["rank"] is None else report["rank"]
 
 
-def summary(reports, gpus, seconds, code):
+def summary(reports, gpus, seconds, code, clock="model", values=True):
     """Return a summary, in several lines, of what the processes of a command did.
 
     Args:
@@ -27,11 +27,16 @@ def summary(reports, gpus, seconds, code):
         gpus: how many GPUs each process saw.
         seconds: how long the command took.
         code: its exit code.
+        clock, values: on modelled GPUs, the clock that it read, and whether it had values.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
-    gpus = f"{modelled}, modelled" if modelled else f"{gpus} x virtual GPU"
+    gpus = f"{gpus} x virtual GPU"
+    if modelled:
+        gpus = (
+            f"{modelled}, modelled{'' if values else ', no values'}; the program's clock: {clock}"
+        )
     used = f"processes that used them: {len(reports)}"
-    head = f"d2lpar run: {gpus}; {used}; {seconds:.1f} s, exit code {code}\n"
+    head = f"d2lpar run: {gpus}\n{used}; {seconds:.1f} s, exit code {code}\n"
     if not reports:
         return head + _why_unused(code)
     tables = _devices(reports), _links(reports), _steps(reports)
@@ -112,12 +117,13 @@ def write_trace(path, reports, folder, began):
     `began` is `perf_counter()` at the start of the command, from which times count; a trace of
     modelled GPUs begins when their clock does.
     """
-    from d2lpar.timelines.chrome_trace import chrome_trace
+    from d2lpar.timelines.chrome_trace import OF_A_PROGRAM, chrome_trace
 
     events = []
     for place, report in enumerate(reports):
         spans = _spans(Path(folder, f"{report['pid']}.spans"), 0.0 if report["modelled"] else began)
-        devices = sorted({span.device for span in spans if span.engine != "host"})
+        on_gpus = (span for span in spans if span.kind not in OF_A_PROGRAM)
+        devices = sorted({span.device for span in on_gpus if span.engine != "host"})
         timeline = SimpleNamespace(spans=spans, marks=[], devices=devices)
         who = f"rank {_name(report)}, " if report["rank"] is not None else ""
         first = place * MOST_PROCESSES

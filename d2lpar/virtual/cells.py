@@ -5,6 +5,7 @@ import torch
 from .private.tensors import set_conj, set_neg
 
 MAX_LAYOUTS = 100_000
+FEW_BYTES, MOST_BYTES = 2**16, 2**24  # see `may_have_values`
 CPU = torch.device("cpu")
 
 
@@ -122,7 +123,8 @@ class Failure:
 
     Attributes:
         error: why there are no values.
-        data: the CPU tensor of memory that was given back, see `storages.py`; or None.
+        data: the CPU tensor whose values they were, in memory that was given back (`storages.py`)
+            or is kept for later values; or None.
     """
 
     __slots__ = ("error", "data")
@@ -172,14 +174,54 @@ NO_VALUES = Failure(
 )
 
 
+def may_have_values(layout):
+    """Return whether a tensor has values if all that they follow from has: most do, or small ones.
+
+    Only the latter do where no values are computed, `virtual_gpus(values=False)`. What may be an
+    object on its way to other ranks, bytes (uint8), may be larger.
+    """
+    most = MOST_BYTES if layout.dtype == torch.uint8 else FEW_BYTES
+    return layout.device.has_values or layout.num_bytes <= most
+
+
+def lacks_values(data):
+    """Return whether `data` of a cell says that its values were not computed."""
+    return type(data) is Failure and data.error is NO_VALUES.error
+
+
+def is_known(cell):
+    """Return whether a tensor has values, as few of them have where none are computed."""
+    return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Failure
+
+
+def is_whole(cell):
+    """Return whether a tensor has all elements of the memory that it lies in."""
+    layout, elements = cell.layout, 1
+    for length in layout.size:
+        elements *= length
+    return elements * layout.dtype.itemsize == cell.root().layout.num_bytes
+
+
+def forget(cell):
+    """Mark a tensor, and all that shares its memory, as without values.
+
+    A small one keeps its memory, which views of it refer to, for later values.
+    """
+    root = cell.root()
+    memory = root.data.data if type(root.data) is Failure else root.data
+    keeps = memory is not None and may_have_values(root.layout)
+    root.data = Failure(NO_VALUES.error, memory) if keeps else NO_VALUES
+
+
 def revive(cell):
     """Fill a tensor that was made without values, and is about to be overwritten, with nan.
 
     Anything but a `Cell` is left alone.
     """
-    if type(cell) is Cell and cell.root().data is NO_VALUES:
+    if type(cell) is Cell and lacks_values(cell.root().data):
         root = cell.root()
-        root.data = root.layout.empty(CPU)
+        memory = root.data.data
+        root.data = root.layout.empty(CPU) if memory is None else memory
         if root.layout.dtype.is_floating_point:
             root.data.fill_(float("nan"))
         if cell.data is NO_VALUES:

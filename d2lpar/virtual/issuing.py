@@ -36,7 +36,7 @@ from .private.operators import (
 )
 from .private.tensors import CPUGenerator, storage_id
 from .scheduler import Op, wait
-from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
+from .tensor import VirtualTensor, become, has_values, new_tensor, refuse, wrap
 
 META = torch.device("meta")
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
@@ -319,7 +319,7 @@ class Call:
             torch.AcceleratorError: an op that was issued before has failed.
             RuntimeError: virtual GPUs compute no values.
         """
-        if not self.device.has_values:
+        if not all(map(has_values, self.tensors)):
             self._try_with_zeros()
             refuse(self.operator.name)
         box = []

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from . import registry
-from .cells import CPU, NO_VALUES, Cell, strided, with_bits
+from .cells import CPU, FEW_BYTES, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
 from .private.tensors import (
     is_parameter,
     make_wrapper,
@@ -19,7 +19,7 @@ from .private.tensors import (
     set_neg,
     tensor_string,
 )
-from .scheduler import check_process
+from .scheduler import check_process, wait
 
 
 class VirtualTensor(torch.Tensor):
@@ -99,13 +99,13 @@ class VirtualTensor(torch.Tensor):
         return storage
 
     def __bool__(self):
-        return super().__bool__() if self._cell.layout.device.has_values else refuse("bool")
+        return super().__bool__() if has_values(self) else refuse("bool")
 
     def __int__(self):
-        return super().__int__() if self._cell.layout.device.has_values else refuse("int")
+        return super().__int__() if has_values(self) else refuse("int")
 
     def __index__(self):
-        return super().__index__() if self._cell.layout.device.has_values else refuse("index")
+        return super().__index__() if has_values(self) else refuse("index")
 
     def __format__(self, format_spec):
         return format(self.item() if self.dim() == 0 else repr(self), format_spec)
@@ -174,11 +174,24 @@ def own_device(device):
     return device
 
 
+def has_values(tensor):
+    """Return whether a tensor has values; where none are computed, wait for its last writer."""
+    cell = tensor._cell
+    device = cell.layout.device
+    if device.has_values:
+        return True
+    writer = cell.root().writer
+    if writer is not None:
+        wait(writer, device.torch_device)
+    return is_known(cell)
+
+
 def refuse(what):
     """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
     raise RuntimeError(
-        f"{what} needs the values of a tensor, and these virtual GPUs compute none: "
-        "virtual_gpus(..., values=True)"
+        f"{what} needs the values of a tensor, and without values only tensors of up to "
+        f"{FEW_BYTES // 2**10} KiB have any, if they follow from others that have: leave out "
+        "--no-values, or call virtual_gpus(..., values=True)"
     )
 
 
@@ -279,7 +292,7 @@ def new_tensor(layout):
     """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it."""
     check_process()
     tensor = wrap(Cell(layout))
-    tensor._cell.data = layout.empty(CPU) if layout.device.has_values else NO_VALUES
+    tensor._cell.data = layout.empty(CPU) if may_have_values(layout) else NO_VALUES
     return tensor
 
 
