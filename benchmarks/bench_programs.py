@@ -21,6 +21,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -213,11 +214,13 @@ def prepare_page(folder, name):
 
 
 def prepare_torchtitan(folder):
-    """Make what torchtitan's own tests have under tests/assets: a text and a tokenizer."""
-    made, specials = text(), ("<s>", "</s>")
-    with open(_made(folder / "tests/assets/c4_test") / "data.json", "w", encoding="utf-8") as file:
-        for start in range(0, len(made), 1000):
-            file.write(json.dumps({"text": made[start : start + 1000]}) + "\n")
+    """Make what torchtitan's own tests have under tests/assets: texts and a tokenizer.
+
+    The texts are all the same, so that each process reads what a single one would.
+    """
+    made, specials = text(1000), ("<s>", "</s>")
+    data = _made(folder / "tests/assets/c4_test") / "data.json"
+    data.write_text(f"{json.dumps({'text': made})}\n" * 32)
     ids = {char: number for number, char in enumerate([*specials, *sorted(set(made))])}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     tokenizer = {
@@ -355,9 +358,9 @@ def _framework(name, command, on_cpu=None, loss=r"^losses (.*)", **options):
     return Program(
         name,
         "frameworks",
-        lambda n: [[command.split()]],
+        lambda n: [[shlex.split(command)]],
         loss=loss,
-        on_cpu=(on_cpu or command).split(),
+        on_cpu=shlex.split(on_cpu or command),
         gpus=(2,),
         **options,
     )
@@ -370,17 +373,22 @@ TRAINER_CPU = f"{RUN_2} trainer.py --use_cpu True"
 LIGHTNING_CPU = "python lightning_train.py ddp 32"
 FABRIC_CPU = "python lightning_fabric.py ddp"
 DDP_CPU = f"{RUN_2} ddp_on_cpu.py"
-TITAN_LOSS = r"step: +\d+ .*?loss: +([\d.]+)"
-TITAN = f"{RUN_2} torchtitan_train.py"
+TITAN = """bash -c "torchrun --nproc-per-node=1 {0} --checkpoint.create_seed_checkpoint &&
+    torchrun --nproc-per-node={1} --local-ranks-filter={2} --tee=3 {0} {3}" """
 ROUNDED = 0.02  # the difference allowed between 16 and 32 bits
 
+
+def _titan(name, options):
+    command = functools.partial(TITAN.format, "torchtitan_train.py")
+    loss = r"step: +\d+ .*loss: +([\d.]+)"
+    on_cpu, prepare = command(1, 0, ""), prepare_torchtitan
+    return _framework(name, command(2, 1, options), on_cpu, loss=loss, prepare=prepare)
+
+
 TITAN_PROGRAMS = [
-    _framework(name, f"{TITAN} {options}", TITAN, loss=TITAN_LOSS, prepare=prepare_torchtitan)
-    for name, options in {
-        "FSDP2": "",
-        "tensor parallel": "--parallelism.tensor_parallel_degree=2",
-        "pipeline parallel": "--parallelism.pipeline_parallel_degree=2",
-    }.items()
+    _titan("FSDP2", ""),
+    _titan("tensor parallel", "--parallelism.tensor_parallel_degree=2"),
+    _titan("pipeline parallel", "--parallelism.pipeline_parallel_degree=2"),
 ]
 
 # By name: what pip installs besides torch, and the programs.
