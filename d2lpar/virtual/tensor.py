@@ -10,6 +10,7 @@ from torch import nn
 from . import registry
 from .cells import CPU, FEW_BYTES, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
 from .private.tensors import (
+    dispatch_keys,
     is_parameter,
     make_wrapper,
     no_dispatch,
@@ -62,19 +63,6 @@ class VirtualTensor(torch.Tensor):
             elif args:
                 args = own_device(args[0]), *args[1:]
         return super().to(*args, **kwargs)
-
-    @property
-    def data(self):
-        return _get_data(self)
-
-    @data.setter
-    def data(self, new):
-        if type(new) is not VirtualTensor:
-            raise RuntimeError(
-                f"cannot set the data of a tensor on {self.device} to a tensor on "
-                f"{getattr(new, 'device', type(new).__name__)}"
-            )
-        become(self, new)
 
     def record_stream(self, stream):
         """Hold the memory of this tensor for a `torch.vgpu.Stream` that uses it.
@@ -138,7 +126,7 @@ class VirtualTensor(torch.Tensor):
         copy = self.detach()
         if is_parameter(self):
             copy = nn.Parameter(copy, self.requires_grad)
-        copy.__dict__.update(self._extra_attributes())
+        copy.__dict__.update(_extra_attributes(self))
         return copy.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
@@ -148,17 +136,18 @@ class VirtualTensor(torch.Tensor):
             return memo[id(self)]
         with torch.no_grad():
             copy = self.clone()
-        copy.__dict__.update(self._extra_attributes())
+        copy.__dict__.update(_extra_attributes(self))
         copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
 
-    def _extra_attributes(self):
-        return {
-            name: value for name, value in self.__dict__.items() if name not in ("_cell", "_block")
-        }
+
+def _extra_attributes(tensor):
+    return {
+        name: value for name, value in tensor.__dict__.items() if name not in ("_cell", "_block")
+    }
 
 
 def own_device(device):
@@ -231,8 +220,62 @@ class DeviceStorage(torch.UntypedStorage):
         return hash(self._block)
 
 
-_get_data = torch.Tensor.data.__get__
 _set_data = torch.Tensor.data.__set__
+
+
+def set_data(tensor, new, plain=_set_data):
+    """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
+    if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
+        become(tensor, new, plain)
+    elif can_become(tensor, new):
+        _change_device(tensor, new, plain)
+    else:
+        plain(tensor, new)
+
+
+def can_become(tensor, new):
+    """Return whether setting `data` can move a tensor between the CPU and the GPU of `new`."""
+    if isinstance(tensor, VirtualTensor):
+        return _is_dense_on_cpu(new)
+    return isinstance(new, VirtualTensor) and _is_dense_on_cpu(tensor)
+
+
+def _is_dense_on_cpu(tensor):
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _change_device(tensor, new, set_data):
+    """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
+
+    As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
+    gradient; a node that adds up the gradient of a living graph stays with that graph.
+    """
+    keys, of_new = dispatch_keys(tensor), dispatch_keys(new).value
+    before = keys.value, tensor.__class__, tensor.__dict__
+    attributes = _extra_attributes(tensor)
+    if isinstance(new, VirtualTensor):
+        kind = new.__class__
+        attributes |= {"_cell": new._cell, "_block": new._block}
+        if isinstance(tensor, nn.Parameter):
+            attributes["_is_param"] = True
+    else:
+        kind = nn.Parameter if attributes.pop("_is_param", False) else torch.Tensor
+    try:
+        with no_dispatch(), no_torch_function_at_all():
+            # One step, see interrupts.py: stores, then a call of a function in C.
+            keys.value = of_new
+            tensor.__class__ = kind
+            tensor.__dict__ = attributes
+            set_data(tensor, new)
+    except Exception:
+        keys.value, tensor.__class__, tensor.__dict__ = before
+        raise
 
 
 def become(tensor, new, set_data=_set_data):

@@ -4,7 +4,6 @@ import functools
 
 import torch
 
-from .modules import swap_when_modules_move
 from .tensors import CPUGenerator
 from .virtual_tables import DeviceGuard, Hooks, answer_without_python
 
@@ -55,7 +54,6 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     _libraries.append(library)
-    swap_when_modules_move()
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
     return warning

@@ -1,5 +1,6 @@
 """Wrapper tensors, their storages, and how they are pickled."""
 
+import ctypes
 import functools
 from collections import OrderedDict
 
@@ -14,6 +15,8 @@ no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device as torch's C++ code knows it
+
+_BYTES_OF_TENSOR = 208  # what torch allows a TensorImpl; 2.13 takes 176, the keys are the last
 
 
 def storage_id(tensor):
@@ -34,6 +37,65 @@ def tensor_string(tensor):
 def is_parameter(tensor):
     """Return whether `tensor` counts as an nn.Parameter."""
     return getattr(tensor, "_is_param", False)
+
+
+def dispatch_keys(tensor):
+    """Return the set of dispatch keys of a tensor, a `ctypes` number that can be changed in place.
+
+    The keys decide which kernels torch's C++ code calls for a tensor, and whether its Python class
+    is asked. torch's setter of `data` copies the other fields of a tensor, and refuses between
+    devices whose keys it does not know.
+    """
+    return ctypes.c_uint64.from_address(tensor._cdata + _offset_of_keys())
+
+
+@functools.cache
+def _offset_of_keys():
+    """Return where in a TensorImpl its keys are: where all of some tensors have the known number.
+
+    Raises:
+        RuntimeError: there is no such place, or more than one.
+    """
+    tensors = (
+        torch.empty(2),
+        torch.empty(2, device="meta"),
+        torch.empty(2, dtype=torch.cfloat).conj(),
+    )
+    found = [
+        offset
+        for offset in range(0, _BYTES_OF_TENSOR, 8)
+        if all(
+            ctypes.c_uint64.from_address(tensor._cdata + offset).value
+            == torch._C._dispatch_keys(tensor).raw_repr()
+            for tensor in tensors
+        )
+    ]
+    if len(found) != 1:
+        raise RuntimeError(
+            f"torch {torch.__version__} keeps the dispatch keys of a tensor in an unknown place "
+            f"({found} fit): a tensor cannot become one on another device. "
+            "Use a version of torch that this package knows (README.md)"
+        )
+    return found[0]
+
+
+def patch_data(set_data, has_compatible_type):
+    """Let a tensor take data from another device, as on CUDA; so modules move their parameters.
+
+    Args:
+        set_data: function(tensor, new, plain), the setter of `Tensor.data`; `plain` is torch's own.
+        has_compatible_type: function(tensor, new) that returns whether it takes what torch refuses.
+    """
+    data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
+    torch.Tensor.data = property(
+        data.__get__, lambda tensor, new: set_data(tensor, new, data.__set__), doc=data.__doc__
+    )
+
+    @functools.wraps(is_compatible)
+    def _has_compatible_shallow_copy_type(tensor, new):
+        return is_compatible(tensor, new) or has_compatible_type(tensor, new)
+
+    torch._has_compatible_shallow_copy_type = _has_compatible_shallow_copy_type
 
 
 def rebuild_tensor_arguments(tensor, values, storage):
