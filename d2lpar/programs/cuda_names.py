@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, vgpu
+from d2lpar.virtual import as_cuda, history, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
@@ -146,6 +146,7 @@ _OTHERWISE = {
     "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
     "device_of": _DeviceOf,
@@ -155,7 +156,7 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    memory_snapshot list_gpu_processes device_memory_used memory_usage utilization temperature
+    list_gpu_processes device_memory_used memory_usage utilization temperature
     power_draw clock_rate
 """.split()
 
