@@ -8,7 +8,6 @@
 """
 
 import contextlib
-import functools
 import re
 from types import SimpleNamespace
 
@@ -21,6 +20,7 @@ from d2lpar.virtual.private.cuda import (
     skip_initialization,
 )
 from d2lpar.virtual.private.patching import replace
+from d2lpar.virtual.private.profiling import patch_profiler
 
 from . import nccl, only_cuda
 from .nvtx import replace_nvtx
@@ -99,8 +99,7 @@ def _replace_names():
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
-    profile = torch.autograd.profiler.profile
-    replace(profile, __init__=_without_cuda(profile.__init__))
+    patch_profiler()
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,
@@ -174,16 +173,6 @@ _TENSOR_TYPES = {
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
 }
-
-
-def _without_cuda(init):
-    """Make torch's profiler record the host only: `d2lpar run --trace` records the GPUs."""
-
-    @functools.wraps(init)
-    def __init__(self, *args, use_cuda=False, use_device=None, **kwargs):
-        init(self, *args, use_device=None if use_device == "cuda" else use_device, **kwargs)
-
-    return __init__
 
 
 def _set_default_tensor_type(t):
