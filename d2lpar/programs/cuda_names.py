@@ -8,19 +8,19 @@
 """
 
 import contextlib
-import functools
 import re
 from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, registry, vgpu
+from d2lpar.virtual import as_cuda, history, registry, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
 )
 from d2lpar.virtual.private.patching import replace
+from d2lpar.virtual.private.profiling import patch_profiler
 
 from . import nccl, only_cuda
 from .nvtx import replace_nvtx
@@ -102,8 +102,7 @@ def _replace_names():
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
-    profile = torch.autograd.profiler.profile
-    replace(profile, __init__=_without_cuda(profile.__init__))
+    patch_profiler()
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,
@@ -156,6 +155,7 @@ _OTHERWISE = {
     "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
     "device_of": _DeviceOf,
@@ -165,7 +165,7 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    memory_snapshot list_gpu_processes device_memory_used memory_usage utilization temperature
+    list_gpu_processes device_memory_used memory_usage utilization temperature
     power_draw clock_rate
 """.split()
 
@@ -183,16 +183,6 @@ _TENSOR_TYPES = {
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
 }
-
-
-def _without_cuda(init):
-    """Make torch's profiler record the host only: `d2lpar run --trace` records the GPUs."""
-
-    @functools.wraps(init)
-    def __init__(self, *args, use_cuda=False, use_device=None, **kwargs):
-        init(self, *args, use_device=None if use_device == "cuda" else use_device, **kwargs)
-
-    return __init__
 
 
 def _set_default_tensor_type(t):

@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from heapq import heappop, heappush
 from queue import SimpleQueue
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import torch
@@ -257,6 +258,7 @@ class Simulation:
         No op is issued before one that it depends on, which another thread may have issued.
         """
         host, device = self.host(), stream.device
+        op.launched = perf_counter()
         if op.seconds is None and op.kind != "collective":
             op.seconds = device.model.seconds(op)
         issued = host.now(device)

@@ -20,6 +20,7 @@ class Span:
         start, end: seconds from the start of the clock or of the timeline.
         issued: when the host asked for it, in the same seconds; None if unknown.
         num_bytes: bytes that a copy moved, or that a rank sent in a collective.
+        launched: the same in seconds of `time.perf_counter`; None if unknown.
         source, target: devices that a copy comes from and goes to; for a collective this rank's.
     """
 
@@ -34,6 +35,7 @@ class Span:
     num_bytes: int = 0
     source: torch.device | None = None
     target: torch.device | None = None
+    launched: float | None = None
 
     @property
     def seconds(self):

@@ -5,6 +5,7 @@ import warnings
 
 import torch
 
+from .. import history
 from .patching import replace
 from .virtual_tables import install_cuda_guard
 
@@ -63,6 +64,10 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": is_in_bad_fork,
+            "_record_memory_history": history.record_memory_history,
+            "_snapshot": history.snapshot,
+            "_dump_snapshot": history.dump_snapshot,
+            "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
     replace(
@@ -81,8 +86,6 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
             _cuda_CUDAAllocator_AllocatorState=refusing("torch.cuda.CUDAGraph"),
             _set_cached_tensors_enabled=lambda enabled: None,  # there are no CUDA graphs
         )
-    only_on_a_gpu = "_record_memory_history", "_snapshot", "_dump_snapshot", "_compile_kernel"
-    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in only_on_a_gpu})
 
 
 def skip_initialization():
