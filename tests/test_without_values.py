@@ -16,7 +16,7 @@ from d2lpar.virtual import Link, cells, clock, virtual_gpus
 @pytest.fixture(autouse=True)
 def small_tensors(monkeypatch):
     """Take no tensor for a small one, unless a test says otherwise: it has few numbers in each."""
-    monkeypatch.setattr(cells, "FEW_BYTES", 0)
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 0)
     yield
     virtual_gpus(2)
 
@@ -318,7 +318,7 @@ def test_the_item_of_a_bool_is_refused(device):
 @pytest.fixture
 def few(monkeypatch):
     """A device where tensors of up to 64 bytes have values."""
-    monkeypatch.setattr(cells, "FEW_BYTES", 64)
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 64)
     return virtual_gpus(2, model="v100", values=False)[0]
 
 
