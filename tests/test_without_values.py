@@ -16,7 +16,7 @@ from d2lpar.virtual import Link, cells, clock, virtual_gpus
 @pytest.fixture(autouse=True)
 def small_tensors(monkeypatch):
     """Take no tensor for a small one, unless a test says otherwise: it has few numbers in each."""
-    monkeypatch.setattr(cells, "FEW_BYTES", 0)
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 0)
     yield
     virtual_gpus(2)
 
@@ -318,7 +318,7 @@ def test_the_item_of_a_bool_is_refused(device):
 @pytest.fixture
 def few(monkeypatch):
     """A device where tensors of up to 64 bytes have values."""
-    monkeypatch.setattr(cells, "FEW_BYTES", 64)
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 64)
     return virtual_gpus(2, model="v100", values=False)[0]
 
 
@@ -347,3 +347,41 @@ def test_small_tensors_have_values_as_long_as_they_follow_from_small_ones(few):
     assert total.item() != total.item() and wrong.item() != wrong.item()
     with pytest.raises(RuntimeError, match="--no-values"):
         bool(total > 1)
+
+
+def test_running_statistics_of_what_has_no_values_have_none(few):
+    """torch's schema does not say that a batch norm writes them."""
+    norm = nn.BatchNorm1d(4).to(few)
+    assert norm.running_var.tolist() == [1] * 4
+    norm(large(few)[:8].view(2, 4).clone())
+    assert norm.running_mean.cpu().isnan().all() and norm.running_var.cpu().isnan().all()
+    assert norm.num_batches_tracked.item() == 1
+    known = nn.BatchNorm1d(4).to(few)
+    known(torch.tensor([[1.0, 2, 3, 4], [3, 4, 5, 6]], device=few))
+    assert known.running_mean.tolist() == pytest.approx([0.2, 0.3, 0.4, 0.5])
+
+
+def test_what_fully_shard_gathers_without_values_has_none(few):
+    """Its operator returns views of the memory that it writes, and does not say that it does."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # noqa: F401
+
+    gathered = torch.zeros(8, device=few)
+    torch.ops.fsdp.all_gather_copy_in([large(few)[:4].clone()], gathered, [4], 4, 1)
+    assert gathered.cpu().isnan().all()
+    torch.ops.fsdp.all_gather_copy_in([torch.ones(4, device=few)], gathered, [4], 4, 1)
+    assert gathered[4:].cpu().isnan().all(), "part of what has no values cannot have any"
+
+
+def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
+    """A view that was read before would otherwise show the old memory."""
+    x = torch.tensor([1.0, 2.0], device=few)
+    view = x[1:]
+    assert view.tolist() == [2]
+    x += large(few)[:2]
+    assert view.cpu().isnan().all()
+    view.fill_(5)
+    assert x.cpu().isnan().all(), "the other number is not known"
+    x.copy_(torch.tensor([3.0, 4.0]))
+    assert view.tolist() == [4] and x.tolist() == [3, 4]
+    x.zero_()
+    assert view.tolist() == [0]

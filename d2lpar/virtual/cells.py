@@ -5,7 +5,6 @@ import torch
 from .private.tensors import set_conj, set_neg
 
 MAX_LAYOUTS = 100_000
-FEW_BYTES, MOST_BYTES = 2**16, 2**24  # see `may_have_values`
 CPU = torch.device("cpu")
 
 
@@ -174,14 +173,23 @@ NO_VALUES = Failure(
 )
 
 
-def may_have_values(layout):
-    """Return whether a tensor has values if all that they follow from has: most do, or small ones.
+def small_bytes(dtype):
+    """Return up to how many bytes a tensor has values where none are computed.
 
-    Only the latter do where no values are computed, `virtual_gpus(values=False)`. What may be an
-    object on its way to other ranks, bytes (uint8), may be larger.
+    Whole numbers may be more, because DDP compares several for each parameter, and bytes still
+    more, because they may be objects on their way to other ranks.
     """
-    most = MOST_BYTES if layout.dtype == torch.uint8 else FEW_BYTES
-    return layout.device.has_values or layout.num_bytes <= most
+    if dtype == torch.uint8:
+        return 2**26
+    return 2**16 if dtype.is_floating_point or dtype.is_complex else 2**20
+
+
+def may_have_values(layout):
+    """Return whether a tensor has values if all that they follow from has.
+
+    Without values, `virtual_gpus(values=False)`, only small ones do.
+    """
+    return layout.device.has_values or layout.num_bytes <= small_bytes(layout.dtype)
 
 
 def lacks_values(data):

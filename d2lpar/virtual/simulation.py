@@ -38,6 +38,7 @@ from .cells import (
     writers_of,
 )
 from .engines import Worker, set_thread_count
+from .plans import VIEW
 from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
@@ -407,12 +408,21 @@ def _is_copy(op):
 
 
 def _written(op):
-    """Return the cells among the arguments of `op` that it writes."""
+    """Return the cells among the arguments of `op` that it writes, a list.
+
+    Those that its results are views of count, too: `fsdp.all_gather_copy_in` writes one.
+    """
     if op.plan is None:
-        return cells_in(op.args[:1]) if _is_copy(op) or op.kind == "collective" else ()
-    arguments = dict(enumerate(op.args)) | (op.kwargs or {})
-    places = (place for each in op.plan.operator.written for place in each)
-    return cells_in([arguments[place] for place in places if place in arguments])
+        is_first = _is_copy(op) or op.kind == "collective"
+        return [*cells_in(op.args[:1])] if is_first else []
+    operator, arguments = op.plan.operator, dict(enumerate(op.args)) | (op.kwargs or {})
+    places = (place for each in (*operator.written, *operator.statistics) for place in each)
+    written = [*cells_in([arguments[place] for place in places if place in arguments])]
+    viewed = [source for mode, _, source in op.plan.outputs if mode == VIEW]
+    if viewed:
+        inputs = [*cells_in(arguments.values())]
+        written += [inputs[source] for source in viewed]
+    return written
 
 
 def _is_computed(op):
@@ -429,7 +439,7 @@ def _is_computed(op):
         target, *reads = reads
         if isinstance(target, Cell) and not is_known(target) and not is_whole(target):
             return False
-    writes = (*cells_in([op.out]), *_written(op))
+    writes = [*cells_in([op.out]), *_written(op)]
     return all(may_have_values(cell.root().layout) for cell in writes) and all(
         map(is_known, cells_in(reads))
     )

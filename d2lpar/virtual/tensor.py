@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from . import registry
-from .cells import CPU, FEW_BYTES, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
+from .cells import CPU, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
 from .private.tensors import (
     dispatch_keys,
     is_parameter,
@@ -178,9 +178,8 @@ def has_values(tensor):
 def refuse(what):
     """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
     raise RuntimeError(
-        f"{what} needs the values of a tensor, and without values only tensors of up to "
-        f"{FEW_BYTES // 2**10} KiB have any, if they follow from others that have: leave out "
-        "--no-values, or call virtual_gpus(..., values=True)"
+        f"{what} needs the values of a tensor, and without values only small tensors that follow "
+        "from small ones have any: leave out --no-values, or call virtual_gpus(..., values=True)"
     )
 
 
