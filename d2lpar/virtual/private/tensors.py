@@ -6,6 +6,8 @@ from collections import OrderedDict
 
 import torch
 
+from .patching import when_imported
+
 CPUGenerator = torch._C.Generator
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
@@ -140,3 +142,29 @@ def patch_make_wrapper(own_device, say_cuda):
         return make_wrapper(cls, *args, device=device, **kwargs)
 
     torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
+
+
+def patch_fake_tensors(own_device, say_cuda):
+    """Give fake tensors of virtual GPUs these devices in torch's C++ code, as others have.
+
+    Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
+
+    Args:
+        own_device, say_cuda: as in `patch_make_wrapper`.
+    """
+    asks_device = torch.ops.prim.device.default
+
+    def change(module):
+        fake, answers = module.FakeTensor, module._DISPATCH_META_HANDLERS
+        answer, dispatch = answers[asks_device], fake.__torch_dispatch__.__func__
+
+        @functools.wraps(dispatch)
+        def __torch_dispatch__(cls, func, *args, **kwargs):
+            result = dispatch(cls, func, *args, **kwargs)
+            return own_device(result) if func is asks_device else result
+
+        say_cuda(fake)
+        fake.__torch_dispatch__ = classmethod(__torch_dispatch__)
+        answers[asks_device] = lambda args: own_device(answer(args))
+
+    when_imported("torch._subclasses.fake_tensor", change)
