@@ -367,7 +367,7 @@ def _framework(name, command, on_cpu=None, loss=r"^losses (.*)", **options):
 
 
 RUN_2 = "torchrun --standalone --nproc-per-node=2"
-LAUNCH_2 = "accelerate launch --num_processes=2"
+LAUNCH_2 = "accelerate launch --num_processes=2 --main_process_port=0"
 ACCELERATE_CPU = f"env ACCELERATE_USE_CPU=true {RUN_2} accelerate_train.py"
 TRAINER_CPU = f"{RUN_2} trainer.py --use_cpu True"
 LIGHTNING_CPU = "python lightning_train.py ddp 32"
@@ -441,7 +441,7 @@ FRAMEWORKS = {
             ),
             _framework(
                 "ZeRO-2, fp16",
-                "deepspeed --num_gpus=2 deepspeed_train.py 2 fp16",
+                f"{RUN_2} deepspeed_train.py 2 fp16",
                 DDP_CPU,
                 within=ROUNDED,
             ),

@@ -36,3 +36,11 @@ def test_losses_that_cannot_be_compared_are_not_equal():
         with pytest.raises(ValueError, match=f"{len(losses)} losses, on the CPU {len(on_cpu)}"):
             bench_programs.difference(losses, on_cpu)
     assert bench_programs.difference([1.0, 3.0], [1.0, 2.0]) == 0.5
+
+
+def test_a_program_that_uses_no_virtual_gpu_is_not_well(tmp_path):
+    (tmp_path / "folder").mkdir()
+    command = ["python", "-c", "print('losses 1.0')"]
+    program = bench_programs.Program("print", "folder", lambda n: [[command]], on_cpu=command)
+    found = [bench_programs.run_program(program, tmp_path, gpus).error for gpus in (None, 2)]
+    assert found == [None, "no process used a virtual GPU"]
