@@ -10,9 +10,9 @@ import torch
 from . import registry, saving, scheduler, vgpu, virtual_gpus
 from .issuing import issue_factory
 from .private.cuda import patch_autocast, register_cuda
-from .private.fsdp import patch_names_in_fsdp
 from .private.operators import prepare_shape_inference
 from .private.patching import replace
+from .private.registration import name_numbered_devices
 from .private.tensors import patch_make_wrapper
 from .tensor import own_device
 
@@ -34,7 +34,7 @@ def stand_for_cuda(n, **options):
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
     patch_make_wrapper(own_device, say_cuda)
     patch_autocast()
-    patch_names_in_fsdp(called_cuda)
+    name_numbered_devices("cuda")
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forgive_fork)
     return devices

@@ -39,6 +39,7 @@ from .scheduler import Op, wait
 from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
 
 META = torch.device("meta")
+TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
 default_dtype = torch.get_default_dtype
 
@@ -174,7 +175,7 @@ class Call:
             key.append("yes" if value else "no")
         elif kind is float:
             key.append((float, value) if by_value else float if value >= 0 else "negative float")
-        elif kind is torch.device:
+        elif kind is TorchDevice:
             key.append(value)
             return CPU
         elif kind is complex:
@@ -254,7 +255,7 @@ class Call:
                 return [substitute(item) for item in value]
             if isinstance(value, CPUGenerator):
                 return None
-            return META if type(value) is torch.device else value
+            return META if type(value) is TorchDevice else value
 
         operator = self.operator
         args = [substitute(value) for value in self.args]

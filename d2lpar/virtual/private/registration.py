@@ -122,6 +122,38 @@ def _with_our_devices(base, make, is_virtual):
     return stand_in
 
 
+def name_numbered_devices(device_type):
+    """Make `torch.device(1)` a device of this type, and not one of torch's own name for ours.
+
+    In the place of `torch.device` comes a class that equals it, for tables of types.
+    """
+    base = torch.device
+
+    class Meta(type):
+        def __call__(cls, *args, **kwargs):
+            if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+                args = device_type, *args
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return subclass is cls or issubclass(subclass, base)
+
+        def __getattr__(cls, name):
+            return getattr(base, name)
+
+        def __eq__(cls, other):
+            return other is cls or other is base
+
+        def __hash__(cls):
+            return hash(base)
+
+    torch.device = Meta("device", (), {"__doc__": base.__doc__, "__module__": "torch"})
+    torch.jit._builtins._register_builtin(torch.device, "aten::device")
+
+
 def patch_accelerator(module, device_type):
     """Replace functions of torch.accelerator by functions of `module`, which is torch.vgpu.
 
