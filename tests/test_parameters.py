@@ -255,3 +255,15 @@ def test_numbered_devices_are_called_cuda(tmp_path):
     """
     done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, written(tmp_path, program))
     assert done.returncode == 0, done.stderr
+
+
+def test_nested_tensors_of_the_strided_layout_are_refused_by_name(wall):
+    rows = [torch.ones(2, 2, 3), torch.ones(4, 2, 3)]
+    on_gpu = [row.to("vgpu:0") for row in rows]
+    jagged = torch.nested.as_nested_tensor(on_gpu, layout=torch.jagged).transpose(1, 2)
+    with pytest.raises(RuntimeError, match=r"strided layout.*to_padded_tensor\(0.0\) and a mask"):
+        nn.functional.scaled_dot_product_attention(jagged, jagged, jagged)
+    with pytest.raises(RuntimeError, match=r"strided layout.*take layout=torch.jagged"):
+        torch.nested.nested_tensor(rows, device="vgpu:0") * 2
+    with pytest.raises(RuntimeError, match=r"strided layout.*take layout=torch.jagged"):
+        torch.nested.nested_tensor(rows).to("vgpu:0")

@@ -36,7 +36,7 @@ from .private.operators import (
 )
 from .private.tensors import CPUGenerator, storage_id
 from .scheduler import Op, wait
-from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
+from .tensor import VirtualTensor, become, new_tensor, refuse, refuse_nested, wrap
 
 META = torch.device("meta")
 TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
@@ -370,6 +370,8 @@ class Call:
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if value is data:
                 return tensor
+        if value.is_nested:
+            refuse_nested(self.operator.func)
         layout = Layout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if storage_id(value) == storage_id(data):

@@ -182,6 +182,15 @@ def refuse(what):
     )
 
 
+def refuse_nested(func):
+    """Raise RuntimeError: an operator has or gives a nested tensor that torch keeps in C++."""
+    raise RuntimeError(
+        f"{func} on a virtual GPU would need a nested tensor of the strided layout, which has no "
+        "kernels here. Attention on jagged tensors needs it, too: give it x.to_padded_tensor(0.0) "
+        "and a mask. For all else take layout=torch.jagged"
+    )
+
+
 class DeviceStorage(torch.UntypedStorage):
     """The storage of a tensor on a virtual GPU: one address and size for all of its views."""
 

@@ -11,7 +11,7 @@ BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
 
 
-def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels):
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
     """Make the device type `vgpu` known to torch.
 
     Args:
@@ -21,6 +21,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
         is_pinned, pin: functions of a CPU tensor.
         restore: function(storage, location) for torch.load.
         kernels: functions(library) that add further kernels of operators of aten.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
+            strided layout.
 
     Returns:
         What to warn the user of, or None.
@@ -53,6 +55,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     _libraries.append(library)
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    library.fallback(refuse_nested, "NestedTensorPrivateUse1")
     _libraries.append(library)
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
