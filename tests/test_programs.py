@@ -240,7 +240,7 @@ SHARDED_FROM_THE_CPU = """
     from torch import distributed as dist, nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
     from torch.distributed.fsdp import (
-        FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+        CPUOffload, FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
     )
     from torch.nn.parallel import DistributedDataParallel
 
@@ -263,7 +263,7 @@ SHARDED_FROM_THE_CPU = """
     if "RANK" not in os.environ:
         net = net_on_the_cpu()
         wanted = losses_of(net)
-        names = "fully_shard", "True", "False", "hook"
+        names = "fully_shard", "True", "False", "offload", "hook"
         result = {name: wanted for name in names}
         result["norms"] = [value.float().norm().item() for value in net.state_dict().values()]
     else:
@@ -279,6 +279,9 @@ SHARDED_FROM_THE_CPU = """
                 net_on_the_cpu(), device_id=rank, use_orig_params=original
             )
             result[str(original)] = losses_of(net)
+            net.cpu()  # as Lightning does between fit and validate
+            assert {p.device.type for p in net.parameters()} == {"cpu"}
+            net.cuda()
             config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
             kind = StateDictType.FULL_STATE_DICT
             with FullyShardedDataParallel.state_dict_type(net, kind, config):
@@ -286,6 +289,10 @@ SHARDED_FROM_THE_CPU = """
             assert all(value.device.type == "cpu" for value in state.values())
             assert len(state) == (9 if rank == 0 else 0), state.keys()
             result["norms"] = [value.float().norm().item() for value in state.values()]
+        offload = CPUOffload(offload_params=True)
+        net = FullyShardedDataParallel(net_on_the_cpu(), device_id=rank, cpu_offload=offload)
+        result["offload"] = losses_of(net)
+        assert {p.device.type for p in net.parameters()} == {"cpu"}
         net = DistributedDataParallel(net_on_the_cpu().cuda(), device_ids=[rank])
         net.register_comm_hook(None, bf16_compress_hook)
         result["hook"] = losses_of(net)

@@ -30,7 +30,7 @@ from .private.registration import (
 )
 from .private.tensors import patch_data
 from .simulation import simulator
-from .tensor import VirtualTensor, can_become, is_ours, set_data
+from .tensor import VirtualTensor, can_become, is_ours, refuse_nested, set_data
 
 
 def register():
@@ -63,6 +63,7 @@ def register():
             pin=copies.pin,
             restore=saving.restore,
             kernels=(autocast.register, attention.register),
+            refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
         patch_backward(StreamsOfForward)
         patch_classes(

@@ -31,6 +31,17 @@ class VirtualTensor(torch.Tensor):
 
     __torch_function__ = no_torch_function
 
+    def __new__(cls, *args, **kwargs):
+        """Return what `type(p)(...)` does on CUDA: an nn.Parameter, or without a tensor a Tensor.
+
+        Virtual GPUs have one class for both. On CUDA, the type of a tensor that is no parameter
+        refuses a tensor on a GPU, so nothing else can be meant.
+        """
+        of_parameter = kwargs.keys() & {"data", "requires_grad"}
+        if of_parameter or (args and isinstance(args[0], torch.Tensor)):
+            return nn.Parameter(*args, **kwargs)
+        return torch.Tensor(*args, **kwargs)
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         """Issue the operator `func`.
@@ -180,6 +191,15 @@ def refuse(what):
     raise RuntimeError(
         f"{what} needs the values of a tensor, and without values only small tensors that follow "
         "from small ones have any: leave out --no-values, or call virtual_gpus(..., values=True)"
+    )
+
+
+def refuse_nested(func):
+    """Raise RuntimeError: an operator has or gives a nested tensor that torch keeps in C++."""
+    raise RuntimeError(
+        f"{func} on a virtual GPU would need a nested tensor of the strided layout, which has no "
+        "kernels here. Attention on jagged tensors needs it, too: give it x.to_padded_tensor(0.0) "
+        "and a mask. For all else take layout=torch.jagged"
     )
 
 

@@ -132,14 +132,16 @@ def patch_make_wrapper(own_device, say_cuda):
     say_it = set()
 
     @functools.wraps(make_wrapper)
-    def _make_wrapper_subclass(cls, *args, device=None, **kwargs):
-        if device is not None:
-            own = own_device(device)
-            if own is not device and cls not in say_it:
-                say_it.add(cls)
-                say_cuda(cls)
-            device = own
-        return make_wrapper(cls, *args, device=device, **kwargs)
+    def _make_wrapper_subclass(cls, *args, **kwargs):
+        before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor gives it by its place
+        device = device[0] if device else kwargs.pop("device", None)
+        own = device if device is None else own_device(device)
+        if own is not device and cls not in say_it:
+            say_it.add(cls)
+            say_cuda(cls)
+        if len(args) > 6:
+            return make_wrapper(cls, *before, own, *after, **kwargs)
+        return make_wrapper(cls, *args, device=own, **kwargs)
 
     torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 
