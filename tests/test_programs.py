@@ -484,7 +484,7 @@ def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
         import json, torch
         from torch.distributed import autograd, rpc
 
-        options = rpc.TensorPipeRpcBackendOptions(init_method="file:///%s/rendezvous")
+        options = rpc.TensorPipeRpcBackendOptions(init_method="file://%s/rendezvous")
         rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
         x = torch.tensor([2.0, 5.0], requires_grad=True)
         with autograd.context() as context:
