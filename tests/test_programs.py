@@ -483,6 +483,29 @@ def test_a_backward_pass_over_fake_tensors(tmp_path):
     assert on_gpus(tmp_path, 2, sys.executable, program) == ["cuda:1", True, [2, 3]]
 
 
+def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
+    """The derivatives of 3 x and x**2 by hand."""
+    program = written(
+        tmp_path,
+        """
+        import json, torch
+        from torch.distributed import autograd, rpc
+
+        options = rpc.TensorPipeRpcBackendOptions(init_method="file://%s/rendezvous")
+        rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
+        x = torch.tensor([2.0, 5.0], requires_grad=True)
+        with autograd.context() as context:
+            tripled = (3 * x).cuda(1)
+            autograd.backward(context, [tripled.sum() + x.to("cuda:2").square().sum().to("cuda:1")])
+            gradient = autograd.get_gradients(context)[x]
+        rpc.shutdown()
+        print(json.dumps(gradient.tolist()))
+        """
+        % tmp_path,
+    )
+    assert on_gpus(tmp_path, 3, sys.executable, program) == [7.0, 13.0]
+
+
 TORCH_TESTS = """
     import torch, torch.distributed as dist
     from torch.distributed.fsdp import fully_shard

@@ -17,7 +17,7 @@ from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
 from .private import check_python, check_version
-from .private.autograd import patch_backward
+from .private.autograd import patch_backward, patch_distributed_backward
 from .private.dtensor import patch_dtensor
 from .private.modules import allow_foreach, patch_data_parallel
 from .private.operators import prepare_shape_inference
@@ -66,6 +66,7 @@ def register():
             refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
         patch_backward(StreamsOfForward)
+        patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: vgpu.Stream(device, priority),
             event=lambda device, **options: vgpu.Event(**options),
