@@ -2,7 +2,7 @@
 #                 PART=core for what comes before "Going deeper" in each
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
-#                 FRAMEWORKS=1, when .venv is made, for those of Accelerate, Lightning and others
+#                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
@@ -33,9 +33,6 @@ TORCHVISION ?= torchvision==0.28.0
 D2L ?= d2l==1.0.3
 INDEX := $(if $(CPU),--index-url https://download.pytorch.org/whl/cpu)
 EXTRAS := lab,book,slides,test,ray,teach,d2l-unpinned
-ifdef FRAMEWORKS
-EXTRAS := $(EXTRAS),frameworks
-endif
 CHAPTERS ?=
 
 VENV := .venv
@@ -67,7 +64,7 @@ logged = $(1) >> $(LOG) 2>&1 || \
 run: $(READY)
 	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
-test: $(READY)
+test: $(READY) $(if $(FRAMEWORKS),$(VENV)/frameworks/ready)
 	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
 
 book: $(READY)
@@ -130,3 +127,12 @@ $(READY): pyproject.toml Makefile
 	@$(call logged,$(PIP) --no-deps $(D2L))
 	@$(call logged,$(PIP) --no-deps $(TORCHVISION) $(INDEX))
 	@touch $(READY)
+
+# An environment of their own, because frameworks import torchvision where it is installed, and the
+# one of $(VENV) need not fit its torch.
+$(VENV)/frameworks/ready: $(READY)
+	@echo "  frameworks, in an environment of their own"
+	@$(call logged,$(PYTHON) -m venv $(@D))
+	@$(call logged,$(@D)/bin/python -m pip install --disable-pip-version-check $(TORCH) $(INDEX))
+	@$(call logged,$(@D)/bin/python -m pip install --disable-pip-version-check -e '.[frameworks]')
+	@touch $@
