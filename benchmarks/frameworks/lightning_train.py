@@ -8,6 +8,7 @@ import sys
 import lightning as L
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.strategies import FSDPStrategy
 from tiny import LR, dataset, network, report
 from torch.utils.data import DataLoader
 
@@ -32,10 +33,13 @@ class Classifier(L.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=LR)
 
 
+strategy, precision = sys.argv[1:]
+if strategy == "fsdp":  # without a policy, torch itself fails when `validate` wraps the model again
+    strategy = FSDPStrategy(auto_wrap_policy={torch.nn.Sequential})
 model = Classifier()
 loader = DataLoader(dataset(), batch_size=4)
 trainer = L.Trainer(
-    accelerator="auto", devices=2, strategy=sys.argv[1], precision=sys.argv[2], max_epochs=2,
+    accelerator="auto", devices=2, strategy=strategy, precision=precision, max_epochs=2,
     logger=False, enable_checkpointing=False, enable_progress_bar=False,
 )  # fmt: skip
 trainer.fit(model, loader, loader)
