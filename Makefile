@@ -1,7 +1,8 @@
 # make run        execute every chapter, write what came out under build/
 #                 PART=core for what comes before "Going deeper" in each
 # make test       all tests: the package, and every notebook with nbval
-#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files
+#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
+#                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
@@ -47,7 +48,7 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups run cuda_names platforms packaging book grading slides
+SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
@@ -63,7 +64,7 @@ logged = $(1) >> $(LOG) 2>&1 || \
 run: $(READY)
 	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
-test: $(READY)
+test: $(READY) $(if $(FRAMEWORKS),$(VENV)/frameworks/ready)
 	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
 
 book: $(READY)
@@ -126,3 +127,12 @@ $(READY): pyproject.toml Makefile
 	@$(call logged,$(PIP) --no-deps $(D2L))
 	@$(call logged,$(PIP) --no-deps $(TORCHVISION) $(INDEX))
 	@touch $(READY)
+
+# An environment of their own, because frameworks import torchvision where it is installed, and the
+# one of $(VENV) need not fit its torch.
+$(VENV)/frameworks/ready: $(READY)
+	@echo "  frameworks, in an environment of their own"
+	@$(call logged,$(PYTHON) -m venv $(@D))
+	@$(call logged,$(@D)/bin/python -m pip install --disable-pip-version-check $(TORCH) $(INDEX))
+	@$(call logged,$(@D)/bin/python -m pip install --disable-pip-version-check -e '.[frameworks]')
+	@touch $@

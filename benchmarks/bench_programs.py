@@ -1,10 +1,15 @@
-"""Programs that people learn distributed training from, unmodified, on virtual GPUs.
+"""Programs that people learn distributed training from, and frameworks, on virtual GPUs.
 
-`python benchmarks/bench_programs.py FOLDER` runs them from checkouts in a folder, each in a scratch
-copy, by `d2lpar run --gpus N`, and prints a table. Data sets are made on the spot: a text, and for
-picotron what it would download, with the modules of flash-attn's kernels empty, as its options
-leave these kernels out. Exits with status 1 when a program fails. Without a FOLDER it says where to
-get the programs.
+`python benchmarks/bench_programs.py FOLDER` runs programs unmodified from checkouts in a folder,
+each in a scratch copy, by `d2lpar run --gpus N`, and prints a table. Data sets are made on the
+spot: a text, and for picotron what it would download, with the modules of flash-attn's kernels
+empty, as its options leave these kernels out. Without a FOLDER it says where to get the programs.
+
+`python benchmarks/bench_programs.py --frameworks FOLDER` runs the programs of `frameworks/`, which
+are written as each framework's documentation has it, on two virtual GPUs and on the CPU. Each
+framework gets an environment of its own in the folder, from PyPI, which stays there.
+
+Exits with status 1 when a program fails, or finds other losses than on the CPU.
 """
 
 import argparse
@@ -16,6 +21,7 @@ import json
 import os
 import random
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -32,10 +38,13 @@ SOURCES = {
     "picotron": "https://github.com/huggingface/picotron",
     "tutorials": "https://github.com/pytorch/tutorials",
 }
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+TORCHRUN = ["python", "-m", "torch.distributed.run"]
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"
 LIMIT = 300  # seconds for one command
 SECONDS_TO_END = 20  # for a command that was asked to
 CPUS = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+CPUS["RAY_USAGE_STATS_ENABLED"] = "0"
 
 
 @dataclass
@@ -47,9 +56,10 @@ class Program:
         path: its folder in the checkouts, which is copied.
         steps: function of the number of GPUs that returns a list of steps, one after the other;
             each is a list of commands, one for each host.
-        loss: a regular expression, whose last match in what it prints is the loss; None where it
+        loss: a regular expression, whose matches in what it prints are the losses; None where it
             prints none.
         on_cpu: the same program on the CPU, or None where it has no option for that.
+        within: how far a loss may be from the one on the CPU, relative to it.
         gpus: the numbers of GPUs that it is for; None for those of the command line.
         prepare: function of the copied folder that makes the data.
         needs: the modules, besides torch, that it imports.
@@ -60,6 +70,7 @@ class Program:
     steps: callable
     loss: str | None = None
     on_cpu: list | None = None
+    within: float = 1e-3
     gpus: tuple | None = None
     prepare: callable = None
     needs: tuple = ()
@@ -67,16 +78,16 @@ class Program:
 
 @dataclass
 class Result:
-    """What a program did: the last line of its error or None, its seconds, its loss or None."""
+    """What a program did: the last line of its error or None, its seconds, its losses."""
 
     error: str | None
     seconds: float
-    loss: float | None
+    losses: list
 
 
 def python(*arguments):
     """Return steps of one process."""
-    return lambda n: [[[sys.executable, *arguments]]]
+    return lambda n: [[["python", *arguments]]]
 
 
 def torchrun(*runs):
@@ -131,7 +142,7 @@ def prepare_nanogpt(folder):
     data = folder / "data" / "shakespeare_char"
     (data / "input.txt").write_text(text())
     subprocess.run(
-        [sys.executable, str(data / "prepare.py")], check=True, capture_output=True, env=_paths()
+        ["python", str(data / "prepare.py")], check=True, capture_output=True, env=_variables()
     )
 
 
@@ -200,6 +211,32 @@ def prepare_page(folder, name):
             blocks.append(textwrap.dedent("\n".join(block)))
         block = [] if re.fullmatch(r"\.\. code(-block)?:: *python|.*::", line) else None
     (folder / "program.py").write_text("\n\n".join(blocks))
+
+
+def prepare_torchtitan(folder):
+    """Make what torchtitan's own tests have under tests/assets: texts and a tokenizer.
+
+    The texts are all the same, so that each process reads what a single one would.
+    """
+    made, specials = text(1000), ("<s>", "</s>")
+    data = _made(folder / "tests/assets/c4_test") / "data.json"
+    data.write_text(f"{json.dumps({'text': made})}\n" * 32)
+    ids = {char: number for number, char in enumerate([*specials, *sorted(set(made))])}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    tokenizer = {
+        "added_tokens": [{"id": ids[c], "content": c, "special": True} | flags for c in specials],
+        "pre_tokenizer": {
+            "type": "Split",
+            "pattern": {"Regex": r"[\s\S]"},
+            "behavior": "Isolated",
+            "invert": False,
+        },
+        "model": {"type": "WordLevel", "vocab": ids, "unk_token": "</s>"},
+    }
+    path = _made(folder / "tests/assets/tokenizer")
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    settings = dict(zip(("bos_token", "eos_token"), specials, strict=True))
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def _is_python(code):
@@ -287,7 +324,7 @@ PROGRAMS = [
         "nanoGPT",
         python("train.py", *NANOGPT.split(), "--dtype=float32"),
         loss=NANOGPT_LOSS,
-        on_cpu=[sys.executable, "train.py", *NANOGPT.split(), "--device=cpu", "--compile=False"],
+        on_cpu=["python", "train.py", *NANOGPT.split(), "--device=cpu", "--compile=False"],
         gpus=(1,),
         prepare=prepare_nanogpt,
         needs=("requests",),
@@ -313,52 +350,186 @@ PROGRAMS = [
 ]
 
 
+# -- the frameworks
+
+
+def _framework(name, command, on_cpu=None, loss=r"^losses (.*)", **options):
+    """Return a program of frameworks/ for 2 GPUs, and its form for the CPU: commands as texts."""
+    return Program(
+        name,
+        "frameworks",
+        lambda n: [[shlex.split(command)]],
+        loss=loss,
+        on_cpu=shlex.split(on_cpu or command),
+        gpus=(2,),
+        **options,
+    )
+
+
+RUN_2 = "torchrun --standalone --nproc-per-node=2"
+LAUNCH_2 = "accelerate launch --num_processes=2 --main_process_port=0"
+ACCELERATE_CPU = f"env ACCELERATE_USE_CPU=true {RUN_2} accelerate_train.py"
+TRAINER_CPU = f"{RUN_2} trainer.py --use_cpu True"
+LIGHTNING_CPU = "python lightning_train.py ddp 32"
+FABRIC_CPU = "python lightning_fabric.py ddp"
+DDP_CPU = f"{RUN_2} ddp_on_cpu.py"
+TITAN = """bash -c "torchrun --nproc-per-node=1 {0} --checkpoint.create_seed_checkpoint &&
+    torchrun --nproc-per-node={1} --local-ranks-filter={2} --tee=3 {0} {3}" """
+ROUNDED = 0.02  # the difference allowed between 16 and 32 bits
+
+
+def _titan(name, options):
+    command = functools.partial(TITAN.format, "torchtitan_train.py")
+    loss = r"step: +\d+ .*loss: +([\d.]+)"
+    on_cpu, prepare = command(1, 0, ""), prepare_torchtitan
+    return _framework(name, command(2, 1, options), on_cpu, loss=loss, prepare=prepare)
+
+
+TITAN_PROGRAMS = [
+    _titan("FSDP2", ""),
+    _titan("tensor parallel", "--parallelism.tensor_parallel_degree=2"),
+    _titan("pipeline parallel", "--parallelism.pipeline_parallel_degree=2"),
+]
+
+# By name: what pip installs besides torch, and the programs.
+FRAMEWORKS = {
+    "accelerate": (
+        ["accelerate"],
+        [
+            _framework("DDP", f"{LAUNCH_2} --multi_gpu accelerate_train.py", ACCELERATE_CPU),
+            _framework(
+                "FSDP2",
+                f"{LAUNCH_2} --use_fsdp --fsdp_version=2 accelerate_train.py",
+                ACCELERATE_CPU,
+            ),
+            _framework('device_map="auto"', "python accelerate_device_map.py"),
+        ],
+    ),
+    "transformers": (
+        ["transformers", "accelerate"],
+        [
+            _framework("Trainer: DDP", f"{RUN_2} trainer.py", TRAINER_CPU),
+            _framework("Trainer: DataParallel", "python trainer.py", TRAINER_CPU),
+            _framework("Trainer: FSDP", f"{RUN_2} trainer.py --fsdp full_shard", TRAINER_CPU),
+            _framework(
+                "Trainer: bf16", f"{RUN_2} trainer.py --bf16 1", TRAINER_CPU, within=ROUNDED
+            ),
+            _framework('device_map="auto"', "python device_map.py"),
+        ],
+    ),
+    "lightning": (
+        ["lightning"],
+        [
+            _framework("DDP", "python lightning_train.py ddp 32"),
+            _framework(
+                "DDP, fp16",
+                "python lightning_train.py ddp 16-mixed",
+                LIGHTNING_CPU,
+                within=ROUNDED,
+            ),
+            _framework("FSDP", "python lightning_train.py fsdp 32", LIGHTNING_CPU),
+            _framework("Fabric: DDP", "python lightning_fabric.py ddp"),
+            _framework("Fabric: FSDP", "python lightning_fabric.py fsdp", FABRIC_CPU),
+        ],
+    ),
+    "deepspeed": (
+        ["deepspeed"],
+        [
+            *(
+                _framework(f"ZeRO-{stage}", f"{RUN_2} deepspeed_train.py {stage}", DDP_CPU)
+                for stage in (1, 2, 3)
+            ),
+            _framework(
+                "ZeRO-2, fp16",
+                f"{RUN_2} deepspeed_train.py 2 fp16",
+                DDP_CPU,
+                within=ROUNDED,
+            ),
+        ],
+    ),
+    "torchtitan-0.2.2": (["torchtitan==0.2.2", "triton"], TITAN_PROGRAMS),
+    "torchtitan": (["torchtitan", "triton"], TITAN_PROGRAMS),
+    "ray": (["ray[train]"], [_framework("Ray Train: DDP", "python ray_train.py")]),
+    "ignite": (["pytorch-ignite"], [_framework("DDP", f"{RUN_2} ignite_train.py")]),
+}
+
+
 # -- running them
 
 
-def _paths():
-    """Return the environment, with the working folder and this d2lpar on Python's path."""
-    root = str(Path(__file__).resolve().parents[1])
-    paths = os.environ.get("PYTHONPATH", ""), root, "."
-    return {**os.environ, **CPUS, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+def make_environment(path, requirements):
+    """Make an environment with torch, this d2lpar and a framework, unless it is there.
+
+    Args:
+        path: its folder, a `Path`.
+        requirements: what pip installs, besides torch, which it must not replace.
+
+    Returns:
+        The names and versions of the requirements, a text.
+    """
+    ready, pip = path / "ready", [path / "bin/python", "-m", "pip", "install", "--quiet"]
+    if not ready.exists():
+        subprocess.run([sys.executable, "-m", "venv", path], check=True)
+        subprocess.run([*pip, TORCH], check=True)
+        (path / "torch.txt").write_text(TORCH)
+        constrained = [*pip, "--constraint", path / "torch.txt"]
+        subprocess.run([*constrained, "--editable", ROOT, *requirements], check=True)
+        ready.touch()
+    names = [requirement.partition("==")[0].partition("[")[0] for requirement in requirements]
+    code = "import sys; from importlib.metadata import version as v; "
+    code += "print(', '.join(f'{name} {v(name)}' for name in sys.argv[1:]))"
+    command = [path / "bin/python", "-c", code, *names]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def run_program(program, checkouts, gpus=None):
+def _variables(environment=Path(sys.prefix)):
+    """Return variables for a process: this d2lpar, its own folder, an environment's commands."""
+    pythonpath = filter(None, (os.environ.get("PYTHONPATH", ""), str(ROOT), "."))
+    path = os.pathsep.join([str(environment / "bin"), os.environ["PATH"]])
+    return {**os.environ, **CPUS, "PATH": path, "PYTHONPATH": os.pathsep.join(pythonpath)}
+
+
+def run_program(program, folder, gpus=None, environment=Path(sys.prefix)):
     """Run a program in a scratch copy.
 
     Args:
         program: a `Program`.
-        checkouts: the folder of the checkouts, a `Path`.
+        folder: where its `path` is, a `Path`.
         gpus: how many virtual GPUs; None for the CPU.
+        environment: the virtual environment whose Python runs it, a `Path`.
 
     Returns:
         A `Result`; its seconds are those of the last step.
     """
     with tempfile.TemporaryDirectory(prefix="d2lpar-programs-") as scratch:
-        folder = Path(scratch, "copy")
-        shutil.copytree(checkouts / program.path, folder)
+        copy = Path(scratch, "copy")
+        shutil.copytree(folder / program.path, copy)
         if program.prepare is not None:
-            program.prepare(folder)
+            program.prepare(copy)
         steps = [[program.on_cpu]] if gpus is None else program.steps(gpus)
         for number, commands in enumerate(steps):
             if gpus is not None:
-                run = [sys.executable, "-m", "d2lpar", "run", "--gpus", str(gpus // len(commands))]
+                run = ["python", "-m", "d2lpar", "run", "--gpus", str(gpus // len(commands))]
                 commands = [[*run, *command] for command in commands]
             start = time.perf_counter()
-            code, printed = _run_together(commands, folder, Path(scratch, f"printed{number}"))
+            path = Path(scratch, f"printed{number}")
+            code, printed = _run_together(commands, copy, path, _variables(environment))
             seconds = time.perf_counter() - start
-            if code:
-                return Result(_last_error(printed, code), seconds, None)
-    losses = re.findall(program.loss, printed) if program.loss else []
-    return Result(None, seconds, float(losses[-1]) if losses else None)
+            error = _last_error(printed, code) if code else None
+            if gpus is not None and not re.search(r"processes that used them: [1-9]", printed):
+                error = error or "no process used a virtual GPU"
+            if error:
+                return Result(error, seconds, [])
+    found = re.findall(program.loss, printed, re.MULTILINE) if program.loss else []
+    return Result(None, seconds, [float(loss) for losses in found for loss in losses.split()])
 
 
-def _run_together(commands, folder, path):
+def _run_together(commands, folder, path, variables):
     """Run commands at the same time; return the first exit code but 0, and what they printed."""
     with open(path, "w+", encoding="utf-8", errors="replace") as file:
         options = {"stdin": subprocess.DEVNULL, "stdout": file, "stderr": subprocess.STDOUT}
         processes = [
-            subprocess.Popen(command, cwd=folder, env=_paths(), **options) for command in commands
+            subprocess.Popen(command, cwd=folder, env=variables, **options) for command in commands
         ]
         deadline = time.monotonic() + LIMIT
         codes = []
@@ -391,32 +562,77 @@ def _last_error(printed, code):
     return (own or [f"exit code {code}"])[-1] if isinstance(code, int) else code
 
 
-def report(name, gpus, result, on_cpu):
-    """Print a row of the table."""
-    loss = "" if result.loss is None else f"{result.loss:.4f}"
-    difference = ""
-    if on_cpu is not None and on_cpu.loss is not None and result.loss is not None:
-        difference = f"{abs(result.loss - on_cpu.loss):.1e}"
-    row = f"{name:28} {gpus:4}  {result.error or 'ran':6} {result.seconds:7.1f}  {loss:>8}"
-    print(f"{row}  {difference}".rstrip(), flush=True)
+def difference(losses, on_cpu):
+    """Return by how much losses differ from those on the CPU, relative to them, at the most.
+
+    Raises:
+        ValueError: there are more losses on one side, or none.
+    """
+    if not losses or len(losses) != len(on_cpu):
+        raise ValueError(f"{len(losses)} losses, on the CPU {len(on_cpu)}")
+    return max(abs(a - b) / max(abs(b), 1e-9) for a, b in zip(losses, on_cpu, strict=True))
+
+
+def run_rows(program, folder, numbers, environment=Path(sys.prefix)):
+    """Run a program on the CPU and on numbers of GPUs, print rows, return whether all is well."""
+    on_cpu = None
+    if program.on_cpu:
+        key = environment, program.path, *program.on_cpu
+        if key not in _on_cpu:
+            _on_cpu[key] = run_program(program, folder, None, environment)
+            _print_row(program.name, "CPU", _on_cpu[key], _on_cpu[key].error)
+        on_cpu = _on_cpu[key]
+    well = on_cpu is None or on_cpu.error is None
+    for gpus in numbers:
+        result, differs = run_program(program, folder, gpus, environment), None
+        error = result.error
+        if on_cpu and not error and not on_cpu.error:
+            try:
+                differs = difference(result.losses, on_cpu.losses)
+                error = None if differs <= program.within else "too far from the CPU"
+            except ValueError as wrong:
+                error = str(wrong)
+        _print_row(program.name, gpus, result, error, differs)
+        well &= error is None
+    return well
+
+
+_on_cpu = {}  # results of commands, which several programs have in common
+
+
+def _print_row(name, gpus, result, error, differs=None):
+    loss = f"{result.losses[-1]:.4f}" if result.losses else ""
+    row = f"{name:28} {gpus:>4}  {error or 'ran':6} {result.seconds:7.1f}  {loss:>8}"
+    print(f"{row}  {'' if differs is None else f'{differs:.1e}'}".rstrip(), flush=True)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, metavar="FOLDER", help="of the checkouts")
+    parser.add_argument(
+        "--frameworks", type=Path, metavar="FOLDER", help="run frameworks, environments made there"
+    )
     parser.add_argument("--gpus", nargs="+", type=int, default=[2, 4], metavar="N")
     parser.add_argument("--only", default="", metavar="NAME", help="those with this in their name")
     options = parser.parse_args()
-    if options.folder is None:
+    if options.folder is None and options.frameworks is None:
         print("no FOLDER with checkouts; these are the programs:")
         for name, source in SOURCES.items():
             print(f"    git clone --depth 1 {source} FOLDER/{name}")
+        print(f"and --frameworks FOLDER runs {', '.join(FRAMEWORKS)}")
         return 0
     print("seconds: wall clock of the last command, start of its processes included")
-    print("loss: the last that the program prints; difference: to the same program on the CPU")
+    print("loss: the last that the program prints")
+    print("difference: from the CPU, relative, the largest of all losses that it prints")
     print(f"{'program':28} GPUs  {'result':6} seconds      loss  difference")
-    failed = False
-    for program in PROGRAMS:
+    well = True
+    for name, (requirements, programs) in FRAMEWORKS.items() if options.frameworks else ():
+        if options.only in name:
+            environment = options.frameworks.resolve() / name
+            print(f"{make_environment(environment, requirements)}, {TORCH}", flush=True)
+            for program in programs:
+                well &= run_rows(program, Path(__file__).parent, program.gpus, environment)
+    for program in PROGRAMS if options.folder else ():
         if options.only not in program.name:
             continue
         missing = [name for name in program.needs if importlib.util.find_spec(name) is None]
@@ -424,15 +640,8 @@ def main():
             why = f"needs the module {missing[0]}" if missing else f"there is no {program.path}"
             print(f"{program.name:28}    -  left out: {why}", flush=True)
             continue
-        on_cpu = program.on_cpu and run_program(program, options.folder)
-        if on_cpu:
-            failed |= on_cpu.error is not None
-            report(program.name, "CPU", on_cpu, None)
-        for gpus in program.gpus or options.gpus:
-            result = run_program(program, options.folder, gpus)
-            failed |= result.error is not None
-            report(program.name, gpus, result, on_cpu)
-    return int(failed)
+        well &= run_rows(program, options.folder, program.gpus or options.gpus)
+    return 0 if well else 1
 
 
 if __name__ == "__main__":

@@ -13,10 +13,24 @@ def main(arguments=None):
         help="run a command; torch.cuda in it has virtual GPUs",
         description="Run a command. In it and in its child processes torch.cuda has N GPUs, which "
         "are virtual ones.",
-        usage="d2lpar run [--gpus N] [--model GPU] [--trace FILE] command ...",
+        usage="d2lpar run [--gpus N] [--model GPU [--clock model|wall] [--no-values]] "
+        "[--trace FILE] command ...",
     )
     run.add_argument("--gpus", type=_positive, default=1, metavar="N", help="how many (default: 1)")
     run.add_argument("--model", metavar="GPU", help="model this GPU or machine, v100 for example")
+    run.add_argument(
+        "--clock",
+        choices=("model", "wall"),
+        help="with --model, the clock that the command reads by time.time, time.perf_counter, "
+        "time.process_time, timeit and tqdm (default: model); time.monotonic and datetime always "
+        "tell real time",
+    )
+    run.add_argument(
+        "--no-values",
+        action="store_true",
+        help="with --model, compute shapes, memory and time only, so that networks of real size "
+        "run; losses are nan, and what a program cannot go on without is an error",
+    )
     run.add_argument("--trace", metavar="FILE", help="write a trace of all ranks for Perfetto")
     run.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
     commands.add_parser("doctor", help="say what would run where here, and what is wrong")
@@ -28,10 +42,15 @@ def main(arguments=None):
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         run.error("which command?")
+    if options.model is None and (options.clock == "model" or options.no_values):
+        option = "--no-values" if options.no_values else "--clock model"
+        run.error(f"{option} is for modelled GPUs: add --model v100, for example")
     if sys.platform == "linux":
         from .programs.run import run_command
 
-        return run_command(command, options.gpus, options.model, options.trace)
+        clock = options.clock or "model"
+        values = not options.no_values
+        return run_command(command, options.gpus, options.model, options.trace, clock, values)
     run.error(
         f"virtual GPUs can stand for CUDA's on Linux only, and this is {sys.platform}: on Windows "
         "use WSL, on macOS a container. Notebooks and launch run here, too"

@@ -175,9 +175,12 @@ def describe(*devices):
         if device.type == "cpu":
             continue
         properties = torch.get_device_module(device).get_device_properties(device)
-        text = f"{properties.name}, {properties.total_memory / 2**30:.1f} GiB"
-        if device.type == "vgpu":
-            found = registry.find(device)
+        found = registry.find(device) if registry.is_virtual(device) else None
+        name = properties.name  # the product's, although it is only modelled
+        if found is not None and found.model is not None:
+            name = f"Modelled {found.model.gpu.name}"
+        text = f"{name}, {properties.total_memory / 2**30:.1f} GiB"
+        if found is not None:
             text += f", link to the CPU: {found.link or 'unlimited'}"
             if found.peer_link is not found.link:
                 text += f", to other devices: {found.peer_link or 'unlimited'}"

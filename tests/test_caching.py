@@ -189,11 +189,11 @@ def test_no_byte_is_lost_whatever_the_order():
         for segment, offset, size in sorted(parts):
             assert ends.get(segment, 0) == offset, "a hole, or two blocks in one place"
             ends[segment] = offset + size
-        assert ends == made._sizes and sum(ends.values()) == made.reserved
+        assert ends == made.sizes and sum(ends.values()) == made.reserved
     for key in used:
         made.free(key)
     made.empty_cache()
-    assert made.reserved == 0 and not any((made._starts, made._ends, made._sizes))
+    assert made.reserved == 0 and not any((made._starts, made._ends, made.sizes))
 
 
 # -- of a device

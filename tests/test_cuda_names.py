@@ -372,7 +372,7 @@ def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
 def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
     number, *name = run(program, gpus, visible)
-    assert int(number) == count and (name[0] == "Modelled") == gpus.startswith("v100")
+    assert int(number) == count and (name[0] == "Tesla") == gpus.startswith("v100")
 
 
 def test_no_visible_device_leaves_torch_alone():

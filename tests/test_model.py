@@ -495,10 +495,9 @@ def test_by_the_model_a_program_does_what_it_does_by_the_wall_clock(program):
         assert found == facts
         found = [each.detach().cpu() for each in modelled]
         assert [each.shape for each in found] == [each.shape for each in results]
-        if values:
-            assert all(map(torch.equal, found, results))
-        else:
-            assert all(each.isnan().all() for each in found)
+        # Without values a result has none, or the right ones if it follows from small tensors.
+        for each, expected in zip(found, results, strict=True):
+            assert torch.equal(each, expected) or not values and each.isnan().all()
         del modelled
 
 

@@ -284,20 +284,20 @@ def test_random_programs_take_the_time_of_a_naive_reference(values):
 
 @with_and_without_values(2)
 def test_a_rank_without_values_does_not_wait_for_them_nor_does_another_for_its(values):
-    """Whole numbers that come from the CPU have values in any case, what is computed has not."""
+    """Small tensors that follow from small ones have values in any case, others have not."""
     rank, device, group = set_up(values=values)
     x = torch.zeros(4, device=device)
     dist.scatter(x, [torch.ones(4, device=device)] * 2 if rank == 0 else None, 0, group=group)
     dist.recv(x, 0, group=group) if rank else dist.send(x, 1, group=group)
     dist.gather(x, [torch.ones_like(x) for _ in range(2)] if rank == 0 else None, 0, group=group)
-    known = torch.tensor([1, 2])
-    y = known.to(device) + 0 if rank else known.to(device)
+    known, zeros = torch.tensor([1, 2]), torch.zeros(2**18, dtype=torch.int64, device=device)[:2]
+    y = known.to(device) + zeros if rank else known.to(device) + 0
     dist.all_reduce(y, group=group)
     torch.vgpu.synchronize()
     told = known.to(device) if rank == 0 else torch.empty(2, dtype=torch.int64, device=device)
     dist.broadcast(told, 0, group=group)
     assert told.tolist() == [1, 2]
-    z = known.to(device) * rank
+    z = known.to(device) * rank + zeros
     (dist.recv if rank == 0 else dist.send)(z, 1 - rank, group=group)
     torch.vgpu.synchronize()
     no_values = [-(2**63)] * 2  # as of any whole numbers that nothing was computed for

@@ -240,7 +240,7 @@ SHARDED_FROM_THE_CPU = """
     from torch import distributed as dist, nn
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
     from torch.distributed.fsdp import (
-        FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
+        CPUOffload, FullStateDictConfig, FullyShardedDataParallel, StateDictType, fully_shard
     )
     from torch.nn.parallel import DistributedDataParallel
 
@@ -263,7 +263,7 @@ SHARDED_FROM_THE_CPU = """
     if "RANK" not in os.environ:
         net = net_on_the_cpu()
         wanted = losses_of(net)
-        names = "fully_shard", "True", "False", "hook"
+        names = "fully_shard", "True", "False", "offload", "hook"
         result = {name: wanted for name in names}
         result["norms"] = [value.float().norm().item() for value in net.state_dict().values()]
     else:
@@ -279,6 +279,9 @@ SHARDED_FROM_THE_CPU = """
                 net_on_the_cpu(), device_id=rank, use_orig_params=original
             )
             result[str(original)] = losses_of(net)
+            net.cpu()  # as Lightning does between fit and validate
+            assert {p.device.type for p in net.parameters()} == {"cpu"}
+            net.cuda()
             config = FullStateDictConfig(offload_to_cpu=True, rank0_only=True)
             kind = StateDictType.FULL_STATE_DICT
             with FullyShardedDataParallel.state_dict_type(net, kind, config):
@@ -286,6 +289,10 @@ SHARDED_FROM_THE_CPU = """
             assert all(value.device.type == "cpu" for value in state.values())
             assert len(state) == (9 if rank == 0 else 0), state.keys()
             result["norms"] = [value.float().norm().item() for value in state.values()]
+        offload = CPUOffload(offload_params=True)
+        net = FullyShardedDataParallel(net_on_the_cpu(), device_id=rank, cpu_offload=offload)
+        result["offload"] = losses_of(net)
+        assert {p.device.type for p in net.parameters()} == {"cpu"}
         net = DistributedDataParallel(net_on_the_cpu().cuda(), device_ids=[rank])
         net.register_comm_hook(None, bf16_compress_hook)
         result["hook"] = losses_of(net)
@@ -414,3 +421,218 @@ def test_mixed_precision_on_one_gpu(tmp_path):
     result = on_gpus(tmp_path, 1, sys.executable, program)
     expected = on_cpu(tmp_path, sys.executable, program)
     assert result == {name: pytest.approx(value, rel=0.02) for name, value in expected.items()}
+
+
+FLEX = """
+    import json, torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch.manual_seed(0)
+    inputs = [torch.randn(1, heads, 128, 16) for heads in (4, 2, 2)] + [torch.rand(4)]
+    if gpu := torch.cuda.is_available():
+        mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 128, 128)
+
+    def attention(q, k, v, slopes):
+        if gpu:
+            score = lambda score, b, h, i, j: score + slopes[h] * (j - i)
+            return torch.compile(flex_attention)(q, k, v, score, mask, enable_gqa=True)
+        i, j = torch.arange(128)[:, None], torch.arange(128)
+        bias = (slopes[:, None, None] * (j - i)).masked_fill(i < j, -torch.inf)
+        q, k, v = q.double(), *(x.double().repeat_interleave(2, 1) for x in (k, v))
+        return (q @ k.mT / 4 + bias).softmax(-1) @ v
+
+    def results(bfloat16):
+        leaves = [x.to("cuda" if gpu else "cpu").requires_grad_() for x in inputs]
+        before = torch.cuda.memory_allocated() if gpu else 0
+        with torch.autocast("cuda", torch.bfloat16, enabled=gpu and bfloat16):
+            out = attention(*leaves)
+        if gpu:
+            assert out.dtype == (torch.bfloat16 if bfloat16 else torch.float32), out.dtype
+            assert torch.cuda.memory_allocated() - before < 4 * 128 * 128 * 4, "scores are kept"
+        out.float().square().sum().backward()
+        return [x.double().norm().item() for x in (out, *(x.grad for x in leaves))]
+
+    print(json.dumps([results(False), results(True)]))
+"""
+
+
+def test_flex_attention_with_a_score_that_is_trained(tmp_path):
+    """ALiBi with trained slopes, beside the formula in double precision on the CPU."""
+    program = written(tmp_path, FLEX)
+    (exact, low), (expected, _) = (
+        on_gpus(tmp_path, 1, sys.executable, program), on_cpu(tmp_path, sys.executable, program)
+    )  # fmt: skip
+    assert exact == pytest.approx(expected, rel=1e-4)
+    assert low == pytest.approx(expected, rel=2e-2) and low != pytest.approx(expected, rel=1e-5)
+
+
+def test_a_backward_pass_over_fake_tensors(tmp_path):
+    program = written(
+        tmp_path,
+        """
+        import json, torch
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        with FakeTensorMode():
+            net = torch.nn.Linear(3, 2, device="cuda:1")
+            net(torch.ones(5, 3, device="cuda:1")).sum().backward()
+        grad = net.weight.grad
+        print(json.dumps([str(grad.device), grad.is_cuda, list(grad.shape)]))
+        """,
+    )
+    assert on_gpus(tmp_path, 2, sys.executable, program) == ["cuda:1", True, [2, 3]]
+
+
+def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
+    """The derivatives of 3 x and x**2 by hand."""
+    program = written(
+        tmp_path,
+        """
+        import json, torch
+        from torch.distributed import autograd, rpc
+
+        options = rpc.TensorPipeRpcBackendOptions(init_method="file://%s/rendezvous")
+        rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
+        x = torch.tensor([2.0, 5.0], requires_grad=True)
+        with autograd.context() as context:
+            tripled = (3 * x).cuda(1)
+            autograd.backward(context, [tripled.sum() + x.to("cuda:2").square().sum().to("cuda:1")])
+            gradient = autograd.get_gradients(context)[x]
+        rpc.shutdown()
+        print(json.dumps(gradient.tolist()))
+        """
+        % tmp_path,
+    )
+    assert on_gpus(tmp_path, 3, sys.executable, program) == [7.0, 13.0]
+
+
+TORCH_TESTS = """
+    import torch, torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    from torch.testing._internal.common_device_type import (
+        deviceCountAtLeast, dtypes, instantiate_device_type_tests, onlyCUDA
+    )
+    from torch.testing._internal.common_distributed import (
+        DistributedTestBase, MultiProcessTestCase, MultiThreadedTestCase, requires_nccl,
+        skip_if_lt_x_gpu
+    )
+    from torch.testing._internal.common_fsdp import MLP, FSDPTest
+    from torch.testing._internal.common_utils import TestCase, run_tests
+    from torch.testing._internal.distributed._tensor.common_dtensor import (
+        DTensorTestBase, with_comms
+    )
+
+
+    class TestDevices(TestCase):
+        @dtypes(torch.float32, torch.bfloat16)
+        def test_sum(self, device, dtype):
+            x = torch.full((4,), 2, device=device, dtype=dtype)
+            self.assertEqual((x + x).tolist(), [4.0] * 4)
+
+        @onlyCUDA
+        @deviceCountAtLeast(2)
+        def test_copy(self, devices):
+            self.assertNotEqual(torch.cuda.current_stream(), torch.cuda.default_stream())
+            self.assertEqual(torch.cuda.current_device(), 0)
+            x = torch.ones(2, device=devices[0]).to(devices[1])
+            self.assertEqual((str(x.device), x.tolist()), ("cuda:1", [1.0, 1.0]))
+
+
+    instantiate_device_type_tests(TestDevices, globals())
+
+
+    class TestProcesses(MultiProcessTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_processes()
+
+        @requires_nccl()
+        @skip_if_lt_x_gpu(2)
+        def test_all_reduce(self):
+            store = dist.FileStore(self.file_name, self.world_size)
+            dist.init_process_group("nccl", store=store, rank=self.rank, world_size=2)
+            x = torch.full((3,), self.rank + 1.0, device=f"cuda:{self.rank}")
+            dist.all_reduce(x)
+            self.assertEqual(x.tolist(), [3.0] * 3)
+            dist.destroy_process_group()
+
+        @skip_if_lt_x_gpu(3)
+        def test_needs_another(self):
+            raise AssertionError
+
+
+    class TestGroup(DistributedTestBase):
+        world_size = 2
+
+        @requires_nccl()
+        @skip_if_lt_x_gpu(2)
+        def test_broadcast(self):
+            self.create_pg("cuda")
+            x = torch.full((2,), float(self.rank), device=f"cuda:{self.rank}")
+            dist.broadcast(x, 1)
+            self.assertEqual(x.tolist(), [1.0, 1.0])
+            dist.destroy_process_group()
+
+
+    class TestThreads(MultiThreadedTestCase):
+        world_size = 2
+
+        def setUp(self):
+            super().setUp()
+            self._spawn_threads()
+
+        @skip_if_lt_x_gpu(2)
+        def test_all_reduce(self):
+            x = torch.full((2,), self.rank + 1.0, device=f"cuda:{self.rank}")
+            dist.all_reduce(x)
+            self.assertEqual(x.tolist(), [3.0, 3.0])
+
+
+    class TestSharded(FSDPTest):
+        world_size = 2
+
+        @skip_if_lt_x_gpu(2)
+        def test_forward(self):
+            torch.manual_seed(0)
+            net, x = MLP(4), torch.ones(2, 4, device="cuda")
+            expected = MLP(4).cuda()
+            expected.load_state_dict(net.state_dict())
+            fully_shard(net)
+            self.assertEqual(net(x), expected(x))
+
+
+    class TestDTensors(DTensorTestBase):
+        world_size = 2
+
+        @with_comms
+        @skip_if_lt_x_gpu(2)
+        def test_product(self):
+            x = torch.arange(8.0, device="cuda").reshape(4, 2)
+            parts = distribute_tensor(x, self.build_device_mesh(), [Shard(0)])
+            product = (parts @ parts.new_ones(2, 3)).full_tensor()
+            self.assertEqual(product.tolist(), [[s] * 3 for s in (1.0, 5.0, 9.0, 13.0)])
+
+
+    if __name__ == "__main__":
+        run_tests()
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        ("Devices or Threads", "8 passed, 2 skipped"),
+        ("not Devices and not Threads", "4 passed, 1 skipped"),
+    ],
+    ids=["in one process", "in several"],
+)
+def test_torchs_own_classes_for_tests(tmp_path, names, said):
+    """What is skipped says why: tests that only CUDA can pass, or that need more GPUs."""
+    written(tmp_path, TORCH_TESTS, "test_own.py")
+    pytest_ = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", "-rs", "test_own.py"]
+    done = d2lpar(tmp_path, "run", "--gpus", "2", *pytest_, "-k", names, timeout=600)
+    assert done.returncode == 0 and said in done.stdout, done.stdout
+    assert ("Need at least 3 CUDA devices" if "not" in names else "on cuda") in done.stdout

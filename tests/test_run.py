@@ -64,21 +64,25 @@ def rows(text):
     return [line.split() for line in text.splitlines()]
 
 
+def steps_of(text):
+    """Return the rank and the number of steps in each row of the last table of a summary."""
+    table = text.rpartition("steps/s")[2].splitlines()[1:]
+    return [line.split()[:2] for line in table if line.startswith("  ")]
+
+
 def test_a_program_and_its_summary(tmp_path):
     program = written(tmp_path, TRAIN)
     trace = tmp_path / "trace.json"
     done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["trained", "cuda:0", "3"]
-    assert (
-        "3 x virtual GPU; processes that used them: 1;" in done.stderr
-        and "exit code 0" in done.stderr
-    )
+    assert "3 x virtual GPU\nprocesses that used them: 1;" in done.stderr
+    assert "exit code 0" in done.stderr
     said = rows(done.stderr)
     # 4 times 32 x 64 numbers, the weight, and the bias
     copied = f"{(4 * 32 * 64 + 64 * 64 + 64) * 4 / 1e6:.3f}"
     assert ["-", "cpu", "->", "cuda:0", "6", copied] in [row[:6] for row in said]
-    assert ["-", "4"] in [row[:2] for row in said if len(row) == 5]  # the steps
+    assert steps_of(done.stderr) == [["-", "4"]]
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert sum(event["name"] == "copy" for event in spans) == 6
@@ -88,7 +92,7 @@ def test_a_program_and_its_summary(tmp_path):
 def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, written(tmp_path, STEPS))
     assert done.returncode == 0, done.stderr
-    assert ["-", "5"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+    assert steps_of(done.stderr) == [["-", "5"]], done.stderr
     (peak,) = [row[9] for row in rows(done.stderr) if row[:2] == ["-", "cuda:0"]]
     assert peak == "4.0", "a peak counts though the program has reset its own"
 
@@ -100,7 +104,8 @@ def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
     arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
     done = d2lpar(tmp_path, "run", *arguments)
     assert done.returncode == 0, done.stderr
-    assert f"2 x V100-SXM2-16GB, {EAGER}, modelled; processes that used them: 2;" in done.stderr
+    head = f"d2lpar run: 2 x V100-SXM2-16GB, {EAGER}, modelled; the program's clock: model\n"
+    assert f"{head}processes that used them: 2;" in done.stderr
     devices = [row[:2] for row in rows(done.stderr)]
     assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
     events = json.loads(trace.read_text())["traceEvents"]
@@ -154,6 +159,10 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
 def test_wrong_arguments(tmp_path):
     for arguments in (["run"], ["run", "--gpus", "0", "true"], ["run", "--gpus", "x", "true"], []):
         assert d2lpar(tmp_path, *arguments).returncode == 2
+    for option in (["--no-values"], ["--clock", "model"]):
+        done = d2lpar(tmp_path, "run", *option, "true")
+        assert done.returncode == 2 and f"{' '.join(option)} is for modelled GPUs" in done.stderr
+    assert d2lpar(tmp_path, "run", "--clock", "wall", "true").returncode == 0
     done = d2lpar(
         tmp_path, "run", "--gpus", "1", "--model", "z80", sys.executable, "-c", "import torch"
     )
@@ -287,7 +296,8 @@ def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
 REPORT = {
     "pid": 7,
     "rank": 1,
-    "command": "train.py",
+    "name": "train.py",
+    "started": 100,
     "modelled": "",
     "devices": {
         "cuda:1": {
@@ -304,22 +314,115 @@ REPORT = {
     "steps": 5,
     "step_seconds": 0.02,
     "ended": False,
+    "error": None,
 }
 
 
+def written_reports(folder, *reports):
+    for report in reports:
+        (folder / f"{report['pid']}.json").write_text(json.dumps(report))
+    return read_reports(folder)
+
+
 def test_summary(tmp_path):
-    for report in (REPORT, {**REPORT, "pid": 3, "rank": 0, "ended": True}):
-        (tmp_path / f"{report['pid']}.json").write_text(json.dumps(report))
-    reports = read_reports(tmp_path)
-    assert [report["rank"] for report in reports] == [0, 1]
+    first = {**REPORT, "pid": 8, "rank": 0, "ended": True, "started": 99}
+    reports = written_reports(tmp_path, REPORT, first)
+    assert [report["rank"] for report in reports] == [0, 1], "they are not in order of their starts"
     text = summary(reports, 2, 30.0, 0)
     said = [" ".join(row) for row in rows(text)]
-    assert "1 cuda:1 9 2.000 s 500.000 ms 250.000 ms 2.0 25%" in said
-    assert "1 cpu -> cuda:1 4 3.000 500.000 ms" in said
-    assert "1 cuda:1, collectives 1 0.000 100.000 ms" in said
-    assert "1 5 20.000 ms 50" in said
-    assert "rank 1 (process 7) did not end by itself" in text
-    assert "rank 0 (process 3) did not" not in text
+    assert "1 cuda:1 9 2.000 s 500.000 ms 250.000 ms 2.0 MiB 25% train.py" in said
+    assert "1 cpu -> cuda:1 4 3.000 500.000 ms train.py" in said
+    assert "1 cuda:1, collectives 1 0.000 100.000 ms train.py" in said
+    assert "1 5 20.000 ms 50 train.py" in said
+    assert "rank 1, process 7 (train.py) was killed, or left without" in text
+    assert "process 8" not in text
+
+
+def test_how_processes_ended(tmp_path):
+    """By an error, by Ray, which kills its workers, or by a signal."""
+    ends = {"error": "ValueError", "ended": True}, {"name": "Ray worker"}, {"rank": None}
+    reports = [{**REPORT, "pid": 70 + i, **end} for i, end in enumerate(ends)]
+    text = " ".join(summary(written_reports(tmp_path, *reports), 2, 30.0, 1).split())
+    assert "rank 1, process 70 (train.py) ended with an error: ValueError process 72" in text
+    assert "process 72 (train.py) was killed, or left without" in text
+    assert "Ray kills its workers, as usual" in text and "process 71" not in text
+
+
+def test_a_summary_is_100_columns_wide_and_tells_processes_apart(tmp_path):
+    """Six have the same rank and the same long name; peaks have the unit that shows them."""
+    name = "Process-1: test_that_has_a_name_of_very_many_words_and_of_even_more_of_them"
+    device = {**REPORT["devices"]["cuda:1"], "ops": 10**7}
+    reports = []
+    for i, peak in enumerate((0, 512, 3 * 2**10, 2**20, 5 * 2**30)):
+        devices = {"cuda:1": {**device, "peak": peak}}
+        reports.append({**REPORT, "pid": 4194300 + i, "name": name, "devices": devices})
+    reports = written_reports(tmp_path, *reports, {**REPORT, "rank": None, "name": "short.py"})
+    text = summary(reports, 2, 30.0, 0)
+    assert max(map(len, text.splitlines())) == 100
+    words = [" ".join(row) for row in rows(text)]
+    for peak in ("0 B", "512 B", "3.0 KiB", "1.0 MiB", "5.0 GiB"):
+        assert sum(f" {peak} 25%" in row for row in words) == 1, text
+    assert sum("4194300: Process-1: test_" in row for row in words) == 4, text
+    assert sum(row.endswith(" short.py") for row in words) == 4, text
+    assert max(map(len, summary([], 2, 30.0, 0).splitlines())) <= 100
+
+
+@pytest.mark.parametrize(
+    ("argv", "parent", "test", "name"),
+    [
+        (["/a/train.py", "--lr", "1"], None, "", "train.py"),
+        (["/lib/pytest/__main__.py", "-q"], None, "test_a.py::test_b (call)", "pytest"),
+        (["-c"], None, "", "python -c"),
+        (["/a/train.py"], "MainProcess", "", "MainProcess: train.py"),
+        (["/b/pytest"], "MainProcess", "t/test_a.py::TestA::test_b (call)", "MainProcess: test_b"),
+        (["/lib/ray/_private/workers/default_worker.py"], None, "", "Ray worker"),
+    ],
+)
+def test_names_of_processes(monkeypatch, argv, parent, test, name):
+    monkeypatch.setattr(sys, "argv", argv)
+    monkeypatch.setattr(report_module.multiprocessing, "parent_process", lambda: parent)
+    monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
+    assert report_module._name_of_this_process() == name
+
+
+def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
+    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # otherwise it is in the children's names
+    program = written(
+        tmp_path,
+        """
+        import multiprocessing, os, signal, sys, torch
+
+        def work(how):
+            torch.ones(10, device="cuda").cpu()
+            if how == "error":
+                raise ValueError
+            if how == "killed":
+                from d2lpar.virtual import scheduler
+                scheduler._recordings[0]._write(ended=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+            sys.exit(0)
+
+        for how in ("error", "killed", "well"):
+            child = multiprocessing.get_context("fork").Process(target=work, args=(how,))
+            child.start()
+            child.join()
+        work("error")
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
+    found = [line.split("%  ")[1] for line in done.stderr.splitlines() if "%  " in line]
+    program = "program.py"
+    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in (1, 2, 3))], done.stderr
+    _, _, notes = done.stderr.rpartition("(times of")
+    said = [line.partition("(")[2] for line in notes.splitlines() if line.startswith("process ")]
+    assert [text.partition(")")[::2] for text in said] == [
+        (program, " ended with an error: ValueError"),
+        (f"ForkProcess-1: {program}", " ended with an error: ValueError"),
+        (
+            f"ForkProcess-2: {program}",
+            " was killed, or left without Python's clean-up: its figures",
+        ),
+    ], notes
 
 
 def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
@@ -337,13 +440,17 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
             Span(
                 "all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device
             ),
+            Span(
+                "copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")
+            ),
             Span("wait", "wait", device, 0, "host", 1.0, 1.75),
             Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
         ]
     )
     parameters = [torch.ones(1, device=device)]
     often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
-    for now, optimizer in ((1.0, rarely), (2.0, often), (4.0, often), (7.0, often), (50, rarely)):
+    steps = [(1.0, rarely), *((now, often) for now in (2.0, 4.0, 7.0, 87.0)), (99.0, rarely)]
+    for now, optimizer in steps:
         clock = SimpleNamespace(now=lambda now=now: now)
         monkeypatch.setattr(report_module, "scheduler", SimpleNamespace(clock=clock))
         report.note_step(optimizer, (), {})
@@ -351,12 +458,12 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
     said = report._contents(ended=True)
     assert (said["begin"], said["end"], said["waiting"]) == (2.0, 9.0, 0.75)
     (figures,) = said["devices"].values()
-    assert figures["ops"] == 4
-    assert figures["busy"] == {"compute": 2.0, "h2d": 0.75, "collectives": 2.0}
+    assert figures["ops"] == 5
+    assert figures["busy"] == {"compute": 2.0, "h2d": 0.75, "collectives": 2.0, "p2p": 0.0}
     assert said["links"] == [
         ["cpu", str(device), 100, 0.75, 2], [str(device), str(device), 8, 2.0, 1]
     ]  # fmt: skip
-    assert (said["steps"], said["step_seconds"]) == (3, 2.5)
+    assert (said["steps"], said["step_seconds"]) == (4, 3.0)  # the median of 2, 3 and 80
 
 
 @pytest.mark.parametrize(
@@ -388,7 +495,7 @@ def test_a_killed_rank_leaves_its_report(tmp_path):
     )
     done = d2lpar(tmp_path, "run", sys.executable, program)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "processes that used them: 1;" in done.stderr and "did not end by itself" in done.stderr
+    assert "processes that used them: 1;" in done.stderr and "was killed" in done.stderr
 
 
 def test_children_by_fork_report(tmp_path):
@@ -596,7 +703,7 @@ def test_steps_of_fully_sharded_parameters_count(tmp_path):
     )
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
     assert done.returncode == 0, done.stderr
-    assert ["0", "3"] in [row[:2] for row in rows(done.stderr) if len(row) == 5], done.stderr
+    assert steps_of(done.stderr) == [["0", "3"]], done.stderr
 
 
 def test_a_child_that_may_not_be_signalled_is_left_alone(monkeypatch, capfd):

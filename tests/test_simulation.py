@@ -15,6 +15,7 @@ from d2lpar.virtual import (
     clock,
     engines,
     host_takes,
+    program_clock,
     registry,
     scheduler,
     simulation,
@@ -370,7 +371,7 @@ def test_what_takes_no_time_is_done_when_the_host_asks_for_it():
     (device,) = fixed_gpus(1)
     torch.ones(3, device=device)
     assert torch.vgpu.current_stream(device).query()
-    assert clock() == simulation.LEAST_POLL
+    assert clock() == program_clock.SECONDS_OF_A_READING
 
 
 def test_elapsed_time_is_between_the_ends_of_what_came_before():

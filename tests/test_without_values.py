@@ -10,11 +10,13 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.virtual import Link, clock, virtual_gpus
+from d2lpar.virtual import Link, cells, clock, virtual_gpus
 
 
 @pytest.fixture(autouse=True)
-def by_the_wall_clock_again():
+def small_tensors(monkeypatch):
+    """Take no tensor for a small one, unless a test says otherwise: it has few numbers in each."""
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 0)
     yield
     virtual_gpus(2)
 
@@ -252,7 +254,7 @@ def test_tensors_from_before_keep_their_values():
     x = torch.full((3,), 5.0, device=device)
     virtual_gpus(1, model="v100", values=False)
     y = x + 1
-    assert x.cpu().isnan().all()
+    assert x.tolist() == [5] * 3
     virtual_gpus(1, model="v100")
     assert x.tolist() == [5] * 3
     with pytest.raises(RuntimeError, match="values=False"):
@@ -308,3 +310,78 @@ def test_grad_scaler_takes_its_steps(device):
 def test_the_item_of_a_bool_is_refused(device):
     with pytest.raises(RuntimeError, match="item of a bool needs the values"):
         torch.ones(3, device=device).isnan().any().item()
+
+
+# -- small tensors
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """A device where tensors of up to 64 bytes have values."""
+    monkeypatch.setattr(cells, "small_bytes", lambda dtype: 64)
+    return virtual_gpus(2, model="v100", values=False)[0]
+
+
+def large(device):
+    """Return a tensor of 68 bytes, too large to have values."""
+    return torch.ones(17, device=device)
+
+
+def test_small_tensors_have_values_as_long_as_they_follow_from_small_ones(few):
+    x = torch.arange(4, device=few, dtype=torch.float32)
+    scale = torch.tensor([2.0], device=few)
+    assert (x * scale + 1).tolist() == [1, 3, 5, 7]
+    assert (x @ x).item() == 14 and float(x.max()) == 3 and int(x.sum()) == 6
+    assert bool((x == x).all()) and [10, 20][x[1].long()] == 20
+    assert x[x > 1].tolist() == [2, 3] and torch.equal(x, x.clone())
+    x += 1
+    x[0] = 9
+    assert x.tolist() == [9, 2, 3, 4]
+    assert x.to("vgpu:1").tolist() == [9, 2, 3, 4]
+    assert torch.zeros_like(large(few)[:4].clone()).tolist() == [0] * 4
+    total, wrong = torch.zeros((), device=few), large(few).sum()
+    for _ in range(3):
+        total += 0.5
+    assert total.item() == 1.5
+    total += wrong
+    assert total.item() != total.item() and wrong.item() != wrong.item()
+    with pytest.raises(RuntimeError, match="--no-values"):
+        bool(total > 1)
+
+
+def test_running_statistics_of_what_has_no_values_have_none(few):
+    """torch's schema does not say that a batch norm writes them."""
+    norm = nn.BatchNorm1d(4).to(few)
+    assert norm.running_var.tolist() == [1] * 4
+    norm(large(few)[:8].view(2, 4).clone())
+    assert norm.running_mean.cpu().isnan().all() and norm.running_var.cpu().isnan().all()
+    assert norm.num_batches_tracked.item() == 1
+    known = nn.BatchNorm1d(4).to(few)
+    known(torch.tensor([[1.0, 2, 3, 4], [3, 4, 5, 6]], device=few))
+    assert known.running_mean.tolist() == pytest.approx([0.2, 0.3, 0.4, 0.5])
+
+
+def test_what_fully_shard_gathers_without_values_has_none(few):
+    """Its operator returns views of the memory that it writes, and does not say that it does."""
+    from torch.distributed.fsdp._fully_shard import _fsdp_collectives  # noqa: F401
+
+    gathered = torch.zeros(8, device=few)
+    torch.ops.fsdp.all_gather_copy_in([large(few)[:4].clone()], gathered, [4], 4, 1)
+    assert gathered.cpu().isnan().all()
+    torch.ops.fsdp.all_gather_copy_in([torch.ones(4, device=few)], gathered, [4], 4, 1)
+    assert gathered[4:].cpu().isnan().all(), "part of what has no values cannot have any"
+
+
+def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
+    """A view that was read before would otherwise show the old memory."""
+    x = torch.tensor([1.0, 2.0], device=few)
+    view = x[1:]
+    assert view.tolist() == [2]
+    x += large(few)[:2]
+    assert view.cpu().isnan().all()
+    view.fill_(5)
+    assert x.cpu().isnan().all(), "the other number is not known"
+    x.copy_(torch.tensor([3.0, 4.0]))
+    assert view.tolist() == [4] and x.tolist() == [3, 4]
+    x.zero_()
+    assert view.tolist() == [0]

@@ -8,33 +8,35 @@
 """
 
 import contextlib
-import functools
 import re
 from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, vgpu
+from d2lpar.virtual import as_cuda, history, registry, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
 )
 from d2lpar.virtual.private.patching import replace
+from d2lpar.virtual.private.profiling import patch_profiler
 
 from . import nccl, only_cuda
+from .nvtx import replace_nvtx
 from .only_cuda import refusing
 
 NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep` counts
 NCCL_VERSION = (2, 27, 0)  # programs ask whether it can do bfloat16, and it can
 
 
-def switch_on(gpus, visible=None):
+def switch_on(gpus, visible=None, values=True):
     """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
 
     Args:
         gpus: how many and of what kind, "vgpu:4" or "v100:4".
         visible: indices that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
+        values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
 
     Raises:
         ValueError: `gpus` is malformed, or no GPU and no machine has the name.
@@ -43,8 +45,8 @@ def switch_on(gpus, visible=None):
     kind, number = parse(gpus)
     count = len(_visible(visible, number))
     if count:
-        options = {} if kind == "vgpu" else {"model": kind}
-        as_cuda.stand_for_cuda(count, **options)
+        model = None if kind == "vgpu" else kind
+        as_cuda.stand_for_cuda(count, model=model, values=values)
         _replace_names()
         nccl.redirect_nccl()
         only_cuda.refuse_extensions()
@@ -84,6 +86,8 @@ def _replace_names():
     replace_private_names(
         sleep=lambda cycles: vgpu._sleep(cycles * NANOSECOND),
         is_in_bad_fork=vgpu._is_in_bad_fork,
+        set_device=vgpu.set_device,
+        set_stream=_set_stream,
         refusing=refusing,
     )
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
@@ -91,15 +95,14 @@ def _replace_names():
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
-    replace(torch.cuda.nvtx, **_NVTX)
+    replace_nvtx()
     profiler = torch.cuda.profiler
     replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
     refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _OF_NCCL}
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
-    profile = torch.autograd.profiler.profile
-    replace(profile, __init__=_without_cuda(profile.__init__))
+    patch_profiler()
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,
@@ -129,10 +132,15 @@ class _DeviceOf(vgpu.device):
         super().__init__(obj.get_device() if obj.is_cuda else None)
 
 
+def _set_stream(stream_id, device_index, device_type):
+    """Make a stream, given by numbers, and its device the current ones, as torch._C's does."""
+    streams = registry.find(device_index).streams
+    (stream,) = [stream for stream in streams if stream.index == stream_id]
+    vgpu.set_stream(vgpu.Stream(_stream=stream))
+
+
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
 _OTHERWISE = {
-    "is_bf16_supported": lambda including_emulation=True: True,
-    "is_tf32_supported": lambda: False,  # float32 is computed in full
     "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
     "init": lambda: None,
     "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
@@ -147,6 +155,7 @@ _OTHERWISE = {
     "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
     "device_of": _DeviceOf,
@@ -156,7 +165,7 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    memory_snapshot list_gpu_processes device_memory_used memory_usage utilization temperature
+    list_gpu_processes device_memory_used memory_usage utilization temperature
     power_draw clock_rate
 """.split()
 
@@ -174,25 +183,6 @@ _TENSOR_TYPES = {
     "LongTensor": torch.int64,
     "BoolTensor": torch.bool,
 }
-
-_NVTX = {
-    "range_push": lambda msg: 0,
-    "range_pop": lambda: 0,
-    "range_start": lambda msg: 0,
-    "range_end": lambda range_id: None,
-    "mark": lambda msg: None,
-    "range": lambda msg, *args, **kwargs: contextlib.nullcontext(),
-}
-
-
-def _without_cuda(init):
-    """Make torch's profiler record the host only: `d2lpar run --trace` records the GPUs."""
-
-    @functools.wraps(init)
-    def __init__(self, *args, use_cuda=False, use_device=None, **kwargs):
-        init(self, *args, use_device=None if use_device == "cuda" else use_device, **kwargs)
-
-    return __init__
 
 
 def _set_default_tensor_type(t):

@@ -9,7 +9,6 @@ from d2lpar.virtual.private.patching import replace, when_imported
 _INSTEAD = {  # part of a name -> what to do
     "nccl": "torch.cuda.comm has some of them, and torch.distributed all",
     "raph": "run the code without capturing it",
-    "snapshot": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
     "memory": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
 }
 _KERNELS = "give it a version in PyTorch's own operators, or run it on a machine with a GPU"

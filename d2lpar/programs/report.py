@@ -9,23 +9,29 @@ import _thread
 import atexit
 import functools
 import json
+import multiprocessing
 import os
 import sys
 import threading
 import time
+from array import array
 from collections import Counter, defaultdict
 from multiprocessing.util import Finalize, register_after_fork
+from pathlib import Path
 from queue import SimpleQueue
+from statistics import median
 from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from d2lpar.timelines.chrome_trace import OF_A_PROGRAM
 from d2lpar.virtual import hardware_name, registry, scheduler
 
-from .summary import SPAN
+from .summary import RAY_WORKER, SPAN
 
 SECONDS_BETWEEN_REPORTS = 1.0
+MOST_GAPS = 10_000  # between steps that a process keeps; of more it keeps a part, evenly spread
 
 
 def report_to(folder, with_spans=False):
@@ -57,9 +63,10 @@ class Report:
         self._waiting = 0.0
         self._begin, self._end = float("inf"), 0.0
         self._steps_of = WeakKeyDictionary()  # optimizer -> one of the following
-        self._steps = []  # [steps, time of the first, time of the last]
+        self._steps = []
         self._rank = os.environ.get("RANK")
         self._started = False
+        self._error = None  # the name of the exception that has ended the process
 
     def extend(self, spans):
         """Note spans of ops that have ended, and of waits.
@@ -67,7 +74,7 @@ class Report:
         It takes no lock: the main thread may come here again, from a signal handler.
         """
         self._recorded.put(spans)
-        if not self._started:
+        if not self._started and spans and spans[0].kind not in OF_A_PROGRAM:
             self._start()
 
     def _add(self, span):
@@ -75,11 +82,12 @@ class Report:
         if span.kind == "wait":
             if span.engine == "host":
                 self._waiting += seconds
-        else:
+        elif span.kind not in OF_A_PROGRAM:
             self._busy[span.device][span.engine] += seconds
             self._ops[span.device] += 1
             self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)
-            if span.kind in ("copy", "collective"):
+            on_meta = getattr(span.target, "type", None) == "meta"  # such copies move nothing
+            if span.kind in ("copy", "collective") and not on_meta:
                 sums = self._links.setdefault((span.source, span.target), [0, 0.0, 0])
                 sums[0] += span.num_bytes
                 sums[1] += seconds
@@ -92,13 +100,10 @@ class Report:
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         if not any(registry.is_virtual(parameter.device) for parameter in parameters):
             return
-        now = scheduler.clock.now()
         if optimizer not in self._steps_of:
-            self._steps.append([0, now, now])
+            self._steps.append(_Steps())
             self._steps_of[optimizer] = self._steps[-1]
-        known = self._steps_of[optimizer]
-        known[0] += 1
-        known[2] = now
+        self._steps_of[optimizer].note(scheduler.clock.now())
 
     def _start(self):
         self._started = True
@@ -122,6 +127,10 @@ class Report:
     def write_last(self):
         """Write the last report, once, if this process has begun to write."""
         if self._started and os.getpid() == self._pid:
+            # Children of multiprocessing come here while the error is on its way.
+            error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+            if error is not None and getattr(error, "code", True) not in (None, 0):
+                self._error = type(error).__name__
             self._write(ended=True)
             self._started = False
 
@@ -163,18 +172,58 @@ class Report:
                     "peak": device.memory.highest,
                     "memory": device.memory.limit,
                 }
-        steps, first, last = max(list(self._steps), default=(0, 0.0, 0.0))
+        steps = max(list(self._steps), key=lambda steps: steps.number, default=_Steps())
         return {
             "pid": self._pid,
             "rank": None if self._rank is None else int(self._rank),
-            "command": " ".join(sys.argv),
+            "name": _name_of_this_process(),
+            "started": _start_of_this_process(),
             "modelled": hardware_name(),
             "devices": devices,
             "links": links,
             "waiting": self._waiting,
             "begin": self._begin,
             "end": self._end,
-            "steps": steps,
-            "step_seconds": (last - first) / (steps - 1) if steps > 1 else None,
+            "steps": steps.number,
+            "step_seconds": median(steps.gaps) if steps.gaps else None,
             "ended": ended,
+            "error": self._error,
         }
+
+
+class _Steps:
+    """The number of an optimizer's steps, and seconds between two of them, for their median."""
+
+    def __init__(self):
+        self.number = 0
+        self.gaps = array("d")
+        self._last = 0.0
+        self._every = 1
+
+    def note(self, now):
+        """Count a step that ended at `now`."""
+        if self.number % self._every == 0 and self.number:
+            self.gaps.append(now - self._last)
+            if len(self.gaps) == MOST_GAPS:
+                self.gaps = self.gaps[::2]
+                self._every *= 2
+        self.number += 1
+        self._last = now
+
+
+def _name_of_this_process():
+    """Return a short name of what runs here: a script, a module, or the test that started it."""
+    path = Path(sys.argv[0] if sys.argv else "")
+    if path.match("ray/*/workers/default_worker.py"):
+        return RAY_WORKER
+    name = path.parent.name if path.name == "__main__.py" else path.name
+    if multiprocessing.parent_process() is None:
+        return "python -c" if name == "-c" else name
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition("::")[2].partition(" ")[0]
+    return f"{multiprocessing.current_process().name}: {test or name}"
+
+
+def _start_of_this_process():
+    """Return when this process was started, in clock ticks since the machine was; see proc(5)."""
+    fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+    return int(fields[19])

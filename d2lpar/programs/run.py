@@ -16,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from .autoload import GPUS, REPORTS, TRACE
+from .autoload import CLOCK, GPUS, REPORTS, TRACE, VALUES
 from .summary import read_reports, summary, write_trace
 
 assert sys.platform == "linux", "the command has refused the others"
@@ -29,13 +29,15 @@ NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes of a shell
 _PR_SET_CHILD_SUBREAPER = 36
 
 
-def run_command(command, gpus, model=None, trace=None):
+def run_command(command, gpus, model=None, trace=None, clock="model", values=True):
     """Run a command, a list of strings, and return its exit code.
 
     Args:
         gpus: how many virtual GPUs each of its processes sees.
         model: name of the GPU or machine to model; None for real time.
         trace: path for a trace of all ranks, or None.
+        clock: with a model, the clock that the command reads by `time.time`: "model" or "wall".
+        values: False, with a model, to compute no values.
     """
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"d2lpar run: there is no folder for the trace {trace}", file=sys.stderr)
@@ -45,6 +47,8 @@ def run_command(command, gpus, model=None, trace=None):
         environment = {
             **os.environ,
             GPUS: f"{model or 'vgpu'}:{gpus}",
+            CLOCK: clock,
+            VALUES: str(int(values)),
             REPORTS: folder,
             TRACE: "1" if trace else "",
             "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
@@ -58,7 +62,7 @@ def run_command(command, gpus, model=None, trace=None):
         seconds = time.perf_counter() - began
         reports = read_reports(folder)
         sys.stdout.flush()
-        print(summary(reports, gpus, seconds, code), file=sys.stderr)
+        print(summary(reports, gpus, seconds, code, clock, values), file=sys.stderr)
         if trace is not None:
             write_trace(trace, reports, folder, began)
             print(f"trace: {trace} (open it in https://ui.perfetto.dev)", file=sys.stderr)

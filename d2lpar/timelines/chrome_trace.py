@@ -4,6 +4,9 @@ from collections import defaultdict
 
 from d2lpar.timelines.intervals import lanes
 
+OF_A_PROGRAM = "range", "mark"  # kinds of spans that `torch.cuda.nvtx` records
+ANY_THREAD = "ranges, any thread"  # the row of those that need not lie within each other
+
 
 def chrome_trace(timeline, prefix="", first=0):
     """Return a timeline in Chrome's Trace Event Format: devices are processes, queues threads.
@@ -18,6 +21,8 @@ def chrome_trace(timeline, prefix="", first=0):
     for span in timeline.spans:
         if span.engine == "host":
             threads["host", "waits"].append(span)
+        elif span.kind in OF_A_PROGRAM:
+            threads["host", span.engine].append(span)
         else:
             threads[str(span.device), f"{span.engine}, stream {span.stream}"].append(span)
     for mark in timeline.marks:
@@ -28,7 +33,11 @@ def chrome_trace(timeline, prefix="", first=0):
         events.append(_metadata("process_sort_index", pid, 0, sort_index=pid))
         tid = 0
         for thread in sorted(name for owner, name in threads if owner == process):
-            dealt = lanes(threads[process, thread])
+            spans = threads[process, thread]
+            if spans[0].kind in OF_A_PROGRAM and thread != ANY_THREAD:
+                dealt = [(0, span) for span in spans]  # viewers draw what is within below
+            else:
+                dealt = lanes(spans)
             for lane in range(1 + max(lane for lane, _ in dealt)):
                 name = f"{thread} ({lane + 1})" if lane else thread
                 events.append(_metadata("thread_name", pid, tid + lane, name=name))
@@ -43,6 +52,9 @@ def _metadata(kind, pid, tid, **arguments):
 
 def _complete(span, pid, tid):
     """Return the "complete" event of a span or a mark, in microseconds."""
+    if getattr(span, "kind", "phase") == "mark":
+        place = {"pid": pid, "tid": tid, "s": "t"}
+        return {"name": span.name, "cat": "mark", "ph": "i", "ts": span.start * 1e6, **place}
     event = {
         "name": span.name,
         "cat": getattr(span, "kind", "phase"),

@@ -314,7 +314,8 @@ def _start_recorders():
     from d2lpar import virtual
 
     sources = [virtual]
-    if torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators()):
+    real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators())
+    if real and virtual.registry.device_type != "cuda":
         from d2lpar.timelines import cuda
 
         sources.append(cuda)

@@ -17,6 +17,7 @@ An operator travels downwards through these:
 While GPUs are modelled:
 
     simulation  when ops run, and the clock of the host
+    program_clock  what `time.time` and its kin tell programs under `d2lpar run --model`
     model       the model of a device: a GPU in a machine, and the links that it shares
     hardware    machines, and how models are found by name
     host        what the host takes to run a program; fitting: hosts and GPUs that fit measurements

@@ -8,13 +8,15 @@ import os
 import torch
 
 from . import registry, saving, scheduler, vgpu, virtual_gpus
+from .autocast import lower
 from .issuing import issue_factory
 from .private.cuda import patch_autocast, register_cuda
-from .private.fsdp import patch_names_in_fsdp
+from .private.flex_attention import patch_flex_attention
 from .private.operators import prepare_shape_inference
 from .private.patching import replace
-from .private.tensors import patch_make_wrapper
-from .tensor import own_device
+from .private.registration import name_numbered_devices
+from .private.tensors import patch_fake_tensors, patch_make_wrapper
+from .tensor import VirtualTensor, own_device
 
 
 def stand_for_cuda(n, **options):
@@ -33,8 +35,10 @@ def stand_for_cuda(n, **options):
     replace(torch.Tensor, cuda=_cuda, type=_type)
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
     patch_make_wrapper(own_device, say_cuda)
+    patch_fake_tensors(own_device, say_cuda)
+    patch_flex_attention(VirtualTensor, lower)
     patch_autocast()
-    patch_names_in_fsdp(called_cuda)
+    name_numbered_devices("cuda")
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=_forgive_fork)
     return devices

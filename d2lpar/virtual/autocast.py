@@ -78,6 +78,11 @@ def _cast(value, dtype):
     return value
 
 
+def lower(tensors):
+    """Return tensors, a tuple, in the lower precision that autocast asks for."""
+    return _cast(tensors, torch.get_autocast_dtype("vgpu"))
+
+
 def _casting(func, choose):
     def kernel(*args, **kwargs):
         with below_autocast():

@@ -17,10 +17,9 @@ from .interrupts import held_back
 from .issuing import issue_factory
 from .notebook import adapt_to_notebook
 from .private import check_python, check_version
-from .private.autograd import patch_backward
+from .private.autograd import patch_backward, patch_distributed_backward
 from .private.dtensor import patch_dtensor
-from .private.fsdp import patch_fsdp
-from .private.modules import allow_foreach, patch_data_parallel, patch_swap_tensors
+from .private.modules import allow_foreach, patch_data_parallel
 from .private.operators import prepare_shape_inference
 from .private.process_groups import register_process_groups
 from .private.registration import (
@@ -29,8 +28,9 @@ from .private.registration import (
     patch_default_dtype,
     register_device_type,
 )
+from .private.tensors import patch_data
 from .simulation import simulator
-from .tensor import VirtualTensor, is_ours
+from .tensor import VirtualTensor, can_become, is_ours, refuse_nested, set_data
 
 
 def register():
@@ -63,8 +63,10 @@ def register():
             pin=copies.pin,
             restore=saving.restore,
             kernels=(autocast.register, attention.register),
+            refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
         patch_backward(StreamsOfForward)
+        patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: vgpu.Stream(device, priority),
             event=lambda device, **options: vgpu.Event(**options),
@@ -74,7 +76,7 @@ def register():
         patch_default_dtype(registry.wait_for_all)
         patch_accelerator(vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
-        patch_swap_tensors(is_ours)
+        patch_data(set_data, can_become)
         patch_data_parallel(
             comm,
             is_ours,
@@ -84,7 +86,6 @@ def register():
             lambda threads: scheduler.clock.shared_by(threads),
         )
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
-        patch_fsdp(is_ours, registry.is_virtual)
         patch_dtensor(registry.is_virtual)
         atexit.register(_end)
         adapt_to_notebook()

@@ -23,6 +23,7 @@ class CachingAllocator:
         reserved: bytes of all segments, which may be more than the device has: CUDA would have
             run out of memory.
         peak: the highest `reserved` since `reset_peak`.
+        sizes: a dict from the number of each segment to its bytes.
     """
 
     def __init__(self, limit):
@@ -30,7 +31,7 @@ class CachingAllocator:
         self.reserved = self.peak = 0
         self._free = {True: [], False: []}  # by whether it is small: (bytes, segment, offset)
         self._used = {}  # key of a block -> (is it small, segment, offset, bytes)
-        self._sizes = {}  # segment -> its bytes
+        self.sizes = {}
         self._ends = {}  # (segment, offset just behind a free block) -> its bytes
         self._starts = {}  # (segment, offset of a free block) -> its bytes
         self._numbers = count()
@@ -51,7 +52,7 @@ class CachingAllocator:
             if self.reserved + found > self._limit:
                 self.empty_cache()
             segment, offset = next(self._numbers), 0
-            self._sizes[segment] = found
+            self.sizes[segment] = found
             self.reserved += found
             self.peak = max(self.peak, self.reserved)
         rest = found - size
@@ -77,13 +78,17 @@ class CachingAllocator:
             size += behind
         self._add(small, size, segment, offset)
 
+    def place_of(self, key):
+        """Return the segment, the offset and the bytes of the block of `key`; None for none."""
+        return self._used[key][1:] if key in self._used else None
+
     def empty_cache(self):
         """Give back the segments of which nothing is used."""
         for small, free in self._free.items():
             for size, segment, offset in tuple(free):
-                if size == self._sizes[segment]:
+                if size == self.sizes[segment]:
                     self._forget(small, size, segment, offset)
-                    self.reserved -= self._sizes.pop(segment)
+                    self.reserved -= self.sizes.pop(segment)
 
     def reset_peak(self):
         """Restart the peak from what is reserved now."""

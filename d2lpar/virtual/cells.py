@@ -122,7 +122,8 @@ class Failure:
 
     Attributes:
         error: why there are no values.
-        data: the CPU tensor of memory that was given back, see `storages.py`; or None.
+        data: the CPU tensor whose values they were, in memory that was given back (`storages.py`)
+            or is kept for later values; or None.
     """
 
     __slots__ = ("error", "data")
@@ -172,14 +173,63 @@ NO_VALUES = Failure(
 )
 
 
+def small_bytes(dtype):
+    """Return up to how many bytes a tensor has values where none are computed.
+
+    Whole numbers may be more, because DDP compares several for each parameter, and bytes still
+    more, because they may be objects on their way to other ranks.
+    """
+    if dtype == torch.uint8:
+        return 2**26
+    return 2**16 if dtype.is_floating_point or dtype.is_complex else 2**20
+
+
+def may_have_values(layout):
+    """Return whether a tensor has values if all that they follow from has.
+
+    Without values, `virtual_gpus(values=False)`, only small ones do.
+    """
+    return layout.device.has_values or layout.num_bytes <= small_bytes(layout.dtype)
+
+
+def lacks_values(data):
+    """Return whether `data` of a cell says that its values were not computed."""
+    return type(data) is Failure and data.error is NO_VALUES.error
+
+
+def is_known(cell):
+    """Return whether a tensor has values, as few of them have where none are computed."""
+    return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Failure
+
+
+def is_whole(cell):
+    """Return whether a tensor has all elements of the memory that it lies in."""
+    layout, elements = cell.layout, 1
+    for length in layout.size:
+        elements *= length
+    return elements * layout.dtype.itemsize == cell.root().layout.num_bytes
+
+
+def forget(cell):
+    """Mark a tensor, and all that shares its memory, as without values.
+
+    A small one keeps its memory, which views of it refer to, for later values.
+    """
+    root = cell.root()
+    memory = root.data.data if type(root.data) is Failure else root.data
+    keeps = memory is not None and may_have_values(root.layout)
+    root.data = Failure(NO_VALUES.error, memory) if keeps else NO_VALUES
+
+
 def revive(cell):
     """Fill a tensor that was made without values, and is about to be overwritten, with nan.
 
     Anything but a `Cell` is left alone.
     """
-    if type(cell) is Cell and cell.root().data is NO_VALUES:
+    if type(cell) is Cell and lacks_values(cell.root().data):
         root = cell.root()
-        root.data = root.layout.empty(CPU)
+        memory = root.data.data
+        root.data = root.layout.empty(CPU) if memory is None else memory
         if root.layout.dtype.is_floating_point:
             root.data.fill_(float("nan"))
         if cell.data is NO_VALUES:

@@ -9,8 +9,9 @@ def clock():
     Each thread has its own modelled clock. It begins at 0 when `virtual_gpus` is called, and
     advances with the launch of each operator, by waiting, by asking whether an event was reached,
     and by `host_takes`, but not by `time.sleep` or other work of the host; `%timeit` and tqdm read
-    the wall clock. A thread's clock begins when the thread is started, and joining the thread waits
-    for it. A result handed over otherwise, by a queue or a future, does not move the receiver's.
+    the wall clock, except under `d2lpar run --model` (`program_clock.py`). A thread's clock begins
+    when the thread is started, and joining the thread waits for it. A result handed over otherwise,
+    by a queue or a future, does not move the receiver's.
     """
     return scheduler.clock.now()
 

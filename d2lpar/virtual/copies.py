@@ -4,7 +4,7 @@ import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
 from . import lazy, registry, scheduler, threads
-from .cells import Cell, Layout, Unavailable, fetch, revive
+from .cells import Cell, Layout, Unavailable, fetch, is_known, revive
 from .issuing import META, Call, raise_now, two_devices
 from .plans import aten, issue_op, operator_of, tables
 from .private.virtual_tables import is_from_pinned_allocator
@@ -157,14 +157,11 @@ def _local_scalar_dense(func, args, kwargs):
     (source,) = args
     target = torch.empty((), dtype=source.dtype)
     copy(target, source.reshape(()) if source.dim() else source)
-    known = source._cell.root().data
-    is_known = isinstance(known, torch.Tensor)
-    whole = not (source.is_floating_point() or source.is_complex())
-    if source._cell.layout.device.has_values or is_known and whole:
+    if source._cell.layout.device.has_values or is_known(source._cell):
         return target.item()
     if source.dtype == torch.bool:
         refuse("item of a bool")
-    return known.item() if is_known and known.dim() == 0 else float("nan")
+    return float("nan")
 
 
 tables.special.update(

@@ -3,11 +3,17 @@
 The peaks come from the makers' documents that are named as `source`, dense and without sparsity.
 Memory is what torch reports as `total_memory`. The links are measured ones, because a copy never
 reaches the figure on the box.
+
+A `Product` is what torch prints of such a GPU: its name, compute capability and L2 cache. The
+clocks and the width of the bus are those of the same documents; `nvidia-smi -q -d CLOCK` and CUDA's
+deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors of 64 units that do
+2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
 """
 
 from dataclasses import replace
 
 from .gpu import GPU
+from .identity import V100, Product
 from .links import PRESETS
 
 MIB = 2**20
@@ -21,6 +27,7 @@ GPUS = {
         PRESETS["pcie3-measured"],
         PRESETS["2xnvlink1-measured"],
         "NVIDIA Tesla P100 whitepaper WP-08019-001",
+        product=Product("Tesla P100-SXM2-16GB", (6, 0), 4 * MIB, 1480e6, 715e6, 4096),
     ),
     "v100": GPU(
         "V100-SXM2-16GB",
@@ -33,6 +40,7 @@ GPUS = {
         "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
         PRESETS["nvlink2-collectives"],
         0.78,
+        product=V100,
     ),
     "t4": GPU(
         "T4",
@@ -43,6 +51,7 @@ GPUS = {
         PRESETS["pcie3-measured"],
         None,
         "NVIDIA T4 data sheet",
+        product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
     ),
     "rtx4090": GPU(
         "GeForce RTX 4090",
@@ -60,6 +69,7 @@ GPUS = {
         PRESETS["pcie4-through-host-measured"],
         "NVIDIA Ada architecture whitepaper, appendix A; float16 with sums in float32",
         PRESETS["pcie4-through-host-collectives"],
+        product=Product("NVIDIA GeForce RTX 4090", (8, 9), 72 * MIB, 2520e6, 10501e6, 384),
     ),
     "a100": GPU(
         "A100-SXM4-80GB",
@@ -77,6 +87,7 @@ GPUS = {
         PRESETS["nvlink3-measured"],
         "NVIDIA A100 data sheet",
         PRESETS["nvlink3-collectives"],
+        product=Product("NVIDIA A100-SXM4-80GB", (8, 0), 40 * MIB, 1410e6, 1593e6, 5120),
     ),
     "h100": GPU(
         "H100-SXM5-80GB",
@@ -95,10 +106,15 @@ GPUS = {
         "NVIDIA H100 architecture whitepaper",
         PRESETS["nvlink4-collectives"],
         0.78,
+        product=Product("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
     ),
 }
 GPUS["v100-32gb"] = replace(
-    GPUS["v100"], name="V100-SXM2-32GB", memory=32494 * MIB, source="NVIDIA V100 data sheet"
+    GPUS["v100"],
+    name="V100-SXM2-32GB",
+    memory=32494 * MIB,
+    source="NVIDIA V100 data sheet",
+    product=replace(V100, name="Tesla V100-SXM2-32GB"),
 )
 GPUS["a100-40gb"] = replace(
     GPUS["a100"],
@@ -106,6 +122,7 @@ GPUS["a100-40gb"] = replace(
     memory=40441 * MIB,
     bandwidth=1555e9,
     source="NVIDIA A100 architecture whitepaper",
+    product=replace(GPUS["a100"].product, name="NVIDIA A100-SXM4-40GB", memory_clock=1215e6),
 )
 GPUS["h200"] = replace(
     GPUS["h100"],
@@ -113,4 +130,5 @@ GPUS["h200"] = replace(
     memory=143156 * MIB,
     bandwidth=4800e9,
     source="NVIDIA H200 product page, its sparse figures halved",
+    product=Product("NVIDIA H200", (9, 0), 60 * MIB, 1980e6, 3201e6, 6144),
 )

@@ -7,6 +7,7 @@ from math import ceil
 
 import torch
 
+from .identity import Product
 from .links import Link
 from .private.operators import tf32_is_allowed
 
@@ -43,6 +44,7 @@ class GPU:
         collective_link: its `Link` in collectives of many GPUs of the machine, which use several
             ways at a time; None for `peer_link`.
         source: where the figures come from.
+        product: what programs are told that it is; None for a GPU that one cannot buy.
     """
 
     name: str
@@ -55,6 +57,7 @@ class GPU:
     source: str = "the caller"
     collective_link: Link | None = None
     tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
+    product: Product | None = None
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}

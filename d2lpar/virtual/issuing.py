@@ -36,9 +36,10 @@ from .private.operators import (
 )
 from .private.tensors import CPUGenerator, storage_id
 from .scheduler import Op, wait
-from .tensor import VirtualTensor, become, new_tensor, refuse, wrap
+from .tensor import VirtualTensor, become, has_values, new_tensor, refuse, refuse_nested, wrap
 
 META = torch.device("meta")
+TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
 default_dtype = torch.get_default_dtype
 
@@ -174,7 +175,7 @@ class Call:
             key.append("yes" if value else "no")
         elif kind is float:
             key.append((float, value) if by_value else float if value >= 0 else "negative float")
-        elif kind is torch.device:
+        elif kind is TorchDevice:
             key.append(value)
             return CPU
         elif kind is complex:
@@ -254,7 +255,7 @@ class Call:
                 return [substitute(item) for item in value]
             if isinstance(value, CPUGenerator):
                 return None
-            return META if type(value) is torch.device else value
+            return META if type(value) is TorchDevice else value
 
         operator = self.operator
         args = [substitute(value) for value in self.args]
@@ -319,7 +320,7 @@ class Call:
             torch.AcceleratorError: an op that was issued before has failed.
             RuntimeError: virtual GPUs compute no values.
         """
-        if not self.device.has_values:
+        if not all(map(has_values, self.tensors)):
             self._try_with_zeros()
             refuse(self.operator.name)
         box = []
@@ -369,6 +370,8 @@ class Call:
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if value is data:
                 return tensor
+        if value.is_nested:
+            refuse_nested(self.operator.func)
         layout = Layout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if storage_id(value) == storage_id(data):

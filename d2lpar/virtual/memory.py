@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from . import scheduler
-from .caching import CachingAllocator
+from .caching import SMALL_SEGMENT, CachingAllocator
 from .scheduler import under_way, wait
 
 MIB = 2**20
@@ -67,7 +67,12 @@ class Memory:
         num_allocations, total_allocated: number of blocks, and their bytes, in the device's life.
         num_retries: how often an allocation had to wait for memory that was held.
         num_ooms: how often an allocation failed.
+        history: the `History` that is kept of it; or None.
+        small: bytes of a segment of the small pool of CUDA's allocator.
     """
+
+    history = None
+    small = SMALL_SEGMENT
 
     def __init__(self, device, limit):
         self.device = device
@@ -88,6 +93,7 @@ class Memory:
     def follow(self, caching):
         """Begin to follow what CUDA's caching allocator would reserve, or stop."""
         self.collect()
+        self.history = None  # its addresses are others
         # What it has not seen yet, as numbers, since a reference that is kept would call back: the
         # address and the bytes of a new block, or the address of a freed one, negative.
         live = self._live.values() if caching else ()
@@ -111,7 +117,7 @@ class Memory:
         reference.num_bytes = num_bytes
         reference.streams = ()
         reference.address = None
-        is_exact = len(self._freed) > 64
+        is_exact = len(self._freed) > 64 or self.history is not None
         if is_exact:
             self.collect()
         while True:
@@ -131,6 +137,8 @@ class Memory:
                 if reserved > self.held_peak:
                     self.held_peak = reserved
                 self._news.append((address << _SHIFT) + num_bytes)
+                if self.history is not None:
+                    self.history.allocated(address, num_bytes)
                 return block
             if is_exact:
                 self._wait_for_memory(num_bytes)
@@ -168,6 +176,8 @@ class Memory:
             pending = next(iter(self._held.values())).pending if self._held else None
         if pending is None:
             self.num_ooms += 1
+            if self.history is not None:
+                self.history.failed(num_bytes, self.limit - self.allocated - self.held)
             raise self._out_of_memory(num_bytes)
         self.num_retries += 1
         for op in pending:
@@ -212,6 +222,8 @@ class Memory:
                 popleft()
                 if reference.address is not None and not reference.streams:
                     self._news.append(-reference.address)
+                if self.history is not None and reference.address is not None:
+                    self.history.freed(reference.address, completed=not reference.streams)
 
     def collect(self):
         """Take back the memory of blocks that are gone and that no stream holds any more."""
@@ -231,6 +243,8 @@ class Memory:
                 del self._live[reference.address]
                 self.held -= reference.num_bytes
                 self.recorded -= 1
+                if self.history is not None:
+                    self.history.freed(reference.address, requested=False)
 
     def _out_of_memory(self, num_bytes):
         limit = ""
@@ -282,6 +296,24 @@ class Memory:
         self.collect()
         if self._caching:
             self._caching_now("empty_cache")
+
+    # -- what a `History` asks
+
+    def blocks(self):
+        """Return the keys and the bytes of all blocks in use or held, a list of pairs."""
+        return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
+
+    def held_keys(self):
+        """Return the keys of the blocks that a stream still uses, a set."""
+        return set(self._held)
+
+    def segments(self):
+        """Return the bytes of the segments of CUDA's allocator by their numbers, a dict."""
+        return dict(self._caching_now().sizes) if self._caching else {}
+
+    def place_of(self, key):
+        """Return segment, offset and bytes of a block in CUDA's allocator; None without it."""
+        return self._caching.place_of(key) if self._caching else None
 
     @property
     def num_blocks(self):

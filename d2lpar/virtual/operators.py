@@ -3,7 +3,7 @@
 import torch
 
 from . import recurrent, saving, sync_batch_norm
-from .cells import CPU, Cell, Layout
+from .cells import CPU, Cell, Layout, may_have_values
 from .copies import copy
 from .issuing import META, Call
 from .plans import aten, operator_of, tables
@@ -16,10 +16,10 @@ def _create_like(func, args, kwargs):
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
-        cell = args[0]._cell
+        cell, layout = args[0]._cell, args[0]._cell.layout
         # Where there are no values yet, none are needed.
-        if cell.layout.device.has_values and not isinstance(cell.data, torch.Tensor):
-            stand_in = Cell(cell.layout, cell.layout.empty(CPU))
+        if not isinstance(cell.data, torch.Tensor) and may_have_values(layout):
+            stand_in = Cell(layout, layout.empty(CPU))
             args = (wrap(stand_in, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()
     like = args[0]._cell.layout.empty(CPU)

@@ -57,6 +57,8 @@ class Operator:
         by_value: for each argument, whether its value, not only its type, is part of the key.
         by_value_of: the same by the name of the argument.
         written: (position, name) of the arguments that it writes.
+        statistics: positions and names of running statistics that it writes, though torch's schema
+            does not say so.
         only_layout: whether it changes nothing but the layout of its first argument.
         generator: the position of the argument of this name; or None.
         special, random, run, allocates, waits, cpu_arguments: see `tables`.
@@ -83,6 +85,11 @@ class Operator:
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
+        self.statistics = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if packet in UPDATES_STATISTICS and argument.name.startswith("running_")
+        ]
         self.only_layout = torch.Tag.inplace_view in func.tags
         names = [argument.name for argument in schema.arguments]
         self.generator = names.index("generator") if "generator" in names else None
@@ -91,6 +98,14 @@ class Operator:
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting
         self.cpu_arguments = tables.cpu_arguments.get(packet)
+
+
+UPDATES_STATISTICS = {
+    "native_batch_norm",
+    "batch_norm_update_stats",
+    "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+}
 
 
 def _is_number(type):

@@ -127,6 +127,7 @@ class Op:
         receiver: the engine for copies between devices of its target; or None.
         generator: the random numbers that it draws from; or None.
         issued, ready, start, end: seconds of the clock.
+        launched: seconds of the wall clock at the issue, where another clock is in force; or None.
         error: what the work raised.
         previous, after, waits: the ops that it waits for: the one before it in its stream, those
             given at its issue, and those that its stream waits for (each with the time of that
@@ -139,7 +140,7 @@ class Op:
 
     error = num_bytes = source = target = seconds = generator = None
     stream = previous = waits = waiters = None
-    plan = receiver = None
+    plan = receiver = launched = None
     after = ()
     ready = start = end = 0.0
     missing = number = 0
@@ -167,7 +168,8 @@ class Op:
         if self.kind != "setting":
             what = self.name, self.kind, device, stream.index, self.engine.name
             when = self.start, self.end, self.issued
-            yield Span(*what, *when, self.num_bytes or 0, self.source, self.target)
+            launched = self.issued if self.launched is None else self.launched
+            yield Span(*what, *when, self.num_bytes or 0, self.source, self.target, launched)
 
 
 class ReadyQueue:

@@ -19,21 +19,32 @@ import threading
 from collections import deque
 from heapq import heappop, heappush
 from queue import SimpleQueue
+from time import perf_counter
 from weakref import WeakKeyDictionary
 
 import torch
 
-from . import scheduler
-from .cells import NO_VALUES, Cell, cells_in, fail, writers_of
+from . import program_clock, scheduler
+from .cells import (
+    NO_VALUES,
+    ONLY_WRITTEN,
+    Cell,
+    cells_in,
+    fail,
+    forget,
+    is_known,
+    is_whole,
+    may_have_values,
+    writers_of,
+)
 from .engines import Worker, set_thread_count
+from .plans import VIEW
 from .private.autograd import backward_number, in_backward
 from .scheduler import QUEUE_LIMIT
 
-FEW_BYTES = 2**16  # up to which whole numbers from the CPU keep their values
 # The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
 # copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
 NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
-LEAST_POLL = 1e-6  # seconds; with none, a loop that asks again and again would never end
 
 
 class Resource:
@@ -178,9 +189,11 @@ class Simulation:
     def start(self):
         patch_threads()
         self.issuing.start()
+        program_clock.start()
 
     def stop(self):
-        """Leave the ranks of the job, and unpatch threads: another clock is in force from now."""
+        """Leave the ranks of the job and undo all patches: another clock is in force from now."""
+        program_clock.stop()
         unpatch_threads()
         self.issuing.stop()
         if self.meetings is not None:
@@ -246,6 +259,7 @@ class Simulation:
         No op is issued before one that it depends on, which another thread may have issued.
         """
         host, device = self.host(), stream.device
+        op.launched = perf_counter()
         if op.seconds is None and op.kind != "collective":
             op.seconds = device.model.seconds(op)
         issued = host.now(device)
@@ -302,7 +316,7 @@ class Simulation:
 
     def poll(self):
         """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
-        self.advance(max(self.issuing.seconds(), LEAST_POLL))
+        self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def ask_and_wait(self, function, *arguments):
@@ -378,7 +392,7 @@ class Simulation:
                 model.note_collective(op)
         for resource in needs:
             resource.free_at = max(resource.free_at, op.end)
-        if self.values or op.kind == "collective" or _copies_known_numbers(op):
+        if self.values or op.kind == "collective" or _is_computed(op):
             simulator.do(op)
         else:
             leave_without_values(op)
@@ -388,41 +402,54 @@ class Simulation:
             self.make_ready(dependent)
 
 
+def _is_copy(op):
+    """Return whether `op` copies its second argument to its first, on one device or between two."""
+    return op.plan is None and (op.kind == "copy" or op.name == "aten.copy_")
+
+
 def _written(op):
-    """Return the cells among the arguments of `op` that it writes."""
-    if op.plan is None:  # a copy, on one device or between two, writes its first argument
-        return cells_in(op.args[:1])
-    arguments = dict(enumerate(op.args)) | (op.kwargs or {})
-    places = (place for each in op.plan.operator.written for place in each)
-    return cells_in([arguments[place] for place in places if place in arguments])
+    """Return the cells among the arguments of `op` that it writes, a list.
 
-
-def is_known(cell):
-    """Return whether a tensor has values although none are computed: it came from the CPU."""
-    return isinstance(cell.root().data, torch.Tensor)
-
-
-def _copies_known_numbers(op):
-    """Return whether `op` copies a few whole numbers, such as sizes, whose values are known.
-
-    DDP, among others, compares sizes over the ranks, and would not go on without their values.
+    Those that its results are views of count, too: `fsdp.all_gather_copy_in` writes one.
     """
-    if op.plan is not None or op.work is None or len(op.args) != 2:
+    if op.plan is None:
+        is_first = _is_copy(op) or op.kind == "collective"
+        return [*cells_in(op.args[:1])] if is_first else []
+    operator, arguments = op.plan.operator, dict(enumerate(op.args)) | (op.kwargs or {})
+    places = (place for each in (*operator.written, *operator.statistics) for place in each)
+    written = [*cells_in([arguments[place] for place in places if place in arguments])]
+    viewed = [source for mode, _, source in op.plan.outputs if mode == VIEW]
+    if viewed:
+        inputs = [*cells_in(arguments.values())]
+        written += [inputs[source] for source in viewed]
+    return written
+
+
+def _is_computed(op):
+    """Return whether the work of `op` is done although no values are computed.
+
+    It is where what it reads is known and what it writes is small. So the sizes that ranks compare,
+    the objects that they exchange, counters, and all that a program computes from these have
+    values.
+    """
+    if op.work is None:
         return False
-    target, source = op.args
-    ends = [end.layout if isinstance(end, Cell) else end for end in (target, source)]
-    if any(end.dtype.is_floating_point or end.dtype.is_complex for end in ends):
-        return False
-    if isinstance(target, Cell) and target.root().layout.num_bytes > FEW_BYTES:
-        return False
-    return is_known(source) if isinstance(source, Cell) else True
+    reads = [*op.args, *(op.kwargs or {}).values()]
+    if _is_copy(op) or op.plan is not None and op.plan.operator.packet in ONLY_WRITTEN:
+        target, *reads = reads
+        if isinstance(target, Cell) and not is_known(target) and not is_whole(target):
+            return False
+    writes = [*cells_in([op.out]), *_written(op)]
+    return all(may_have_values(cell.root().layout) for cell in writes) and all(
+        map(is_known, cells_in(reads))
+    )
 
 
 def leave_without_values(op):
     """Mark what `op` would have written as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
-        fail((cell, cell.root()), NO_VALUES)
+        forget(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
         op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler takes its step
     if op.kind == "copy" and op.target.type == "cpu":

@@ -11,14 +11,16 @@ class Span:
 
     Attributes:
         name: the operator ("aten.mm"), or the kernel on CUDA.
-        kind: "kernel", "copy", "collective" (from when this rank is ready for it) or "wait".
+        kind: "kernel", "copy", "collective" (from when this rank is ready for it) or "wait"; or, of
+            a program under `d2lpar run`, a "range" or a "mark" of `torch.cuda.nvtx`.
         device: where it ran; for a wait of the host, the device waited for (the CPU if unknown).
         stream: number of the stream; 0 is the default stream.
         engine: "compute", "h2d", "d2h" or "p2p"; for collectives "collectives", "send 1" or
-            "recv 1"; for waits "host" or "stream", who waited.
+            "recv 1"; for waits "host" or "stream", who waited; for ranges the row to show them in.
         start, end: seconds from the start of the clock or of the timeline.
         issued: when the host asked for it, in the same seconds; None if unknown.
         num_bytes: bytes that a copy moved, or that a rank sent in a collective.
+        launched: the same in seconds of `time.perf_counter`; None if unknown.
         source, target: devices that a copy comes from and goes to; for a collective this rank's.
     """
 
@@ -33,6 +35,7 @@ class Span:
     num_bytes: int = 0
     source: torch.device | None = None
     target: torch.device | None = None
+    launched: float | None = None
 
     @property
     def seconds(self):

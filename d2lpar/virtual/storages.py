@@ -10,7 +10,7 @@ import mmap
 
 import torch
 
-from .cells import Failure
+from .cells import Failure, lacks_values
 from .plans import issue_op
 from .scheduler import Op, under_way
 
@@ -58,7 +58,8 @@ def _give_back(op):
 
 def _take(op):
     (cell,) = op.args
-    if type(cell.data) is Failure and cell.data.data is not None:
+    given_back = type(cell.data) is Failure and not lacks_values(cell.data)
+    if given_back and cell.data.data is not None:
         cell.data = cell.data.data
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from . import registry
-from .cells import CPU, NO_VALUES, Cell, strided, with_bits
+from .cells import CPU, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
 from .private.tensors import (
+    dispatch_keys,
     is_parameter,
     make_wrapper,
     no_dispatch,
@@ -19,7 +20,7 @@ from .private.tensors import (
     set_neg,
     tensor_string,
 )
-from .scheduler import check_process
+from .scheduler import check_process, wait
 
 
 class VirtualTensor(torch.Tensor):
@@ -29,6 +30,17 @@ class VirtualTensor(torch.Tensor):
     """
 
     __torch_function__ = no_torch_function
+
+    def __new__(cls, *args, **kwargs):
+        """Return what `type(p)(...)` does on CUDA: an nn.Parameter, or without a tensor a Tensor.
+
+        Virtual GPUs have one class for both. On CUDA, the type of a tensor that is no parameter
+        refuses a tensor on a GPU, so nothing else can be meant.
+        """
+        of_parameter = kwargs.keys() & {"data", "requires_grad"}
+        if of_parameter or (args and isinstance(args[0], torch.Tensor)):
+            return nn.Parameter(*args, **kwargs)
+        return torch.Tensor(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -63,19 +75,6 @@ class VirtualTensor(torch.Tensor):
                 args = own_device(args[0]), *args[1:]
         return super().to(*args, **kwargs)
 
-    @property
-    def data(self):
-        return _get_data(self)
-
-    @data.setter
-    def data(self, new):
-        if type(new) is not VirtualTensor:
-            raise RuntimeError(
-                f"cannot set the data of a tensor on {self.device} to a tensor on "
-                f"{getattr(new, 'device', type(new).__name__)}"
-            )
-        become(self, new)
-
     def record_stream(self, stream):
         """Hold the memory of this tensor for a `torch.vgpu.Stream` that uses it.
 
@@ -99,13 +98,13 @@ class VirtualTensor(torch.Tensor):
         return storage
 
     def __bool__(self):
-        return super().__bool__() if self._cell.layout.device.has_values else refuse("bool")
+        return super().__bool__() if has_values(self) else refuse("bool")
 
     def __int__(self):
-        return super().__int__() if self._cell.layout.device.has_values else refuse("int")
+        return super().__int__() if has_values(self) else refuse("int")
 
     def __index__(self):
-        return super().__index__() if self._cell.layout.device.has_values else refuse("index")
+        return super().__index__() if has_values(self) else refuse("index")
 
     def __format__(self, format_spec):
         return format(self.item() if self.dim() == 0 else repr(self), format_spec)
@@ -138,7 +137,7 @@ class VirtualTensor(torch.Tensor):
         copy = self.detach()
         if is_parameter(self):
             copy = nn.Parameter(copy, self.requires_grad)
-        copy.__dict__.update(self._extra_attributes())
+        copy.__dict__.update(_extra_attributes(self))
         return copy.requires_grad_(self.requires_grad)
 
     def __deepcopy__(self, memo):
@@ -148,17 +147,18 @@ class VirtualTensor(torch.Tensor):
             return memo[id(self)]
         with torch.no_grad():
             copy = self.clone()
-        copy.__dict__.update(self._extra_attributes())
+        copy.__dict__.update(_extra_attributes(self))
         copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
 
-    def _extra_attributes(self):
-        return {
-            name: value for name, value in self.__dict__.items() if name not in ("_cell", "_block")
-        }
+
+def _extra_attributes(tensor):
+    return {
+        name: value for name, value in tensor.__dict__.items() if name not in ("_cell", "_block")
+    }
 
 
 def own_device(device):
@@ -174,11 +174,32 @@ def own_device(device):
     return device
 
 
+def has_values(tensor):
+    """Return whether a tensor has values; where none are computed, wait for its last writer."""
+    cell = tensor._cell
+    device = cell.layout.device
+    if device.has_values:
+        return True
+    writer = cell.root().writer
+    if writer is not None:
+        wait(writer, device.torch_device)
+    return is_known(cell)
+
+
 def refuse(what):
     """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
     raise RuntimeError(
-        f"{what} needs the values of a tensor, and these virtual GPUs compute none: "
-        "virtual_gpus(..., values=True)"
+        f"{what} needs the values of a tensor, and without values only small tensors that follow "
+        "from small ones have any: leave out --no-values, or call virtual_gpus(..., values=True)"
+    )
+
+
+def refuse_nested(func):
+    """Raise RuntimeError: an operator has or gives a nested tensor that torch keeps in C++."""
+    raise RuntimeError(
+        f"{func} on a virtual GPU would need a nested tensor of the strided layout, which has no "
+        "kernels here. Attention on jagged tensors needs it, too: give it x.to_padded_tensor(0.0) "
+        "and a mask. For all else take layout=torch.jagged"
     )
 
 
@@ -218,8 +239,62 @@ class DeviceStorage(torch.UntypedStorage):
         return hash(self._block)
 
 
-_get_data = torch.Tensor.data.__get__
 _set_data = torch.Tensor.data.__set__
+
+
+def set_data(tensor, new, plain=_set_data):
+    """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
+    if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
+        become(tensor, new, plain)
+    elif can_become(tensor, new):
+        _change_device(tensor, new, plain)
+    else:
+        plain(tensor, new)
+
+
+def can_become(tensor, new):
+    """Return whether setting `data` can move a tensor between the CPU and the GPU of `new`."""
+    if isinstance(tensor, VirtualTensor):
+        return _is_dense_on_cpu(new)
+    return isinstance(new, VirtualTensor) and _is_dense_on_cpu(tensor)
+
+
+def _is_dense_on_cpu(tensor):
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+def _change_device(tensor, new, set_data):
+    """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
+
+    As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
+    gradient; a node that adds up the gradient of a living graph stays with that graph.
+    """
+    keys, of_new = dispatch_keys(tensor), dispatch_keys(new).value
+    before = keys.value, tensor.__class__, tensor.__dict__
+    attributes = _extra_attributes(tensor)
+    if isinstance(new, VirtualTensor):
+        kind = new.__class__
+        attributes |= {"_cell": new._cell, "_block": new._block}
+        if isinstance(tensor, nn.Parameter):
+            attributes["_is_param"] = True
+    else:
+        kind = nn.Parameter if attributes.pop("_is_param", False) else torch.Tensor
+    try:
+        with no_dispatch(), no_torch_function_at_all():
+            # One step, see interrupts.py: stores, then a call of a function in C.
+            keys.value = of_new
+            tensor.__class__ = kind
+            tensor.__dict__ = attributes
+            set_data(tensor, new)
+    except Exception:
+        keys.value, tensor.__class__, tensor.__dict__ = before
+        raise
 
 
 def become(tensor, new, set_data=_set_data):
@@ -279,7 +354,7 @@ def new_tensor(layout):
     """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it."""
     check_process()
     tensor = wrap(Cell(layout))
-    tensor._cell.data = layout.empty(CPU) if layout.device.has_values else NO_VALUES
+    tensor._cell.data = layout.empty(CPU) if may_have_values(layout) else NO_VALUES
     return tensor
 
 

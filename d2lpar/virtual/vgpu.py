@@ -4,21 +4,19 @@ A device is given as a `torch.device`, its name or its index; None stands for th
 current device. A device that does not exist raises RuntimeError.
 """
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
 
 from . import registry, scheduler, threads
+from .identity import product_of, properties_of
 from .memory import MIB
 from .private.registration import BaseEvent, BaseStream
 from .private.virtual_tables import PRIVATE_USE_1
 from .scheduler import Op, wait_all
 from .simulation import simulator
 
-_DeviceProperties = namedtuple(
-    "_VirtualGPUProperties", "name total_memory multi_processor_count major minor"
-)
 _initialized = True  # torch.utils.checkpoint reads it before it keeps random number states
 
 
@@ -247,9 +245,9 @@ def has_worked():
     return any(worker.started for worker in (*workers, simulator))
 
 
-def is_bf16_supported():
-    """Return True: virtual GPUs compute in bfloat16."""
-    return True
+def is_bf16_supported(including_emulation=True):
+    """Return True, or whether bfloat16 is more than emulated: from compute capability 8 on."""
+    return including_emulation or get_device_capability()[0] >= 8
 
 
 def device_count():
@@ -404,29 +402,24 @@ def empty_cache():
 
 
 def get_device_name(device=None):
-    """Return the name of a device, which says what it is made of: "Virtual GPU (1 CPU thread)"."""
-    found = registry.find(device)
-    if found.model is not None:
-        return f"Modelled {found.model.gpu.name}"
-    return f"Virtual GPU ({found.threads} CPU thread{'s' if found.threads > 1 else ''})"
+    """Return the name of a device: that of the product which is modelled, as on CUDA.
+
+    Other virtual GPUs say what they are made of: "Virtual GPU (1 CPU thread)".
+    """
+    return product_of(registry.find(device)).name
 
 
 def get_device_properties(device=None):
-    """Return the properties of `device`.
+    """Return the `DeviceProperties` of a device.
 
-    Returns:
-        A named tuple: name, total_memory (bytes), multi_processor_count (CPU threads, or those
-        of the modelled GPU), and major and minor (the compute capability, 0).
+    `multi_processor_count` is that of the modelled GPU, or else the number of CPU threads.
     """
-    found = registry.find(device)
-    gpu = None if found.model is None else found.model.gpu
-    processors = getattr(gpu, "multiprocessors", found.threads)
-    return _DeviceProperties(get_device_name(device), found.memory.limit, processors, 0, 0)
+    return properties_of(registry.find(device))
 
 
 def get_device_capability(device=None):
-    """Return (0, 0): virtual GPUs have no compute capability."""
-    return 0, 0
+    """Return the compute capability, that of the modelled GPU or else (7, 0), a tuple."""
+    return product_of(registry.find(device)).capability
 
 
 def can_device_access_peer(device, peer_device):

@@ -5,7 +5,7 @@ import os
 
 import torch.distributed as dist
 
-from ..simulation import is_known
+from ..cells import is_known
 from .agreement import host_number
 from .routes import Route, way_between, way_inside
 from .timekeeper import Member

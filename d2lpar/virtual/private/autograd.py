@@ -6,6 +6,7 @@ import threading
 
 import torch
 
+from .patching import replace, when_imported
 from .tensors import own_device
 
 sequence_number = torch.autograd._get_sequence_nr  # the number of autograd's next operator
@@ -78,6 +79,31 @@ def patch_backward(streams_of_forward):
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward
+
+
+def patch_distributed_backward():
+    """Run `torch.distributed.autograd.backward`, too, without torch's queues for each GPU.
+
+    There is one for all virtual GPUs, and a node of another than the first would end in an internal
+    assert. What other workers do for it, in threads that torch starts, is not reached by this.
+    """
+
+    def change(module):
+        backward = module.backward
+
+        @functools.wraps(backward)
+        def _backward(context_id, roots, retain_graph=False):
+            multithreading = torch._C._is_multithreading_enabled()
+            try:
+                torch._C._set_multithreading_enabled(False)
+                backward(context_id, roots, retain_graph)
+            finally:
+                torch._C._set_multithreading_enabled(multithreading)
+
+        if module.is_available():
+            replace(module, backward=_backward)
+
+    when_imported("torch.distributed.autograd", change)
 
 
 def _roots(tensors):

@@ -5,6 +5,8 @@ import warnings
 
 import torch
 
+from .. import history
+from .patching import replace
 from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -45,12 +47,16 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(sleep, is_in_bad_fork, refusing):
-    """Replace names of `torch.cuda` that programs use although they begin with `_`.
+def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusing):
+    """Replace names of `torch.cuda` and `torch._C` that programs use although they begin with `_`.
+
+    Those of `torch._C` are what torch's own test classes and `torch._dynamo.reset` call.
 
     Args:
         sleep: function that keeps the current stream busy for some cycles.
         is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
+        set_device: function that makes a device current, by index.
+        set_stream: function of `stream_id`, `device_index`, `device_type`: makes a stream current.
         refusing: function of a name that returns what raises an error wherever it is called.
     """
     replace_in_cuda(
@@ -58,10 +64,28 @@ def replace_private_names(sleep, is_in_bad_fork, refusing):
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": is_in_bad_fork,
+            "_record_memory_history": history.record_memory_history,
+            "_snapshot": history.snapshot,
+            "_dump_snapshot": history.dump_snapshot,
+            "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
-    only_on_a_gpu = "_record_memory_history", "_snapshot", "_dump_snapshot", "_compile_kernel"
-    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in only_on_a_gpu})
+    replace(
+        torch._C,
+        # Of its own, because torch._dynamo has different rules for this and torch.cuda.set_device.
+        _cuda_setDevice=lambda device: set_device(device),
+        _cuda_setStream=set_stream,
+        _cuda_cudaCachingAllocator_is_enabled=lambda: True,
+        _cuda_clearCublasWorkspaces=lambda: None,  # kernels here have no workspaces
+        _cuda_resetCublasWorkspaceSize=lambda: None,
+        _cuda_resetCublasLtWorkspaceSize=lambda: None,
+    )
+    if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):  # a CPU build of torch
+        replace(
+            torch._C,
+            _cuda_CUDAAllocator_AllocatorState=refusing("torch.cuda.CUDAGraph"),
+            _set_cached_tensors_enabled=lambda enabled: None,  # there are no CUDA graphs
+        )
 
 
 def skip_initialization():

@@ -2,71 +2,10 @@
 
 import functools
 import sys
-import threading
-from types import FunctionType, SimpleNamespace
 
 import torch
 from torch.optim.optimizer import _foreach_supported_types as of_optimizers
 from torch.utils._foreach_utils import _foreach_supported_types as of_utilities
-
-
-def patch_swap_tensors(is_ours):
-    """Make swap_tensors, by which modules move, do what a change of `data` does on CUDA.
-
-    It is allowed despite weak references, which stay valid because the object is the same. And the
-    first tensor keeps its attributes (`bias._no_weight_decay`) but those that hold its values.
-
-    Args:
-        is_ours: function that tells whether a tensor is on a virtual GPU.
-    """
-    swap = torch.utils.swap_tensors
-    none = SimpleNamespace(getweakrefs=lambda tensor: ())
-    swap_all = FunctionType(swap.__code__, {**swap.__globals__, "weakref": none}, swap.__name__)
-
-    @functools.wraps(swap)
-    def swap_tensors(t1, t2):
-        of_values = {"_cell", "_block", "_is_param", *vars(t2)}
-        vars(t2).update({name: vars(t1)[name] for name in vars(t1).keys() - of_values})
-        return (swap_all if is_ours(t1) or is_ours(t2) else swap)(t1, t2)
-
-    torch.utils.swap_tensors = swap_tensors
-
-
-def swap_when_modules_move():
-    """Make `module.to` swap parameters, since assigning `data` cannot move a virtual tensor.
-
-    `load_state_dict` would swap them, too, which is refused where DDP holds them. Now it copies,
-    as on CUDA, unless the program has asked for swapping before.
-    """
-    may_swap = torch.__future__.get_swap_module_params_on_conversion
-    if may_swap():
-        return
-    torch.__future__.get_swap_module_params_on_conversion = functools.wraps(may_swap)(
-        lambda: _here.swaps and may_swap()
-    )
-    torch.__future__.set_swap_module_params_on_conversion(True)
-    torch.nn.Module._load_from_state_dict = without_swapping(torch.nn.Module._load_from_state_dict)
-
-
-class _Here(threading.local):
-    swaps = True  # whether modules swap parameters in this thread
-
-
-_here = _Here()
-
-
-def without_swapping(function):
-    """Return a function that does the same, while modules do not swap parameters."""
-
-    @functools.wraps(function)
-    def call(*args, **kwargs):
-        before, _here.swaps = _here.swaps, False
-        try:
-            return function(*args, **kwargs)
-        finally:
-            _here.swaps = before
-
-    return call
 
 
 def allow_foreach(tensor_class):

@@ -4,7 +4,6 @@ import functools
 
 import torch
 
-from .modules import swap_when_modules_move
 from .tensors import CPUGenerator
 from .virtual_tables import DeviceGuard, Hooks, answer_without_python
 
@@ -12,7 +11,7 @@ BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
 
 
-def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels):
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
     """Make the device type `vgpu` known to torch.
 
     Args:
@@ -22,6 +21,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
         is_pinned, pin: functions of a CPU tensor.
         restore: function(storage, location) for torch.load.
         kernels: functions(library) that add further kernels of operators of aten.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
+            strided layout.
 
     Returns:
         What to warn the user of, or None.
@@ -54,8 +55,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     _libraries.append(library)
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    library.fallback(refuse_nested, "NestedTensorPrivateUse1")
     _libraries.append(library)
-    swap_when_modules_move()
     # a low number, to come before torch's own, which would ask for memory on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
     return warning
@@ -122,6 +123,38 @@ def _with_our_devices(base, make, is_virtual):
     namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
     stand_in = Meta(base.__name__, (base,), namespace)
     return stand_in
+
+
+def name_numbered_devices(device_type):
+    """Make `torch.device(1)` a device of this type, and not one of torch's own name for ours.
+
+    In the place of `torch.device` comes a class that equals it, for tables of types.
+    """
+    base = torch.device
+
+    class Meta(type):
+        def __call__(cls, *args, **kwargs):
+            if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+                args = device_type, *args
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return subclass is cls or issubclass(subclass, base)
+
+        def __getattr__(cls, name):
+            return getattr(base, name)
+
+        def __eq__(cls, other):
+            return other is cls or other is base
+
+        def __hash__(cls):
+            return hash(base)
+
+    torch.device = Meta("device", (), {"__doc__": base.__doc__, "__module__": "torch"})
+    torch.jit._builtins._register_builtin(torch.device, "aten::device")
 
 
 def patch_accelerator(module, device_type):

@@ -1,0 +1,207 @@
+"""The history of a device's memory, read by torch's own tools for it."""
+
+import pytest
+import torch
+from test_cuda_names import run
+
+from d2lpar.virtual import history, registry, virtual_gpus
+
+KEYS = {  # of torch/csrc/cuda/memory_snapshot.cpp
+    "segment": "device address total_size allocated_size active_size requested_size stream "
+    "segment_type segment_pool_id is_expandable frames blocks",
+    "block": "address size requested_size state frames",
+    "entry": "action addr size stream time_us frames",
+}
+
+
+@pytest.fixture(autouse=True)
+def as_before():
+    yield
+    history.record_memory_history(None)
+    virtual_gpus(2)
+
+
+def recorded(program, **options):
+    """Return the actions and sizes that the history of device 0 has of a program."""
+    history.record_memory_history(**options)
+    program()
+    entries = history.snapshot()["device_traces"][0]
+    return [(entry["action"], entry["size"]) for entry in entries]
+
+
+def test_the_files_are_read_by_the_tools_of_torch():
+    """The program is that of torch's documentation, "Understanding CUDA Memory Usage"."""
+    for gpus in ("vgpu:2", "v100:2"):
+        run(
+            """
+    import pickle, tempfile
+    from torch.cuda import _memory_viz as viz
+
+    torch.cuda.memory._record_memory_history()
+    net = nn.Linear(512, 1024).cuda()
+
+    def step():
+        net(torch.ones(64, 512, device="cuda")).sum().backward()
+
+    step()
+    path = tempfile.mktemp(suffix=".pickle")
+    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    with open(path, "rb") as file:
+        seen = pickle.load(file)
+    text = viz.trace(seen)
+    assert "2.0MiB" in text and "del " in text and "Device 0" in text, text
+    usage = viz.segsum(seen)  # checks that blocks and gaps fill each segment
+    allocated = torch.cuda.memory_allocated()
+    requested = sum(
+        b["requested_size"] for s in seen["segments"] for b in s["blocks"]
+        if b["state"] == "active_allocated"
+    )
+    assert requested == allocated == 2 * (512 * 1024 + 1024) * 4, (requested, allocated)
+    flames = viz.memory(seen, format_flamegraph=lambda lines: lines)
+    assert "<string>" in flames and str(512 * 1024 * 4) in flames, flames
+    assert "snapshot.pickle" in viz.trace_plot(seen) and "Allocator" in viz.segment_plot(seen)
+    assert len(seen["device_traces"]) == 2 and not seen["device_traces"][1]
+    names = {f["name"] for e in seen["device_traces"][0] for f in e["frames"]}
+    assert "step" in names and "forward" in names, names
+    assert not any("d2lpar/virtual" in f["filename"] for e in seen["device_traces"][0]
+                   for f in e["frames"])
+    assert torch.cuda.memory_snapshot() == torch.cuda.memory._snapshot()["segments"]
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
+    """,
+            gpus,
+        )
+
+
+def test_what_a_program_does_is_there_in_order():
+    (gpu, _) = virtual_gpus(2)
+    kept = torch.ones(256, device=gpu)
+
+    def program():
+        x = torch.empty(1000, device=gpu)
+        y = torch.empty(3, device=gpu)
+        del x
+        torch.empty(500, device=gpu)
+        del y
+
+    assert recorded(program) == [
+        ("alloc", 4000),
+        ("alloc", 12),
+        ("free_requested", 4000),
+        ("free_completed", 4000),
+        ("alloc", 2000),
+        ("free_requested", 2000),
+        ("free_completed", 2000),
+        ("free_requested", 12),
+        ("free_completed", 12),
+    ]
+    seen = history.snapshot()
+    entry, (segment, *_) = seen["device_traces"][0][0], seen["segments"]
+    assert set(entry) == {*KEYS["entry"].split()} and set(segment) == {*KEYS["segment"].split()}
+    assert set(segment["blocks"][0]) == {*KEYS["block"].split()}
+    assert segment["total_size"] == kept.nbytes, "it was there before, and has no entry"
+    frame = entry["frames"][0]
+    assert (frame["name"], frame["filename"]) == ("program", __file__)
+    assert frame["line"] == program.__code__.co_firstlineno + 1
+    assert seen["device_traces"][0][-1]["action"] == "snapshot"
+
+
+def test_a_modelled_gpu_has_the_segments_of_cudas_allocator():
+    """CUDACachingAllocator.cpp: 2 MiB for small blocks, 20 MiB below 10 MiB, reused when free."""
+    (gpu,) = virtual_gpus(1, model="v100")
+
+    def program():
+        x = torch.empty(1000, device=gpu)
+        y = torch.empty(2**20, device=gpu)
+        del y
+        y = torch.empty(2**20, device=gpu)
+        del x, y
+        torch.vgpu.empty_cache()
+        torch.empty(1, device=gpu)
+
+    mib = 2**20
+    assert recorded(program) == [
+        ("segment_alloc", 2 * mib),
+        ("alloc", 4000),
+        ("segment_alloc", 20 * mib),
+        ("alloc", 4 * mib),
+        ("free_requested", 4 * mib),
+        ("free_completed", 4 * mib),
+        ("alloc", 4 * mib),
+        ("free_requested", 4000),
+        ("free_completed", 4000),
+        ("free_requested", 4 * mib),
+        ("free_completed", 4 * mib),
+        ("segment_free", 2 * mib),
+        ("segment_free", 20 * mib),
+        ("segment_alloc", 2 * mib),
+        ("alloc", 4),
+        ("free_requested", 4),
+        ("free_completed", 4),
+    ]
+    entries = history.snapshot()["device_traces"][0]
+    allocs = [entry["addr"] for entry in entries if entry["action"] == "alloc"]
+    assert allocs[1] == allocs[2] != allocs[0] and max(allocs) < 2**53
+    times = [entry["time_us"] for entry in entries]
+    assert times == sorted(times) and times[-1] < 1e6, "the times of the model"
+
+
+@pytest.mark.parametrize(
+    ("options", "entries", "frames"),
+    [
+        ({}, 4, (True, True)),
+        ({"context": "state"}, 4, (False, True)),
+        ({"context": None}, 4, (False, False)),
+        ({"enabled": "state"}, 0, (False, True)),
+        ({"max_entries": 2}, 2, (True, True)),
+        ({"skip_actions": ["free_requested", "free_completed"]}, 2, (True, True)),
+        ({"enabled": True, "trace_alloc_max_entries": 3}, 3, (False, True)),
+        ({"enabled": False}, 0, (False, False)),
+    ],
+)
+def test_what_is_kept_can_be_chosen(options, entries, frames):
+    (gpu, _) = virtual_gpus(2)
+    made = []
+
+    def program():
+        torch.empty(5, device=gpu)
+        made.append(torch.empty(7, device=gpu))
+
+    found = recorded(program, **options)
+    assert len(found) == entries, found
+    seen = history.snapshot()
+    blocks = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 28]
+    in_trace = any(entry["frames"] for entry in seen["device_traces"][0])
+    assert (in_trace, bool(blocks[0]["frames"])) == frames
+    history.record_memory_history(clear_history=True)
+    assert history.snapshot()["device_traces"][0] == []
+
+
+def test_memory_that_a_stream_holds_and_memory_that_there_is_not():
+    (gpu,) = virtual_gpus(1, model="v100")
+    history.record_memory_history()
+    side, x = torch.vgpu.Stream(gpu), torch.empty(2**20, device=gpu)
+    with side:
+        torch.vgpu._sleep(1)
+    x.record_stream(side)
+    del x
+    seen = history.snapshot()
+    (block,) = [b for s in seen["segments"] for b in s["blocks"] if b["requested_size"] == 2**22]
+    assert block["state"] == "active_pending_free"
+    assert seen["device_traces"][0][-1]["action"] == "free_requested"
+    side.synchronize()
+    with pytest.raises(torch.OutOfMemoryError):
+        torch.empty(2**40, device=gpu)
+    *_, completed, failed = history.snapshot()["device_traces"][0]
+    assert (completed["action"], completed["size"]) == ("free_completed", 2**22)
+    assert (failed["action"], failed["size"]) == ("oom", 2**42)
+    assert failed["device_free"] == registry.devices[0].memory.limit and "addr" not in failed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"enabled": "some"}, {"context": "free"}, {"stacks": "c++"}, {"skip_actions": ["alloc", "x"]}],
+)
+def test_what_cannot_be_kept(options):
+    with pytest.raises(RuntimeError, match="got|unknown"):
+        history.record_memory_history(**options)

@@ -1,0 +1,181 @@
+"""`torch.profiler` on virtual GPUs: what the GPUs did, below the operators that launched it."""
+
+from test_cuda_names import run
+
+IMPORTS = """
+    import json, os, tempfile, warnings
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+    from torch.profiler import supported_activities, tensorboard_trace_handler
+
+    CPU, CUDA = ProfilerActivity.CPU, ProfilerActivity.CUDA
+
+    def exported(profile):
+        path = tempfile.mktemp(suffix=".json")
+        profile.export_chrome_trace(path)
+        with open(path) as file:
+            return json.load(file)
+"""
+
+
+def profiled(program, gpus="v100:2"):
+    return run(IMPORTS + program, gpus)
+
+
+def test_operators_have_the_time_of_their_kernels():
+    """A product of 4000 x 4000 took a V100 0.466 s / 50 (d2l 13.3); small kernels take 3 µs."""
+    profiled("""
+    x = torch.ones(4000, 4000, device="cuda")
+    small = torch.ones(8, device="cuda:1")
+    with profile(activities=[CPU, CUDA], record_shapes=True, with_stack=True) as p:
+        for _ in range(4):
+            x @ x
+        with record_function("mine"):
+            for _ in range(5):
+                small + 1
+        x.cpu()
+    rows = {event.key: event for event in p.key_averages()}
+    assert abs(rows["aten::mm"].device_time_total / 4 - 0.466e6 / 50) < 100, rows["aten::mm"]
+    assert rows["aten::mm"].self_device_time_total == rows["aten::matmul"].device_time_total
+    assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::mm"].count == 4
+    assert abs(rows["aten::add"].device_time_total - 5 * 3) < 0.1
+    assert abs(rows["mine"].device_time_total - 5 * 3) < 0.1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is deprecated
+        assert abs(next(e for e in p.events() if e.name == "aten::add").cuda_time_total - 3) < 0.1
+    kernel = rows["aten.mm"]
+    assert kernel.count == 4 and kernel.device_type == torch.profiler.DeviceType.CUDA
+    assert kernel.self_device_time_total == rows["aten::mm"].device_time_total
+    assert rows["Memcpy DtoH"].device_time_total == rows["aten::to"].device_time_total > 5000
+    assert "PythonSubclass" not in rows, "what only virtual GPUs do is hidden"
+    shapes = [e.input_shapes for e in p.key_averages(group_by_input_shape=True)
+              if e.key == "aten::add"]
+    assert shapes == [[[8], [], []]], shapes
+    table = p.key_averages(group_by_stack_n=2).table(sort_by="cuda_time_total", row_limit=10)
+    assert "Self CUDA time total" in table
+    functions = [event.name for event in p.events()]
+    assert any("<module>" in name for name in functions)
+    assert not any("d2lpar/virtual" in name for name in functions)
+    on = {event.device_index for event in p.events() if event.name == "aten.add"}
+    assert on == {1}
+    # The host's time is the model's, too: 8 µs for an operator, see `virtual.host.EAGER`
+    assert 4 * 8 < rows["aten::mm"].cpu_time_total < 10 * 8, rows["aten::mm"].cpu_time_total
+    """)
+
+
+def test_the_exported_trace_has_kernels_and_who_launched_them():
+    profiled("""
+    x = torch.ones(64, 64, device="cuda")
+    x @ x
+    with profile(activities=[CPU, CUDA]) as p:
+        x @ x
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            x + 1
+        x.to("cuda:1")
+    trace = exported(p)
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    by_name = {event["name"]: event for event in events}
+    for kernel, operator in (("aten.mm", "aten::mm"), ("aten.add", "aten::add")):
+        kernel, operator = by_name[kernel], by_name[operator]
+        assert kernel["cat"] == "kernel" and operator["cat"] == "cpu_op"
+        assert kernel["args"]["External id"] == operator["args"]["External id"]
+        assert operator["ts"] <= kernel["ts"]
+        (begin,), (end,) = (
+            [e for e in trace["traceEvents"]
+             if e.get("cat") == "ac2g" and e["ph"] == ph
+             and e["id"] == kernel["args"]["correlation"]] for ph in "sf"
+        )
+        assert begin["ts"] == operator["ts"] and end["ts"] == kernel["ts"]
+        assert (end["pid"], end["tid"]) == (kernel["pid"], kernel["tid"])
+    assert by_name["aten.mm"]["tid"] == 0 != by_name["aten.add"]["tid"]
+    copy = by_name["Memcpy PtoP"]
+    assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 64 * 64 * 4)
+    assert "V100" in trace["modelled"]
+    assert [each["name"] for each in trace["deviceProperties"]] == ["Tesla V100-SXM2-16GB"] * 2
+    """)
+
+
+def test_gpus_alone_and_by_default_as_well():
+    profiled("""
+    x = torch.ones(8, device="cuda")
+    assert supported_activities() >= {CPU, CUDA}
+    with profile(activities=[CUDA]) as p:
+        x + 1
+    assert [event.key for event in p.key_averages()] == ["aten.add"]
+    trace = exported(p)
+    assert [e["name"] for e in trace["traceEvents"] if e["ph"] == "X"] == ["aten.add"]
+    with profile(activities=[{CUDA: ["GPU_MEMCPY"]}]) as p:
+        (x + 1).cpu()
+    assert [event.key for event in p.key_averages()] == ["Memcpy DtoH"]
+    with profile() as p:
+        x + 1
+    assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
+    with torch.autograd.profiler.profile(use_device="cuda") as p:
+        x + 1
+    assert {"aten.add", "aten::add"} <= {event.key for event in p.key_averages()}
+    with profile(activities=[CPU]) as p:
+        x + 1
+    assert "aten.add" not in {event.key for event in p.key_averages()}
+    with torch.autograd.profiler.profile(enabled=False) as p:
+        x + 1
+    """)
+
+
+def test_a_schedule_and_its_handlers():
+    """Of each cycle of wait, warm-up and two active steps the handler gets the active ones."""
+    profiled("""
+    x, seen, folder = torch.ones(8, device="cuda"), [], tempfile.mkdtemp()
+    write = tensorboard_trace_handler(folder)
+
+    def ready(p):
+        seen.append([e.count for e in p.key_averages() if e.key == "aten.mul"])
+        write(p)
+
+    with profile(
+        activities=[CPU, CUDA], schedule=schedule(wait=1, warmup=1, active=2, repeat=2),
+        on_trace_ready=ready,
+    ) as p:
+        for step in range(9):
+            for _ in range(1 + step):
+                x * 2
+            p.step()
+    assert seen == [[3 + 4], [7 + 8]], seen
+    files = sorted(os.listdir(folder))
+    assert len(files) == 2 and all(name.endswith(".pt.trace.json") for name in files), files
+    with open(os.path.join(folder, files[0])) as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"]]
+    assert names.count("aten.mul") == 7
+    """)
+
+
+def test_on_the_wall_clock_the_times_are_those_of_the_engines():
+    """`_sleep` keeps an engine busy for the time asked for; the host goes on meanwhile."""
+    profiled(
+        """
+    x = torch.ones(8, device="cuda")
+    x + 1
+    torch.cuda.synchronize()
+    with profile(activities=[CPU, CUDA]) as p:
+        torch.cuda._sleep(2 * 10**8)
+        x + 1
+    trace = exported(p)
+    events = [e for e in trace["traceEvents"] if e["ph"] == "X"]
+    by_name = {event["name"]: event for event in events}
+    assert by_name["sleep"]["dur"] >= 2e5
+    sleep_end = by_name["sleep"]["ts"] + by_name["sleep"]["dur"]
+    assert by_name["aten::add"]["ts"] < sleep_end <= by_name["aten.add"]["ts"] + 1
+    assert "modelled" not in trace
+    """,
+        "vgpu:2",
+    )
+
+
+def test_a_timeline_records_each_kernel_once():
+    run("""
+    from d2lpar.timelines.timeline import Timeline
+
+    x = torch.ones(8, device="cuda")
+    with Timeline() as timeline:
+        x + 1
+    assert len(timeline.select(kind="kernel")) == 1, timeline.spans
+    """)

@@ -1,0 +1,220 @@
+"""What `time.time`, `timeit` and their kin tell a program while GPUs are modelled."""
+
+import logging
+import os
+import pickle
+import sys
+import threading
+import time
+import timeit
+from types import ModuleType
+
+import pytest
+import torch
+from modelling import fixed_gpus
+from programs import d2lpar, written
+from torch.utils import benchmark
+
+from d2lpar.virtual import program_clock, virtual_gpus
+from d2lpar.virtual.program_clock import SECONDS_OF_A_READING
+
+SECONDS = ("time", "perf_counter", "process_time")
+NANOSECONDS = tuple(f"{name}_ns" for name in SECONDS)
+READING = pytest.approx(SECONDS_OF_A_READING, abs=2.4e-7)  # as exact as `time.time` is
+REAL = {name: getattr(time, name) for name in (*SECONDS, *NANOSECONDS, "sleep", "monotonic")}
+
+
+@pytest.fixture
+def device():
+    """A modelled GPU whose kernels take 2 s each, and nothing else takes any time."""
+    program_clock.tell_programs()
+    (device,) = fixed_gpus(1, seconds=2.0)
+    yield device
+    program_clock._wanted = False
+    virtual_gpus(1)
+
+
+def run_a_kernel(device):
+    torch.ones(3, device=device).add_(1)  # two kernels
+    torch.vgpu.synchronize(device)
+
+
+@pytest.mark.parametrize("name", SECONDS + NANOSECONDS)
+def test_a_clock_contains_the_kernels_that_the_host_has_waited_for(device, name):
+    read, units = getattr(time, name), 1e9 if name in NANOSECONDS else 1.0
+    before = read()
+    torch.ones(3, device=device).add_(1)  # issued, not waited for
+    assert (read() - before) / units == READING
+    torch.vgpu.synchronize(device)
+    # The second reading took place beside the kernels.
+    assert (read() - before) / units == pytest.approx(4 + SECONDS_OF_A_READING, abs=2.4e-7)
+
+
+def test_the_date_is_todays_and_what_stays_real(device):
+    assert 0 <= REAL["time"]() - time.time() < 60
+    assert time.monotonic is REAL["monotonic"]
+    time.time()
+    run_a_kernel(device)
+    record = logging.makeLogRecord({})
+    assert abs(record.created - REAL["time"]()) < 3, "logs have real stamps"
+    for module in ("torch.distributed.elastic.timer", "d2lpar.programs.report", "selectors"):
+        names = {"__name__": module, "time": time}
+        exec("now = time.perf_counter()", names)
+        assert abs(names["now"] - REAL["perf_counter"]()) < 3
+
+
+def test_timeit_and_torchs_timer(device):
+    names = {"device": device, "run_a_kernel": run_a_kernel}
+    call = "run_a_kernel(device)"
+    each = pytest.approx(4.0, abs=1e-5)
+    assert [t / 3 for t in timeit.repeat(call, globals=names, repeat=2, number=3)] == [each] * 2
+    assert timeit.timeit(call, globals=names, number=1) == each
+    assert timeit.Timer(call, globals=names).timeit(1) == each
+    start = timeit.default_timer()
+    run_a_kernel(device)
+    assert timeit.default_timer() - start == each
+    timer = benchmark.Timer("torch.ones(3, device=device).add_(1)", globals=names)
+    assert timer.timeit(2).mean == each
+
+
+def test_modules_that_had_imported_a_clock_before_and_later():
+    early, late = ModuleType("early"), ModuleType("late")
+    exec("from time import time, sleep\nfrom timeit import default_timer", vars(early))
+    sys.modules.update(early=early, late=late)
+    try:
+        program_clock.tell_programs()
+        (device,) = fixed_gpus(1, seconds=2.0)
+        exec("from time import time", vars(late))
+        starts = early.time(), late.time(), early.default_timer()
+        run_a_kernel(device)
+        ends = early.time(), late.time(), early.default_timer()
+        four = pytest.approx(4, abs=1e-5)
+        assert [end - start for start, end in zip(starts, ends, strict=True)] == [four] * 3
+        program_clock._wanted = False
+        virtual_gpus(1)
+        assert (early.time, early.sleep) == (REAL["time"], REAL["sleep"])
+        assert abs(late.time() - REAL["time"]()) < 3
+    finally:
+        del sys.modules["early"], sys.modules["late"]
+        program_clock._wanted = False
+        virtual_gpus(1)
+
+
+def test_the_wall_clock_puts_everything_back(device):
+    functions = timeit.Timer.__init__, timeit.timeit, timeit.repeat
+    assert time.time is not REAL["time"]
+    time.perf_counter_ns = 5  # a program's own stays
+    virtual_gpus(1)
+    own, time.perf_counter_ns = time.perf_counter_ns, REAL["perf_counter_ns"]
+    assert own == 5
+    assert all(getattr(time, name) is real for name, real in REAL.items())
+    assert timeit.default_timer is REAL["perf_counter"]
+    assert all(REAL["perf_counter"] in function.__defaults__ for function in functions)
+    assert timeit.timeit.__defaults__ == ("pass", "pass", REAL["perf_counter"], 1000000, None)
+    (device,) = fixed_gpus(1, seconds=2.0)  # and again
+    start = time.perf_counter()
+    run_a_kernel(device)
+    assert time.perf_counter() - start == pytest.approx(4, abs=1e-5)
+
+
+def test_nothing_changes_where_nobody_has_asked():
+    fixed_gpus(1)
+    try:
+        assert all(getattr(time, name) is real for name, real in REAL.items())
+    finally:
+        virtual_gpus(1)
+
+
+def test_a_loop_that_polls_ends(device):
+    end = time.time() + 1e-3
+    readings = next((n for n in range(10_000) if time.time() >= end), None)
+    assert readings == pytest.approx(1000, abs=2)
+
+
+def test_a_sleep_takes_its_time_on_both_clocks(device, monkeypatch):
+    slept = []
+    monkeypatch.setattr(program_clock._stands[-1], "real", slept.append)
+    start = time.perf_counter()
+    time.sleep(3)
+    assert time.perf_counter() - start == pytest.approx(3, abs=1e-5)
+    exec("time.sleep(5)", {"__name__": "concurrent.futures", "time": time})
+    assert time.perf_counter() - start == pytest.approx(3, abs=1e-5)
+    assert slept == [3, 5]
+
+
+def test_a_clock_is_as_good_as_the_function_that_it_stands_for(device):
+    class Timed:
+        read = time.perf_counter  # a function of Python would become a method
+
+    assert Timed().read() > 0
+    assert pickle.loads(pickle.dumps(time.time)) is time.time
+    with pytest.raises(TypeError):
+        time.time(1)
+
+
+def test_each_thread_reads_its_own_clock(device):
+    """It begins when the thread is started, and joining the thread waits for it."""
+    read, begun = [], time.perf_counter()
+
+    def work():
+        read.append(time.perf_counter() - begun)
+        run_a_kernel(device)
+        read.append(time.perf_counter() - begun)
+
+    run_a_kernel(device)
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert read == [pytest.approx(4, abs=1e-5), pytest.approx(8, abs=1e-5)]
+    assert time.perf_counter() - begun == pytest.approx(8, abs=1e-5)
+
+
+def test_a_fork_reads_the_real_clock(device):
+    run_a_kernel(device)
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if abs(time.perf_counter() - REAL["perf_counter"]()) < 1 else 7)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+PROGRAM = """
+    import time, timeit
+    from time import perf_counter
+    import torch, tqdm
+
+    def run():
+        torch.cuda._sleep(1_500_000_000)  # cycles of a nanosecond
+        torch.cuda.synchronize()
+
+    start, begun = time.time(), perf_counter()
+    run()
+    print(time.time() - start, perf_counter() - begun, timeit.repeat(run, repeat=2, number=2))
+    bar = tqdm.tqdm(total=3)
+    for _ in range(3):
+        run()
+        bar.update()
+    print(f"{bar.format_dict['elapsed']:.3f}")
+"""
+
+
+def test_a_program_reads_the_same_in_every_run(tmp_path):
+    run = "run", "--model", "v100"
+    program = sys.executable, written(tmp_path, PROGRAM)
+    first, second = (d2lpar(tmp_path, *run, *program) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    once, again, *repeated, tqdms = first.stdout.replace("[", "").replace("]", "").split()
+    assert [float(once), float(again)] == [pytest.approx(1.5, abs=1e-4)] * 2
+    assert [float(each.strip(",")) for each in repeated] == [pytest.approx(3, abs=1e-4)] * 2
+    assert float(tqdms) == pytest.approx(4.5, abs=1e-3)
+    assert "modelled; the program's clock: model" in first.stderr.splitlines()[-5]
+
+
+def test_a_program_reads_the_wall_clock_if_asked(tmp_path):
+    code = "import time, timeit, torch; torch.ones(3, device='cuda'); "
+    code += "print(time.time, time.sleep, timeit.default_timer, timeit.repeat.__defaults__[2])"
+    program = sys.executable, "-c", code
+    done = d2lpar(tmp_path, "run", "--model", "v100", "--clock", "wall", *program)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("<built-in function") == 4
+    assert "modelled; the program's clock: wall" in done.stderr
