@@ -481,10 +481,10 @@ def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
     program = written(
         tmp_path,
         """
-        import json, torch
+        import json, os, torch
         from torch.distributed import autograd, rpc
 
-        options = rpc.TensorPipeRpcBackendOptions(init_method="file://%s/rendezvous")
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{os.getcwd()}/r")
         rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
         x = torch.tensor([2.0, 5.0], requires_grad=True)
         with autograd.context() as context:
@@ -493,8 +493,7 @@ def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
             gradient = autograd.get_gradients(context)[x]
         rpc.shutdown()
         print(json.dumps(gradient.tolist()))
-        """
-        % tmp_path,
+        """,
     )
     assert on_gpus(tmp_path, 3, sys.executable, program) == [7.0, 13.0]
 
