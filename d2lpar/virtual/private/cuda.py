@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from .patching import replace
+from .patching import replace, when_imported
 from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -83,6 +83,14 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
         )
     only_on_a_gpu = "_record_memory_history", "_snapshot", "_dump_snapshot", "_compile_kernel"
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in only_on_a_gpu})
+
+
+def test_on_cuda_once():
+    """Make torch's classes of tests for each kind of device leave out ours, which is "cuda"."""
+    when_imported(
+        "torch.testing._internal.common_device_type",
+        lambda module: module.device_type_test_bases.remove(module.PrivateUse1TestBase),
+    )
 
 
 def skip_initialization():
