@@ -488,10 +488,10 @@ def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
     program = written(
         tmp_path,
         """
-        import json, torch
+        import json, os, torch
         from torch.distributed import autograd, rpc
 
-        options = rpc.TensorPipeRpcBackendOptions(init_method="file://%s/rendezvous")
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{os.getcwd()}/r")
         rpc.init_rpc("worker", rank=0, world_size=1, rpc_backend_options=options)
         x = torch.tensor([2.0, 5.0], requires_grad=True)
         with autograd.context() as context:
@@ -500,8 +500,7 @@ def test_distributed_autograd_on_gpus_that_are_not_the_first(tmp_path):
             gradient = autograd.get_gradients(context)[x]
         rpc.shutdown()
         print(json.dumps(gradient.tolist()))
-        """
-        % tmp_path,
+        """,
     )
     assert on_gpus(tmp_path, 3, sys.executable, program) == [7.0, 13.0]
 
@@ -624,7 +623,7 @@ TORCH_TESTS = """
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("Devices or Threads", "8 passed, 2 skipped"),
+        ("Devices or Threads", "6 passed, 1 skipped"),
         ("not Devices and not Threads", "4 passed, 1 skipped"),
     ],
     ids=["in one process", "in several"],

@@ -18,6 +18,7 @@ from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
+    test_on_cuda_once,
 )
 from d2lpar.virtual.private.patching import replace
 from d2lpar.virtual.private.profiling import patch_profiler
@@ -111,6 +112,7 @@ def _replace_names():
         version=lambda: None,
     )
     skip_initialization()
+    test_on_cuda_once()
 
 
 def _stats_as_nested_dict(device=None):

@@ -6,7 +6,7 @@ import warnings
 import torch
 
 from .. import history
-from .patching import replace
+from .patching import replace, when_imported
 from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -86,6 +86,14 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
             _cuda_CUDAAllocator_AllocatorState=refusing("torch.cuda.CUDAGraph"),
             _set_cached_tensors_enabled=lambda enabled: None,  # there are no CUDA graphs
         )
+
+
+def test_on_cuda_once():
+    """Make torch's classes of tests for each kind of device leave out ours, which is "cuda"."""
+    when_imported(
+        "torch.testing._internal.common_device_type",
+        lambda module: module.device_type_test_bases.remove(module.PrivateUse1TestBase),
+    )
 
 
 def skip_initialization():
