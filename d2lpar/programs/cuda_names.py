@@ -122,6 +122,12 @@ def _stats_as_nested_dict(device=None):
     return nested
 
 
+def _device_memory_used(device=None):
+    """Return the bytes in use, as nvidia-smi would."""
+    free, total = vgpu.mem_get_info(device)
+    return total - free
+
+
 class _DeviceOf(vgpu.device):
     """Make the device of a tensor the current one; one on the CPU changes nothing."""
 
@@ -145,6 +151,7 @@ _OTHERWISE = {
     "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "device_memory_used": _device_memory_used,
     "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
@@ -155,7 +162,7 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    list_gpu_processes device_memory_used memory_usage utilization temperature
+    list_gpu_processes memory_usage utilization temperature
     power_draw clock_rate
 """.split()
 
