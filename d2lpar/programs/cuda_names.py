@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, history, vgpu
+from d2lpar.virtual import as_cuda, history, profiling, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
@@ -85,6 +85,9 @@ def _replace_names():
     replace_private_names(
         sleep=lambda cycles: vgpu._sleep(cycles * NANOSECOND),
         is_in_bad_fork=vgpu._is_in_bad_fork,
+        record_memory_history=history.record_memory_history,
+        snapshot=history.snapshot,
+        dump_snapshot=history.dump_snapshot,
         refusing=refusing,
     )
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
@@ -99,7 +102,7 @@ def _replace_names():
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
-    patch_profiler()
+    patch_profiler(profiling.Work)
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,

@@ -5,7 +5,6 @@ import warnings
 
 import torch
 
-from .. import history
 from .virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a torch.library.Library takes back what it registered
@@ -46,12 +45,15 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(sleep, is_in_bad_fork, refusing):
+def replace_private_names(
+    sleep, is_in_bad_fork, record_memory_history, snapshot, dump_snapshot, refusing
+):
     """Replace names of `torch.cuda` that programs use although they begin with `_`.
 
     Args:
         sleep: function that keeps the current stream busy for some cycles.
         is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
+        record_memory_history, snapshot, dump_snapshot: see `virtual.history`.
         refusing: function of a name that returns what raises an error wherever it is called.
     """
     replace_in_cuda(
@@ -59,9 +61,9 @@ def replace_private_names(sleep, is_in_bad_fork, refusing):
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": is_in_bad_fork,
-            "_record_memory_history": history.record_memory_history,
-            "_snapshot": history.snapshot,
-            "_dump_snapshot": history.dump_snapshot,
+            "_record_memory_history": record_memory_history,
+            "_snapshot": snapshot,
+            "_dump_snapshot": dump_snapshot,
             "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
