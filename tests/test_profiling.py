@@ -32,6 +32,7 @@ def test_operators_have_the_time_of_their_kernels():
         with record_function("mine"):
             for _ in range(5):
                 small + 1
+        small * 2
         x.cpu()
     rows = {event.key: event for event in p.key_averages()}
     assert abs(rows["aten::mm"].device_time_total / 4 - 0.466e6 / 50) < 100, rows["aten::mm"]
