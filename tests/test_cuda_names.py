@@ -279,6 +279,60 @@ def test_flags_and_tools_are_accepted():
     """)
 
 
+def test_sparse_tensors_are_refused_by_name_and_with_a_cure():
+    run("""
+    x, dense = torch.eye(3), torch.eye(3).cuda()
+
+    def gradients():
+        nn.Embedding(5, 3, sparse=True).cuda()(torch.tensor([1]).cuda()).sum().backward()
+
+    for make in (
+        lambda: x.to_sparse().cuda(), lambda: x.to_sparse_csr().cuda(), gradients,
+        lambda: dense.to_sparse(), lambda: dense.to_sparse_csr(),
+        lambda: torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device="cuda"),
+        lambda: torch.sparse_coo_tensor(torch.ones(1, 1).long().cuda(), dense[0, :1], (2,)),
+    ):
+        try:
+            make()
+        except NotImplementedError as error:
+            assert "torch.sparse_c" in str(error) and "to_dense()" in str(error), error
+        else:
+            assert False, "it was not refused"
+    assert torch.equal(x.to_sparse().to_dense().cuda(), dense)
+    """)
+
+
+def test_what_waits_on_cuda_as_well_is_not_warned_of():
+    """`allclose` reads its result; each rank of a published test had warned of it."""
+    run("""
+    import warnings
+    warnings.simplefilter("error")
+    x = torch.ones(3, device="cuda")
+    assert torch.allclose(x, x) and not torch.allclose(x, x + 1)
+    """)
+
+
+def test_deepspeeds_own_adam_names_the_option_that_avoids_it(tmp_path):
+    """A stand-in for the module: an extension that DeepSpeed compiles when it is made."""
+    folder = tmp_path / "deepspeed" / "ops" / "adam"
+    folder.mkdir(parents=True)
+    for each in (folder, folder.parent, folder.parent.parent):
+        (each / "__init__.py").write_text("")
+    (folder / "fused_adam.py").write_text("class FusedAdam:\n    pass\n")
+    run(f"""
+    import sys
+    sys.path.insert(0, {str(tmp_path)!r})
+    from deepspeed.ops.adam.fused_adam import FusedAdam
+
+    try:
+        FusedAdam([torch.ones(1)])
+    except NotImplementedError as error:
+        assert '"torch_adam": true' in str(error)
+    else:
+        assert False
+    """)
+
+
 def test_what_only_cuda_has_says_so_by_name():
     run("""
     import sys, types, warnings
@@ -291,9 +345,13 @@ def test_what_only_cuda_has_says_so_by_name():
             return str(error)
 
     assert "torch.cuda.CUDAGraph needs a real GPU" in error(lambda: torch.cuda.CUDAGraph())
+    assert "--training.disable_cuda_graphs" in error(lambda: torch.cuda.CUDAGraph())
+    used = torch.cuda.device_memory_used()
+    x = torch.ones(256, device="cuda")
+    assert torch.cuda.device_memory_used() == used + 1024  # as nvidia-smi shows it
     assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
     assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
-    assert "torch.cuda.utilization" in error(torch.cuda.utilization)
+    assert "the summary of d2lpar run" in error(torch.cuda.utilization)
     assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import torch
 
-from d2lpar.virtual import as_cuda, history, registry, vgpu
+from d2lpar.virtual import as_cuda, history, profiling, registry, vgpu
 from d2lpar.virtual.private.cuda import (
     replace_in_cuda,
     replace_private_names,
@@ -89,6 +89,9 @@ def _replace_names():
         is_in_bad_fork=vgpu._is_in_bad_fork,
         set_device=vgpu.set_device,
         set_stream=_set_stream,
+        record_memory_history=history.record_memory_history,
+        snapshot=history.snapshot,
+        dump_snapshot=history.dump_snapshot,
         refusing=refusing,
     )
     types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
@@ -103,7 +106,7 @@ def _replace_names():
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=vgpu.mem_get_info)
-    patch_profiler()
+    patch_profiler(profiling.Work)
     replace(torch.backends.cuda, is_built=lambda: True)
     replace(
         torch.backends.cudnn,
@@ -125,6 +128,12 @@ def _stats_as_nested_dict(device=None):
             inner = inner.setdefault(part, {})
         inner[last] = value
     return nested
+
+
+def _device_memory_used(device=None):
+    """Return the bytes in use, as nvidia-smi would."""
+    free, total = vgpu.mem_get_info(device)
+    return total - free
 
 
 class _DeviceOf(vgpu.device):
@@ -157,6 +166,7 @@ _OTHERWISE = {
     "reset_max_memory_cached": vgpu.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "device_memory_used": _device_memory_used,
     "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` here never fail
@@ -167,7 +177,7 @@ _ONLY_ON_A_GPU = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
-    list_gpu_processes device_memory_used memory_usage utilization temperature
+    list_gpu_processes memory_usage utilization temperature
     power_draw clock_rate
 """.split()
 

@@ -6,9 +6,13 @@ import torch
 
 from d2lpar.virtual.private.patching import replace, when_imported
 
+_SUMMARY = "the summary of d2lpar run tells how busy each GPU of each process was, and its memory"
 _INSTEAD = {  # part of a name -> what to do
     "nccl": "torch.cuda.comm has some of them, and torch.distributed all",
-    "raph": "run the code without capturing it",
+    "raph": "run the code without capturing it (torchtitan: --training.disable_cuda_graphs)",
+    "utilization": _SUMMARY,
+    "list_gpu": _SUMMARY,
+    "memory_usage": _SUMMARY,  # the share of time in which memory was read or written
     "memory": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
 }
 _KERNELS = "give it a version in PyTorch's own operators, or run it on a machine with a GPU"
@@ -34,6 +38,7 @@ def refuse_extensions():
     replace(torch, compile=_compile)
     when_imported("torch.utils.cpp_extension", _change_extensions)
     when_imported("triton.runtime.jit", _change_triton)
+    when_imported("deepspeed.ops.adam.fused_adam", _change_deepspeed)
 
 
 def _compile(model=None, **options):
@@ -75,3 +80,15 @@ def _change_triton(module):
         raise _needs_a_gpu(f"the Triton kernel {name!r}", _KERNELS)
 
     replace(module.JITFunction, run=run)
+
+
+def _change_deepspeed(module):
+    """Make DeepSpeed's Adam, an extension that it compiles, name the option that avoids it."""
+
+    def __init__(self, *args, **kwargs):
+        raise _needs_a_gpu(
+            "DeepSpeed's FusedAdam",
+            'let "params" of the "optimizer" in its configuration have "torch_adam": true',
+        )
+
+    replace(module.FusedAdam, __init__=__init__)

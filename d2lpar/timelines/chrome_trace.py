@@ -34,7 +34,7 @@ def chrome_trace(timeline, prefix="", first=0):
         tid = 0
         for thread in sorted(name for owner, name in threads if owner == process):
             spans = threads[process, thread]
-            if spans[0].kind in OF_A_PROGRAM and thread != ANY_THREAD:
+            if getattr(spans[0], "kind", None) in OF_A_PROGRAM and thread != ANY_THREAD:
                 dealt = [(0, span) for span in spans]  # viewers draw what is within below
             else:
                 dealt = lanes(spans)

@@ -12,7 +12,7 @@ from d2lpar.devices import synchronize, try_all_gpus
 from d2lpar.other_programs import look, while_timed
 from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.intervals import overlap, union
-from d2lpar.virtual import clock, clock_in_force, hardware_name
+from d2lpar.virtual import clock, clock_in_force, hardware_name, registry
 
 KINDS = ("kernel", "copy", "collective", "wait")
 
@@ -315,7 +315,7 @@ def _start_recorders():
 
     sources = [virtual]
     real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators())
-    if real and virtual.registry.device_type != "cuda":
+    if real and registry.device_type != "cuda":
         from d2lpar.timelines import cuda
 
         sources.append(cuda)

@@ -33,7 +33,9 @@ Beside them:
     links       how fast bytes travel: wires as they are sold, and as they were measured
     clocks      the clock in force, as a program sees it
     process_limits  the cores and the memory that this process may use
-    spans       what a recording holds
+    spans       what a recording holds; profiling: how torch's profiler shows it
+    history     what the memory of a device did, for https://pytorch.org/memory_viz
+    identity    what a device says that it is: name, compute capability, properties
     vgpu        the module torch.vgpu: streams, events, memory and devices, as in torch.cuda
     backward    backward on the streams of forward
     attention   scaled_dot_product_attention as one kernel

@@ -24,6 +24,7 @@ class Layout:
     @classmethod
     def of(cls, device, tensor):
         """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
+        check_dense(tensor)
         return cls._get(
             device,
             tensor.dtype,
@@ -69,6 +70,20 @@ class Layout:
         else:
             tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
         return with_bits(tensor, self)
+
+
+def check_dense(tensor):
+    """Raise NotImplementedError for a sparse tensor: its memory is not one storage."""
+    if tensor.layout is not torch.strided:
+        refuse_sparse(tensor.layout)
+
+
+def refuse_sparse(layout):
+    """Raise NotImplementedError for tensors of a sparse layout, and say what to do instead."""
+    raise NotImplementedError(
+        f"a tensor of the layout {layout} cannot be on a virtual GPU: keep it on the CPU, or make "
+        "it dense there by to_dense(); nn.Embedding has dense gradients without sparse=True"
+    )
 
 
 def with_bits(tensor, layout):

@@ -57,6 +57,7 @@ class History:
         self._begin = self._end = (memory.device.index + 1) << _SHIFT
         self._blocks = {}  # key, the address that `Memory` gave -> `Known`
         self.configure(None, 0, ())
+        memory.collect()
         for key, num_bytes in memory.blocks():
             self._add(key, num_bytes, 0, ())
 

@@ -302,8 +302,12 @@ class Call:
         return Plan(operator, self.device, outputs, spec, changes)
 
     def _warn(self):
-        """Warn that the operator waits at each call, as torch cannot infer its results' shapes."""
-        if self.refused is not None and self.operator not in _warned:
+        """Warn that the operator waits at each call, as torch cannot infer its results' shapes.
+
+        One that reads a value waits on CUDA, too.
+        """
+        reads = ".item() cannot be called on meta" in str(self.refused)
+        if self.refused is not None and not reads and self.operator not in _warned:
             _warned.add(self.operator)
             error = " ".join([f"{type(self.refused).__name__}:", *str(self.refused).split()])
             warnings.warn(

@@ -3,7 +3,7 @@
 import torch
 
 from . import recurrent, saving, sync_batch_norm
-from .cells import CPU, Cell, Layout, may_have_values
+from .cells import CPU, Cell, Layout, may_have_values, refuse_sparse
 from .copies import copy
 from .issuing import META, Call
 from .plans import aten, operator_of, tables
@@ -60,6 +60,10 @@ def _pack_padded_sequence(func, args, kwargs):
     """Run it now, as the lengths decide the shapes; batch sizes stay on the CPU, as on CUDA."""
     data, sizes = Call(operator_of(func), args, kwargs).run_now()
     return data, sizes.cpu()
+
+
+def _sparse(func, args, kwargs):
+    refuse_sparse(kwargs.get("layout") or torch.sparse_coo)
 
 
 # -- random numbers: operators whose schema has no generator
@@ -193,6 +197,8 @@ for _func, *_allowed in (
     tables.shape[_func] = _refuse(_func, *_allowed)
 tables.special.update(
     {
+        aten._sparse_coo_tensor_unsafe.default: _sparse,
+        aten._sparse_compressed_tensor_unsafe.default: _sparse,
         aten._pack_padded_sequence.default: _pack_padded_sequence,
         aten.resize_.default: _resize_,
         aten.set_.source_Tensor: _set_,
@@ -243,7 +249,7 @@ tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
 tables.waiting.update(
-    "equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
+    "allclose equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
     "tensor_split".split()
 )
 tables.same_dtype.update(

@@ -8,6 +8,7 @@
     virtual_tables  machine code in C++ virtual tables, where torch may not call Python
     modules         nn.Module, nn.DataParallel and optimizers
     cuda            torch.cuda, and "cuda" where torch's C++ code meets it
+    profiling       torch's profiler
     compiling       torch.compile
     process_groups  torch.distributed
     dtensor         DTensor

@@ -5,7 +5,6 @@ import warnings
 
 import torch
 
-from .. import history
 from .patching import replace, when_imported
 from .virtual_tables import install_cuda_guard
 
@@ -47,7 +46,16 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusing):
+def replace_private_names(
+    sleep,
+    is_in_bad_fork,
+    set_device,
+    set_stream,
+    record_memory_history,
+    snapshot,
+    dump_snapshot,
+    refusing,
+):
     """Replace names of `torch.cuda` and `torch._C` that programs use although they begin with `_`.
 
     Those of `torch._C` are what torch's own test classes and `torch._dynamo.reset` call.
@@ -57,6 +65,7 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
         is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
         set_device: function that makes a device current, by index.
         set_stream: function of `stream_id`, `device_index`, `device_type`: makes a stream current.
+        record_memory_history, snapshot, dump_snapshot: see `virtual.history`.
         refusing: function of a name that returns what raises an error wherever it is called.
     """
     replace_in_cuda(
@@ -64,9 +73,9 @@ def replace_private_names(sleep, is_in_bad_fork, set_device, set_stream, refusin
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": is_in_bad_fork,
-            "_record_memory_history": history.record_memory_history,
-            "_snapshot": history.snapshot,
-            "_dump_snapshot": history.dump_snapshot,
+            "_record_memory_history": record_memory_history,
+            "_snapshot": snapshot,
+            "_dump_snapshot": dump_snapshot,
             "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
