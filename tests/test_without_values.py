@@ -375,6 +375,20 @@ def test_what_fully_shard_gathers_without_values_has_none(few):
     assert gathered[4:].cpu().isnan().all(), "part of what has no values cannot have any"
 
 
+def test_known_masks_choose_from_what_has_no_values(few):
+    """As in a loss that leaves out padding, and in SyncBatchNorm; shapes are those of the CPU."""
+    labels = torch.tensor([3, -100, 1, -100, 2])
+    losses = torch.ones(5, 17, requires_grad=True)
+    there = losses.detach().to(few).requires_grad_()
+    for where, each in ((labels, losses), (labels.to(few), there)):
+        each[where != -100].mean().backward()
+    assert there[labels.to(few) != -100].shape == (3, 17)
+    assert there.grad.shape == losses.grad.shape
+    there.detach()[labels.to(few) != -100] = 0
+    with pytest.raises(RuntimeError, match="values"):
+        there[there > 0]
+
+
 def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
     """A view that was read before would otherwise show the old memory."""
     x = torch.tensor([1.0, 2.0], device=few)
