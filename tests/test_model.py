@@ -803,3 +803,21 @@ def test_what_python_calls_at_its_exit_can_still_ask():
 def test_a_process_gets_no_functions_for_each_engine_and_its_switch_interval_back():
     result = fresh.run(PROCESS, fresh.TORCH)
     assert result.stdout.split() == ["0", "0.007"], result.stderr
+
+
+@pytest.mark.parametrize(
+    "choose",
+    [
+        lambda x: x[x > 0],
+        lambda x: x[:, x[0, :, 0] > 0],
+        lambda x: x[x[:, :, 0] > 0, 1],
+        lambda x: x[None, x.sum((1, 2)) > 0],
+        lambda x: x.clone().index_put_((x > 0,), torch.tensor(3.0).to(x.device)),
+        lambda x: torch.autograd.functional.jvp(lambda x: x[x > 0] ** 2, x, x)[1],
+    ],
+)
+def test_masks_choose_as_on_the_cpu(choose):
+    """On modelled GPUs the host waits for the mask, and indexes by numbers."""
+    (device,) = virtual_gpus(1, model="v100")
+    x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(choose(x.to(device)).cpu(), choose(x))

@@ -177,6 +177,22 @@ def test_a_fork_reads_the_real_clock(device):
     assert os.waitpid(child, 0)[1] == 0
 
 
+def test_differences_do_not_depend_on_when_the_process_began(monkeypatch):
+    """A sum between two floating-point numbers is rounded to the even one of them."""
+    monkeypatch.setattr(program_clock, "SECONDS_OF_A_READING", 0.0)
+    read, found = program_clock._Clock("time"), set()
+    for fraction in (0.0, 2**-22, 3 * 2**-22):
+        monkeypatch.setattr(read, "real", lambda: 1_764_000_000 + fraction)  # noqa: B023
+        (device,) = fixed_gpus(1, seconds=2**-23)  # half of what such numbers differ by
+        read.start()
+        before = read()
+        torch.ones(3, device=device)
+        torch.vgpu.synchronize(device)
+        found.add(read() - before)
+    virtual_gpus(1)
+    assert len(found) == 1
+
+
 PROGRAM = """
     import time, timeit
     from time import perf_counter

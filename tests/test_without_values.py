@@ -1,11 +1,14 @@
 """Modelled GPUs that compute no values: what runs, what is refused, and what it costs."""
 
 import gc
+import sys
 import tracemalloc
 
 import pytest
 import torch
 from modelling import fixed_gpus
+from programs import d2lpar as run_command
+from programs import written
 from torch import nn
 from torch.nn import functional as F
 
@@ -372,6 +375,20 @@ def test_what_fully_shard_gathers_without_values_has_none(few):
     assert gathered[4:].cpu().isnan().all(), "part of what has no values cannot have any"
 
 
+def test_known_masks_choose_from_what_has_no_values(few):
+    """As in a loss that leaves out padding, and in SyncBatchNorm; shapes are those of the CPU."""
+    labels = torch.tensor([3, -100, 1, -100, 2])
+    losses = torch.ones(5, 17, requires_grad=True)
+    there = losses.detach().to(few).requires_grad_()
+    for where, each in ((labels, losses), (labels.to(few), there)):
+        each[where != -100].mean().backward()
+    assert there[labels.to(few) != -100].shape == (3, 17)
+    assert there.grad.shape == losses.grad.shape
+    there.detach()[labels.to(few) != -100] = 0
+    with pytest.raises(RuntimeError, match="values"):
+        there[there > 0]
+
+
 def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
     """A view that was read before would otherwise show the old memory."""
     x = torch.tensor([1.0, 2.0], device=few)
@@ -385,3 +402,121 @@ def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
     assert view.tolist() == [4] and x.tolist() == [3, 4]
     x.zero_()
     assert view.tolist() == [0]
+
+
+# -- d2lpar run --no-values
+
+PIPELINE = """
+    import timeit
+    import torch
+    from torch import nn, optim
+
+    class Split(nn.Module):
+        "As in PyTorch's model_parallel_tutorial: half of the layers on each GPU, parts of a batch."
+
+        def __init__(self, split_size):
+            super().__init__()
+            self.split_size = split_size
+            self.seq1, self.seq2 = (
+                nn.Sequential(*(nn.Linear(4096, 4096, device=where) for _ in range(4)))
+                for where in ("cuda:0", "cuda:1")
+            )
+
+        def forward(self, x):
+            splits = iter(x.split(self.split_size, dim=0))
+            s_prev = self.seq1(next(splits)).to("cuda:1")
+            ret = []
+            for s_next in splits:
+                ret.append(self.seq2(s_prev))
+                s_prev = self.seq1(s_next).to("cuda:1")
+            ret.append(self.seq2(s_prev))
+            return torch.cat(ret)
+
+    def train(model):
+        optimizer = optim.SGD(model.parameters(), lr=0.001)
+        for _ in range(3):
+            optimizer.zero_grad()
+            outputs = model(torch.empty(2048, 4096).to("cuda:0"))
+            labels = torch.zeros(2048, 4096).to(outputs.device)
+            nn.functional.mse_loss(outputs, labels).backward()
+            optimizer.step()
+
+    for split_size in (32, 512, 2048):
+        setup = f"model = Split({split_size})"
+        print(*timeit.repeat("train(model)", setup, number=1, repeat=2, globals=globals()))
+"""
+
+
+def test_the_tutorial_on_model_parallelism_prints_the_times_of_the_model(tmp_path):
+    """Its curve has a minimum between small parts and the whole; every run prints the same."""
+    program = sys.executable, written(tmp_path, PIPELINE)
+    options = "run", "--gpus", "2", "--model", "v100", "--no-values"
+    first, second = (run_command(tmp_path, *options, *program) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    small, middle, whole = (float(line.split()[0]) for line in first.stdout.splitlines())
+    assert middle < small and middle < whole
+    # 3 steps, 3 products each in 8 layers, at most 15.7 TFLOPS of float32 on each of two V100s
+    assert 3 * 3 * 8 * 2 * 2048 * 4096**2 / 15.7e12 / 2 < middle < 1
+    assert "modelled, no values; the program's clock: model" in first.stderr
+
+
+TRAIN = """
+    import os, time
+    import torch
+    import torch.distributed as dist
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel as DDP
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dist.init_process_group("nccl")
+    rank = dist.get_rank()
+    torch.cuda.set_device(rank)
+    found = [None, None]
+    dist.all_gather_object(found, {"rank": rank, "long": "x" * 10**5 * (1 + rank)})
+    assert [len(one["long"]) for one in found] == [10**5, 2 * 10**5]
+    told = [{"lr": 0.1}] if rank == 0 else [None]
+    dist.broadcast_object_list(told, src=0)
+
+    net = nn.Sequential(nn.Linear(512, 512), nn.BatchNorm1d(512), nn.ReLU(), nn.Linear(512, 10))
+    net = DDP(net.cuda(), device_ids=[rank])
+    optimizer = torch.optim.SGD(net.parameters(), lr=told[0]["lr"])
+    scaler = torch.amp.GradScaler("cuda")
+    data = TensorDataset(torch.randn(256, 512), torch.randint(10, (256,)))
+    loader = DataLoader(data, 32, sampler=DistributedSampler(data), pin_memory=True)
+    for epoch in range(2):
+        start, seen = time.time(), torch.zeros((), device="cuda")
+        for x, y in loader:
+            x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+            with torch.autocast("cuda", torch.float16):
+                loss = nn.functional.cross_entropy(net(x), y)
+            optimizer.zero_grad()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            seen += len(x)
+            total = loss.item()
+        dist.all_reduce(seen)
+        torch.cuda.synchronize()
+        told = time.time() - start
+        if seen == 256 and rank == 0:
+            print(f"epoch {epoch}: {total:.3f} {scaler.get_scale()} {told}", flush=True)
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
+    program = written(tmp_path, TRAIN)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    options = "run", "--gpus", "2", "--model", "v100", "--no-values"
+    first, second = (run_command(tmp_path, *options, *torchrun, program) for _ in range(2))
+    assert first.returncode == 0, first.stderr
+    assert first.stdout == second.stdout
+    epochs = [line.split() for line in first.stdout.splitlines()]
+    assert [epoch[:4] for epoch in epochs] == [
+        ["epoch", "0:", "nan", "65536.0"],
+        ["epoch", "1:", "nan", "65536.0"],
+    ]
+    assert all(1e-3 < float(epoch[-1]) < 0.1 for epoch in epochs)

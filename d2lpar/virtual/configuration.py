@@ -56,7 +56,9 @@ def virtual_gpus(
             "h200", a `gpu.GPU` or a `Calibration`), or a list of GPUs, one for each device; or
             a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
         values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
-            Then `.item()` waits and gives nan, and what needs a value to go on raises RuntimeError.
+            Only small tensors that follow from small ones have values then, see `small_bytes` in
+            `cells.py`. Of the others `.item()` waits and gives nan, copies to the CPU hold nan, or
+            of whole numbers the least, and what needs a value to go on raises RuntimeError.
         host: what the host of modelled GPUs takes to issue an operator, see `hardware.Machine`; by
             default the machine's own.
 

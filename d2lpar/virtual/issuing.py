@@ -40,6 +40,7 @@ from .tensor import VirtualTensor, become, has_values, new_tensor, refuse, refus
 
 META = torch.device("meta")
 TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
+INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
 default_dtype = torch.get_default_dtype
 
@@ -324,6 +325,10 @@ class Call:
             torch.AcceleratorError: an op that was issued before has failed.
             RuntimeError: virtual GPUs compute no values.
         """
+        if self.operator.packet in INDEXED and self.device.model is not None:
+            indexed, indices, *rest = self.args
+            if any(map(_is_mask, indices)):
+                return self.operator.func(indexed, [*_in_numbers(indices)], *rest, **self.kwargs)
         if not all(map(has_values, self.tensors)):
             self._try_with_zeros()
             refuse(self.operator.name)
@@ -381,6 +386,22 @@ class Call:
             if storage_id(value) == storage_id(data):
                 return wrap(Cell(layout, value), tensor._block)
         return wrap(Cell(layout, value))
+
+
+def _in_numbers(indices):
+    """Yield indices with the numbers of its elements in the place of each mask, as CUDA does.
+
+    So the host waits for the mask alone, and what is indexed needs no values.
+    """
+    for index in indices:
+        if _is_mask(index):
+            yield from index.nonzero().unbind(1)
+        else:
+            yield index
+
+
+def _is_mask(index):
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 def _zeros(value):

@@ -19,8 +19,8 @@ import timeit
 
 from . import scheduler
 
-# What reading a clock takes the host. A call takes 0.05 to 0.1 µs, and a loop around it that counts
-# 0.2 to 0.3 µs (CPython 3.11, measured); a loop that polls calls something more, for example the
+# What reading a clock takes the host. A call took 0.12 µs, and a loop around it that counts
+# 0.2 to 0.3 µs (CPython 3.11, measured on a busy machine); one that polls calls more, such as the
 # query of an event, which takes as long in `Simulation.poll`.
 SECONDS_OF_A_READING = 1e-6
 TICKS = 2**28  # in a second: sums with whole seconds are exact, so differences are always the same
