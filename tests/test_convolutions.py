@@ -166,7 +166,7 @@ def test_tensor_cores_take_3x3_as_it_is():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_depthwise_convolution_of_3x3_takes_the_time_of_its_bytes(dtype):
-    """torch computes it by a kernel of its own, without tiles that one channel would leave empty."""
+    """torch has a kernel of its own, without tiles that one channel would leave empty."""
     seconds, kernel = of_convolution(
         "v100", (64, 256, 56, 56), (256, 1, 3, 3), dtype=dtype, groups=256, padding=1
     )

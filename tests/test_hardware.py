@@ -13,7 +13,7 @@ from gates import in_thread
 from modelling import Fixed, fixed_gpus, kernels
 from test_interrupts import interrupted
 from torch import nn
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
@@ -541,7 +541,7 @@ def test_an_interrupt_leaves_no_hook_of_modules():
     while True:
         where = interrupted(EAGER.start, len(places))
         EAGER.stop()
-        assert not _global_forward_pre_hooks, where
+        assert not _global_forward_pre_hooks and not _global_forward_hooks, where
         if where is None:
             break
         places.append(where)

@@ -14,6 +14,7 @@ from torch.nn.modules.module import (
 )
 
 from . import scheduler
+from .interrupts import held_back
 from .private.autograd import autograd_node, forward_number, in_backward, sequence_number
 from .tensor import VirtualTensor
 
@@ -51,11 +52,11 @@ class Host:
         """Begin to count calls of modules."""
         global _hooks
         if self.module:
-            # One step once there is a handle, see interrupts.py: stores only.
-            _hooks = (
-                register_module_forward_pre_hook(self._enter),
-                register_module_forward_hook(_leave, always_call=True),
-            )
+            with held_back():
+                _hooks = (
+                    register_module_forward_pre_hook(self._enter),
+                    register_module_forward_hook(_leave, always_call=True),
+                )
 
     def stop(self):
         """Stop counting them."""
