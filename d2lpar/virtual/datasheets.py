@@ -95,6 +95,7 @@ GPUS = {
         "NVIDIA H100 architecture whitepaper",
         PRESETS["nvlink4-collectives"],
         0.78,
+        32 * MIB,
     ),
 }
 GPUS["v100-32gb"] = replace(

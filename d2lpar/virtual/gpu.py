@@ -26,7 +26,7 @@ SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may b
 # What products without tiles reach of the peak of float32: each reads two numbers, and a
 # multiprocessor of a V100 has 32 units that load for 64 that multiply (whitepaper WP-08608-001)
 DIRECT = 0.25
-# Bytes for the parts of sums: what torch gives cuBLAS, see CUBLAS_WORKSPACE_CONFIG (:4096:2:16:8)
+# Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
 
 
@@ -48,6 +48,7 @@ class GPU:
         collective_link: its `Link` in collectives of many GPUs of the machine, which use several
             ways at a time; None for `peer_link`.
         source: where the figures come from.
+        workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
     """
 
     name: str
@@ -60,6 +61,7 @@ class GPU:
     source: str = "the caller"
     collective_link: Link | None = None
     tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
+    workspace: int = WORKSPACE
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -103,7 +105,7 @@ class GPU:
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, so short sums are slow, too. The sums
         can be split into parts (SPLITS). Those of a product of matrices on tensor cores are kept in
-        float32 in the WORKSPACE of cuBLAS, so large results cannot be split; cuDNN asks for more
+        float32 in the `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more
         space. The fastest of all these ways counts, as a library chooses it. Products without tiles
         run on the units for float32, in any dtype, at a rate of their own (DIRECT).
 
@@ -118,7 +120,7 @@ class GPU:
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
         start, sides = TILE_SECONDS, TENSOR_CORE_TILES
-        room = WORKSPACE
+        room = self.workspace
         if unit in _PLAIN or "convolution" in name:
             room = float("inf")
         if unit in _PLAIN:
