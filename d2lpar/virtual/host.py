@@ -14,7 +14,6 @@ from torch.nn.modules.module import (
 )
 
 from . import scheduler
-from .interrupts import held_back
 from .private.autograd import autograd_node, forward_number, in_backward, sequence_number
 from .tensor import VirtualTensor
 
@@ -60,8 +59,9 @@ class Host:
 
     def stop(self):
         """Stop counting them."""
-        for hook in _hooks:
-            hook.remove()
+        for hook in (_hook, _hook_after):
+            if hook is not None:
+                hook.remove()
 
     def _enter(self, module, inputs):
         # Code that torch.compile has made of modules does not call them, and this breaks no graph.
@@ -94,7 +94,7 @@ class Host:
         return "host " + "/".join(f"{each:.3g}" for each in micros) + " µs"
 
 
-_hooks = ()  # the handles of the hooks that see calls of modules
+_hook = _hook_after = None  # the handles of the hooks that see calls of modules
 
 
 def _is_of_cudnn(module):
