@@ -49,13 +49,11 @@ class Host:
 
     def start(self):
         """Begin to count calls of modules."""
-        global _hooks
+        global _hook, _hook_after
         if self.module:
-            with held_back():
-                _hooks = (
-                    register_module_forward_pre_hook(self._enter),
-                    register_module_forward_hook(_leave, always_call=True),
-                )
+            # One step each once there is a handle, see interrupts.py: stores only.
+            _hook = register_module_forward_pre_hook(self._enter)
+            _hook_after = register_module_forward_hook(_leave, always_call=True)
 
     def stop(self):
         """Stop counting them."""
