@@ -155,3 +155,22 @@ def test_tensor_cores_take_3x3_as_it_is():
     three, _ = of_convolution("a100", (64, 256, 58, 58), (512, 256, 3, 3), torch.half, LAST)
     one, _ = of_convolution("a100", (64, 256 * 9, 56, 56), (512, 256 * 9, 1, 1), torch.half, LAST)
     assert one == pytest.approx(three, rel=1e-6), "both are bound by their products"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_depthwise_convolution_of_3x3_takes_the_time_of_its_bytes(dtype):
+    """torch has a kernel of its own, without tiles that one channel would leave empty."""
+    seconds, kernel = of_convolution(
+        "v100", (64, 256, 56, 56), (256, 1, 3, 3), dtype=dtype, groups=256, padding=1
+    )
+    num_bytes = (2 * 64 * 256 * 56 * 56 + 256 * 9) * dtype.itemsize
+    assert kernel.num_bytes == num_bytes
+    assert seconds == pytest.approx(num_bytes / (0.85 * 900e9), rel=1e-6)
+
+
+def test_large_weights_of_a_depthwise_convolution_take_a_quarter_of_the_peak():
+    seconds, kernel = of_convolution(
+        "v100", (64, 256, 56, 56), (256, 1, 13, 13), groups=256, padding=6
+    )
+    flops = 2 * 64 * 256 * 56 * 56 * 13 * 13
+    assert seconds == pytest.approx(flops / (0.25 * 15.7e12), rel=1e-6)

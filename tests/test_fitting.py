@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+import torch.distributed as dist
+from modelling import schedule
 from torch import nn
 
 import d2lpar
-from d2lpar.virtual import clock, virtual_gpus
+from d2lpar.virtual import clock, equal_ranks, virtual_gpus
 from d2lpar.virtual.fitting import fit
 from d2lpar.virtual.hardware import MACHINES, Machine
 from d2lpar.virtual.host import EAGER
@@ -94,3 +96,27 @@ def test_measurements_that_no_factors_make_are_named_with_what_was_found():
 def test_a_host_that_is_measured_cannot_be_fitted_to_a_measurement():
     with pytest.raises(TypeError, match="got host measured"):
         fit(Machine("a100", host="measured"), never, {1: 0.1})
+
+
+def kernel_beside_a_collective(machine):
+    """Return how much longer a kernel takes while the sum of eight GPUs is under way."""
+    (device,) = virtual_gpus(1, model=machine, values=False)
+    large, x = torch.empty(2**30, device=device), torch.empty(2**22, device=device)
+    d2lpar.synchronize()
+    with equal_ranks(8), schedule() as found:
+        x.add_(1)
+        d2lpar.synchronize()
+        work = dist.all_reduce(large, async_op=True)
+        x.add_(1)
+        work.wait()
+    alone, beside = (end - start for _, engine, start, end in found if engine == "compute")
+    return beside / alone
+
+
+def test_a_collective_takes_multiprocessors_from_a_fitted_gpu_too():
+    """It catches a fitted machine whose kernels are as fast beside a collective as alone."""
+    machine = fit("dgxa100", lambda machine, key: machine.gpu.factor, {1: 2.0})
+    assert machine.gpu.multiprocessors == 108, "NVIDIA A100 data sheet"
+    ours = kernel_beside_a_collective("dgxa100")
+    assert ours > 1.05
+    assert kernel_beside_a_collective(machine) == pytest.approx(ours, rel=1e-9)

@@ -13,7 +13,7 @@ from gates import in_thread
 from modelling import Fixed, fixed_gpus, kernels
 from test_interrupts import interrupted
 from torch import nn
-from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
@@ -231,6 +231,24 @@ def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves):
     alone = 2 * 256 * 128 * k / (0.5 * 8e9 / 4)
     expected = waves * (2.5e-6 + alone)
     assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
+    """Their parts, 16 MiB each in float32, have no room in the 8 MiB that torch gives to cuBLAS.
+
+    Without splitting the best way is 512 tiles of 128 x 64, in 5 waves of 108.
+    """
+    mine = on_tensor_cores(multiprocessors=108, tensor_efficiency=1.0)
+    product, k = Product(1, 4096, 1024, 1024), 1024
+    of_a_tile = 2 * 128 * 64 * k / (8e9 / 108)
+    loss = (256 / 3) / (256 / 3 + 32) / ((512 / 3) / (512 / 3 + 32))  # of a smaller tile
+    seconds = mine.product_seconds(product, torch.float16)
+    assert seconds == pytest.approx(5 * of_a_tile / loss, rel=1e-4)
+    assert mine.product_seconds(product, torch.float16, "aten.convolution") < seconds
+    assert mine.product_seconds(product) < seconds * 8, "float32 is split as before"
+    small = Product(1, 512, 512, 8192)  # 1 MiB: up to eight parts
+    filled = small.flops / 8e9
+    assert mine.product_seconds(small, torch.float16) < 1.5 * filled
 
 
 def test_short_sums_are_slower_on_tensor_cores_and_nowhere_else():
@@ -517,7 +535,7 @@ def test_an_interrupt_leaves_no_hook_of_modules():
     while True:
         where = interrupted(EAGER.start, len(places))
         EAGER.stop()
-        assert not _global_forward_pre_hooks, where
+        assert not _global_forward_pre_hooks and not _global_forward_hooks, where
         if where is None:
             break
         places.append(where)

@@ -821,3 +821,46 @@ def test_masks_choose_as_on_the_cpu(choose):
     (device,) = virtual_gpus(1, model="v100")
     x = torch.randn(4, 5, 6, generator=torch.Generator().manual_seed(0))
     assert torch.equal(choose(x.to(device)).cpu(), choose(x))
+
+
+HOST = Host(operator=1.0, module=10.0, autograd=100.0)
+
+
+def recurrent_seconds(make, length):
+    """Return the modelled seconds of the host for a call of a layer, and for its backward."""
+    gpu = Fixed()
+    (device,) = virtual_gpus(1, model=Machine(gpu, host=HOST), values=False)
+    layer = make(3, 4).to(device)
+    x = torch.empty(length, 2, 3, device=device)
+    seconds = []
+    for _ in range(2):  # the second finds gradients to add to
+        begun = clock()
+        out, _ = layer(x)
+        called = clock()
+        d2lpar.synchronize()
+        loss = out.sum()
+        summed = clock()
+        loss.backward()
+        seconds = called - begun, clock() - summed
+    return seconds
+
+
+@pytest.mark.parametrize("make", [nn.RNN, nn.LSTM, nn.GRU])
+def test_a_recurrent_layer_is_one_operator_of_cudnn(make):
+    """The call of a module and one operator, however many steps; nothing more is issued in Python.
+
+    Backward: the sum's two operators, one of the layer's, and the gradients of four parameters.
+    """
+    forward, backward = recurrent_seconds(make, 5)
+    assert forward == 11.0
+    assert (forward, backward) == recurrent_seconds(make, 50)
+    assert 200 <= backward <= 800
+
+
+def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        assert recurrent_seconds(nn.GRU, 50)[0] > recurrent_seconds(nn.GRU, 5)[0] + 45
+    finally:
+        torch.backends.cudnn.enabled = before

@@ -107,6 +107,7 @@ GPUS = {
         PRESETS["nvlink4-collectives"],
         0.78,
         product=Product("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
+        workspace=32 * MIB,
     ),
 }
 GPUS["v100-32gb"] = replace(

@@ -24,6 +24,11 @@ TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a 
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
 _PLAIN = ("float64", "float32")  # units that are no tensor cores
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
+# What products without tiles reach of the peak of float32: each reads two numbers, and a
+# multiprocessor of a V100 has 32 units that load for 64 that multiply (whitepaper WP-08608-001)
+DIRECT = 0.25
+# Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
+WORKSPACE = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,7 @@ class GPU:
             ways at a time; None for `peer_link`.
         source: where the figures come from.
         product: what programs are told that it is; None for a GPU that one cannot buy.
+        workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
     """
 
     name: str
@@ -58,6 +64,7 @@ class GPU:
     collective_link: Link | None = None
     tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
     product: Product | None = None
+    workspace: int = WORKSPACE
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -100,7 +107,10 @@ class GPU:
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, so short sums are slow, too. The sums
-        can be split into parts. The fastest of all these ways counts, as a library chooses it.
+        can be split into parts (SPLITS). Those of a product of matrices on tensor cores are kept in
+        float32 in the `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more
+        space. The fastest of all these ways counts, as a library chooses it. Products without tiles
+        run on the units for float32, in any dtype, at a rate of their own (DIRECT).
 
         Args:
             product: a `Product`.
@@ -108,9 +118,14 @@ class GPU:
             name: the name of the operator; float32 convolutions may use TF32 where products may
                 not.
         """
+        if product.direct:
+            return product.flops / (DIRECT * self.peaks["float32"])
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
         start, sides = TILE_SECONDS, TENSOR_CORE_TILES
+        room = self.workspace
+        if unit in _PLAIN or "convolution" in name:
+            room = float("inf")
         if unit in _PLAIN:
             start, sides, rate = 0.0, TILES, rate * product.saving
             if "convolution" in name:
@@ -120,7 +135,8 @@ class GPU:
             relative = _reached(m, n) / _reached(*sides[0])
             tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
             for split in SPLITS:
-                if split > 1 and product.k < 64 * split:
+                parts = 4 * split * product.batch * product.m * product.n
+                if split > 1 and (product.k < 64 * split or parts > room):
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
                 flops = 2 * m * n * ceil(product.k / split)

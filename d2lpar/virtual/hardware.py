@@ -27,6 +27,7 @@ class Scaled:
         self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
         self.collective_link = getattr(gpu, "collective_link", None)
         self.product = getattr(gpu, "product", None)
+        self.multiprocessors = getattr(gpu, "multiprocessors", None)
 
     def rows(self):
         """Return rows of a table about it: pairs of strings."""

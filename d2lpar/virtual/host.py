@@ -4,19 +4,27 @@ import functools
 import math
 import threading
 import time
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
-from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from . import scheduler
-from .private.autograd import in_backward
+from .private.autograd import autograd_node, forward_number, in_backward, sequence_number
 from .tensor import VirtualTensor
 
 
 @dataclass(frozen=True)
 class Host:
     """The seconds that the host of modelled GPUs takes to run a program.
+
+    `nn.RNN`, `nn.LSTM` and `nn.GRU` are one operator of cuDNN on CUDA, and one of autograd, see
+    `_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp: what they consist of here takes the host no
+    time.
 
     Args:
         operator: for an operator that Python code issues.
@@ -41,24 +49,30 @@ class Host:
 
     def start(self):
         """Begin to count calls of modules."""
-        global _hook
+        global _hook, _hook_after
         if self.module:
-            # One step once there is a handle, see interrupts.py: stores only.
+            # One step each once there is a handle, see interrupts.py: stores only.
             _hook = register_module_forward_pre_hook(self._enter)
+            _hook_after = register_module_forward_hook(_leave, always_call=True)
 
     def stop(self):
         """Stop counting them."""
-        if _hook is not None:
-            _hook.remove()
+        for hook in (_hook, _hook_after):
+            if hook is not None:
+                hook.remove()
 
     def _enter(self, module, inputs):
         # Code that torch.compile has made of modules does not call them, and this breaks no graph.
         if not torch.compiler.is_compiling() and not any(True for _ in module.children()):
             scheduler.clock.enter_module(self.module)
+            if _is_of_cudnn(module):
+                _recurrent.enter(sequence_number())
 
     def seconds(self):
         """Return what the operator takes that the calling thread is about to issue."""
-        return self.autograd if in_backward() and not torch.is_grad_enabled() else self.operator
+        if in_backward() and not torch.is_grad_enabled():
+            return _recurrent.backward_seconds(self.autograd)
+        return _recurrent.forward_seconds(self.operator)
 
     def scaled(self, factor, source):
         """Return a host that takes `factor` times as long."""
@@ -78,7 +92,59 @@ class Host:
         return "host " + "/".join(f"{each:.3g}" for each in micros) + " µs"
 
 
-_hook = None  # the handle of the hook that counts calls of modules
+_hook = _hook_after = None  # the handles of the hooks that see calls of modules
+
+
+def _is_of_cudnn(module):
+    return isinstance(module, torch.nn.RNNBase) and torch.backends.cudnn.enabled
+
+
+def _leave(module, inputs, outputs):
+    if _is_of_cudnn(module):
+        _recurrent.leave(sequence_number())
+
+
+class _Recurrent(threading.local):
+    """The calls of recurrent modules in a thread, by the numbers of their operators in autograd."""
+
+    def __init__(self):
+        self.issued = None  # in a call, whether an operator of it was issued
+        self.firsts, self.ends = [], []  # the numbers of each call's operators
+        self.latest = None  # the call whose backward runs
+
+    def enter(self, number):
+        if len(self.firsts) == _CALLS_KEPT:
+            del self.firsts[: _CALLS_KEPT // 2], self.ends[: _CALLS_KEPT // 2]
+        self.firsts.append(number)
+        self.ends.append(number)
+        self.issued = False
+
+    def leave(self, number):
+        self.ends[-1] = number
+        self.issued = None
+
+    def forward_seconds(self, seconds):
+        """Return `seconds` for the first operator of a call, and for those of no call."""
+        if self.issued is None:
+            return seconds
+        self.issued, before = True, self.issued
+        return 0.0 if before else seconds
+
+    def backward_seconds(self, seconds):
+        """Return `seconds` for the first operator of a call's backward, and for those of none."""
+        node = autograd_node() if self.firsts else None
+        number = None if node is None else forward_number(node)
+        if number is None:
+            return seconds
+        i = bisect_right(self.firsts, number) - 1
+        if i < 0 or number >= self.ends[i]:
+            return seconds
+        self.latest, before = self.firsts[i], self.latest
+        return 0.0 if before == self.firsts[i] else seconds
+
+
+_CALLS_KEPT = 10_000  # for a backward pass to come
+_recurrent = _Recurrent()
 
 
 class MeasuredHost:

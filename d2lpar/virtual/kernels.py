@@ -16,7 +16,8 @@ from .cells import ONLY_WRITTEN, Cell, cells_in
 class Product(NamedTuple):
     """Products of matrices: `batch` times (m, k) by (k, n).
 
-    `saving` is what cuDNN divides the multiplications by where it does not use tensor cores.
+    `saving` is what cuDNN divides the multiplications by where it does not use tensor cores. Those
+    of a depthwise convolution are `direct`: made one after the other, without tiles.
     """
 
     batch: int
@@ -24,6 +25,7 @@ class Product(NamedTuple):
     n: int
     k: int
     saving: float = 1.0
+    direct: bool = False
 
     @property
     def flops(self):
@@ -104,7 +106,10 @@ def describe_kernel(name, args, kwargs, out, written):
         num_read + num_written,
         layouts[0].dtype if layouts else torch.float32,
         (name, *map(_described, arguments)),
-        "convolution" in packet and bool(layouts) and _is_channels_first(layouts[0]),
+        "convolution" in packet
+        and bool(layouts)
+        and _is_channels_first(layouts[0])
+        and not any(product.direct for product in products),
     )
 
 
@@ -176,9 +181,10 @@ def _convolution(args, out):
 def _convolution_backward(args, out):
     gradient, x, weight = _sizes(args[:3])
     transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
-    batch, m, n, k, _ = _convolved(x, weight, gradient, transposed, groups)
-    saving = _saving(weight, *args[4:10])
-    of_input, of_weight = Product(batch, m, k, n, saving), Product(batch, n, k, m, saving)
+    product = _convolved(x, weight, gradient, transposed, groups)
+    product = product._replace(saving=_saving(weight, *args[4:10]))
+    m, n, k = product[1:4]
+    of_input, of_weight = product._replace(n=k, k=n), product._replace(m=n, n=k, k=m)
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
 
 
@@ -194,10 +200,14 @@ def _saving(weight, stride, padding, dilation, transposed, output_padding, group
 def _convolved(x, weight, result, transposed, groups):
     """Return the product that computes a convolution: positions by outputs by what each reads.
 
-    A transposed convolution is the gradient of one whose input is its result.
+    A transposed convolution is the gradient of one whose input is its result. One with a group for
+    each channel has a kernel of its own in torch, without tiles: see `is_depthwise` in
+    aten/src/ATen/native/Convolution.cpp.
     """
     where = x if transposed else result
-    return Product(groups, where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:]))
+    direct = not transposed and groups > 1 and weight[1] == 1
+    m, n, k = where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:])
+    return Product(groups, m, n, k, direct=direct)
 
 
 def _attention(args, out):
