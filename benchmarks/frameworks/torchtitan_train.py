@@ -30,6 +30,8 @@ class CPU(SimpleNamespace):
 
 
 sys.argv[1:1] = SIZES.split()
+if not hasattr(torch.distributed, "set_timeout"):  # torchtitan 0.3 calls it; torch 2.13 lacks it
+    torch.distributed.set_timeout = lambda timeout, group: None
 if not torch.cuda.is_available():
     import torchtitan.train  # noqa: F401
 
