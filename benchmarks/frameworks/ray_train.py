@@ -6,7 +6,7 @@ import ray
 import ray.train.torch
 import torch
 import torch.nn.functional as F
-from ray.train import RunConfig, ScalingConfig
+from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 from tiny import LR, dataset, network
 from torch import distributed as dist
@@ -27,7 +27,9 @@ def train(config):
             mean = loss.detach().clone()
             dist.all_reduce(mean)
             losses.append(mean.item() / dist.get_world_size())
-    ray.train.report({"losses": losses})
+    with tempfile.TemporaryDirectory() as folder:
+        torch.save(model.module.state_dict(), f"{folder}/model.pt")
+        ray.train.report({"losses": losses}, checkpoint=Checkpoint.from_directory(folder))
 
 
 gpus = torch.cuda.device_count()
