@@ -319,3 +319,30 @@ def test_the_runner_without_unix_sockets(tmp_path, monkeypatch, capsys):
 def test_without_workers_there_is_no_context():
     assert workers.worker_context(0) is None
     assert len(list(DataLoader(range(4), multiprocessing_context=workers.worker_context(0)))) == 4
+
+
+NO_THREADS = """
+import atexit, threading
+import torch, torch.distributed as dist
+import d2lpar
+
+(device,) = d2lpar.virtual_gpus(1)
+dist.init_process_group("vccl", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(3, device=device)
+dist.all_reduce(x)
+print(x.tolist())
+
+def refuse(*args, **kwargs):
+    raise RuntimeError("can't create new thread at interpreter shutdown")
+
+def at_exit():
+    threading._start_new_thread = threading._start_joinable_thread = refuse
+
+atexit.register(at_exit)  # the last one, so it runs first
+"""
+
+
+def test_a_rank_ends_where_no_thread_begins_at_exit():
+    # Python 3.12 refuses it: "Exception ignored in atexit callback", and nobody waited.
+    done = fresh.run(NO_THREADS, fresh.TORCH)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0, 1.0]\n", "")

@@ -19,7 +19,7 @@ from .notebook import adapt_to_notebook
 from .private import check_python, check_version
 from .private.autograd import patch_backward, patch_distributed_backward
 from .private.dtensor import patch_dtensor
-from .private.modules import allow_foreach, patch_data_parallel
+from .private.modules import allow_foreach, patch_data_parallel, patch_trunc_normal
 from .private.operators import prepare_shape_inference
 from .private.process_groups import register_process_groups
 from .private.registration import (
@@ -84,6 +84,9 @@ def register():
             registry.device_type,
             lambda modules: scheduler.clock.copy_modules(modules),
             lambda threads: scheduler.clock.shared_by(threads),
+        )
+        patch_trunc_normal(
+            lambda tensor: not is_ours(tensor) or registry.find(tensor.device).has_values
         )
         register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
         patch_dtensor(registry.is_virtual)

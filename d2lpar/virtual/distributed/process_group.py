@@ -617,6 +617,9 @@ _groups = weakref.WeakSet()
 _LAST = 30.0  # seconds that an ending process waits for others to take part in what it issued
 
 
+_ending = threading.Event()
+
+
 def _wait_at_exit():
     """Wait at exit for the collectives that this process has issued, since others wait for them.
 
@@ -624,15 +627,19 @@ def _wait_at_exit():
     """
     if hasattr(sys, "last_value") or scheduler.in_fork():
         return
+    _ending.set()
+    _waiter.join(_LAST)
 
-    def shut_down():
-        with contextlib.suppress(Exception):  # the process ends anyway
-            for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
-                group.shutdown()
 
-    thread = threading.Thread(target=shut_down, daemon=True)
-    thread.start()
-    thread.join(_LAST)
+def _shut_down():
+    _ending.wait()
+    with contextlib.suppress(Exception):  # the process ends anyway
+        for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
+            group.shutdown()
+
+
+# Started with the first group, because from Python 3.12 on no thread can begin at exit.
+_waiter = threading.Thread(target=_shut_down, daemon=True)
 
 
 def create(options, backend_options=None):
@@ -645,6 +652,8 @@ def create(options, backend_options=None):
         options.global_ranks_in_group,
         options.group_id,
     )
+    if not _waiter.ident:
+        _waiter.start()
     if not _groups:
         atexit.unregister(_wait_at_exit)
         atexit.register(_wait_at_exit)

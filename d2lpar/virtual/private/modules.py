@@ -14,6 +14,24 @@ def allow_foreach(tensor_class):
     of_utilities.append(tensor_class)
 
 
+def patch_trunc_normal(have_values):
+    """Let `trunc_normal_` draw once where there are no values: elsewhere it asks what it drew.
+
+    Args:
+        have_values: function of a tensor that tells whether its device computes values.
+    """
+    theirs = torch.nn.init._no_grad_trunc_normal_
+
+    @functools.wraps(theirs)
+    def trunc_normal(tensor, mean, std, a, b, generator=None):
+        if have_values(tensor):
+            return theirs(tensor, mean, std, a, b, generator=generator)
+        with torch.no_grad():
+            return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
+
+    torch.nn.init._no_grad_trunc_normal_ = trunc_normal
+
+
 def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing):
     """Give nn.DataParallel what it has for CUDA only.
 
