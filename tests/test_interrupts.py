@@ -709,6 +709,7 @@ def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so_once(
         waiting(shell, second, 0, None)  # vgpu:0 still is
         assert capsys.readouterr().out == ""
         gate.let_go()
+    torch.vgpu.synchronize(first)  # or the next stop would leave the gate behind
     shell.end_cell(KeyboardInterrupt())
     waiting(shell, second, 0, ValueError())  # the gate came after the stop
     assert capsys.readouterr().out == ""
