@@ -181,7 +181,24 @@ def test_a_program_may_have_read_the_clock_before_torch_was_imported(monkeypatch
         monkeypatch.setattr(stand, "real", lambda units=stand._units: units * 5 // 4 + 7 * units)
         stand.start()
         assert stand._began >= stand.real()
-        assert stand._began % stand._units == 0, "differences are the same in every run"
+
+
+@pytest.mark.parametrize("name", SECONDS + NANOSECONDS)
+def test_no_two_ranks_take_the_same_name_or_seed_from_the_clock(monkeypatch, name):
+    """And whatever the process, what passes between two readings is the same."""
+    (stand,) = [stand for stand in program_clock._clocks if stand.__name__ == name]
+    told = []
+    try:
+        for pid in (1000, 1001, 2**22 - 1):
+            monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+            fixed_gpus(1)
+            stand.start()
+            told.append([stand() for _ in range(5)])
+    finally:
+        virtual_gpus(1)
+    assert len({readings[0] for readings in told}) == 3
+    passed = {tuple(b - readings[0] for b in readings) for readings in told}
+    assert len(passed) == 1
 
 
 def test_a_sleep_takes_its_time_on_both_clocks(device, monkeypatch):

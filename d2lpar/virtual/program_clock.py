@@ -15,6 +15,7 @@ A loop that reads the clock and waits otherwise, for an event, a child or asynci
 """
 
 import math
+import os
 import sys
 import threading
 import time
@@ -27,6 +28,7 @@ from . import scheduler
 # query of an event, which takes as long in `Simulation.poll`.
 SECONDS_OF_A_READING = 1e-6
 TICKS = 2**28  # in a second: sums with whole seconds are exact, so differences are always the same
+FRACTIONS = 2**22  # of a second; more would be lost in `time.time`, and with them exact differences
 NANOSECONDS = 10**9
 WAIT = 1e-3  # real seconds between two readings, without work for a GPU, that count as a wait
 WAITS = 20  # in a row, after which real time counts; a step of training reads the clock less often
@@ -107,11 +109,14 @@ class _Clock(_Stand):
         self._began = 0
 
     def start(self):
-        """Let it begin at a whole second of the real clock, so that dates are today's.
+        """Let it begin within a second or two of the real clock, so that dates are today's.
 
-        That is the next second: a program may have read the clock before it imported torch.
+        It is later: a program may have read the clock before it imported torch. Each process has
+        another fraction of the second, because ranks take seeds and the names of files from it.
         """
-        self._began = math.ceil(self.real() / self._units) * self._units
+        of_process = os.getpid() % FRACTIONS / FRACTIONS
+        began = (math.ceil(self.real() / self._units) + of_process) * self._units
+        self._began = began if self._units == 1 else round(began)
 
     def __call__(self):
         if not _model_tells(sys._getframe().f_back):
