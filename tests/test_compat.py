@@ -261,6 +261,13 @@ def test_whole_modules_are_saved(device):
     close(moved(X.cpu()), net(X))
 
 
+@pytest.mark.parametrize("what", [torch.ones, lambda n, device: nn.Linear(n, n).to(device)])
+def test_no_tensor_is_shared_with_another_process(device, what):
+    """A copy in the other process would hide what it writes; CUDA shares the memory."""
+    with pytest.raises(RuntimeError, match=r"vgpu:1 cannot be shared.*send tensor.cpu\(\)"):
+        torch.multiprocessing.get_context("spawn").SimpleQueue().put(what(2, device=device))
+
+
 def test_pickle_keeps_what_a_tensor_is(device):
     for x in (
         torch.arange(4, device=device),

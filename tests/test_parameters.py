@@ -227,8 +227,14 @@ def test_numbered_devices_are_called_cuda(tmp_path):
     """And what stands for `torch.device` is one wherever torch looks at the class itself."""
     program = """
         import copy, pickle, sys, typing
+        import numpy as np
         import torch
 
+        for one in 1, np.int64(1), np.int32(1):
+            assert str(torch.device(one)) == "cuda:1"
+            assert str(torch.Generator(one).device) == "cuda:1"
+            assert str(torch.Generator(device=one).device) == "cuda:1"
+            assert str(torch.Stream(device=one).device) == "cuda:1"
         assert torch.device(1) == torch.device("cuda:1") == torch.zeros(1, device=1).device
         assert torch.device(0).type == "cuda" and isinstance(torch.device(0), torch.device)
         assert isinstance(torch.device("cpu"), torch.device | None)

@@ -15,7 +15,7 @@ from modelling import fixed_gpus
 from programs import d2lpar, written
 from torch.utils import benchmark
 
-from d2lpar.virtual import program_clock, virtual_gpus
+from d2lpar.virtual import clock, program_clock, virtual_gpus
 from d2lpar.virtual.program_clock import SECONDS_OF_A_READING
 
 SECONDS = ("time", "perf_counter", "process_time")
@@ -51,7 +51,7 @@ def test_a_clock_contains_the_kernels_that_the_host_has_waited_for(device, name)
 
 
 def test_the_date_is_todays_and_what_stays_real(device):
-    assert 0 <= REAL["time"]() - time.time() < 60
+    assert -1 < REAL["time"]() - time.time() < 60
     assert time.monotonic is REAL["monotonic"]
     time.time()
     run_a_kernel(device)
@@ -129,6 +129,76 @@ def test_a_loop_that_polls_ends(device):
     end = time.time() + 1e-3
     readings = next((n for n in range(10_000) if time.time() >= end), None)
     assert readings == pytest.approx(1000, abs=2)
+
+
+@pytest.fixture
+def waits(monkeypatch):
+    """A function that waits for ten real seconds, and no real time passes otherwise."""
+    real = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: real[0])
+    return lambda: real.__setitem__(0, real[0] + 10.0)
+
+
+def test_a_loop_that_waits_otherwise_than_by_sleep_ends(device, waits):
+    end, model = time.time() + 60, clock()
+    readings = next((n for n in range(1, 100) if waits() or time.time() >= end), None)
+    assert readings == program_clock.WAITS + 6, "then six times ten seconds"
+    assert clock() - model < 1e-3, "and the GPUs' clock has none of it"
+
+
+def test_waits_with_work_in_between_take_no_time(device, waits):
+    start = time.time()
+    for _ in range(100):
+        waits()  # for the data of a step, say
+        time.time()
+        run_a_kernel(device)
+    assert time.time() - start == pytest.approx(400, abs=1e-3)
+
+
+def test_another_thread_that_waits_is_told_the_time_of_the_model(device, waits):
+    told = []
+
+    def watch():
+        for _ in range(100):
+            waits()
+            told.append(time.time())
+
+    start = time.time()
+    for _ in range(program_clock.WAITS + 1):
+        waits()
+        time.time()
+    thread = threading.Thread(target=watch)
+    thread.start()
+    thread.join()
+    assert len(told) == 100
+    assert told[-1] - told[0] < 1e-3
+    assert told[0] - start == pytest.approx(10, abs=1e-3), "not before the thread began"
+
+
+def test_a_program_may_have_read_the_clock_before_torch_was_imported(monkeypatch):
+    # A quarter past a whole second, as if torch were imported at once.
+    for stand in program_clock._clocks:
+        monkeypatch.setattr(stand, "real", lambda units=stand._units: units * 5 // 4 + 7 * units)
+        stand.start()
+        assert stand._began >= stand.real()
+
+
+@pytest.mark.parametrize("name", SECONDS + NANOSECONDS)
+def test_no_two_ranks_take_the_same_name_or_seed_from_the_clock(monkeypatch, name):
+    """And whatever the process, what passes between two readings is the same."""
+    (stand,) = [stand for stand in program_clock._clocks if stand.__name__ == name]
+    told = []
+    try:
+        for pid in (1000, 1001, 2**22 - 1):
+            monkeypatch.setattr("os.getpid", lambda pid=pid: pid)
+            fixed_gpus(1)
+            stand.start()
+            told.append([stand() for _ in range(5)])
+    finally:
+        virtual_gpus(1)
+    assert len({readings[0] for readings in told}) == 3
+    passed = {tuple(b - readings[0] for b in readings) for readings in told}
+    assert len(passed) == 1
 
 
 def test_a_sleep_takes_its_time_on_both_clocks(device, monkeypatch):

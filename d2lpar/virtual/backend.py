@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 import warnings
+from multiprocessing.reduction import ForkingPickler
 from time import monotonic
 
 import torch
@@ -77,6 +78,7 @@ def register():
         patch_accelerator(vgpu, registry.device_type)
         allow_foreach(VirtualTensor)
         patch_data(set_data, can_become)
+        ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
         patch_data_parallel(
             comm,
             is_ours,

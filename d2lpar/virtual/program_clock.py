@@ -10,10 +10,14 @@ stamps of logs, waits for other processes. `time.monotonic` and `datetime` are a
 
 `time.sleep` sleeps as before. It also advances the clock of the thread, because a loop that polls
 and sleeps has to end, and because a sleep that stands for work takes its time in the model, too.
+A loop that reads the clock and waits otherwise, for an event, a child or asyncio, would not end: so
+`_Waiting` adds real time to what such a loop in the main thread is told, and nothing to the model.
 """
 
 import math
+import os
 import sys
+import threading
 import time
 import timeit
 
@@ -24,7 +28,10 @@ from . import scheduler
 # query of an event, which takes as long in `Simulation.poll`.
 SECONDS_OF_A_READING = 1e-6
 TICKS = 2**28  # in a second: sums with whole seconds are exact, so differences are always the same
+FRACTIONS = 2**22  # of a second; more would be lost in `time.time`, and with them exact differences
 NANOSECONDS = 10**9
+WAIT = 1e-3  # real seconds between two readings, without work for a GPU, that count as a wait
+WAITS = 20  # in a row, after which real time counts; a step of training reads the clock less often
 _CLOCKS = "time time_ns perf_counter perf_counter_ns process_time process_time_ns".split()
 _REAL = {*sys.stdlib_module_names, "torch", "d2lpar"} - {"timeit"}  # what reads the real clock
 _TORCHS_OWN_TIMER = "torch.utils.benchmark"
@@ -68,6 +75,33 @@ class _Stand:
         return self.__name__
 
 
+class _Waiting(threading.local):
+    """The real seconds for which the main thread has read the clock and only waited in between.
+
+    Another thread is told those until it first reads the clock, and the model's time from then on:
+    one that watches over the main thread would find that this one takes too long.
+    """
+
+    by_main_thread = 0.0
+
+    def __init__(self):
+        self._seconds, self._waits, self._model, self._real = self.by_main_thread, 0, None, 0.0
+
+    def seconds(self, model):
+        """Return them at a reading, at `model` seconds of the thread's clock."""
+        if threading.current_thread() is threading.main_thread():
+            real = time.monotonic()
+            if model != self._model:
+                self._waits = 0
+            elif real - self._real > WAIT:
+                self._waits += 1
+                if self._waits > WAITS:
+                    self._seconds += real - self._real
+                    _Waiting.by_main_thread = self._seconds
+            self._model, self._real = model + SECONDS_OF_A_READING, real
+        return self._seconds
+
+
 class _Clock(_Stand):
     def __init__(self, name):
         super().__init__(name)
@@ -75,15 +109,22 @@ class _Clock(_Stand):
         self._began = 0
 
     def start(self):
-        """Let it begin at a whole second of the real clock, so that dates are today's."""
-        self._began = math.floor(self.real() / self._units) * self._units
+        """Let it begin within a second or two of the real clock, so that dates are today's.
+
+        It is later: a program may have read the clock before it imported torch. Each process has
+        another fraction of the second, because ranks take seeds and the names of files from it.
+        """
+        of_process = os.getpid() % FRACTIONS / FRACTIONS
+        began = (math.ceil(self.real() / self._units) + of_process) * self._units
+        self._began = began if self._units == 1 else round(began)
 
     def __call__(self):
         if not _model_tells(sys._getframe().f_back):
             return self.real()
         clock = scheduler.clock
+        waited = _waiting.seconds(clock.now())
         clock.advance(SECONDS_OF_A_READING)
-        now = round(clock.now() * TICKS) / TICKS
+        now = round((clock.now() + waited) * TICKS) / TICKS
         return self._began + (now if self._units == 1 else round(now * self._units))
 
 
@@ -94,6 +135,7 @@ class _Sleep(_Stand):
             scheduler.clock.advance(float(seconds))
 
 
+_waiting = _Waiting()
 _clocks = [_Clock(name) for name in _CLOCKS]
 _stands = [*_clocks, _Sleep("sleep")]
 _with_defaults = timeit.Timer.__init__, timeit.timeit, timeit.repeat

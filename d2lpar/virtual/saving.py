@@ -33,6 +33,17 @@ def reduce(tensor):
     return rebuild_tensor_arguments(tensor, values, storage)
 
 
+def refuse_sharing(tensor):
+    """Raise RuntimeError: a tensor on a virtual GPU cannot be in the memory of two processes.
+
+    On CUDA `torch.multiprocessing` shares it. A copy instead would hide what the other one writes.
+    """
+    raise RuntimeError(
+        f"a tensor on {tensor.device} cannot be shared with another process, because each process "
+        "has virtual GPUs of its own: send tensor.cpu(), or use torch.distributed"
+    )
+
+
 def restore(storage, location):
     """Mark a storage of the CPU that torch.load has read with the virtual GPU that it belongs to.
 

@@ -1,6 +1,7 @@
 """The device type `vgpu`, and torch's classes and functions that know devices."""
 
 import functools
+import numbers
 
 import torch
 
@@ -108,7 +109,8 @@ def _with_our_devices(base, make, is_virtual):
             if cls is not stand_in:  # a class that a user derived
                 return super().__call__(*args, **kwargs)
             device = kwargs.get("device", args[0] if args else None)
-            if isinstance(device, (str, torch.device)) and is_virtual(torch.device(device)):
+            known = isinstance(device, (str, torch.device)) or _is_number(device)
+            if known and is_virtual(torch.device(device)):
                 rest = args[1:] if args else ()
                 kwargs.pop("device", None)
                 return make(torch.device(device), *rest, **kwargs)
@@ -125,6 +127,11 @@ def _with_our_devices(base, make, is_virtual):
     return stand_in
 
 
+def _is_number(device):
+    """Return whether a device is given by its number, which may be numpy's; torch takes no bool."""
+    return isinstance(device, numbers.Integral) and not isinstance(device, bool)
+
+
 def name_numbered_devices(device_type):
     """Make `torch.device(1)` a device of this type, and not one of torch's own name for ours.
 
@@ -134,7 +141,7 @@ def name_numbered_devices(device_type):
 
     class Meta(type):
         def __call__(cls, *args, **kwargs):
-            if len(args) == 1 and isinstance(args[0], int) and not kwargs:
+            if len(args) == 1 and _is_number(args[0]) and not kwargs:
                 args = device_type, *args
             return base(*args, **kwargs)
 
