@@ -530,3 +530,15 @@ def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
         ["epoch", "1:", "nan", "65536.0"],
     ]
     assert all(1e-3 < float(epoch[-1]) < 0.1 for epoch in epochs)
+
+
+def test_small_tensors_that_nobody_has_written_are_zero(device, monkeypatch):
+    """A table of indices that a network on "meta" leaves unwritten must not point anywhere."""
+    monkeypatch.undo()
+    for _ in range(100):  # what `empty` would find there otherwise
+        torch.full((169,), -1)
+    for index in (
+        torch.empty(169, dtype=torch.long, device=device),
+        torch.empty_like(torch.empty(169, dtype=torch.long, device="meta"), device=device),
+    ):
+        assert index.tolist() == [0] * 169

@@ -351,10 +351,16 @@ def wrap(cell, block=None):
 
 
 def new_tensor(layout):
-    """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it."""
+    """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it.
+
+    Where most tensors have no values it is zero, if small: an index that is never computed is one
+    of a row that there is, and a program does the same in every run.
+    """
     check_process()
     tensor = wrap(Cell(layout))
     tensor._cell.data = layout.empty(CPU) if may_have_values(layout) else NO_VALUES
+    if not layout.device.has_values and tensor._cell.data is not NO_VALUES:
+        tensor._cell.data.zero_()
     return tensor
 
 
