@@ -26,7 +26,11 @@ def refusing(name):
     def __new__(cls, *args, **kwargs):
         raise _needs_a_gpu(name, instead)
 
-    return type(name.rpartition(".")[2], (), {"__new__": __new__, "__doc__": f"{name}: refused."})
+    refused = type(
+        name.rpartition(".")[2], (), {"__new__": __new__, "__doc__": f"{name}: refused."}
+    )
+    refused.__wrapped__ = refused  # torch._dynamo of 2.15 lists what `use_mem_pool` wraps
+    return refused
 
 
 def _needs_a_gpu(name, instead):

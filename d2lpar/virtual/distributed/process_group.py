@@ -628,7 +628,7 @@ def _wait_at_exit():
     if hasattr(sys, "last_value") or scheduler.in_fork():
         return
     _ending.set()
-    _waiter.join(_LAST)
+    _waiters[-1].join(_LAST)
 
 
 def _shut_down():
@@ -638,8 +638,9 @@ def _shut_down():
             group.shutdown()
 
 
-# Started with the first group, because from Python 3.12 on no thread can begin at exit.
-_waiter = threading.Thread(target=_shut_down, daemon=True)
+# At most one thread. It begins with the first group, because from Python 3.12 on none can begin at
+# exit; it is made there, too, because in a fork Python 3.13.0 takes one that never began for ended.
+_waiters = []
 
 
 def create(options, backend_options=None):
@@ -652,8 +653,9 @@ def create(options, backend_options=None):
         options.global_ranks_in_group,
         options.group_id,
     )
-    if not _waiter.ident:
-        _waiter.start()
+    if not _waiters:
+        _waiters.append(threading.Thread(target=_shut_down, daemon=True))
+        _waiters[-1].start()
     if not _groups:
         atexit.unregister(_wait_at_exit)
         atexit.register(_wait_at_exit)

@@ -51,7 +51,9 @@ def _with_gpus(init):
         self.gpu_activities = filters.pop(ProfilerActivity.CUDA, None)
         device = None if gpus else use_device
         options |= {"use_device": device, "use_cpu": use_cpu or gpus}
-        init(self, *args, activity_filters=filters, **options)
+        if filters:  # torch 2.11 has none
+            options["activity_filters"] = filters
+        init(self, *args, **options)
         if gpus and self.enabled:
             self.use_device = "cuda"
 
