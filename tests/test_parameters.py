@@ -279,6 +279,22 @@ def test_a_copy_on_its_way_keeps_the_memory_that_it_was_issued_for(wall, where):
     assert target.tolist() == new.tolist() == [7, 7, 7]
 
 
+@pytest.mark.parametrize("kind, name", [(nn.Parameter, "Parameter"), (torch.Tensor, "Tensor")])
+def test_a_class_that_a_move_loses_is_named(wall, kind, name):
+    """CUDA keeps it, so that a program which asks isinstance() would go another way in silence."""
+
+    class Sliced(kind):
+        pass
+
+    tensors = [torch.ones(2).as_subclass(Sliced) for _ in range(2)]
+    with pytest.warns(
+        UserWarning, match=rf"a .*Sliced that moves.*becomes a plain {name},"
+    ) as said:
+        for tensor in tensors:
+            tensor.data = torch.ones(2, device="vgpu:0")
+    assert len(said) == 1, "once for a class"
+
+
 def test_a_module_on_meta_is_refused_as_on_the_cpu(wall):
     said = []
     for where in "cpu", "vgpu:0":

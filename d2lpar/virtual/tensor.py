@@ -4,6 +4,9 @@ The modules that say what an operator on it does, and how it is saved, import th
 methods that need them import them.
 """
 
+import functools
+import warnings
+
 import torch
 from torch import nn
 
@@ -269,6 +272,18 @@ def _is_dense_on_cpu(tensor):
     )
 
 
+@functools.cache
+def _warn_of_class(cls):
+    """Say once what a class of tensors loses on a virtual GPU, if it is not one of torch."""
+    if cls.__module__.partition(".")[0] != "torch":
+        kind = nn.Parameter if issubclass(cls, nn.Parameter) else torch.Tensor
+        warnings.warn(
+            f"a {cls.__qualname__} that moves to a virtual GPU becomes a plain {kind.__name__}, "
+            "without the methods of its class: keep what you need in attributes",
+            stacklevel=4,
+        )
+
+
 def _change_device(tensor, new, set_data):
     """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
 
@@ -279,6 +294,7 @@ def _change_device(tensor, new, set_data):
     before = keys.value, tensor.__class__, tensor.__dict__
     attributes = _extra_attributes(tensor)
     if isinstance(new, VirtualTensor):
+        _warn_of_class(tensor.__class__)
         kind = new.__class__
         attributes |= {"_cell": new._cell, "_block": new._block}
         if isinstance(tensor, nn.Parameter):
