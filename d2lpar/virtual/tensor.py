@@ -242,17 +242,17 @@ class DeviceStorage(torch.UntypedStorage):
         return hash(self._block)
 
 
-_set_data = torch.Tensor.data.__set__
+_set_data = torch.Tensor.data.__set__  # torch's own; `set_data` takes its place
 
 
-def set_data(tensor, new, plain=_set_data):
+def set_data(tensor, new):
     """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
     if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
-        become(tensor, new, plain)
+        become(tensor, new)
     elif can_become(tensor, new):
-        _change_device(tensor, new, plain)
+        _change_device(tensor, new)
     else:
-        plain(tensor, new)
+        _set_data(tensor, new)
 
 
 def can_become(tensor, new):
@@ -284,7 +284,7 @@ def _warn_of_class(cls):
         )
 
 
-def _change_device(tensor, new, set_data):
+def _change_device(tensor, new):
     """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
 
     As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
@@ -307,17 +307,16 @@ def _change_device(tensor, new, set_data):
             keys.value = of_new
             tensor.__class__ = kind
             tensor.__dict__ = attributes
-            set_data(tensor, new)
+            _set_data(tensor, new)
     except Exception:
         keys.value, tensor.__class__, tensor.__dict__ = before
         raise
 
 
-def become(tensor, new, set_data=_set_data):
+def become(tensor, new):
     """Make a tensor what another one is, as `t_`, `resize_`, `out=` and `.data =` do, or raise.
 
-    An interrupt, and an error of torch, leave all of it done or nothing. `set_data` is torch's own
-    setter of `data`.
+    An interrupt, and an error of torch, leave all of it done or nothing.
     """
     cell, block = tensor._cell, tensor._block
     try:
@@ -326,7 +325,7 @@ def become(tensor, new, set_data=_set_data):
             # One step, see interrupts.py: stores, then a call of a function in C.
             tensor._cell = new._cell
             tensor._block = new._block
-            set_data(tensor, new)
+            _set_data(tensor, new)
     except BaseException as error:
         if isinstance(error, Exception) or tensor._cell is cell:  # refused, or not begun
             _set_bits(tensor, new._cell.layout, cell.layout)
