@@ -12,6 +12,7 @@ import weakref
 
 import pytest
 import torch
+from gates import Gate
 from programs import d2lpar, written
 from torch import nn
 from torch.nn.utils import parameters_to_vector, parametrizations, vector_to_parameters
@@ -261,6 +262,46 @@ def test_numbered_devices_are_called_cuda(tmp_path):
     """
     done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, written(tmp_path, program))
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("where", ["cpu", "vgpu:0"])
+def test_a_copy_on_its_way_keeps_the_memory_that_it_was_issued_for(wall, where):
+    """On CUDA it has that memory's address, so new `data` of the tensor makes no difference."""
+    new, source = torch.full((3,), 7.0, device=where), torch.arange(3.0, device="vgpu:0")
+    torch.vgpu.synchronize()
+    target = torch.zeros(3).pin_memory()
+    same_memory = target.view(3)
+    with Gate("vgpu:0"):
+        target.copy_(source, non_blocking=True)
+        target.data = new
+    torch.vgpu.synchronize()
+    assert same_memory.tolist() == [0, 1, 2]
+    assert target.tolist() == new.tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("kind, name", [(nn.Parameter, "Parameter"), (torch.Tensor, "Tensor")])
+def test_a_class_that_a_move_loses_is_named(wall, kind, name):
+    """CUDA keeps it, so that a program which asks isinstance() would go another way in silence."""
+
+    class Sliced(kind):
+        pass
+
+    tensors = [torch.ones(2).as_subclass(Sliced) for _ in range(2)]
+    with pytest.warns(
+        UserWarning, match=rf"a .*Sliced that moves.*becomes a plain {name},"
+    ) as said:
+        for tensor in tensors:
+            tensor.data = torch.ones(2, device="vgpu:0")
+    assert len(said) == 1, "once for a class"
+
+
+def test_a_module_on_meta_is_refused_as_on_the_cpu(wall):
+    said = []
+    for where in "cpu", "vgpu:0":
+        with pytest.raises(NotImplementedError, match="no data.*to_empty") as refused:
+            nn.Linear(2, 2, device="meta").to(where)
+        said.append(str(refused.value))
+    assert said[0] == said[1]
 
 
 def test_nested_tensors_of_the_strided_layout_are_refused_by_name(wall):

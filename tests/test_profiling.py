@@ -181,3 +181,16 @@ def test_a_timeline_records_each_kernel_once():
         x + 1
     assert len(timeline.select(kind="kernel")) == 1, timeline.spans
     """)
+
+
+def test_profile_memory_says_what_it_leaves_out():
+    profiled("""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for activities in [CPU], [CPU, CUDA]:
+            with profile(activities=activities, profile_memory=True):
+                torch.ones(3, device="cuda")
+            ours = [str(each.message) for each in said if "profile_memory" in str(each.message)]
+            assert len(ours) == activities.count(CUDA), said
+    assert "_record_memory_history() records" in ours[0]
+    """)

@@ -100,6 +100,18 @@ def test_modules_that_had_imported_a_clock_before_and_later():
         virtual_gpus(1)
 
 
+def test_a_module_of_the_program_that_is_called_like_one_of_pythons(device, monkeypatch):
+    theirs = ModuleType("profile")
+    theirs.__file__ = os.path.join("project", "profile.py")
+    monkeypatch.setitem(sys.modules, "profile", theirs)
+    monkeypatch.delitem(program_clock._known, "profile", raising=False)
+    exec("import time\ndef read(): return time.perf_counter()", vars(theirs))
+    start = theirs.read()
+    run_a_kernel(device)
+    assert theirs.read() - start == pytest.approx(4, abs=1e-5)
+    del program_clock._known["profile"]
+
+
 def test_the_wall_clock_puts_everything_back(device):
     functions = timeit.Timer.__init__, timeit.timeit, timeit.repeat
     assert time.time is not REAL["time"]

@@ -28,7 +28,8 @@ def copy(target, source, non_blocking=False, new=False):
     """Copy the values of a tensor into another one; at least one of them is on a virtual GPU.
 
     On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
-    the host waits for unless it is `non_blocking` and the memory on the CPU is pinned.
+    the host waits for unless it is `non_blocking` and the memory on the CPU is pinned. It keeps the
+    memory that the tensors had when it was issued, whatever becomes of their `data`.
 
     Args:
         target: the tensor that is written.
@@ -38,14 +39,17 @@ def copy(target, source, non_blocking=False, new=False):
 
     Raises:
         RuntimeError: the shapes do not fit, or `source` is neither on a virtual GPU nor on the CPU.
+        NotImplementedError: `source` is a meta tensor.
         torch.AcceleratorError: the host waited, and an op on the device has failed.
     """
     if target.shape != source.shape:
         torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
     if type(target) is not VirtualTensor:
         device, pinned = source._cell.layout.device, is_pinned(target)
-        op = _copy_op(device.d2h, device.link, target, source, pinned)
+        op = _copy_op(device.d2h, device.link, target.detach(), source, pinned)
     elif type(source) is not VirtualTensor:
+        if source.is_meta:
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's words
         if source.device.type != "cpu":
             raise two_devices(target.device, source.device)
         device, pinned = target._cell.layout.device, is_pinned(source)

@@ -35,6 +35,7 @@ WAITS = 20  # in a row, after which real time counts; a step of training reads t
 _CLOCKS = "time time_ns perf_counter perf_counter_ns process_time process_time_ns".split()
 _REAL = {*sys.stdlib_module_names, "torch", "d2lpar"} - {"timeit"}  # what reads the real clock
 _TORCHS_OWN_TIMER = "torch.utils.benchmark"
+_PYTHONS_FOLDER = os.path.dirname(os.__file__) + os.sep
 _known = {}  # name of a module -> whether it reads the clock of the model
 
 
@@ -44,7 +45,11 @@ def _is_told(name):
         return True
     told = _known.get(name)
     if told is None:
-        own = name.partition(".")[0] in _REAL
+        root = name.partition(".")[0]
+        own = root in _REAL
+        if own and root in sys.stdlib_module_names:  # unless a program has a profile.py, say
+            file = getattr(sys.modules.get(root), "__file__", None)
+            own = file is None or file.startswith(_PYTHONS_FOLDER)
         told = _known[name] = not own or name.startswith(_TORCHS_OWN_TIMER)
     return told
 

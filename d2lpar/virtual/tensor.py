@@ -4,6 +4,9 @@ The modules that say what an operator on it does, and how it is saved, import th
 methods that need them import them.
 """
 
+import functools
+import warnings
+
 import torch
 from torch import nn
 
@@ -239,17 +242,17 @@ class DeviceStorage(torch.UntypedStorage):
         return hash(self._block)
 
 
-_set_data = torch.Tensor.data.__set__
+_set_data = torch.Tensor.data.__set__  # torch's own; `set_data` takes its place
 
 
-def set_data(tensor, new, plain=_set_data):
+def set_data(tensor, new):
     """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
     if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
-        become(tensor, new, plain)
+        become(tensor, new)
     elif can_become(tensor, new):
-        _change_device(tensor, new, plain)
+        _change_device(tensor, new)
     else:
-        plain(tensor, new)
+        _set_data(tensor, new)
 
 
 def can_become(tensor, new):
@@ -269,7 +272,19 @@ def _is_dense_on_cpu(tensor):
     )
 
 
-def _change_device(tensor, new, set_data):
+@functools.cache
+def _warn_of_class(cls):
+    """Say once what a class of tensors loses on a virtual GPU, if it is not one of torch."""
+    if cls.__module__.partition(".")[0] != "torch":
+        kind = nn.Parameter if issubclass(cls, nn.Parameter) else torch.Tensor
+        warnings.warn(
+            f"a {cls.__qualname__} that moves to a virtual GPU becomes a plain {kind.__name__}, "
+            "without the methods of its class: keep what you need in attributes",
+            stacklevel=4,
+        )
+
+
+def _change_device(tensor, new):
     """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
 
     As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
@@ -279,6 +294,7 @@ def _change_device(tensor, new, set_data):
     before = keys.value, tensor.__class__, tensor.__dict__
     attributes = _extra_attributes(tensor)
     if isinstance(new, VirtualTensor):
+        _warn_of_class(tensor.__class__)
         kind = new.__class__
         attributes |= {"_cell": new._cell, "_block": new._block}
         if isinstance(tensor, nn.Parameter):
@@ -291,17 +307,16 @@ def _change_device(tensor, new, set_data):
             keys.value = of_new
             tensor.__class__ = kind
             tensor.__dict__ = attributes
-            set_data(tensor, new)
+            _set_data(tensor, new)
     except Exception:
         keys.value, tensor.__class__, tensor.__dict__ = before
         raise
 
 
-def become(tensor, new, set_data=_set_data):
+def become(tensor, new):
     """Make a tensor what another one is, as `t_`, `resize_`, `out=` and `.data =` do, or raise.
 
-    An interrupt, and an error of torch, leave all of it done or nothing. `set_data` is torch's own
-    setter of `data`.
+    An interrupt, and an error of torch, leave all of it done or nothing.
     """
     cell, block = tensor._cell, tensor._block
     try:
@@ -310,7 +325,7 @@ def become(tensor, new, set_data=_set_data):
             # One step, see interrupts.py: stores, then a call of a function in C.
             tensor._cell = new._cell
             tensor._block = new._block
-            set_data(tensor, new)
+            _set_data(tensor, new)
     except BaseException as error:
         if isinstance(error, Exception) or tensor._cell is cell:  # refused, or not begun
             _set_bits(tensor, new._cell.layout, cell.layout)

@@ -46,6 +46,12 @@ def patch_profiler(record):
 def _with_gpus(init):
     def __init__(self, *args, use_cuda=False, use_device=None, use_cpu=True, **options):
         gpus = use_cuda or use_device == "cuda"
+        if gpus and options.get("profile_memory"):
+            warnings.warn(
+                "profile_memory=True shows the memory of the host only on virtual GPUs: "
+                "torch.cuda.memory._record_memory_history() records theirs",
+                stacklevel=2,
+            )
         filters = dict(options.pop("activity_filters", None) or {})
         self.shows_gpus, self.shows_host, self.gpu_work = gpus, use_cpu, None
         self.gpu_activities = filters.pop(ProfilerActivity.CUDA, None)

@@ -85,13 +85,11 @@ def patch_data(set_data, has_compatible_type):
     """Let a tensor take data from another device, as on CUDA; so modules move their parameters.
 
     Args:
-        set_data: function(tensor, new, plain), the setter of `Tensor.data`; `plain` is torch's own.
+        set_data: function(tensor, new), the setter of `Tensor.data`.
         has_compatible_type: function(tensor, new) that returns whether it takes what torch refuses.
     """
     data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
-    torch.Tensor.data = property(
-        data.__get__, lambda tensor, new: set_data(tensor, new, data.__set__), doc=data.__doc__
-    )
+    torch.Tensor.data = property(data.__get__, set_data, doc=data.__doc__)
 
     @functools.wraps(is_compatible)
     def _has_compatible_shallow_copy_type(tensor, new):
