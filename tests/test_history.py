@@ -1,5 +1,7 @@
 """The history of a device's memory, read by torch's own tools for it."""
 
+import gc
+
 import pytest
 import torch
 from test_cuda_names import run
@@ -16,6 +18,7 @@ KEYS = {  # of torch/csrc/cuda/memory_snapshot.cpp
 
 @pytest.fixture(autouse=True)
 def as_before():
+    gc.collect()  # what other tests have left in a cycle is in use until then
     yield
     history.record_memory_history(None)
     virtual_gpus(2)

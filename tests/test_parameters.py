@@ -42,7 +42,7 @@ def what_a_move_keeps(start, move):
     optimizer.step()
     weight.mark, known, called = "no decay", weakref.ref(weight), []
     weight.register_hook(lambda grad: called.append("hook"))
-    weight.register_post_accumulate_grad_hook(lambda tensor: called.append(tensor is parameter))
+    weight.register_post_accumulate_grad_hook(lambda tensor: called.append(tensor is known()))
     grad, version, living = weight.grad, weight._version, (weight * 3).sum()
     sums_up = torch.autograd.graph.get_gradient_edge(weight).node
     before = weight.device, weight.dtype

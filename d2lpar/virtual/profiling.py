@@ -117,7 +117,7 @@ class Work:
         start -= self._unix
         spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
         ours = self._ours(
-            (*span, event.thread, event.name, event.is_python_function)
+            (*span, event.thread, event.name, getattr(event, "is_python_function", False))
             for span, event in zip(spans, events, strict=True)
         )
         events = [event for number, event in enumerate(events) if number not in ours]
