@@ -132,22 +132,22 @@ class Work:
             begin, end = ((t - start) / 1e3 for t in self._on_gpu(span))
             if owner is not None:
                 on_host[owner].append_kernel(name, index, end - begin)
-            added.append(
-                FunctionEvent(
-                    id=number,
-                    name=name,
-                    thread=span.stream,
-                    input_shapes=[],
-                    stack=[],
-                    start_us=begin,
-                    end_us=end,
-                    use_device="cuda",
-                    device_type=DeviceType.CUDA,
-                    device_index=index,
-                    device_resource_id=span.stream,
-                    linked_correlation_id=0 if owner is None else on_host[owner].id,
-                )
+            event = FunctionEvent(
+                id=number,
+                name=name,
+                thread=span.stream,
+                input_shapes=[],
+                stack=[],
+                start_us=begin,
+                end_us=end,
+                use_device="cuda",
+                device_type=DeviceType.CUDA,
+                device_index=index,
+                device_resource_id=span.stream,
             )
+            # no argument of it in torch 2.11
+            event.linked_correlation_id = 0 if owner is None else on_host[owner].id
+            added.append(event)
         for event, span in zip(events, spans, strict=True):
             event.stack = [line for line in event.stack if _OWN not in line]
             event.time_range = Interval(*((self._on_host(t) - start) / 1e3 for t in span))
