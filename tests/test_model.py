@@ -858,9 +858,5 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(make):
 
 
 def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():
-    before = torch.backends.cudnn.enabled
-    torch.backends.cudnn.enabled = False
-    try:
+    with torch.backends.cudnn.flags(enabled=False):
         assert recurrent_seconds(nn.GRU, 50)[0] > recurrent_seconds(nn.GRU, 5)[0] + 45
-    finally:
-        torch.backends.cudnn.enabled = before
