@@ -11,15 +11,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from d2lpar.virtual import PRESETS, equal_ranks
+from d2lpar.virtual import equal_ranks
 from d2lpar.virtual.datasheets import MIB
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine
 
 from . import Row, seconds_of
+from .language import GPT2Block
 from .vision import (
     DGX1_16GB,
     P3DN,
+    PCIE3,
     alone,
     autocast,
     batch,
@@ -38,7 +40,7 @@ GTX_1080 = GPU(
     320e9,
     {"float32": 8.9e12, "float64": 8.9e12 / 32},
     20,
-    PRESETS["pcie3-measured"],
+    PCIE3,
     source="NVIDIA GeForce GTX 1080 whitepaper: 2560 cores at 1.733 GHz",
 )
 TITAN_X = GPU(
@@ -47,7 +49,7 @@ TITAN_X = GPU(
     336.5e9,
     {"float32": 6.6e12, "float64": 6.6e12 / 32},
     24,
-    PRESETS["pcie3-measured"],
+    PCIE3,
     source="NVIDIA GeForce GTX TITAN X product page: 3072 cores at 1.075 GHz",
 )
 QUADRO_GP100 = GPU(
@@ -56,7 +58,7 @@ QUADRO_GP100 = GPU(
     717e9,
     {"float32": 10.3e12, "float64": 5.2e12},
     56,
-    PRESETS["pcie3-measured"],
+    PCIE3,
     source="NVIDIA Quadro GP100 data sheet",
 )
 
@@ -275,15 +277,11 @@ def jcjohnson():
         )
 
 
-class PlainBlock(nn.Module):
-    """A block of GPT-2 whose attention is made of operators, without dropout."""
+class PlainBlock(GPT2Block):
+    """One with an activation that is one kernel and a mask of numbers, without dropout."""
 
     def __init__(self, width, heads, length):
-        super().__init__()
-        self.heads = heads
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        super().__init__(width, heads, length)
         self.gelu = nn.GELU(approximate="tanh")
         self.register_buffer("visible", torch.empty(1, 1, length, length))
 

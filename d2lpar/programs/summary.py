@@ -38,7 +38,8 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
     head = f"d2lpar run: {gpus}\n{used}; {seconds:.1f} s, exit code {code}\n"
     if not reports:
         return head + _why_unused(code)
-    tables = _devices(reports), _links(reports), _steps(reports)
+    names = _names(reports)
+    tables = (table(reports, names) for table in (_devices, _links, _steps))
     clock = "times of the model" if modelled else "times of the wall clock"
     notes = [f"({clock}; busy: share of the time from first to last op in which kernels ran)"]
     notes += _ends(reports)
@@ -80,8 +81,8 @@ def _why_unused(code):
     )
 
 
-def _devices(reports):
-    rows, names = [], _names(reports)
+def _devices(reports, names):
+    rows = []
     for report in reports:
         for device, figures in report["devices"].items():
             busy = figures["busy"]
@@ -95,8 +96,8 @@ def _devices(reports):
     return _table(head, rows)
 
 
-def _links(reports):
-    rows, names = [], _names(reports)
+def _links(reports, names):
+    rows = []
     for report in reports:
         for source, target, num_bytes, taken, copies in report["links"]:
             link = f"{source} -> {target}" if source != target else f"{source}, collectives"
@@ -105,8 +106,8 @@ def _links(reports):
     return _table(("rank", "link", "copies", "MB", "time", "process"), rows)
 
 
-def _steps(reports):
-    rows, names = [], _names(reports)
+def _steps(reports, names):
+    rows = []
     for report in reports:
         step = report["step_seconds"]
         if step:

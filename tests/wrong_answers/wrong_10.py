@@ -139,15 +139,7 @@ def owner(key, K, P):
     },
     "mend-step": {
         "a tick without a number": (
-            """
-def worker(rank, read, compute, lr, num_steps):
-    for _ in range(num_steps):
-        yield "compute", read
-        w = yield "pull"
-        yield "compute", compute
-        yield "push", -lr * gradient(rank, w)
-        yield "tick"
-""",
+            WORKER % ("", "", 'yield "tick"'),
             0,
             "worker 1: 'tick' needs a value behind it",
         ),

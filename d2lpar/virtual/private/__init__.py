@@ -10,9 +10,9 @@
     cuda            torch.cuda, and "cuda" where torch's C++ code meets it
     profiling       torch's profiler
     compiling       torch.compile
+    flex_attention  flex_attention, in its dense form
     process_groups  torch.distributed
     dtensor         DTensor
-    fsdp            fully_shard and FullyShardedDataParallel
 
 Nothing here imports the rest of d2lpar: what torch is to call is passed in. No other module of
 d2lpar uses a private name of torch; `tests/lint/test_private_names.py` looks.
