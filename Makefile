@@ -11,6 +11,8 @@
 #                 notebooks/headlines.toml declares; CHAPTERS="03 04" for some of them
 # make exercises  execute the exercises in place, with their solutions
 # make drawings   put the drawings of notebooks/drawings into the chapters
+# make lessons    how many minutes the core of each chapter takes a reader; CHAPTERS="03", and
+#                 WRITE=1 to put them into the chapters' first cells
 # make check      ruff (lint and format), hygiene and headline lines of the notebooks, and what must
 #                 agree: names that Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
@@ -57,8 +59,8 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test book slides lab notebooks exercises drawings check browser bench assignments grade \
-	address
+.PHONY: run test book slides lab notebooks exercises drawings lessons check browser bench assignments \
+	grade address
 .DELETE_ON_ERROR:
 
 run: $(READY)
@@ -84,6 +86,9 @@ slides: $(READY)
 
 drawings: $(READY)
 	@$(BIN)/python tools/drawings.py
+
+lessons: $(READY)
+	@$(BIN)/python tools/lessons.py $(if $(WRITE),--write) $(CHAPTERS)
 
 check: $(READY)
 	@$(BIN)/ruff check .

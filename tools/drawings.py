@@ -18,7 +18,7 @@ import nbformat
 
 NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 _USE = re.compile(r"!\[[^\]]+\]\[(\w+)\]")
-_DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULTILINE)
+DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULTILINE)
 
 
 def with_drawings(text, folder):
@@ -32,7 +32,7 @@ def with_drawings(text, folder):
         FileNotFoundError: there is no drawing with that name.
     """
     names = dict.fromkeys(_USE.findall(text))
-    text = _DEFINITION.sub("", text)
+    text = DEFINITION.sub("", text)
     for name in names:
         data = base64.b64encode(draw(name, folder).encode()).decode()
         text += f"\n\n[{name}]: data:image/svg+xml;base64,{data}"

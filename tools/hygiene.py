@@ -21,7 +21,7 @@ MAX_LINES = 45  # of at most 80 characters, see notebooks/ruff.toml
 MAX_BYTES = 1_500_000
 WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
 
-_FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
 _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
 _MARKDOWN_IMAGE = re.compile(r"!\[([^\]]*)\][(\[]")
 _HTML_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
@@ -227,7 +227,7 @@ def _code(notebook):
 def _prose(notebook):
     """Return `(cell number, text without fenced code)` for the markdown cells."""
     return [
-        (i, _FENCED.sub("", cell.source))
+        (i, FENCED.sub("", cell.source))
         for i, cell in enumerate(notebook.cells, 1)
         if cell.cell_type == "markdown"
     ]
