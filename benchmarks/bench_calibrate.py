@@ -1,8 +1,8 @@
 """(p) Kernels timed once on one virtual GPU predict the measured steps of two.
 
-For programs of the chapters 04 to 08: `calibrate` runs the work of both devices on one, one
-operator at a time; a simulation of two such devices then predicts the step that two virtual GPUs
-take by the wall clock. The median of the errors is at most 10 % on an idle machine.
+For programs of the chapters 04 to 06, 08 and 09: `calibrate` runs the work of both devices on
+one, one operator at a time; a simulation of two such devices then predicts the step that two
+virtual GPUs take by the wall clock. The median of the errors is at most 10 % on an idle machine.
 """
 
 import sys
@@ -44,7 +44,7 @@ def mlp(width=1024, depth=6):
 
 
 def pipelined(devices):
-    """Chapter 05: GPipe, two stages, eight micro-batches."""
+    """Chapter 08: GPipe, two stages, eight micro-batches."""
     stages = split_layers(mlp(), [3], devices)
     X = torch.ones(2048, 1024, device=devices[0])
     y = torch.ones(2048, 1024, device=devices[1])
@@ -52,7 +52,7 @@ def pipelined(devices):
 
 
 def tensor_split(devices):
-    """Chapter 06: layers split by columns and rows."""
+    """Chapter 09: layers split by columns and rows."""
     net = nn.Sequential(nn.Linear(1024, 4096), nn.ReLU(), nn.Linear(4096, 1024))
     net = tensor_parallel(net, devices)
     X = [torch.ones(1024, 1024, device=device) for device in devices]
@@ -60,13 +60,13 @@ def tensor_split(devices):
 
 
 def from_scratch(devices):
-    """Chapter 07: replicas, gradients summed by hand."""
+    """Chapter 05: replicas, gradients summed by hand."""
     net, X, y = mlp(depth=4), torch.ones(1024, 1024), torch.zeros(1024, dtype=torch.long)
     return lambda: data_parallel_step(net, X, y, devices, 0.1)
 
 
 def data_parallel(devices):
-    """Chapter 08: ResNet-18 under nn.DataParallel, or half of its work on one device."""
+    """Chapter 06: ResNet-18 under nn.DataParallel, or half of its work on one device."""
     k = len(set(devices))
     net = resnet18(10).to(devices[0])
     net = nn.DataParallel(net, device_ids=devices) if k > 1 else net

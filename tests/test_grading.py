@@ -665,10 +665,10 @@ def test_the_package_is_found_wherever_it_lies(tmp_path):
 @needs_sandbox
 def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox(tmp_path):
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
-    name = "09_distributed_data_parallel.ipynb"
+    name = "07_distributed_data_parallel.ipynb"
     (tmp_path / "submitted" / "Anna").mkdir(parents=True)
     shutil.copy(assignments.NOTEBOOKS / "exercises" / name, tmp_path / "submitted" / "Anna")
-    assert grade.main([str(tmp_path / "submitted"), "09", "--build", str(tmp_path / "grades")]) == 0
+    assert grade.main([str(tmp_path / "submitted"), "07", "--build", str(tmp_path / "grades")]) == 0
     with open(tmp_path / "grades" / "grades.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) > 5

@@ -1,7 +1,7 @@
 """Write what students get: exercises without solutions, and chapters without outputs.
 
 python tools/assignments.py                every exercise notebook, under build/assignments
-python tools/assignments.py 03 07          some of them
+python tools/assignments.py 03 05          some of them
 
 `make lab` keeps its working copy with the same function, `hand_out`.
 """

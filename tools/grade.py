@@ -1,7 +1,7 @@
 """Grade a folder of submitted exercises, without a server.
 
 python tools/grade.py SUBMITTED            SUBMITTED/STUDENT/NN_topic.ipynb, or one folder deeper
-python tools/grade.py SUBMITTED 03 07      some chapters
+python tools/grade.py SUBMITTED 03 05      some chapters
 
 Prints a table, and writes grades.csv and a page of feedback for each notebook under build/grades.
 Each notebook is executed in a sandbox (sandbox.py); checks are those of the source.

@@ -1,7 +1,7 @@
 """How long a reader needs for each chapter: its core, which is one lesson, and *Going deeper*.
 
 python tools/lessons.py              a table of all chapters
-python tools/lessons.py 03 07        of some of them
+python tools/lessons.py 03 05        of some of them
 python tools/lessons.py --write      and put the minutes into their first cells, rounded up to five
 
 What counts:

@@ -1,7 +1,7 @@
 """Execute the chapters in order, with a progress bar and a table of results.
 
 python tools/run.py                  every chapter; the executed ones come under build/
-python tools/run.py 03 07            some of them
+python tools/run.py 03 05            some of them
 python tools/run.py --core           what a lesson needs: each up to "Going deeper"
 python tools/run.py --in-place       write the executed chapters back, cleaned, if they show what
                                      headlines.toml declares

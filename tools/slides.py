@@ -1,7 +1,7 @@
 """The core of each chapter as a deck of slides, made from the notebook's own cells.
 
 python tools/slides.py               every chapter; one file for each under build/slides/
-python tools/slides.py 03 07         some of them
+python tools/slides.py 03 05         some of them
 
 A deck is one file, which needs no network: reveal.js, formulas (MathML) and pictures are in it.
 The rule by which text becomes slides:

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 09 compare answers with."""
+"""What the checks of the exercises 07 compare answers with."""
 
 import contextlib
 import itertools

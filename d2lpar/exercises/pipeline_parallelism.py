@@ -1,4 +1,4 @@
-"""What the checks of the exercises 05 compare answers with."""
+"""What the checks of the exercises 08 compare answers with."""
 
 import itertools
 

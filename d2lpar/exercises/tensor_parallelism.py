@@ -1,4 +1,4 @@
-"""What the checks of the exercises 06 compare answers with."""
+"""What the checks of the exercises 09 compare answers with."""
 
 import itertools
 

@@ -2,7 +2,7 @@
 
 `split_by_data`, `split_by_layers` and `split_inside_layers` set a split up and return it as a
 `Split`; all take the same step, plain SGD on the mean cross-entropy of a batch. `step_cost`
-measures it. `data_parallel_step` is the step of chapter 07 as one call.
+measures it. `data_parallel_step` is the step of chapter 05 as one call.
 """
 
 import copy
@@ -173,7 +173,7 @@ def step_cost(way, net, X, y, devices, lr, **options):
 
 
 def data_parallel_step(net, X, y, devices, lr):
-    """Take the step of chapter 07: a replica on each device, gradients summed over the devices.
+    """Take the step of chapter 05: a replica on each device, gradients summed over the devices.
 
     The arguments are those of `split_by_data`. Returns the new parameters, tensors on the CPU.
     """

@@ -29,7 +29,7 @@ if FOUND:
 pytestmark = pytest.mark.skipif(FOUND is None, reason=REASON)
 
 ROOT = Path(__file__).resolve().parents[2]
-NAME = "07_multi_gpu_from_scratch"
+NAME = "05_multi_gpu_from_scratch"
 GRADER = """
 import sys
 import grade, execution

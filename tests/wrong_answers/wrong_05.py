@@ -1,211 +1,330 @@
 """Plausible wrong answers to the exercises of chapter 05: source, points, a part of the message."""
 
-STEP = """
-def step(stages, X, y, m):
-    losses = []
-    for X_part, y_part in zip(X.chunk(m), y.chunk(m), strict=True):
-        H = X_part
-        for stage in stages:
-            H = stage(H.to(next(stage.parameters()).device))
-        losses.append(F.cross_entropy(H, y_part)%s)
-%s
-    return %s
+RING = """
+def fast_ring_allreduce(data):
+    k, devices = len(data), [x.device for x in data]
+    chunks = [x.tensor_split(k) for x in data]
+    sending, receiving = ([accel.Stream(device) for device in devices] for _ in range(2))
+    current = [accel.current_stream(device) for device in devices]
+%s    for r in range(2 * (k - 1)):
+        for i in range(k):
+            j = (i + 1) %% k
+            source, target = chunks[i][(i - r) %% k], chunks[j][(i - r) %% k]
+            with accel.stream(sending[i]), accel.stream(receiving[j]):
+                if r < k - 1:
+                    target += source.to(target.device, non_blocking=True)
+                else:
+                    target.copy_(source, non_blocking=True)
+%s%s"""
+START = """\
+    for stream, main in zip(sending + receiving, current * 2):
+        stream.wait_stream(main)
 """
-AT_THE_END = "    for loss in losses:\n        loss.backward()"
-INSIDE = "        losses[-1].backward()"
-
-LIMITED = """
-def limited_schedule(k, m, u):
-    schedule = []
-    for s in range(k):
-        ahead = min(%s, m)
-        tasks = [Task("forward", i) for i in range(ahead)]
-        for i in range(m):
-            if i + ahead < m:
-                tasks.append(Task("forward", i + ahead))
-            tasks.append(Task("backward", i))
-        schedule.append(tasks)
-    return schedule
+ROUND = """\
+        for i in range(k):
+            sending[i].wait_stream(receiving[i])
 """
-
-BOTH = """
-def both_ways(k, m):
-    marks, rows = predict_schedule(one_forward_one_backward(k, m // 2), [1.0] * k, [2.0] * k), []
-    for j in range(k):
-        tasks = []
-        for way, s in enumerate(%s):
-            for mark in marks[s]:
-                kind, i = mark.name.split()
-                tasks.append((mark.start, kind, s, 2 * int(i) + way))
-        rows.append([task for _, *task in %s])
-    return rows
+END = """\
+    for stream, main in zip(sending + receiving, current * 2):
+        main.wait_stream(stream)
 """
 
 WRONG = {
-    "enough-micro-batches": {
-        "lost time over work": (
-            "def enough_micro_batches(k, limit):\n    return -int(-(k - 1) / limit // 1)",
-            0,
-            "A smaller number is enough",
-        ),
-        "rounded down": (
-            "def enough_micro_batches(k, limit):\n"
-            "    return max(1, int((k - 1) * (1 - limit) / limit))",
+    "part-sizes": {
+        "the remainder is lost": (
+            "def part_sizes(b, k):\n    return [b // k] * k",
             1,
-            "With 2 the bubble is still larger",
+            "The parts do not add up to 10",
         ),
-        "no micro-batch at all": (
-            "import math\ndef enough_micro_batches(k, limit):\n"
-            "    return math.ceil((k - 1) * (1 - limit) / limit)",
+        "the remainder to the last": (
+            "def part_sizes(b, k):\n    return [b // k] * (k - 1) + [b - b // k * (k - 1)]",
             1,
-            "A batch is at least one micro-batch",
+            "Two parts differ by more than one",
         ),
-        "a stage too many": (
-            "import math\ndef enough_micro_batches(k, limit):\n"
-            "    return max(1, math.ceil(k * (1 - limit) / limit))",
+        "parts of equal size, as chunk makes them": (
+            "def part_sizes(b, k):\n    return [len(x) for x in torch.arange(b).chunk(k)]",
             0,
-            "A smaller number is enough",
+            "your answer calls torch, which the task rules out",
+        ),
+        "the lengths of tensors": (
+            "def part_sizes(b, k):\n    return [len(x) for x in torch.ones(b).tensor_split(k)]",
+            0,
+            "your answer calls torch, which the task rules out",
+        ),
+        "the lengths of arrays": (
+            "import numpy\ndef part_sizes(b, k):\n"
+            "    return [len(x) for x in numpy.array_split(range(b), k)]",
+            0,
+            "your answer calls numpy, which the task rules out",
+        ),
+        "the smaller parts first": (
+            "def part_sizes(b, k):\n    return [(b + i) // k for i in range(k)]",
+            1,
+            "expected [3, 3, 2, 2], got [2, 2, 3, 3]",
         ),
     },
-    "what-crosses": {
-        "one way": (
-            "bytes_early, bytes_late, messages = 4 * 64 * 32 * 784, 4 * 64 * 64 * 196, 24",
-            0,
-            "Activations go there, and their gradients come back",
-        ),
-        "the pooling behind the cut": (
-            "bytes_early, bytes_late, messages = 8 * 64 * 32 * 784, 8 * 64 * 64 * 784, 48",
+    "predict-bytes": {
+        "the hub sends to itself": (
+            "star_hub, ring_each, ring_total = 4_000_000, 1_500_000, 6_000_000",
             2,
-            "The pooling belongs to the layer in front of the cut",
+            "The hub does not send to itself",
         ),
-        "parameters": (
-            "bytes_early, bytes_late, messages = 4 * (32 * 9 + 32), 0, 64",
-            0,
-            "Parameters never cross",
-        ),
-        "one message for the whole batch": (
-            "bytes_early, bytes_late, messages = 8 * 64 * 32 * 784, 8 * 64 * 64 * 196, 6",
-            2,
-            "is sent by itself",
-        ),
-        "four cuts": (
-            "bytes_early, bytes_late, messages = 8 * 32 * 784, 2 * 64 * 64 * 196, 64",
-            0,
-            "Four stages have three cuts",
-        ),
-    },
-    "mend-pipeline": {
-        "as it was": ("step = slow_step", 1, "expected at most 1, got 8"),
-        "read at the end, but backward inside": (
-            STEP % (" / m", INSIDE, "sum(loss.detach() for loss in losses).item()"),
-            2,
-            "behind a backward pass that has to wait",
-        ),
-        "backward at the end, but read inside": (
-            STEP % (" / m", "        losses[-1].item()\n" + AT_THE_END, "sum(losses).item()"),
+        "the limit for many devices": (
+            "star_hub, ring_each, ring_total = 3_000_000, 2_000_000, 8_000_000",
             1,
-            "Does the host wait for a loss",
+            "With four there are 6 rounds",
+        ),
+        "the first half of the ring": (
+            "star_hub, ring_each, ring_total = 3_000_000, 750_000, 3_000_000",
+            1,
+            "holds one complete sum only",
+        ),
+        "nothing": ("star_hub = ring_each = ring_total = None", 0, "not answered yet"),
+    },
+    "mend-average": {
+        "back on the CPU": (
+            """
+def step(w, X, y, devices):
+    total = 0
+    for X_i, y_i, device in zip(X.tensor_split(4), y.tensor_split(4), devices):
+        X_i, y_i = X_i.to(device), y_i.to(device)
+        total += (2 * X_i.T @ (X_i @ w.to(device) - y_i) / len(X)).cpu()
+    return [total] * len(devices)
+""",
+            0,
+            "devices of the gradients: expected",
+        ),
+        "every device computes everything": (
+            """
+def step(w, X, y, devices):
+    return [gradient_of_one(w.to(d), X.to(d), y.to(d)) for d in devices]
+""",
+            0,
+            "bytes from the host to vgpu:0: expected at most",
+        ),
+        "no device computes": (
+            """
+def step(w, X, y, devices):
+    return [gradient_of_one(w, X, y).to(device) for device in devices]
+""",
+            0,
+            "Each device computes with its own part of the batch",
+        ),
+        "the mean of the means": (
+            "step = broken_step",
+            1,
+            "Does every example have the weight 1/b?",
+        ),
+        "no division": (
+            """
+def step(w, X, y, devices):
+    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
+    grads = []
+    for X_i, y_i, device in parts:
+        w_i = w.detach().to(device, copy=True).requires_grad_()
+        ((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum().backward()
+        grads.append(w_i.grad)
+    star_allreduce(grads)
+    return grads
+""",
+            0,
+            "the sum over the batch, not the mean",
         ),
         "the sum of the means": (
-            STEP % ("", AT_THE_END, "sum(losses).item()"),
-            0,
-            "the sum over the micro-batches, not the mean",
-        ),
-        "the mean of the losses, the sum of the gradients": (
-            STEP % ("", AT_THE_END, "sum(losses).item() / m"),
-            0,
-            "8 times too much",
-        ),
-    },
-    "best-cuts": {
-        "equal numbers of layers": (
-            "def best_cuts(seconds, num_bytes, k, bandwidth):\n"
-            "    return [len(seconds) * s // k for s in range(1, k)]",
-            0,
-            "Count seconds, and not layers",
-        ),
-        "filled up to the average": (
             """
-def best_cuts(seconds, num_bytes, k, bandwidth):
-    cuts, filled, n = [], 0, len(seconds)
-    for i, t in enumerate(seconds):
-        if i and filled + t > sum(seconds) / k and len(cuts) < k - 1:
-            cuts, filled = cuts + [i], 0
-        filled += t
-    return cuts + list(range(n - (k - 1 - len(cuts)), n))
+def step(w, X, y, devices):
+    return [grad * len(devices) for grad in broken_step(w, X, y, devices)]
 """,
             0,
-            "expected a pace of",
+            "The mean of each part was added up",
         ),
-        "links forgotten": (
+        "no sum": (
             """
-def best_cuts(seconds, num_bytes, k, bandwidth):
-    def pace(cuts):
-        return max(sum(seconds[i:j]) for i, j in itertools.pairwise([0, *cuts, len(seconds)]))
-    return list(min(itertools.combinations(range(1, len(seconds)), k - 1), key=pace))
+def step(w, X, y, devices):
+    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
+    grads = []
+    for X_i, y_i, device in parts:
+        w_i = w.detach().to(device, copy=True).requires_grad_()
+        (((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum() / len(X)).backward()
+        grads.append(w_i.grad)
+    return grads
 """,
-            2,
-            "A link is as slow as its bytes divided by the bandwidth",
-        ),
-        "bytes in front of the layer behind the cut": (
-            """
-def best_cuts(seconds, num_bytes, k, bandwidth):
-    def pace(cuts):
-        stages = [sum(seconds[i:j]) for i, j in itertools.pairwise([0, *cuts, len(seconds)])]
-        return max(stages + [num_bytes[i] / bandwidth for i in cuts])
-    return list(min(itertools.combinations(range(1, len(seconds)), k - 1), key=pace))
-""",
-            2,
-            "A link is as slow",
-        ),
-        "an empty stage": (
-            "def best_cuts(seconds, num_bytes, k, bandwidth):\n    return [0] * (k - 1)",
             0,
-            "a stage without layers",
+            "gradient on vgpu:0",
+        ),
+        "the sum on one device only": (
+            """
+def step(w, X, y, devices):
+    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
+    grads = []
+    for X_i, y_i, device in parts:
+        w_i = w.detach().to(device, copy=True).requires_grad_()
+        (((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum() / len(X)).backward()
+        grads.append(w_i.grad)
+    for grad in grads[1:]:
+        grads[0] += grad.to(devices[0])
+    return grads
+""",
+            0,
+            "gradient on vgpu:1",
         ),
     },
-    "limited-schedule": {
-        "1F1B": (
-            "def limited_schedule(k, m, u):\n    return one_forward_one_backward(k, m)",
-            1,
-            "expected at most 3, got [4, 3, 2, 1]",
-        ),
-        "u forward passes ahead": (LIMITED % "k - s - 1, u", 1, "so does the one that follows it"),
-        "one after the other": (LIMITED % "0, u - 1", 3, "units: expected at most 48, got 96"),
-        "stages counted from the wrong end": (LIMITED % "s, u - 1", 0, "wait for each other"),
-        "a task is missing": (
-            "def limited_schedule(k, m, u):\n"
-            "    return [tasks[:-1] for tasks in one_forward_one_backward(k, m)]",
+    "largest-k": {
+        "one less": (
+            """
+def largest_k(lr, curvature):
+    return int(2 / (lr * curvature)) - 1
+""",
             0,
-            "stage 0 is without ('backward', 7)",
+            "One k more does not move w away",
+        ),
+        "where w reaches 0": (
+            "def largest_k(lr, curvature):\n    return int(1 / (lr * curvature))",
+            0,
+            "overshoots less than it came",
+        ),
+        "the curvature is forgotten": (
+            "def largest_k(lr, curvature):\n    return int(2 / lr)",
+            1,
+            "expected 6, got 20",
+        ),
+        "one too many": (
+            "def largest_k(lr, curvature):\n    return int(2 / (lr * curvature)) + 1",
+            0,
+            "too long by one k",
         ),
     },
-    "both-ways": {
-        "all forward passes first": (
-            BOTH % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[1] == 'backward', t[3]))"),
-            1,
-            "expected at most 17, got",
+    "spread-sum": {
+        "one hub": (
+            "def spread_allreduce(arrays):\n    for data in arrays:\n        star_allreduce(data)",
+            3,
+            "Cut the arrays",
         ),
-        "two 1F1B, merged by time": (
-            BOTH % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[0], t[1] == 'forward'))"),
-            4,
-            "which one do other devices wait for",
+        "the ring": (
+            "def spread_allreduce(arrays):\n    for data in arrays:\n        ring_allreduce(data)",
+            3,
+            "A ring has no hubs",
         ),
-        "four devices and micro-batches only": (
-            BOTH.replace("    for j", "    assert k == m == 4, 'not drawn yet'\n    for j")
-            % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[0], t[1] == 'forward'))"),
+        "a hub for each array": (
+            """
+def spread_allreduce(arrays):
+    for i, data in enumerate(arrays):
+        hub = i % len(data)
+        star_allreduce(data[hub:] + data[:hub])
+""",
+            3,
+            "Cut the arrays",
+        ),
+        "every device collects everything": (
+            """
+def spread_allreduce(arrays):
+    for data in arrays:
+        total = [sum(x.to(y.device) for x in data) for y in data]
+        for x, s in zip(data, total):
+            x.copy_(s)
+""",
             2,
-            "AssertionError: not drawn yet",
+            "are enough",
         ),
-        "one way after the other": (
-            BOTH % ("(j, k - 1 - j)", "tasks"),
-            1,
-            "No device should wait while it has a task",
-        ),
-        "both ways in the same direction": (
-            BOTH % ("(j, j)", "sorted(tasks)"),
+        "the sum stays with the hub": (
+            """
+def spread_allreduce(arrays):
+    for data in arrays:
+        for hub in range(len(data)):
+            pieces = [x.tensor_split(len(data))[hub] for x in data]
+            for i, piece in enumerate(pieces):
+                if i != hub:
+                    pieces[hub] += piece.to(pieces[hub].device)
+""",
             0,
-            "belongs to another device",
+            "array of 180 numbers on vgpu:0",
+        ),
+    },
+    "accuracy": {
+        "a wait in the loop": (
+            """
+def accuracy(replicas, batches, devices):
+    correct = total = 0
+    for X, y in batches:
+        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices, replicas)
+        for X_i, y_i, device, params in parts:
+            y_hat = net(X_i.to(device), params).argmax(dim=1)
+            correct += (y_hat == y_i.to(device)).sum().item()
+        total += len(y)
+    return correct / total
+""",
+            3,
+            "expected at most 4, got 16",
+        ),
+        "one device does it all": (
+            """
+def accuracy(replicas, batches, devices):
+    correct, total = 0, 0
+    for X, y in batches:
+        X, y = (tensor.to(devices[0], non_blocking=True) for tensor in (X, y))
+        correct = correct + (net(X, replicas[0]).argmax(dim=1) == y).sum()
+        total += len(y)
+    return correct.item() / total
+""",
+            3,
+            "products of matrices on each device: expected [4, 4, 4, 4], got [4, 0, 0, 0]",
+        ),
+        "copies that block": (
+            """
+def accuracy(replicas, batches, devices):
+    correct, total = [0] * len(devices), 0
+    for X, y in batches:
+        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)))
+        for i, (X_i, y_i) in enumerate(parts):
+            y_hat = net(X_i.to(devices[i]), replicas[i]).argmax(dim=1)
+            correct[i] = correct[i] + (y_hat == y_i.to(devices[i])).sum()
+        total += len(y)
+    return sum(c.item() for c in correct) / total
+""",
+            3,
+            "waits of the host: expected at most 4, got 36",
+        ),
+        "a mean of means": (
+            """
+def accuracy(replicas, batches, devices):
+    means = []
+    for X, y in batches:
+        correct = 0
+        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices, replicas)
+        for X_i, y_i, device, params in parts:
+            X_i, y_i = (tensor.to(device, non_blocking=True) for tensor in (X_i, y_i))
+            right = net(X_i, params).argmax(dim=1) == y_i
+            correct = correct + right.sum().to(devices[0])
+        means.append(correct / len(y))
+    return (sum(means) / len(means)).item()
+""",
+            2,
+            "A mean of means",
+        ),
+    },
+    "fast-ring": {
+        "the chapter's ring": (
+            "fast_ring_allreduce = ring_allreduce",
+            1,
+            "Do the copies of one round still wait",
+        ),
+        "no wait at the start": (
+            RING % ("", ROUND, END),
+            0,
+            "Three things have to wait",
+        ),
+        "no wait between rounds": (RING % (START, "", END), 0, "Three things have to wait"),
+        "no wait at the end": (RING % (START, ROUND, ""), 0, "Three things have to wait"),
+        "everything is sent to everyone": (
+            """
+def fast_ring_allreduce(data):
+    copies = [[x.to(y.device) for x in data if x is not y] for y in data]
+    for x, others in zip(data, copies):
+        for other in others:
+            x += other
+""",
+            0,
+            "expected [60,000,000, 60,000,000",
         ),
     },
 }

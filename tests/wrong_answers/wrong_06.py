@@ -1,288 +1,233 @@
 """Plausible wrong answers to the exercises of chapter 06: source, points, a part of the message."""
 
-PAIR = """
-def pair(parts, Us, cs, Vs, es):
-    H = [F.relu(F.linear(*args)) for args in zip(%s, Us, cs)]
-    terms = [F.linear(*args) for args in zip(%s)]
-    return [Y%s for Y, e in zip(%s, es)]
-"""
+REMEMBERS = "mean_on_one, mean_on_four, variance_on_four = %s, %s, %s"
+LINKS = "N, B, outputs = 22_640, %s, %s\nout_of_0, into_0, held_by_0 = %s, %s, %s"
+SIXTEEN = """
+same_batch, large_batch, rate = %s, %s, %s
 
-CHANNELS = """
-def least_channels(kernel, flops, bandwidth, itemsize):
+def best_k(T_1, copy_seconds):
+    root = (T_1 / copy_seconds / 2) ** 0.5
     return %s
-
-pays_pcie3, pays_nvlink = %s
 """
-LEAST = "int(itemsize * flops / (3 * bandwidth * kernel**2)) + 1"
 
-LOSS = """
-def split_cross_entropy(parts, labels):
-    top = %s
-    losses, terms, start = [], [], 0
-    for part, y, z_max in zip(parts, labels, top):
-        z = part - z_max[:, None]
-        here = (y >= start) & (y < start + part.shape[1])
-        z_y = z.gather(1, torch.where(here, y - start, 0)[:, None])[:, 0]%s
-        terms.append(torch.stack([z.exp().sum(dim=1), z_y]))
-        start += %s
-    return [%s for sums in %s]
+WITH_LOSS = """
+class WithLoss(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, X, y):
+        return F.cross_entropy(self.net(X), y, reduction="%s").view(1)
+
+def step(net, X, y, devices):
+    loss = nn.DataParallel(WithLoss(net), devices)(X, y)%s
+    loss.backward()
+    return loss.detach()
 """
-TOP = "largest([part.detach().max(dim=1).values for part in parts])"
-MEAN = "(sums[0].log() - sums[1]).mean()"
 
-TOKENS = """
-def gather_tokens(parts):
-    return GatherTokens.apply(*parts)
-
-def scatter_sum(parts):
-    return ScatterSum.apply(*parts)
-
-def gather_now(parts):
-    return tuple(torch.cat(pieces) for pieces in allgather([x.contiguous() for x in parts]))
-
-def scatter_now(parts):
-    k = len(parts)
-    pieces = [part.chunk(k) for part in parts]
-    return tuple(sum(pieces[j][i].to(parts[i].device) for j in range(k)) for i in range(k))
-
-def scatter_after_allreduce(parts):
-    sums = [part.clone() for part in parts]
-    d2lpar.allreduce(sums, "ring")
-    return tuple(x.chunk(len(parts))[i].clone() for i, x in enumerate(sums))
-
-class GatherTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *parts):
-        return gather_now(parts)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return %s
-
-class ScatterSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *parts):
-        return %s
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return %s
-
-def block(parts, ws, Us, Vs):
-    weighted = [normalize(X) * w for X, w in zip(parts, %s)]
-    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
-    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
+NORM = """
+def norm_of_all(parts):
+    b, home = sum(len(part) for part in parts), parts[0].device
+    mean = %s
+    centred = [part - mean.to(part.device) for part in parts]
+    variance = %s
+    scale = (variance + 1e-5).rsqrt()
+    return [part * scale.to(part.device) for part in centred]
 """
+MEAN = "sum(part.sum(0).to(home) for part in parts) / b"
+VARIANCE = "sum(part.square().sum(0).to(home) for part in centred) / b"
+TWICE = "sum((part - mean.to(part.device)).square().sum(0).to(home) for part in parts) / b"
 
 WRONG = {
-    "by-hand": {
-        "device 0": (
-            "output_part, input_term, gradient_term = [1201, 2013], [1, 13, 20, 11], [4, 1, 2, 3]",
-            0,
-            "That is what device 0 computes",
-        ),
-        "the cuts exchanged": (
-            "output_part, input_term, gradient_term = "
-            "[1200, 2000, 1100, 100], [1120, 111], [1, 3, 2, 1]",
+    "what-it-remembers": {
+        "the same as on one device": (
+            REMEMBERS % (1.425, 1.425, 1.425),
             1,
-            "A term has as many numbers as y",
+            "Whose running mean is kept?",
         ),
-        "the gradient after f": (
-            "output_part, input_term, gradient_term = "
-            "[1120, 111], [1200, 2000, 1100, 100], [5, 4, 4, 4]",
+        "one pass": (
+            REMEMBERS % (0.75, 0.15, 0.9 + 0.5 / 3),
+            0,
+            "That is the mean after one pass",
+        ),
+        "the biased variance": (
+            REMEMBERS % (1.425, 0.285, 0.81 + 0.19 * 1.25),
             2,
-            "Device 1 knows only its own rows of W",
+            "The denominator is 3",
         ),
-        "everything whole": (
-            "output_part = input_term = [1201, 2013, 1120, 111]\ngradient_term = [4, 3]",
+        "all devices update the mean": (
+            REMEMBERS % (7.5, 1.5 * (1 - 0.9**8), 0.19 * 5 / 3),
             0,
-            "and so some of the outputs",
+            "Each replica starts from the running mean of the network",
         ),
     },
-    "sort-by-head": {
-        "as it was": (
-            "def sort_by_head(weight, num_heads, size):\n    return weight",
-            0,
-            "The order has not changed",
-        ),
-        "heads and sizes exchanged": (
-            "def sort_by_head(weight, num_heads, size):\n"
-            "    return weight.unflatten(0, (3, size, num_heads)).transpose(0, 2).flatten(0, 2)",
+    "links-of-0": {
+        "no buffers": (
+            LINKS % (0, 640, "3 * (N + outputs)", "3 * (N + outputs)", "2 * N"),
             1,
-            "The rows of one head and kind stay together",
+            "Buffers are copied, too",
         ),
-        "for matrices only": (
-            "def sort_by_head(weight, num_heads, size):\n"
-            "    parts = weight.view(3, num_heads, size, weight.shape[1])\n"
-            "    return parts.transpose(0, 1).reshape(weight.shape)",
+        "no outputs": (
+            LINKS % (408, 640, "3 * (N + B)", "3 * N", "2 * N + B"),
+            1,
+            "is needed where the output was computed",
+        ),
+        "one other device": (
+            LINKS % (408, 640, "N + B + outputs", "N + outputs", "N + B"),
+            0,
+            "There are three other devices",
+        ),
+        "the gradients of buffers": (
+            LINKS % (408, 640, *["3 * (N + B + outputs)"] * 2, "2 * N + 2 * B"),
+            1,
+            "so nothing comes back for them",
+        ),
+        "four copies": (
+            LINKS % (408, 640, "4 * (N + B + outputs)", "4 * (N + outputs)", "3 * N + B"),
+            0,
+            "Device 0 sends nothing to itself",
+        ),
+    },
+    "sixteen-gpus": {
+        "one way": (
+            SIXTEEN
+            % ("235 * (3.25e-3 + 15 * 2.84e-3)", "15 * (52e-3 + 15 * 2.84e-3)", 1.6, "round(root)"),
+            1,
+            "The network goes out and the gradients come back",
+        ),
+        "no copies, the square-root rule": (
+            SIXTEEN % ("12.22 / 16", "12.22 / 16", 0.4, "max(1, int(root))"),
+            0,
+            "The copies are missing",
+        ),
+        "the same step for the larger batch": (
+            SIXTEEN % ("235 * 0.08845", "15 * 0.08845", 0.1, "max(1, round(root))"),
+            1,
+            "Each device has 256 images",
+        ),
+        "the same number of steps": (
+            SIXTEEN % ("235 * 0.08845", "235 * 0.1372", 1.6, "root"),
             2,
-            "size, weight.shape[1])`: IndexError: tuple index",
+            "A larger batch takes fewer steps",
         ),
-        "the way back": (
-            "def sort_by_head(weight, num_heads, size):\n"
-            "    return weight.unflatten(0, (num_heads, 3, size)).transpose(0, 1).flatten(0, 2)",
-            0,
-            "Do all three rows of head 0 come before",
-        ),
-    },
-    "mend-pair": {
-        "as it was": ("pair = broken_pair", 0, "so it counts k times"),
-        "without f": (
-            PAIR % ("parts", "H, Vs", " + e", "summed(terms)"),
-            1,
-            "Which of f and g sums a gradient",
-        ),
-        "a part of the bias in each term": (
-            PAIR % ("copied(parts)", "H, Vs, [e / len(es) for e in es]", "", "summed(terms)"),
-            1,
-            "Divided by k, the bias gets a part of its gradient",
-        ),
-        "the bias in the first term only": (
-            PAIR
-            % (
-                "copied(parts)",
-                "H, Vs, [es[0], *[None] * (len(es) - 1)]",
-                *("", "summed(terms)"),
-            ),
-            1,
-            "Add it on every device",
-        ),
-        "no bias": (
-            PAIR % ("copied(parts)", "H, Vs", "", "summed(terms)"),
-            0,
-            "The second bias is missing",
-        ),
-        "f behind every layer": (
-            PAIR % ("copied(parts)", "H, Vs", " + e", "copied(summed(terms))"),
-            1,
-            "gradient of the input on vgpu:0",
+        "rounded": (
+            SIXTEEN % ("235 * 0.08845", "15 * 0.1372", 1.6, "max(1, round(root))"),
+            3,
+            "the better neighbour of that is not always the nearer one",
         ),
     },
-    "channels-that-pay": {
-        "that of a linear layer": (
-            CHANNELS % ("int(itemsize * flops / (3 * bandwidth)) + 1", "[], []"),
-            1,
-            "at every position of its kernel",
-        ),
-        "a side in place of the area": (
-            CHANNELS % ("int(itemsize * flops / (3 * bandwidth * kernel)) + 1", "[256], [256]"),
-            2,
-            "A kernel has two sides",
-        ),
-        "rounded down": (
-            CHANNELS % (LEAST.removesuffix(" + 1"), "[256, 128], [256, 128, 64, 32]"),
+    "fair-parts": {
+        "equal parts": (
+            "def fair_parts(b, seconds, fixed):\n"
+            "    return [b // len(seconds) + (i < b % len(seconds)) for i in range(len(seconds))]",
             0,
-            "At that number both are equally fast",
+            "Equal parts wait for the slowest device",
         ),
-        "one ring": (
-            CHANNELS % (LEAST.replace("3 *", "6 *"), "[128, 256], [32, 64, 128, 256]"),
-            0,
-            "Compare each number of channels with the least",
-        ),
-    },
-    "split-loss": {
-        "all logits gathered": (
+        "rounded down, the rest to the last": (
             """
-def split_cross_entropy(parts, labels):
-    whole = [torch.cat([x.to(y.device) for x in parts], dim=1) for y in labels]
-    return [F.cross_entropy(z, y) for z, y in zip(whole, labels)]
+def fair_parts(b, seconds, fixed):
+    speed = sum(1 / t for t in seconds)
+    parts = [int(b / t / speed + 1e-9) for t in seconds]
+    parts[-1] += b - sum(parts)
+    return parts
+""",
+            1,
+            "Rounding is not enough",
+        ),
+        "an example is lost": (
+            """
+def fair_parts(b, seconds, fixed):
+    speed = sum(1 / t for t in seconds)
+    return [round(b / t / speed - 0.1) for t in seconds]
+""",
+            1,
+            "No example may be lost or added",
+        ),
+        "fixed times left out": (
+            """
+def fair_parts(b, seconds, fixed):
+    parts = [0] * len(seconds)
+    for _ in range(b):
+        ends = [t * (n + 1) for n, t in zip(parts, seconds)]
+        parts[ends.index(min(ends))] += 1
+    return parts
 """,
             2,
-            "k losses were counted",
+            "only if it gets an example",
         ),
-        "no maximum": (
-            LOSS % ("[0 * y for y in labels]", " * here", "part.shape[1]", MEAN, "summed(terms)"),
-            3,
-            "exp of a large number is infinite",
-        ),
-        "a maximum on each device": (
-            LOSS
-            % (
-                "[part.detach().max(dim=1).values for part in parts]",
-                *(" * here", "part.shape[1]", MEAN, "summed(terms)"),
-            ),
+        "in proportion to the seconds": (
+            "def fair_parts(b, seconds, fixed):\n"
+            "    parts = [int(b * t / sum(seconds)) for t in seconds]\n"
+            "    return [parts[0] + b - sum(parts), *parts[1:]]",
             0,
-            "Is the sum over all words",
-        ),
-        "labels not looked up": (
-            LOSS % (TOP, "", "part.shape[1]", MEAN, "summed(terms)"),
-            0,
-            "Which device has the logit of the label",
-        ),
-        "equal widths": (
-            LOSS % (TOP, " * here", "parts[-1].shape[1]", MEAN, "summed(terms)"),
-            0,
-            "Which device has the logit of the label",
-        ),
-        "not a mean": (
-            LOSS
-            % (TOP, " * here", "part.shape[1]", "(sums[0].log() - sums[1]).sum()", "summed(terms)"),
-            0,
-            "the sum over the examples, not the mean",
-        ),
-        "a sum that autograd does not see": (
-            "def plain_sum(terms):\n    data = [x.detach() for x in terms]\n"
-            "    d2lpar.allreduce(data)\n    return data\n"
-            + LOSS
-            % (TOP, " * here", "part.shape[1]", MEAN, "plain_sum(terms)"),
-            3,
-            "the gradients: RuntimeError",
+            "A device that is faster should not get fewer",
         ),
     },
-    "split-by-tokens": {
-        "no functions of its own": (
-            """
-def gather_tokens(parts):
-    return [torch.cat([part.to(own.device) for part in parts]) for own in parts]
-
-def scatter_sum(parts):
-    pieces = zip(*(part.chunk(len(parts)) for part in parts))
-    return [sum(x.to(own.device) for x in piece) for own, piece in zip(parts, pieces)]
-
-def block(parts, ws, Us, Vs):
-    weighted = [normalize(X) * w for X, w in zip(parts, copied(ws))]
-    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
-    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
-""",
+    "device-0-is-full": {
+        "as it was": ("step = gathered_step", 2, "OutOfMemoryError"),
+        "a mean of means": (WITH_LOSS % ("mean", ".mean()"), 3, "the weight 1/b"),
+        "a sum of means": (WITH_LOSS % ("mean", ".sum()"), 0, "The means of the parts were added"),
+        "a sum": (WITH_LOSS % ("sum", ".sum()"), 0, "the sum over the examples, not the mean"),
+        "the gradients of before are lost": (
+            WITH_LOSS.replace("    loss.back", "    net.zero_grad()\n    loss.back")
+            % ("sum", ".sum() / len(X)"),
             3,
-            "write it as a subclass of torch.autograd.Function",
+            "Add to the gradients that are there",
         ),
-        "an all-reduce, of which a part is kept": (
-            TOKENS
+        "one device does it all": (
+            "def step(net, X, y, devices):\n"
+            "    loss = F.cross_entropy(net(X.to(devices[0])), y.to(devices[0]))\n"
+            "    loss.backward()\n    return loss.detach()",
+            2,
+            "OutOfMemoryError",
+        ),
+    },
+    "norm-of-all": {
+        "each part by itself": (
+            "def norm_of_all(parts):\n"
+            "    return [F.batch_norm(part, None, None, training=True) for part in parts]",
+            0,
+            "Those are the part's own statistics",
+        ),
+        "a mean of means": (
+            NORM
             % (
-                "scatter_after_allreduce(gradients)",
-                "scatter_after_allreduce(parts)",
-                *("gather_now(gradients)", "copied(ws)"),
+                "sum(part.mean(0).to(home) for part in parts) / len(parts)",
+                VARIANCE,
             ),
             4,
-            "That is an all-reduce, twice as much as needed",
+            "A mean of means gives",
         ),
-        "the weight without f": (
-            TOKENS
-            % ("scatter_now(gradients)", "scatter_now(parts)", "gather_now(gradients)", "ws"),
-            3,
-            "Each device has the terms of its own tokens",
-        ),
-        "the gradient is only cut": (
-            TOKENS
+        "the squares of the numbers": (
+            NORM
             % (
-                "tuple(x.chunk(len(gradients))[i] for i, x in enumerate(gradients))",
-                *("scatter_now(parts)", "gather_now(gradients)", "copied(ws)"),
+                MEAN,
+                "sum(part.square().sum(0).to(home) for part in parts) / b - mean**2",
             ),
-            1,
-            "they have to be summed",
+            4,
+            "First the mean, then the squares",
         ),
-        "the whole sum": (
-            TOKENS
-            % (
-                *(
-                    "scatter_now(gradients)",
-                    "tuple(sum(x.to(y.device) for x in parts) for y in parts)",
-                ),
-                *("gradients", "copied(ws)"),
-            ),
+        "the mean is sent twice": (NORM % (MEAN, TWICE), 4, "once there and once back"),
+        "statistics without a gradient": (
+            NORM % (f"({MEAN}).detach()", f"({VARIANCE}).detach()"),
+            4,
+            "So do not detach them",
+        ),
+        "all examples on one device": (
+            """
+def norm_of_all(parts):
+    X = torch.cat([part.to(parts[0].device) for part in parts])
+    X = F.batch_norm(X, None, None, training=True)
+    pieces = X.split([len(part) for part in parts])
+    return [piece.to(part.device) for piece, part in zip(pieces, parts)]
+""",
+            4,
+            "Send sums over examples",
+        ),
+        "the unbiased variance": (
+            NORM % (MEAN, VARIANCE.removesuffix("b") + "(b - 1)"),
             0,
-            "each device keeps a k-th of the tokens",
+            "The variance is the biased one",
         ),
     },
 }

@@ -1,330 +1,368 @@
 """Plausible wrong answers to the exercises of chapter 07: source, points, a part of the message."""
 
-RING = """
-def fast_ring_allreduce(data):
-    k, devices = len(data), [x.device for x in data]
-    chunks = [x.tensor_split(k) for x in data]
-    sending, receiving = ([accel.Stream(device) for device in devices] for _ in range(2))
-    current = [accel.current_stream(device) for device in devices]
-%s    for r in range(2 * (k - 1)):
-        for i in range(k):
-            j = (i + 1) %% k
-            source, target = chunks[i][(i - r) %% k], chunks[j][(i - r) %% k]
-            with accel.stream(sending[i]), accel.stream(receiving[j]):
-                if r < k - 1:
-                    target += source.to(target.device, non_blocking=True)
-                else:
-                    target.copy_(source, non_blocking=True)
-%s%s"""
-START = """\
-    for stream, main in zip(sending + receiving, current * 2):
-        stream.wait_stream(main)
+TRAIN = """
+def train(w, batches, lr, all_reduce):
+    r = 0
+    while True:
+        total = torch.zeros(len(w) + 1)
+        if r < len(batches):
+            X, y = batches[r]
+            total[:-1], total[-1] = gradient(w, X, y), len(X)
+        all_reduce(total)
+        %s
+        r += 1
 """
-ROUND = """\
-        for i in range(k):
-            sending[i].wait_stream(receiving[i])
+
+STEP = """
+def step(net, X, y, lr):
+    params, sums = list(net.parameters()), []
+
+    def arrived(p):
+        sums.append(dist.all_reduce(p.grad, async_op=True))
+        %s
+
+    hooks = [p.register_post_accumulate_grad_hook(arrived) for p in params]
+    F.cross_entropy(net(X), y).backward()
+    for hook in hooks:
+        hook.remove()
+    %s
+    with torch.no_grad():
+        for p in params:
+            p -= lr / %s * p.grad
+            p.grad = None
 """
-END = """\
-    for stream, main in zip(sending + receiving, current * 2):
-        main.wait_stream(stream)
+WAIT = """for work in sums:
+        work.wait()"""
+
+BUCKETS = """
+class OrderedBuckets:
+    def __init__(self, sizes, start):
+        self.sizes, self.start = list(sizes), start
+        self.missing, self.next = list(sizes), 0
+
+    def arrived(self, j):
+        self.missing[j] -= 1
+        %s
+
+    def finish(self):
+        %s
+"""
+IN_ORDER = """while self.next < len(self.sizes) and self.missing[self.next] == 0:
+            self.start(self.next)
+            self.next += 1"""
+THE_REST = """for j in range(self.next, len(self.sizes)):
+            self.start(j)
+"""
+AGAIN = "        self.missing, self.next = list(self.sizes), 0"
+
+GREEDY = """
+def best_buckets(ready, num_bytes, sum_seconds):
+    plan, filled, size = [], 0, 0
+    for n in num_bytes:
+        filled, size = filled + n, size + 1
+        if filled >= %s * 2**20:
+            plan.append(size)
+            filled = size = 0
+    return plan + [size] * (size > 0)
 """
 
 WRONG = {
-    "part-sizes": {
-        "the remainder is lost": (
-            "def part_sizes(b, k):\n    return [b // k] * k",
-            1,
-            "The parts do not add up to 10",
-        ),
-        "the remainder to the last": (
-            "def part_sizes(b, k):\n    return [b // k] * (k - 1) + [b - b // k * (k - 1)]",
-            1,
-            "Two parts differ by more than one",
-        ),
-        "parts of equal size, as chunk makes them": (
-            "def part_sizes(b, k):\n    return [len(x) for x in torch.arange(b).chunk(k)]",
+    "indices": {
+        "the sampler": (
+            """
+def indices_of_rank(n, k, rank):
+    return list(torch.utils.data.DistributedSampler(range(n), k, rank, shuffle=False))
+""",
             0,
-            "your answer calls torch, which the task rules out",
+            "calls torch.utils.data, which the task rules out",
         ),
-        "the lengths of tensors": (
-            "def part_sizes(b, k):\n    return [len(x) for x in torch.ones(b).tensor_split(k)]",
+        "neighbours": (
+            """
+def indices_of_rank(n, k, rank):
+    size = -(-n // k)
+    return [i % n for i in range(rank * size, (rank + 1) * size)]
+""",
             0,
-            "your answer calls torch, which the task rules out",
+            "These are neighbours",
         ),
-        "the lengths of arrays": (
-            "import numpy\ndef part_sizes(b, k):\n"
-            "    return [len(x) for x in numpy.array_split(range(b), k)]",
-            0,
-            "your answer calls numpy, which the task rules out",
-        ),
-        "the smaller parts first": (
-            "def part_sizes(b, k):\n    return [(b + i) // k for i in range(k)]",
+        "without the second deal": (
+            "def indices_of_rank(n, k, rank):\n    return list(range(rank, n, k))",
             1,
-            "expected [3, 3, 2, 2], got [2, 2, 3, 3]",
+            "All ranks must get equally many examples",
+        ),
+        "the rest is dropped": (
+            "def indices_of_rank(n, k, rank):\n    return list(range(rank, n - n % k, k))",
+            1,
+            "All ranks must get equally many examples",
+        ),
+        "the last example again": (
+            """
+def indices_of_rank(n, k, rank):
+    return [min(rank + i * k, n - 1) for i in range(-(-n // k))]
+""",
+            1,
+            "expected [2, 6, 0], got [2, 6, 9]",
+        ),
+        "one round too many": (
+            "def indices_of_rank(n, k, rank):\n"
+            "    return [(rank + i * k) % n for i in range(n // k + 1)]",
+            1,
+            "These are too many examples",
         ),
     },
     "predict-bytes": {
-        "the hub sends to itself": (
-            "star_hub, ring_each, ring_total = 4_000_000, 1_500_000, 6_000_000",
-            2,
-            "The hub does not send to itself",
-        ),
-        "the limit for many devices": (
-            "star_hub, ring_each, ring_total = 3_000_000, 2_000_000, 8_000_000",
-            1,
-            "With four there are 6 rounds",
-        ),
-        "the first half of the ring": (
-            "star_hub, ring_each, ring_total = 3_000_000, 750_000, 3_000_000",
-            1,
-            "holds one complete sum only",
-        ),
-        "nothing": ("star_hub = ring_each = ring_total = None", 0, "not answered yet"),
-    },
-    "mend-average": {
-        "back on the CPU": (
-            """
-def step(w, X, y, devices):
-    total = 0
-    for X_i, y_i, device in zip(X.tensor_split(4), y.tensor_split(4), devices):
-        X_i, y_i = X_i.to(device), y_i.to(device)
-        total += (2 * X_i.T @ (X_i @ w.to(device) - y_i) / len(X)).cpu()
-    return [total] * len(devices)
-""",
+        "numbers instead of bytes": (
+            "always, skipping, on_the_link, in_16_bits = 4e6, 1e6, 1.5e6, 1e6",
             0,
-            "devices of the gradients: expected",
+            "Each takes four bytes",
         ),
-        "every device computes everything": (
-            """
-def step(w, X, y, devices):
-    return [gradient_of_one(w.to(d), X.to(d), y.to(d)) for d in devices]
-""",
+        "the parts are smaller": (
+            "always, skipping, on_the_link, in_16_bits = 4e6, 1e6, 1.5e6, 5e5",
             0,
-            "bytes from the host to vgpu:0: expected at most",
+            "Without no_sync every backward pass sums all gradients",
         ),
-        "no device computes": (
-            """
-def step(w, X, y, devices):
-    return [gradient_of_one(w, X, y).to(device) for device in devices]
-""",
-            0,
-            "Each device computes with its own part of the batch",
+        "twice the bytes on the link": (
+            "always, skipping, on_the_link, in_16_bits = 16e6, 4e6, 8e6, 2e6",
+            3,
+            "That is the limit for many ranks",
         ),
-        "the mean of the means": (
-            "step = broken_step",
-            1,
-            "Does every example have the weight 1/b?",
-        ),
-        "no division": (
-            """
-def step(w, X, y, devices):
-    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
-    grads = []
-    for X_i, y_i, device in parts:
-        w_i = w.detach().to(device, copy=True).requires_grad_()
-        ((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum().backward()
-        grads.append(w_i.grad)
-    star_allreduce(grads)
-    return grads
-""",
-            0,
-            "the sum over the batch, not the mean",
-        ),
-        "the sum of the means": (
-            """
-def step(w, X, y, devices):
-    return [grad * len(devices) for grad in broken_step(w, X, y, devices)]
-""",
-            0,
-            "The mean of each part was added up",
-        ),
-        "no sum": (
-            """
-def step(w, X, y, devices):
-    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
-    grads = []
-    for X_i, y_i, device in parts:
-        w_i = w.detach().to(device, copy=True).requires_grad_()
-        (((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum() / len(X)).backward()
-        grads.append(w_i.grad)
-    return grads
-""",
-            0,
-            "gradient on vgpu:0",
-        ),
-        "the sum on one device only": (
-            """
-def step(w, X, y, devices):
-    parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices)
-    grads = []
-    for X_i, y_i, device in parts:
-        w_i = w.detach().to(device, copy=True).requires_grad_()
-        (((X_i.to(device) @ w_i - y_i.to(device)) ** 2).sum() / len(X)).backward()
-        grads.append(w_i.grad)
-    for grad in grads[1:]:
-        grads[0] += grad.to(devices[0])
-    return grads
-""",
-            0,
-            "gradient on vgpu:1",
+        "compressed parts": (
+            "always, skipping, on_the_link, in_16_bits = 16e6, 4e6, 6e6, 8e6",
+            3,
+            "no_sync still holds",
         ),
     },
-    "largest-k": {
-        "one less": (
+    "token-mean": {
+        "the number of tokens on the CPU": (
             """
-def largest_k(lr, curvature):
-    return int(2 / (lr * curvature)) - 1
+def loss_of_rank(losses, mask):
+    total = torch.tensor([mask.sum().item()])
+    dist.all_reduce(total)
+    return (losses * mask).sum() * dist.get_world_size() / total
 """,
             0,
-            "One k more does not move w away",
+            "line 5 of your answer: `return (losses * mask)",
         ),
-        "where w reaches 0": (
-            "def largest_k(lr, curvature):\n    return int(1 / (lr * curvature))",
+        "the mean of the means": ("loss_of_rank = broken_loss", 1, "Does every real token have"),
+        "the factor is forgotten": (
+            """
+def loss_of_rank(losses, mask):
+    total = mask.sum()
+    dist.all_reduce(total)
+    return (losses * mask).sum() / total
+""",
             0,
-            "overshoots less than it came",
+            "DDP divides the sum of the gradients by the number of ranks",
         ),
-        "the curvature is forgotten": (
-            "def largest_k(lr, curvature):\n    return int(2 / lr)",
+        "made for two ranks": (
+            """
+def loss_of_rank(losses, mask):
+    total = mask.sum()
+    dist.all_reduce(total)
+    return 2 * (losses * mask).sum() / total
+""",
+            0,
+            "There are three here",
+        ),
+        "padding counts": (
+            "def loss_of_rank(losses, mask):\n    return (losses * mask).mean()",
+            0,
+            "Padding counts among the tokens",
+        ),
+        "a plain sum": (
+            "def loss_of_rank(losses, mask):\n    return (losses * mask).sum()",
+            0,
+            "the sum over the tokens, not their mean",
+        ),
+        "one rank asks the others": (
+            """
+def loss_of_rank(losses, mask):
+    total = mask.sum()
+    if dist.get_rank() == 0:
+        dist.all_reduce(total)
+    return (losses * mask).sum() / total
+""",
+            0,
+            "the ranks do not call the same collectives",
+        ),
+        "never divides by 0": (
+            """
+def loss_of_rank(losses, mask):
+    return (losses * mask).sum() / mask.sum().clamp(min=1)
+""",
             1,
-            "expected 6, got 20",
-        ),
-        "one too many": (
-            "def largest_k(lr, curvature):\n    return int(2 / (lr * curvature)) + 1",
-            0,
-            "too long by one k",
+            "Does every real token have",
         ),
     },
-    "spread-sum": {
-        "one hub": (
-            "def spread_allreduce(arrays):\n    for data in arrays:\n        star_allreduce(data)",
-            3,
-            "Cut the arrays",
-        ),
-        "the ring": (
-            "def spread_allreduce(arrays):\n    for data in arrays:\n        ring_allreduce(data)",
-            3,
-            "A ring has no hubs",
-        ),
-        "a hub for each array": (
-            """
-def spread_allreduce(arrays):
-    for i, data in enumerate(arrays):
-        hub = i % len(data)
-        star_allreduce(data[hub:] + data[:hub])
-""",
-            3,
-            "Cut the arrays",
-        ),
-        "every device collects everything": (
-            """
-def spread_allreduce(arrays):
-    for data in arrays:
-        total = [sum(x.to(y.device) for x in data) for y in data]
-        for x, s in zip(data, total):
-            x.copy_(s)
-""",
-            2,
-            "are enough",
-        ),
-        "the sum stays with the hub": (
-            """
-def spread_allreduce(arrays):
-    for data in arrays:
-        for hub in range(len(data)):
-            pieces = [x.tensor_split(len(data))[hub] for x in data]
-            for i, piece in enumerate(pieces):
-                if i != hub:
-                    pieces[hub] += piece.to(pieces[hub].device)
-""",
-            0,
-            "array of 180 numbers on vgpu:0",
-        ),
-    },
-    "accuracy": {
-        "a wait in the loop": (
-            """
-def accuracy(replicas, batches, devices):
-    correct = total = 0
-    for X, y in batches:
-        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices, replicas)
-        for X_i, y_i, device, params in parts:
-            y_hat = net(X_i.to(device), params).argmax(dim=1)
-            correct += (y_hat == y_i.to(device)).sum().item()
-        total += len(y)
-    return correct / total
-""",
-            3,
-            "expected at most 4, got 16",
-        ),
-        "one device does it all": (
-            """
-def accuracy(replicas, batches, devices):
-    correct, total = 0, 0
-    for X, y in batches:
-        X, y = (tensor.to(devices[0], non_blocking=True) for tensor in (X, y))
-        correct = correct + (net(X, replicas[0]).argmax(dim=1) == y).sum()
-        total += len(y)
-    return correct.item() / total
-""",
-            3,
-            "products of matrices on each device: expected [4, 4, 4, 4], got [4, 0, 0, 0]",
-        ),
-        "copies that block": (
-            """
-def accuracy(replicas, batches, devices):
-    correct, total = [0] * len(devices), 0
-    for X, y in batches:
-        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)))
-        for i, (X_i, y_i) in enumerate(parts):
-            y_hat = net(X_i.to(devices[i]), replicas[i]).argmax(dim=1)
-            correct[i] = correct[i] + (y_hat == y_i.to(devices[i])).sum()
-        total += len(y)
-    return sum(c.item() for c in correct) / total
-""",
-            3,
-            "waits of the host: expected at most 4, got 36",
-        ),
-        "a mean of means": (
-            """
-def accuracy(replicas, batches, devices):
-    means = []
-    for X, y in batches:
-        correct = 0
-        parts = zip(X.tensor_split(len(devices)), y.tensor_split(len(devices)), devices, replicas)
-        for X_i, y_i, device, params in parts:
-            X_i, y_i = (tensor.to(device, non_blocking=True) for tensor in (X_i, y_i))
-            right = net(X_i, params).argmax(dim=1) == y_i
-            correct = correct + right.sum().to(devices[0])
-        means.append(correct / len(y))
-    return (sum(means) / len(means)).item()
-""",
-            2,
-            "A mean of means",
-        ),
-    },
-    "fast-ring": {
-        "the chapter's ring": (
-            "fast_ring_allreduce = ring_allreduce",
+    "ordered-buckets": {
+        "started when full": (
+            BUCKETS
+            % (
+                "self.start(j) if self.missing[j] == 0 else None",
+                "self.missing = list(self.sizes)",
+            ),
             1,
-            "Do the copies of one round still wait",
+            "started before one in front of it",
         ),
-        "no wait at the start": (
-            RING % ("", ROUND, END),
-            0,
-            "Three things have to wait",
+        "one start for each gradient": (
+            BUCKETS
+            % (
+                "if self.next < len(self.sizes) and self.missing[self.next] == 0:\n"
+                "            self.start(self.next)\n            self.next += 1",
+                THE_REST + AGAIN,
+            ),
+            3,
+            "A sum could have started, and did not",
         ),
-        "no wait between rounds": (RING % (START, "", END), 0, "Three things have to wait"),
-        "no wait at the end": (RING % (START, ROUND, ""), 0, "Three things have to wait"),
-        "everything is sent to everyone": (
+        "all at the end": (BUCKETS % ("pass", THE_REST + AGAIN), 0, "could have started"),
+        "a skipped layer is forgotten": (BUCKETS % (IN_ORDER, AGAIN.strip()), 2, "at the end"),
+        "not ready for the next pass": (BUCKETS % (IN_ORDER, THE_REST), 3, "not full yet"),
+    },
+    "uneven": {
+        "the loop that hangs": (
+            "def train(w, batches, lr, all_reduce):\n"
+            "    return broken_train(w, batches, lr, all_reduce)",
+            1,
+            "waits for ever: another rank has returned",
+        ),
+        "the first rank that is done ends it": (
             """
-def fast_ring_allreduce(data):
-    copies = [[x.to(y.device) for x in data if x is not y] for y in data]
-    for x, others in zip(data, copies):
-        for other in others:
-            x += other
+def train(w, batches, lr, all_reduce):
+    for r in range(10):
+        left = torch.tensor([0.0 if r < len(batches) else 1.0])
+        all_reduce(left)
+        if left > 0:
+            return w
+        X, y = batches[r]
+        total = torch.cat([gradient(w, X, y), torch.tensor([float(len(X))])])
+        all_reduce(total)
+        w = w - lr / total[-1] * total[:-1]
+""",
+            1,
+            "In each round every example should have the weight 1/b",
+        ),
+        "the mean over all ranks": (
+            TRAIN
+            % "if total[-1] == 0:\n            return w\n        w = w - lr / 12 * total[:-1]",
+            1,
+            "In each round every example should have the weight 1/b",
+        ),
+        "a rank without a batch sums only the number": (
+            """
+def train(w, batches, lr, all_reduce):
+    for r in range(10):
+        total = torch.zeros(1)
+        if r < len(batches):
+            X, y = batches[r]
+            total = torch.cat([gradient(w, X, y), torch.tensor([float(len(X))])])
+        all_reduce(total)
+        if total[-1] == 0:
+            return w
+        w = w - lr / total[-1] * total[:-1]
+""",
+            1,
+            "the ranks sum tensors of shapes [(1,), (5,)]",
+        ),
+        "a number is summed": (
+            """
+def train(w, batches, lr, all_reduce):
+    all_reduce(len(batches))
+    return broken_train(w, batches, lr, all_reduce)
 """,
             0,
-            "expected [60,000,000, 60,000,000",
+            "all_reduce takes a tensor, not 2",
+        ),
+        "no end": (TRAIN % "w = w - lr / max(total[-1], 1) * total[:-1]", 0, "and no end"),
+        "no result": (
+            TRAIN
+            % "if total[-1] == 0:\n            return\n        w = w - lr / total[-1] * total[:-1]",
+            0,
+            "is `return` missing?",
+        ),
+    },
+    "overlap": {
+        "the chapter's first step": (
+            """
+def step(net, X, y, lr):
+    F.cross_entropy(net(X), y).backward()
+    for p in net.parameters():
+        dist.all_reduce(p.grad)
+        p.data -= lr / dist.get_world_size() * p.grad
+        p.grad = None
+""",
+            1,
+            "0.0 ms of them run beside kernels",
+        ),
+        "a wait in the hook": (
+            STEP % ("sums[-1].wait()", "", "dist.get_world_size()"),
+            1,
+            "0.0 ms of them run beside kernels",
+        ),
+        "DDP": (
+            """
+def step(net, X, y, lr):
+    F.cross_entropy(DDP(net)(X), y).backward()
+    with torch.no_grad():
+        for p in net.parameters():
+            p -= lr * p.grad
+            p.grad = None
+""",
+            0,
+            "calls torch.nn.parallel.distributed, which the task rules out",
+        ),
+        "no wait": (STEP % ("", "", "dist.get_world_size()"), 0, "Does the update wait"),
+        "the sum, not the mean": (STEP % ("", WAIT, "1"), 0, "divided by the number of ranks"),
+        "a sum for each parameter": (
+            STEP % ("", WAIT, "dist.get_world_size()"),
+            3,
+            "expected at most 40, got",
+        ),
+        "hooks that stay": (
+            (STEP % ("", WAIT, "dist.get_world_size()")).replace("hook.remove()", "pass"),
+            0,
+            "each of them once",
+        ),
+    },
+    "best-buckets": {
+        "one bucket": (
+            "def best_buckets(ready, num_bytes, sum_seconds):\n    return [len(ready)]",
+            0,
+            "these two plans take",
+        ),
+        "a fixed size": (GREEDY % 10, 1, "need not be the best for all"),
+        "a fixed size of 25": (GREEDY % 25, 0, "milliseconds: expected"),
+        "waits while the link is busy": (
+            """
+def best_buckets(ready, num_bytes, sum_seconds):
+    plan, end, filled, size = [], 0.0, 0, 0
+    for i, n in enumerate(num_bytes):
+        filled, size = filled + n, size + 1
+        if ready[i] >= end or i == len(ready) - 1:
+            plan.append(size)
+            end, filled, size = max(ready[i], end) + sum_seconds(filled), 0, 0
+    return plan
+""",
+            1,
+            "need not be the best for all",
+        ),
+        "all plans": (
+            """
+def best_buckets(ready, num_bytes, sum_seconds):
+    def plans(q):
+        yield [q]
+        for size in range(1, q):
+            for rest in plans(q - size):
+                yield [size, *rest]
+    key = lambda plan: end_of(plan, ready, num_bytes, sum_seconds)
+    return min(plans(len(ready)), key=key)
+""",
+            3,
+            "Try fewer plans",
+        ),
+        "a gradient is lost": (
+            "def best_buckets(ready, num_bytes, sum_seconds):\n    return [1] * (len(ready) - 1)",
+            0,
+            "expected 9, got 8",
         ),
     },
 }

@@ -1,233 +1,211 @@
 """Plausible wrong answers to the exercises of chapter 08: source, points, a part of the message."""
 
-REMEMBERS = "mean_on_one, mean_on_four, variance_on_four = %s, %s, %s"
-LINKS = "N, B, outputs = 22_640, %s, %s\nout_of_0, into_0, held_by_0 = %s, %s, %s"
-SIXTEEN = """
-same_batch, large_batch, rate = %s, %s, %s
-
-def best_k(T_1, copy_seconds):
-    root = (T_1 / copy_seconds / 2) ** 0.5
+STEP = """
+def step(stages, X, y, m):
+    losses = []
+    for X_part, y_part in zip(X.chunk(m), y.chunk(m), strict=True):
+        H = X_part
+        for stage in stages:
+            H = stage(H.to(next(stage.parameters()).device))
+        losses.append(F.cross_entropy(H, y_part)%s)
+%s
     return %s
 """
+AT_THE_END = "    for loss in losses:\n        loss.backward()"
+INSIDE = "        losses[-1].backward()"
 
-WITH_LOSS = """
-class WithLoss(nn.Module):
-    def __init__(self, net):
-        super().__init__()
-        self.net = net
-
-    def forward(self, X, y):
-        return F.cross_entropy(self.net(X), y, reduction="%s").view(1)
-
-def step(net, X, y, devices):
-    loss = nn.DataParallel(WithLoss(net), devices)(X, y)%s
-    loss.backward()
-    return loss.detach()
+LIMITED = """
+def limited_schedule(k, m, u):
+    schedule = []
+    for s in range(k):
+        ahead = min(%s, m)
+        tasks = [Task("forward", i) for i in range(ahead)]
+        for i in range(m):
+            if i + ahead < m:
+                tasks.append(Task("forward", i + ahead))
+            tasks.append(Task("backward", i))
+        schedule.append(tasks)
+    return schedule
 """
 
-NORM = """
-def norm_of_all(parts):
-    b, home = sum(len(part) for part in parts), parts[0].device
-    mean = %s
-    centred = [part - mean.to(part.device) for part in parts]
-    variance = %s
-    scale = (variance + 1e-5).rsqrt()
-    return [part * scale.to(part.device) for part in centred]
+BOTH = """
+def both_ways(k, m):
+    marks, rows = predict_schedule(one_forward_one_backward(k, m // 2), [1.0] * k, [2.0] * k), []
+    for j in range(k):
+        tasks = []
+        for way, s in enumerate(%s):
+            for mark in marks[s]:
+                kind, i = mark.name.split()
+                tasks.append((mark.start, kind, s, 2 * int(i) + way))
+        rows.append([task for _, *task in %s])
+    return rows
 """
-MEAN = "sum(part.sum(0).to(home) for part in parts) / b"
-VARIANCE = "sum(part.square().sum(0).to(home) for part in centred) / b"
-TWICE = "sum((part - mean.to(part.device)).square().sum(0).to(home) for part in parts) / b"
 
 WRONG = {
-    "what-it-remembers": {
-        "the same as on one device": (
-            REMEMBERS % (1.425, 1.425, 1.425),
+    "enough-micro-batches": {
+        "lost time over work": (
+            "def enough_micro_batches(k, limit):\n    return -int(-(k - 1) / limit // 1)",
+            0,
+            "A smaller number is enough",
+        ),
+        "rounded down": (
+            "def enough_micro_batches(k, limit):\n"
+            "    return max(1, int((k - 1) * (1 - limit) / limit))",
             1,
-            "Whose running mean is kept?",
+            "With 2 the bubble is still larger",
         ),
-        "one pass": (
-            REMEMBERS % (0.75, 0.15, 0.9 + 0.5 / 3),
+        "no micro-batch at all": (
+            "import math\ndef enough_micro_batches(k, limit):\n"
+            "    return math.ceil((k - 1) * (1 - limit) / limit)",
+            1,
+            "A batch is at least one micro-batch",
+        ),
+        "a stage too many": (
+            "import math\ndef enough_micro_batches(k, limit):\n"
+            "    return max(1, math.ceil(k * (1 - limit) / limit))",
             0,
-            "That is the mean after one pass",
-        ),
-        "the biased variance": (
-            REMEMBERS % (1.425, 0.285, 0.81 + 0.19 * 1.25),
-            2,
-            "The denominator is 3",
-        ),
-        "all devices update the mean": (
-            REMEMBERS % (7.5, 1.5 * (1 - 0.9**8), 0.19 * 5 / 3),
-            0,
-            "Each replica starts from the running mean of the network",
+            "A smaller number is enough",
         ),
     },
-    "links-of-0": {
-        "no buffers": (
-            LINKS % (0, 640, "3 * (N + outputs)", "3 * (N + outputs)", "2 * N"),
-            1,
-            "Buffers are copied, too",
-        ),
-        "no outputs": (
-            LINKS % (408, 640, "3 * (N + B)", "3 * N", "2 * N + B"),
-            1,
-            "is needed where the output was computed",
-        ),
-        "one other device": (
-            LINKS % (408, 640, "N + B + outputs", "N + outputs", "N + B"),
-            0,
-            "There are three other devices",
-        ),
-        "the gradients of buffers": (
-            LINKS % (408, 640, *["3 * (N + B + outputs)"] * 2, "2 * N + 2 * B"),
-            1,
-            "so nothing comes back for them",
-        ),
-        "four copies": (
-            LINKS % (408, 640, "4 * (N + B + outputs)", "4 * (N + outputs)", "3 * N + B"),
-            0,
-            "Device 0 sends nothing to itself",
-        ),
-    },
-    "sixteen-gpus": {
+    "what-crosses": {
         "one way": (
-            SIXTEEN
-            % ("235 * (3.25e-3 + 15 * 2.84e-3)", "15 * (52e-3 + 15 * 2.84e-3)", 1.6, "round(root)"),
-            1,
-            "The network goes out and the gradients come back",
-        ),
-        "no copies, the square-root rule": (
-            SIXTEEN % ("12.22 / 16", "12.22 / 16", 0.4, "max(1, int(root))"),
+            "bytes_early, bytes_late, messages = 4 * 64 * 32 * 784, 4 * 64 * 64 * 196, 24",
             0,
-            "The copies are missing",
+            "Activations go there, and their gradients come back",
         ),
-        "the same step for the larger batch": (
-            SIXTEEN % ("235 * 0.08845", "15 * 0.08845", 0.1, "max(1, round(root))"),
-            1,
-            "Each device has 256 images",
-        ),
-        "the same number of steps": (
-            SIXTEEN % ("235 * 0.08845", "235 * 0.1372", 1.6, "root"),
+        "the pooling behind the cut": (
+            "bytes_early, bytes_late, messages = 8 * 64 * 32 * 784, 8 * 64 * 64 * 784, 48",
             2,
-            "A larger batch takes fewer steps",
+            "The pooling belongs to the layer in front of the cut",
         ),
-        "rounded": (
-            SIXTEEN % ("235 * 0.08845", "15 * 0.1372", 1.6, "max(1, round(root))"),
-            3,
-            "the better neighbour of that is not always the nearer one",
+        "parameters": (
+            "bytes_early, bytes_late, messages = 4 * (32 * 9 + 32), 0, 64",
+            0,
+            "Parameters never cross",
+        ),
+        "one message for the whole batch": (
+            "bytes_early, bytes_late, messages = 8 * 64 * 32 * 784, 8 * 64 * 64 * 196, 6",
+            2,
+            "is sent by itself",
+        ),
+        "four cuts": (
+            "bytes_early, bytes_late, messages = 8 * 32 * 784, 2 * 64 * 64 * 196, 64",
+            0,
+            "Four stages have three cuts",
         ),
     },
-    "fair-parts": {
-        "equal parts": (
-            "def fair_parts(b, seconds, fixed):\n"
-            "    return [b // len(seconds) + (i < b % len(seconds)) for i in range(len(seconds))]",
-            0,
-            "Equal parts wait for the slowest device",
-        ),
-        "rounded down, the rest to the last": (
-            """
-def fair_parts(b, seconds, fixed):
-    speed = sum(1 / t for t in seconds)
-    parts = [int(b / t / speed + 1e-9) for t in seconds]
-    parts[-1] += b - sum(parts)
-    return parts
-""",
-            1,
-            "Rounding is not enough",
-        ),
-        "an example is lost": (
-            """
-def fair_parts(b, seconds, fixed):
-    speed = sum(1 / t for t in seconds)
-    return [round(b / t / speed - 0.1) for t in seconds]
-""",
-            1,
-            "No example may be lost or added",
-        ),
-        "fixed times left out": (
-            """
-def fair_parts(b, seconds, fixed):
-    parts = [0] * len(seconds)
-    for _ in range(b):
-        ends = [t * (n + 1) for n, t in zip(parts, seconds)]
-        parts[ends.index(min(ends))] += 1
-    return parts
-""",
+    "mend-pipeline": {
+        "as it was": ("step = slow_step", 1, "expected at most 1, got 8"),
+        "read at the end, but backward inside": (
+            STEP % (" / m", INSIDE, "sum(loss.detach() for loss in losses).item()"),
             2,
-            "only if it gets an example",
+            "behind a backward pass that has to wait",
         ),
-        "in proportion to the seconds": (
-            "def fair_parts(b, seconds, fixed):\n"
-            "    parts = [int(b * t / sum(seconds)) for t in seconds]\n"
-            "    return [parts[0] + b - sum(parts), *parts[1:]]",
+        "backward at the end, but read inside": (
+            STEP % (" / m", "        losses[-1].item()\n" + AT_THE_END, "sum(losses).item()"),
+            1,
+            "Does the host wait for a loss",
+        ),
+        "the sum of the means": (
+            STEP % ("", AT_THE_END, "sum(losses).item()"),
             0,
-            "A device that is faster should not get fewer",
+            "the sum over the micro-batches, not the mean",
+        ),
+        "the mean of the losses, the sum of the gradients": (
+            STEP % ("", AT_THE_END, "sum(losses).item() / m"),
+            0,
+            "8 times too much",
         ),
     },
-    "device-0-is-full": {
-        "as it was": ("step = gathered_step", 2, "OutOfMemoryError"),
-        "a mean of means": (WITH_LOSS % ("mean", ".mean()"), 3, "the weight 1/b"),
-        "a sum of means": (WITH_LOSS % ("mean", ".sum()"), 0, "The means of the parts were added"),
-        "a sum": (WITH_LOSS % ("sum", ".sum()"), 0, "the sum over the examples, not the mean"),
-        "the gradients of before are lost": (
-            WITH_LOSS.replace("    loss.back", "    net.zero_grad()\n    loss.back")
-            % ("sum", ".sum() / len(X)"),
-            3,
-            "Add to the gradients that are there",
+    "best-cuts": {
+        "equal numbers of layers": (
+            "def best_cuts(seconds, num_bytes, k, bandwidth):\n"
+            "    return [len(seconds) * s // k for s in range(1, k)]",
+            0,
+            "Count seconds, and not layers",
         ),
-        "one device does it all": (
-            "def step(net, X, y, devices):\n"
-            "    loss = F.cross_entropy(net(X.to(devices[0])), y.to(devices[0]))\n"
-            "    loss.backward()\n    return loss.detach()",
+        "filled up to the average": (
+            """
+def best_cuts(seconds, num_bytes, k, bandwidth):
+    cuts, filled, n = [], 0, len(seconds)
+    for i, t in enumerate(seconds):
+        if i and filled + t > sum(seconds) / k and len(cuts) < k - 1:
+            cuts, filled = cuts + [i], 0
+        filled += t
+    return cuts + list(range(n - (k - 1 - len(cuts)), n))
+""",
+            0,
+            "expected a pace of",
+        ),
+        "links forgotten": (
+            """
+def best_cuts(seconds, num_bytes, k, bandwidth):
+    def pace(cuts):
+        return max(sum(seconds[i:j]) for i, j in itertools.pairwise([0, *cuts, len(seconds)]))
+    return list(min(itertools.combinations(range(1, len(seconds)), k - 1), key=pace))
+""",
             2,
-            "OutOfMemoryError",
+            "A link is as slow as its bytes divided by the bandwidth",
+        ),
+        "bytes in front of the layer behind the cut": (
+            """
+def best_cuts(seconds, num_bytes, k, bandwidth):
+    def pace(cuts):
+        stages = [sum(seconds[i:j]) for i, j in itertools.pairwise([0, *cuts, len(seconds)])]
+        return max(stages + [num_bytes[i] / bandwidth for i in cuts])
+    return list(min(itertools.combinations(range(1, len(seconds)), k - 1), key=pace))
+""",
+            2,
+            "A link is as slow",
+        ),
+        "an empty stage": (
+            "def best_cuts(seconds, num_bytes, k, bandwidth):\n    return [0] * (k - 1)",
+            0,
+            "a stage without layers",
         ),
     },
-    "norm-of-all": {
-        "each part by itself": (
-            "def norm_of_all(parts):\n"
-            "    return [F.batch_norm(part, None, None, training=True) for part in parts]",
+    "limited-schedule": {
+        "1F1B": (
+            "def limited_schedule(k, m, u):\n    return one_forward_one_backward(k, m)",
+            1,
+            "expected at most 3, got [4, 3, 2, 1]",
+        ),
+        "u forward passes ahead": (LIMITED % "k - s - 1, u", 1, "so does the one that follows it"),
+        "one after the other": (LIMITED % "0, u - 1", 3, "units: expected at most 48, got 96"),
+        "stages counted from the wrong end": (LIMITED % "s, u - 1", 0, "wait for each other"),
+        "a task is missing": (
+            "def limited_schedule(k, m, u):\n"
+            "    return [tasks[:-1] for tasks in one_forward_one_backward(k, m)]",
             0,
-            "Those are the part's own statistics",
+            "stage 0 is without ('backward', 7)",
         ),
-        "a mean of means": (
-            NORM
-            % (
-                "sum(part.mean(0).to(home) for part in parts) / len(parts)",
-                VARIANCE,
-            ),
+    },
+    "both-ways": {
+        "all forward passes first": (
+            BOTH % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[1] == 'backward', t[3]))"),
+            1,
+            "expected at most 17, got",
+        ),
+        "two 1F1B, merged by time": (
+            BOTH % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[0], t[1] == 'forward'))"),
             4,
-            "A mean of means gives",
+            "which one do other devices wait for",
         ),
-        "the squares of the numbers": (
-            NORM
-            % (
-                MEAN,
-                "sum(part.square().sum(0).to(home) for part in parts) / b - mean**2",
-            ),
-            4,
-            "First the mean, then the squares",
+        "four devices and micro-batches only": (
+            BOTH.replace("    for j", "    assert k == m == 4, 'not drawn yet'\n    for j")
+            % ("(j, k - 1 - j)", "sorted(tasks, key=lambda t: (t[0], t[1] == 'forward'))"),
+            2,
+            "AssertionError: not drawn yet",
         ),
-        "the mean is sent twice": (NORM % (MEAN, TWICE), 4, "once there and once back"),
-        "statistics without a gradient": (
-            NORM % (f"({MEAN}).detach()", f"({VARIANCE}).detach()"),
-            4,
-            "So do not detach them",
+        "one way after the other": (
+            BOTH % ("(j, k - 1 - j)", "tasks"),
+            1,
+            "No device should wait while it has a task",
         ),
-        "all examples on one device": (
-            """
-def norm_of_all(parts):
-    X = torch.cat([part.to(parts[0].device) for part in parts])
-    X = F.batch_norm(X, None, None, training=True)
-    pieces = X.split([len(part) for part in parts])
-    return [piece.to(part.device) for piece, part in zip(pieces, parts)]
-""",
-            4,
-            "Send sums over examples",
-        ),
-        "the unbiased variance": (
-            NORM % (MEAN, VARIANCE.removesuffix("b") + "(b - 1)"),
+        "both ways in the same direction": (
+            BOTH % ("(j, j)", "sorted(tasks)"),
             0,
-            "The variance is the biased one",
+            "belongs to another device",
         ),
     },
 }

@@ -1,368 +1,288 @@
 """Plausible wrong answers to the exercises of chapter 09: source, points, a part of the message."""
 
-TRAIN = """
-def train(w, batches, lr, all_reduce):
-    r = 0
-    while True:
-        total = torch.zeros(len(w) + 1)
-        if r < len(batches):
-            X, y = batches[r]
-            total[:-1], total[-1] = gradient(w, X, y), len(X)
-        all_reduce(total)
-        %s
-        r += 1
+PAIR = """
+def pair(parts, Us, cs, Vs, es):
+    H = [F.relu(F.linear(*args)) for args in zip(%s, Us, cs)]
+    terms = [F.linear(*args) for args in zip(%s)]
+    return [Y%s for Y, e in zip(%s, es)]
 """
 
-STEP = """
-def step(net, X, y, lr):
-    params, sums = list(net.parameters()), []
+CHANNELS = """
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return %s
 
-    def arrived(p):
-        sums.append(dist.all_reduce(p.grad, async_op=True))
-        %s
-
-    hooks = [p.register_post_accumulate_grad_hook(arrived) for p in params]
-    F.cross_entropy(net(X), y).backward()
-    for hook in hooks:
-        hook.remove()
-    %s
-    with torch.no_grad():
-        for p in params:
-            p -= lr / %s * p.grad
-            p.grad = None
+pays_pcie3, pays_nvlink = %s
 """
-WAIT = """for work in sums:
-        work.wait()"""
+LEAST = "int(itemsize * flops / (3 * bandwidth * kernel**2)) + 1"
 
-BUCKETS = """
-class OrderedBuckets:
-    def __init__(self, sizes, start):
-        self.sizes, self.start = list(sizes), start
-        self.missing, self.next = list(sizes), 0
-
-    def arrived(self, j):
-        self.missing[j] -= 1
-        %s
-
-    def finish(self):
-        %s
+LOSS = """
+def split_cross_entropy(parts, labels):
+    top = %s
+    losses, terms, start = [], [], 0
+    for part, y, z_max in zip(parts, labels, top):
+        z = part - z_max[:, None]
+        here = (y >= start) & (y < start + part.shape[1])
+        z_y = z.gather(1, torch.where(here, y - start, 0)[:, None])[:, 0]%s
+        terms.append(torch.stack([z.exp().sum(dim=1), z_y]))
+        start += %s
+    return [%s for sums in %s]
 """
-IN_ORDER = """while self.next < len(self.sizes) and self.missing[self.next] == 0:
-            self.start(self.next)
-            self.next += 1"""
-THE_REST = """for j in range(self.next, len(self.sizes)):
-            self.start(j)
-"""
-AGAIN = "        self.missing, self.next = list(self.sizes), 0"
+TOP = "largest([part.detach().max(dim=1).values for part in parts])"
+MEAN = "(sums[0].log() - sums[1]).mean()"
 
-GREEDY = """
-def best_buckets(ready, num_bytes, sum_seconds):
-    plan, filled, size = [], 0, 0
-    for n in num_bytes:
-        filled, size = filled + n, size + 1
-        if filled >= %s * 2**20:
-            plan.append(size)
-            filled = size = 0
-    return plan + [size] * (size > 0)
+TOKENS = """
+def gather_tokens(parts):
+    return GatherTokens.apply(*parts)
+
+def scatter_sum(parts):
+    return ScatterSum.apply(*parts)
+
+def gather_now(parts):
+    return tuple(torch.cat(pieces) for pieces in allgather([x.contiguous() for x in parts]))
+
+def scatter_now(parts):
+    k = len(parts)
+    pieces = [part.chunk(k) for part in parts]
+    return tuple(sum(pieces[j][i].to(parts[i].device) for j in range(k)) for i in range(k))
+
+def scatter_after_allreduce(parts):
+    sums = [part.clone() for part in parts]
+    d2lpar.allreduce(sums, "ring")
+    return tuple(x.chunk(len(parts))[i].clone() for i, x in enumerate(sums))
+
+class GatherTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *parts):
+        return gather_now(parts)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return %s
+
+class ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *parts):
+        return %s
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        return %s
+
+def block(parts, ws, Us, Vs):
+    weighted = [normalize(X) * w for X, w in zip(parts, %s)]
+    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
+    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
 """
 
 WRONG = {
-    "indices": {
-        "the sampler": (
-            """
-def indices_of_rank(n, k, rank):
-    return list(torch.utils.data.DistributedSampler(range(n), k, rank, shuffle=False))
-""",
+    "by-hand": {
+        "device 0": (
+            "output_part, input_term, gradient_term = [1201, 2013], [1, 13, 20, 11], [4, 1, 2, 3]",
             0,
-            "calls torch.utils.data, which the task rules out",
+            "That is what device 0 computes",
         ),
-        "neighbours": (
-            """
-def indices_of_rank(n, k, rank):
-    size = -(-n // k)
-    return [i % n for i in range(rank * size, (rank + 1) * size)]
-""",
+        "the cuts exchanged": (
+            "output_part, input_term, gradient_term = "
+            "[1200, 2000, 1100, 100], [1120, 111], [1, 3, 2, 1]",
+            1,
+            "A term has as many numbers as y",
+        ),
+        "the gradient after f": (
+            "output_part, input_term, gradient_term = "
+            "[1120, 111], [1200, 2000, 1100, 100], [5, 4, 4, 4]",
+            2,
+            "Device 1 knows only its own rows of W",
+        ),
+        "everything whole": (
+            "output_part = input_term = [1201, 2013, 1120, 111]\ngradient_term = [4, 3]",
             0,
-            "These are neighbours",
-        ),
-        "without the second deal": (
-            "def indices_of_rank(n, k, rank):\n    return list(range(rank, n, k))",
-            1,
-            "All ranks must get equally many examples",
-        ),
-        "the rest is dropped": (
-            "def indices_of_rank(n, k, rank):\n    return list(range(rank, n - n % k, k))",
-            1,
-            "All ranks must get equally many examples",
-        ),
-        "the last example again": (
-            """
-def indices_of_rank(n, k, rank):
-    return [min(rank + i * k, n - 1) for i in range(-(-n // k))]
-""",
-            1,
-            "expected [2, 6, 0], got [2, 6, 9]",
-        ),
-        "one round too many": (
-            "def indices_of_rank(n, k, rank):\n"
-            "    return [(rank + i * k) % n for i in range(n // k + 1)]",
-            1,
-            "These are too many examples",
+            "and so some of the outputs",
         ),
     },
-    "predict-bytes": {
-        "numbers instead of bytes": (
-            "always, skipping, on_the_link, in_16_bits = 4e6, 1e6, 1.5e6, 1e6",
+    "sort-by-head": {
+        "as it was": (
+            "def sort_by_head(weight, num_heads, size):\n    return weight",
             0,
-            "Each takes four bytes",
+            "The order has not changed",
         ),
-        "the parts are smaller": (
-            "always, skipping, on_the_link, in_16_bits = 4e6, 1e6, 1.5e6, 5e5",
-            0,
-            "Without no_sync every backward pass sums all gradients",
-        ),
-        "twice the bytes on the link": (
-            "always, skipping, on_the_link, in_16_bits = 16e6, 4e6, 8e6, 2e6",
-            3,
-            "That is the limit for many ranks",
-        ),
-        "compressed parts": (
-            "always, skipping, on_the_link, in_16_bits = 16e6, 4e6, 6e6, 8e6",
-            3,
-            "no_sync still holds",
-        ),
-    },
-    "token-mean": {
-        "the number of tokens on the CPU": (
-            """
-def loss_of_rank(losses, mask):
-    total = torch.tensor([mask.sum().item()])
-    dist.all_reduce(total)
-    return (losses * mask).sum() * dist.get_world_size() / total
-""",
-            0,
-            "line 5 of your answer: `return (losses * mask)",
-        ),
-        "the mean of the means": ("loss_of_rank = broken_loss", 1, "Does every real token have"),
-        "the factor is forgotten": (
-            """
-def loss_of_rank(losses, mask):
-    total = mask.sum()
-    dist.all_reduce(total)
-    return (losses * mask).sum() / total
-""",
-            0,
-            "DDP divides the sum of the gradients by the number of ranks",
-        ),
-        "made for two ranks": (
-            """
-def loss_of_rank(losses, mask):
-    total = mask.sum()
-    dist.all_reduce(total)
-    return 2 * (losses * mask).sum() / total
-""",
-            0,
-            "There are three here",
-        ),
-        "padding counts": (
-            "def loss_of_rank(losses, mask):\n    return (losses * mask).mean()",
-            0,
-            "Padding counts among the tokens",
-        ),
-        "a plain sum": (
-            "def loss_of_rank(losses, mask):\n    return (losses * mask).sum()",
-            0,
-            "the sum over the tokens, not their mean",
-        ),
-        "one rank asks the others": (
-            """
-def loss_of_rank(losses, mask):
-    total = mask.sum()
-    if dist.get_rank() == 0:
-        dist.all_reduce(total)
-    return (losses * mask).sum() / total
-""",
-            0,
-            "the ranks do not call the same collectives",
-        ),
-        "never divides by 0": (
-            """
-def loss_of_rank(losses, mask):
-    return (losses * mask).sum() / mask.sum().clamp(min=1)
-""",
+        "heads and sizes exchanged": (
+            "def sort_by_head(weight, num_heads, size):\n"
+            "    return weight.unflatten(0, (3, size, num_heads)).transpose(0, 2).flatten(0, 2)",
             1,
-            "Does every real token have",
+            "The rows of one head and kind stay together",
+        ),
+        "for matrices only": (
+            "def sort_by_head(weight, num_heads, size):\n"
+            "    parts = weight.view(3, num_heads, size, weight.shape[1])\n"
+            "    return parts.transpose(0, 1).reshape(weight.shape)",
+            2,
+            "size, weight.shape[1])`: IndexError: tuple index",
+        ),
+        "the way back": (
+            "def sort_by_head(weight, num_heads, size):\n"
+            "    return weight.unflatten(0, (num_heads, 3, size)).transpose(0, 1).flatten(0, 2)",
+            0,
+            "Do all three rows of head 0 come before",
         ),
     },
-    "ordered-buckets": {
-        "started when full": (
-            BUCKETS
+    "mend-pair": {
+        "as it was": ("pair = broken_pair", 0, "so it counts k times"),
+        "without f": (
+            PAIR % ("parts", "H, Vs", " + e", "summed(terms)"),
+            1,
+            "Which of f and g sums a gradient",
+        ),
+        "a part of the bias in each term": (
+            PAIR % ("copied(parts)", "H, Vs, [e / len(es) for e in es]", "", "summed(terms)"),
+            1,
+            "Divided by k, the bias gets a part of its gradient",
+        ),
+        "the bias in the first term only": (
+            PAIR
             % (
-                "self.start(j) if self.missing[j] == 0 else None",
-                "self.missing = list(self.sizes)",
+                "copied(parts)",
+                "H, Vs, [es[0], *[None] * (len(es) - 1)]",
+                *("", "summed(terms)"),
             ),
             1,
-            "started before one in front of it",
+            "Add it on every device",
         ),
-        "one start for each gradient": (
-            BUCKETS
+        "no bias": (
+            PAIR % ("copied(parts)", "H, Vs", "", "summed(terms)"),
+            0,
+            "The second bias is missing",
+        ),
+        "f behind every layer": (
+            PAIR % ("copied(parts)", "H, Vs", " + e", "copied(summed(terms))"),
+            1,
+            "gradient of the input on vgpu:0",
+        ),
+    },
+    "channels-that-pay": {
+        "that of a linear layer": (
+            CHANNELS % ("int(itemsize * flops / (3 * bandwidth)) + 1", "[], []"),
+            1,
+            "at every position of its kernel",
+        ),
+        "a side in place of the area": (
+            CHANNELS % ("int(itemsize * flops / (3 * bandwidth * kernel)) + 1", "[256], [256]"),
+            2,
+            "A kernel has two sides",
+        ),
+        "rounded down": (
+            CHANNELS % (LEAST.removesuffix(" + 1"), "[256, 128], [256, 128, 64, 32]"),
+            0,
+            "At that number both are equally fast",
+        ),
+        "one ring": (
+            CHANNELS % (LEAST.replace("3 *", "6 *"), "[128, 256], [32, 64, 128, 256]"),
+            0,
+            "Compare each number of channels with the least",
+        ),
+    },
+    "split-loss": {
+        "all logits gathered": (
+            """
+def split_cross_entropy(parts, labels):
+    whole = [torch.cat([x.to(y.device) for x in parts], dim=1) for y in labels]
+    return [F.cross_entropy(z, y) for z, y in zip(whole, labels)]
+""",
+            2,
+            "k losses were counted",
+        ),
+        "no maximum": (
+            LOSS % ("[0 * y for y in labels]", " * here", "part.shape[1]", MEAN, "summed(terms)"),
+            3,
+            "exp of a large number is infinite",
+        ),
+        "a maximum on each device": (
+            LOSS
             % (
-                "if self.next < len(self.sizes) and self.missing[self.next] == 0:\n"
-                "            self.start(self.next)\n            self.next += 1",
-                THE_REST + AGAIN,
+                "[part.detach().max(dim=1).values for part in parts]",
+                *(" * here", "part.shape[1]", MEAN, "summed(terms)"),
             ),
+            0,
+            "Is the sum over all words",
+        ),
+        "labels not looked up": (
+            LOSS % (TOP, "", "part.shape[1]", MEAN, "summed(terms)"),
+            0,
+            "Which device has the logit of the label",
+        ),
+        "equal widths": (
+            LOSS % (TOP, " * here", "parts[-1].shape[1]", MEAN, "summed(terms)"),
+            0,
+            "Which device has the logit of the label",
+        ),
+        "not a mean": (
+            LOSS
+            % (TOP, " * here", "part.shape[1]", "(sums[0].log() - sums[1]).sum()", "summed(terms)"),
+            0,
+            "the sum over the examples, not the mean",
+        ),
+        "a sum that autograd does not see": (
+            "def plain_sum(terms):\n    data = [x.detach() for x in terms]\n"
+            "    d2lpar.allreduce(data)\n    return data\n"
+            + LOSS
+            % (TOP, " * here", "part.shape[1]", MEAN, "plain_sum(terms)"),
             3,
-            "A sum could have started, and did not",
-        ),
-        "all at the end": (BUCKETS % ("pass", THE_REST + AGAIN), 0, "could have started"),
-        "a skipped layer is forgotten": (BUCKETS % (IN_ORDER, AGAIN.strip()), 2, "at the end"),
-        "not ready for the next pass": (BUCKETS % (IN_ORDER, THE_REST), 3, "not full yet"),
-    },
-    "uneven": {
-        "the loop that hangs": (
-            "def train(w, batches, lr, all_reduce):\n"
-            "    return broken_train(w, batches, lr, all_reduce)",
-            1,
-            "waits for ever: another rank has returned",
-        ),
-        "the first rank that is done ends it": (
-            """
-def train(w, batches, lr, all_reduce):
-    for r in range(10):
-        left = torch.tensor([0.0 if r < len(batches) else 1.0])
-        all_reduce(left)
-        if left > 0:
-            return w
-        X, y = batches[r]
-        total = torch.cat([gradient(w, X, y), torch.tensor([float(len(X))])])
-        all_reduce(total)
-        w = w - lr / total[-1] * total[:-1]
-""",
-            1,
-            "In each round every example should have the weight 1/b",
-        ),
-        "the mean over all ranks": (
-            TRAIN
-            % "if total[-1] == 0:\n            return w\n        w = w - lr / 12 * total[:-1]",
-            1,
-            "In each round every example should have the weight 1/b",
-        ),
-        "a rank without a batch sums only the number": (
-            """
-def train(w, batches, lr, all_reduce):
-    for r in range(10):
-        total = torch.zeros(1)
-        if r < len(batches):
-            X, y = batches[r]
-            total = torch.cat([gradient(w, X, y), torch.tensor([float(len(X))])])
-        all_reduce(total)
-        if total[-1] == 0:
-            return w
-        w = w - lr / total[-1] * total[:-1]
-""",
-            1,
-            "the ranks sum tensors of shapes [(1,), (5,)]",
-        ),
-        "a number is summed": (
-            """
-def train(w, batches, lr, all_reduce):
-    all_reduce(len(batches))
-    return broken_train(w, batches, lr, all_reduce)
-""",
-            0,
-            "all_reduce takes a tensor, not 2",
-        ),
-        "no end": (TRAIN % "w = w - lr / max(total[-1], 1) * total[:-1]", 0, "and no end"),
-        "no result": (
-            TRAIN
-            % "if total[-1] == 0:\n            return\n        w = w - lr / total[-1] * total[:-1]",
-            0,
-            "is `return` missing?",
+            "the gradients: RuntimeError",
         ),
     },
-    "overlap": {
-        "the chapter's first step": (
+    "split-by-tokens": {
+        "no functions of its own": (
             """
-def step(net, X, y, lr):
-    F.cross_entropy(net(X), y).backward()
-    for p in net.parameters():
-        dist.all_reduce(p.grad)
-        p.data -= lr / dist.get_world_size() * p.grad
-        p.grad = None
-""",
-            1,
-            "0.0 ms of them run beside kernels",
-        ),
-        "a wait in the hook": (
-            STEP % ("sums[-1].wait()", "", "dist.get_world_size()"),
-            1,
-            "0.0 ms of them run beside kernels",
-        ),
-        "DDP": (
-            """
-def step(net, X, y, lr):
-    F.cross_entropy(DDP(net)(X), y).backward()
-    with torch.no_grad():
-        for p in net.parameters():
-            p -= lr * p.grad
-            p.grad = None
-""",
-            0,
-            "calls torch.nn.parallel.distributed, which the task rules out",
-        ),
-        "no wait": (STEP % ("", "", "dist.get_world_size()"), 0, "Does the update wait"),
-        "the sum, not the mean": (STEP % ("", WAIT, "1"), 0, "divided by the number of ranks"),
-        "a sum for each parameter": (
-            STEP % ("", WAIT, "dist.get_world_size()"),
-            3,
-            "expected at most 40, got",
-        ),
-        "hooks that stay": (
-            (STEP % ("", WAIT, "dist.get_world_size()")).replace("hook.remove()", "pass"),
-            0,
-            "each of them once",
-        ),
-    },
-    "best-buckets": {
-        "one bucket": (
-            "def best_buckets(ready, num_bytes, sum_seconds):\n    return [len(ready)]",
-            0,
-            "these two plans take",
-        ),
-        "a fixed size": (GREEDY % 10, 1, "need not be the best for all"),
-        "a fixed size of 25": (GREEDY % 25, 0, "milliseconds: expected"),
-        "waits while the link is busy": (
-            """
-def best_buckets(ready, num_bytes, sum_seconds):
-    plan, end, filled, size = [], 0.0, 0, 0
-    for i, n in enumerate(num_bytes):
-        filled, size = filled + n, size + 1
-        if ready[i] >= end or i == len(ready) - 1:
-            plan.append(size)
-            end, filled, size = max(ready[i], end) + sum_seconds(filled), 0, 0
-    return plan
-""",
-            1,
-            "need not be the best for all",
-        ),
-        "all plans": (
-            """
-def best_buckets(ready, num_bytes, sum_seconds):
-    def plans(q):
-        yield [q]
-        for size in range(1, q):
-            for rest in plans(q - size):
-                yield [size, *rest]
-    key = lambda plan: end_of(plan, ready, num_bytes, sum_seconds)
-    return min(plans(len(ready)), key=key)
+def gather_tokens(parts):
+    return [torch.cat([part.to(own.device) for part in parts]) for own in parts]
+
+def scatter_sum(parts):
+    pieces = zip(*(part.chunk(len(parts)) for part in parts))
+    return [sum(x.to(own.device) for x in piece) for own, piece in zip(parts, pieces)]
+
+def block(parts, ws, Us, Vs):
+    weighted = [normalize(X) * w for X, w in zip(parts, copied(ws))]
+    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
+    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
 """,
             3,
-            "Try fewer plans",
+            "write it as a subclass of torch.autograd.Function",
         ),
-        "a gradient is lost": (
-            "def best_buckets(ready, num_bytes, sum_seconds):\n    return [1] * (len(ready) - 1)",
+        "an all-reduce, of which a part is kept": (
+            TOKENS
+            % (
+                "scatter_after_allreduce(gradients)",
+                "scatter_after_allreduce(parts)",
+                *("gather_now(gradients)", "copied(ws)"),
+            ),
+            4,
+            "That is an all-reduce, twice as much as needed",
+        ),
+        "the weight without f": (
+            TOKENS
+            % ("scatter_now(gradients)", "scatter_now(parts)", "gather_now(gradients)", "ws"),
+            3,
+            "Each device has the terms of its own tokens",
+        ),
+        "the gradient is only cut": (
+            TOKENS
+            % (
+                "tuple(x.chunk(len(gradients))[i] for i, x in enumerate(gradients))",
+                *("scatter_now(parts)", "gather_now(gradients)", "copied(ws)"),
+            ),
+            1,
+            "they have to be summed",
+        ),
+        "the whole sum": (
+            TOKENS
+            % (
+                *(
+                    "scatter_now(gradients)",
+                    "tuple(sum(x.to(y.device) for x in parts) for y in parts)",
+                ),
+                *("gradients", "copied(ws)"),
+            ),
             0,
-            "expected 9, got 8",
+            "each device keeps a k-th of the tokens",
         ),
     },
 }
