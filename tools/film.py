@@ -14,8 +14,7 @@ from PIL import Image
 
 CHAPTER = "03_automatic_parallelism.ipynb"
 UNSEEN = ("import torch\n", "d2lpar.describe(", "def run(x")  # run before the film begins
-SHOWN = ("flop = 2 * n**3", "without waiting", '"GPU1 & GPU2"', "def sum_or_max(",
-         '"Two devices at the same time"')  # fmt: skip
+SHOWN = ('"GPU1 & GPU2"', "def sum_or_max(", '"Two devices at the same time"')
 SIZE = (900, 520)  # pixels
 READING = 1.8  # seconds for an output
 

@@ -168,7 +168,7 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
             tab.select(0)
             tab.follow("A clock that stops early")
             assert tab.path() == CHAPTER
-            assert tab.source(tab.number_of("0.5 s, as both work")).startswith("# My answer")
+            assert tab.source(tab.number_of("0.113 s, as both work")).startswith("# My answer")
     finally:
         tab.close()
 
@@ -176,22 +176,20 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
 def predict_run_and_stop(tab, look):
     """Answer the first prediction of chapter 03, run what follows, stop a loop, and go on."""
     assert tab.ask(HAS_OUTPUTS) is False
-    box = tab.number_of("Two toy devices get kernels that sleep")
+    box = tab.number_of("On our machine each of these lines alone")
     look("prediction")
-    answer = add_cell_below(tab, box, "# My answer: 0.5 s, as both work at the same time")
-    numbers = [
-        tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "class ToyDevice")
-    ]
+    answer = add_cell_below(tab, box, "# My answer: 0.113 s, as both work at the same time")
+    numbers = [tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "def run(x")]
     run_cells(tab, *numbers, answer, answer + 1)
-    assert "both devices are done" in tab.output(answer + 1)
+    assert "GPU1 & GPU2" in tab.output(answer + 1)
     look("after_the_prediction")
-    endless = add_cell_below(tab, answer + 1, "while True:\n    toys[0].synchronize()")
+    endless = add_cell_below(tab, answer + 1, "while True:\n    run(x_gpu1, 1)[-1].sum().item()")
     tab.run(endless)
     tab.until(lambda: tab.status() == "busy", "the loop runs")
     tab.stop()
     tab.finished()
     assert "KeyboardInterrupt" in tab.output(endless)
-    tab.write(endless, "len(notes)")
+    tab.write(endless, "len(run(x_gpu1, 5))")
     run_cells(tab, endless)
     assert "5" in tab.output(endless)
     tab.save()
