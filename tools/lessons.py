@@ -41,8 +41,8 @@ _END = re.compile(r"^## (?:Exercises|References)\s*$", re.MULTILINE)
 _FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
 _PREDICTION = re.compile(r"^> \*\*(?:Predict|Before you read on)\b", re.MULTILINE)
 _CODE_OR_FORMULA = re.compile(r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$", re.DOTALL)
-_UNREAD = re.compile(  # title, picture, target of a link, address, tag
-    r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|https?://[^\s>]*|</?[a-z][^>\n]*>",
+_UNREAD = re.compile(  # title, picture, target of a link, tag or address
+    r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|</?[a-z][^>\n]*>",
     re.MULTILINE,
 )
 _WORD = re.compile(r"\S*[^\W_]\S*")

@@ -36,7 +36,7 @@ CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
 TRIES = 3  # at showing what a chapter declares
 BUSY = "not executed: other programs keep this machine busy"
-KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow")
+KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
 _DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")

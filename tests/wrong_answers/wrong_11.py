@@ -304,7 +304,7 @@ def all_cards(data, g):
         "no plan is an error": (
             SECONDS % (FITS, "k", TIME) + BY_PRICE.replace(" if plans else None", ""),
             4,
-            "ValueError: min() arg is an empty sequence",
+            "ValueError: min() ",
         ),
     },
 }
