@@ -9,8 +9,8 @@ sees. `make check` looks for marked numbers in the outputs. So it fails when a c
 again and its text still tells the numbers of the run before.
 
 A text may round: 13 stands for a printed 12.6, and 74 % for 0.742. What stands in code, formulas,
-links and addresses is no number of the text. A section without outputs, as the takeaways, tells
-those of the chapter so far.
+links and addresses is no number of the text, nor is a chapter's. A section without outputs, as the
+takeaways, tells those of the chapter so far.
 """
 
 import argparse
@@ -27,8 +27,10 @@ from run import FOLDER, find_chapters, read_chapter
 _DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w)")
 _PERCENT = re.compile(f"({_DIGITS}) ?%")
-_NOT_TEXT = re.compile(  # code, formulas, links, tags
-    r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>", re.DOTALL
+_NOT_TEXT = re.compile(  # code, formulas, links, tags, numbers of chapters
+    r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
+    r"|\b[Cc]hapters? \d\d(?:(?:, \d\d)*,? (?:and|to) \d\d)?",
+    re.DOTALL,
 )
 _SECTION = re.compile(r"^## ", re.MULTILINE)
 

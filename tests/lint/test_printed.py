@@ -46,6 +46,7 @@ def marked(notebook):
         ("1.3e-5 s", "It takes 1.3e-5 s, and 2 runs.", ["1.3e-5"]),
         ("12 and 7", "`12`, $12$, [12](a.ipynb), <b 12>, v12, 7.", []),  # nor a single digit
         ("10 20", "On 10, then 20: more.", ["10", "20"]),
+        ("10 11 12", "After chapters 10 and 11, 12 times.", ["12"]),
     ],
 )
 def test_a_number_of_an_output_is_marked_and_nothing_else(output, text, numbers):
