@@ -15,7 +15,7 @@ from matplotlib import colors
 from d2lpar.plotting import animator as animator_module
 from d2lpar.plotting import figures
 from d2lpar.plotting.animator import Animator, progress
-from d2lpar.plotting.charts import plot_agreement, plot_bars, plot_curves, plot_stacks
+from d2lpar.plotting.charts import plot_bars, plot_curves, plot_points, plot_runs, plot_stacks
 from d2lpar.servers.plots import plot_pushes, plot_seconds
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_schedule, plot_timeline
@@ -356,23 +356,37 @@ def test_curves():
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 
 
-def test_agreement():
-    figure = plot_agreement({"star": [(1, 1.1), (10, 8)], "ring": [(2, 2)]}, "time (s)", band=0.2)
+def test_points_have_their_names_beside_them():
+    figure = plot_points({"nets": {"A": (1, 2)}, "GPUs": {"B": (3, 40), "C": (5, 6)}}, "x", "y")
     [axes] = figure.axes
-    ideal, star, ring = axes.lines
-    assert star.get_xydata().tolist() == [[1, 1.1], [10, 8]]
-    assert ring.get_xydata().tolist() == [[2, 2]]
-    assert ideal.get_xydata().tolist() == [[0, 0], pytest.approx([11, 11])]
-    [band] = axes.collections
-    sides = {round(y / x, 6) for x, y in band.get_paths()[0].vertices if x}
-    assert sides == {0.8, 1.2}
-    assert (axes.get_xlabel(), axes.get_ylabel()) == ("predicted time (s)", "measured time (s)")
-    assert legend_labels(figure) == ["20% off", "ideal", "star", "ring"]
-    assert axes.get_xlim() == axes.get_ylim() == (0, pytest.approx(11))
-    assert plot_agreement({"noise": [(-3, 1)]}, "s").axes[0].get_xlim()[0] == -3
-    for runs in ({}, {"star": []}):
-        with pytest.raises(ValueError, match="pairs of numbers: got {"):
-            plot_agreement(runs, "s")
+    places = {text.get_text(): (text.xy, text.get_ha()) for text in axes.texts}
+    assert places == {
+        "A": ((1, 2), "right"),
+        "B": ((3, 40), "left"),
+        "C": ((5, 6), "left"),
+    }
+    assert [len(line.get_xdata()) for line in axes.lines] == [1, 2]
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    joined = plot_points({"one": {"A": (1, 2), "B": (2, 1)}}, "x", "y", xscale="log", joined=True)
+    assert joined.axes[0].lines[0].get_linestyle() == "-" and not joined.legends
+    with pytest.raises(ValueError, match="'one' has no point"):
+        plot_points({"one": {}}, "x", "y")
+
+
+def test_runs_without_a_result_are_counted_and_not_drawn():
+    inf = float("inf")
+    runs = {("plain", 8): [40, 50], ("plain", 16): [30, inf, inf], ("warm", 16): [20, 22, inf]}
+    [axes] = plot_runs(runs, "batch", "steps", [45, 25]).axes
+    formula, *points = axes.lines
+    assert list(formula.get_xdata()) == [8, 16] and list(formula.get_ydata()) == [45, 25]
+    assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22]]
+    assert [text.get_text() for text in axes.texts] == ["2 of 3", "1 of 3"]
+    assert "not\nreached" in [label.get_text() for label in axes.get_yticklabels()]
+    assert axes.texts[0].get_position()[1] < axes.get_ylim()[1]
+    [reached] = plot_runs({("plain", 8): [40]}, "batch", "steps", [45]).axes
+    assert not reached.texts
+    with pytest.raises(ValueError, match="1 values, there are 2 x"):
+        plot_runs(runs, "batch", "steps", [45])
 
 
 def test_progress_ends_on_a_line_without_times(capsys):
