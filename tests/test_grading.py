@@ -273,6 +273,8 @@ numbers = {
 }[platform.machine()]
 def call(name, *arguments): return libc.syscall(numbers[name], *arguments)"""
 CLONE = """
+import warnings
+warnings.simplefilter('ignore')  # from Python 3.12 on, fork warns in a process with many threads
 pid = os.fork()  # a process with one thread
 if not pid:
     done = 0
