@@ -15,7 +15,14 @@ from matplotlib import colors
 from d2lpar.plotting import animator as animator_module
 from d2lpar.plotting import figures
 from d2lpar.plotting.animator import Animator, progress
-from d2lpar.plotting.charts import plot_bars, plot_curves, plot_points, plot_runs, plot_stacks
+from d2lpar.plotting.charts import (
+    plot_bars,
+    plot_curves,
+    plot_points,
+    plot_runs,
+    plot_scaling,
+    plot_stacks,
+)
 from d2lpar.servers.plots import plot_pushes, plot_seconds
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_schedule, plot_timeline
@@ -354,6 +361,16 @@ def test_curves():
     assert [line.get_color() for line in others] == [line.get_color() for line in lines]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+
+
+def test_scaling_has_speed_ups_and_their_efficiencies():
+    figure = plot_scaling([1, 4], {"strong": [1, 3], "weak": [1, 4]})
+    speed_ups, efficiencies = ([list(line.get_ydata()) for line in a.lines] for a in figure.axes)
+    assert speed_ups == [[1, 3], [1, 4], [1, 4]]  # the last is the ideal
+    assert efficiencies == [[1, 0.75], [1, 1], [1, 1]]
+    assert legend_labels(figure) == ["strong", "weak", "ideal"]
+    with pytest.raises(ValueError, match="curve 'weak' has 1 values, counts has 2"):
+        plot_scaling([1, 2], {"weak": [1]})
 
 
 def test_points_have_their_names_beside_them():

@@ -115,6 +115,41 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
     return figure
 
 
+def plot_scaling(counts, speed_ups):
+    """Return a figure of speed-ups and, beside them, of efficiencies over the number of devices.
+
+    Args:
+        counts: numbers of devices.
+        speed_ups: a dict from the name of a curve to its speed-ups, one for each of `counts`.
+
+    Raises:
+        ValueError: a curve does not have as many numbers as `counts`.
+    """
+    for name, values in speed_ups.items():
+        if len(values) != len(counts):
+            raise ValueError(f"curve {name!r} has {len(values)} values, counts has {len(counts)}")
+    figure, [both] = new_figure(1, 2, figsize=(WIDE, 3))
+    modelled = f", modelled: {hardware_name()}" if hardware_name() else ""
+    with style():
+        for axes, ylabel, ideal in zip(
+            both, ("speed-up", "efficiency"), (counts, [1] * len(counts)), strict=True
+        ):
+            for (name, values), look in zip(speed_ups.items(), _looks(speed_ups), strict=True):
+                colour, dashes, marker = look
+                if ylabel == "efficiency":
+                    values = [S / k for S, k in zip(values, counts, strict=True)]
+                axes.plot(
+                    counts, values, dashes, color=colour, marker=marker, markersize=4, label=name
+                )
+            axes.plot(counts, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+            axes.set(xlabel="number of devices", ylabel=ylabel, ylim=(0, None))
+            axes.set_xticks(counts)
+            axes.grid(True)
+        figure.suptitle(f"Scaling{modelled}")
+        figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    return figure
+
+
 def _write_plain_numbers(axis):
     """Label the ticks of a logarithmic axis 20 and 0.3 instead of with powers of ten."""
     from matplotlib.ticker import LogFormatter

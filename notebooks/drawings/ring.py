@@ -2,37 +2,40 @@
 
 from pen import DEVICES, INK, ON_DEVICES, Drawing
 
-K, SIDE, TOP = 4, 34, 46
+K, SIDE, HEIGHT, PITCH = 4, 34, 28, 42
 
 
 def draw():
-    drawing = Drawing(296, "A ring of four devices sums four chunks in six rounds")
-    titles = {0: "start", 1: "after round 1", 3: "after round 3", 6: "after round 6"}
-    for column, (rounds, title) in enumerate(titles.items()):
-        x = 72 + column * 176
-        drawing.text(x + K * SIDE / 2, 22, title, bold=True)
+    drawing = Drawing(466, "A ring of four devices sums four chunks in six rounds")
+    for rounds in range(2 * K - 1):
+        row, column = divmod(rounds, K) if rounds < K else (1, rounds - K + 1)
+        x, top = 72 + column * 176, 46 + row * 212
+        title = f"after round {rounds}" if rounds else "start"
+        drawing.text(x + K * SIDE / 2, top - 22, title, bold=True)
         for device in range(K):
-            y = TOP + device * 52
-            if column == 0:
-                drawing.text(x - 8, y + SIDE / 2, f"device {device}", anchor="end")
+            y = top + device * PITCH
+            if column == row:  # the first of its row
+                drawing.text(x - 8, y + HEIGHT / 2, f"device {device}", anchor="end")
             for chunk in range(K):
                 terms = number_of_terms(device, chunk, rounds)
                 fill = {1: None, K: DEVICES[0]}.get(terms, DEVICES[2])
                 ink = ON_DEVICES[0] if terms == K else INK
                 words = "Σ" if terms == K else terms
-                drawing.box(x + chunk * SIDE, y, SIDE - 3, SIDE, words, fill=fill, ink=ink)
-    for device in range(K):
-        x, y = 72 + device * SIDE + 15, TOP + device * 52 + SIDE
+                drawing.box(x + chunk * SIDE, y, SIDE - 3, HEIGHT, words, fill=fill, ink=ink)
+    for device in range(K):  # which chunk each device sends in round 1
+        x, y = 72 + device * SIDE + 15, 46 + device * PITCH + HEIGHT
         if device < K - 1:
-            drawing.arrow(x, y + 1, x, y + 17)
+            drawing.arrow(x, y + 1, x, y + PITCH - HEIGHT)
         else:  # on to device 0
             drawing.line(x, y, x, y + 10, ink=INK)
             drawing.line(x, y + 10, 214, y + 10, ink=INK)
-            drawing.line(214, y + 10, 214, TOP - 8, ink=INK)
-            drawing.line(214, TOP - 8, x, TOP - 8, ink=INK)
-            drawing.arrow(x, TOP - 8, x, TOP)
+            drawing.line(214, y + 10, 214, 38, ink=INK)
+            drawing.line(214, 38, x, 38, ink=INK)
+            drawing.arrow(x, 36, x, 46)
+    drawing.text(24, 274, "rounds 1 to 3 add:\n*reduce-scatter*", anchor="start")
+    drawing.text(24, 334, "rounds 4 to 6 copy:\n*all-gather*", anchor="start")
     words = "A number says how many devices' chunks have been added up; Σ is the sum of all four."
-    drawing.text(380, 274, words)
+    drawing.text(380, 446, words)
     return drawing
 
 
