@@ -1,14 +1,19 @@
-"""What one of four ranks holds between two steps with Adam: DDP and the stages of ZeRO."""
+"""What one of four ranks holds between two steps with Adam: DDP with views, and ZeRO."""
 
 from pen import DEVICES, INK, ON_DEVICES, QUIET, Drawing
 
 K, UNIT, LEFT = 4, 128, 128  # ranks; pixels of N bytes
 KINDS = [("parameters", 1, 0), ("gradients", 1, 1), ("Adam's two averages", 2, 2)]
-STAGES = [("DDP", (0, 0, 0)), ("ZeRO-1", (0, 0, 1)), ("ZeRO-2", (0, 1, 1)), ("ZeRO-3", (1, 1, 1))]
+STAGES = [
+    ("DDP, views", (0, 0, 0)),
+    ("ZeRO-1", (0, 0, 1)),
+    ("ZeRO-2", (0, 1, 1)),
+    ("ZeRO-3", (1, 1, 1)),
+]
 
 
 def draw():
-    drawing = Drawing(286, "Memory of one of four ranks with DDP and with ZeRO 1, 2 and 3")
+    drawing = Drawing(310, "Memory of one of four ranks with DDP and with ZeRO 1, 2 and 3")
     x = LEFT
     for name, size, _ in KINDS:
         drawing.text(x + size * UNIT / 2, 22, name, bold=True)
@@ -32,4 +37,6 @@ def draw():
         drawing.text(x + 54, y + 19, f"{total:g} *N*" if total != 1 else "*N*")
     words = "*k* = 4 ranks. What a rank does not hold of an outlined box lies with the others."
     drawing.text(380, 266, words, ink=QUIET)
+    words = "Without views, DDP holds another *N*: buckets beside the gradients."
+    drawing.text(380, 290, words, ink=QUIET)
     return drawing
