@@ -17,6 +17,12 @@ def test_the_first_cell_tells_the_minutes_that_are_counted(chapter):
     assert lessons.told(chapter) == lessons.to_tell(chapter), "make lessons WRITE=1 mends it"
 
 
+@each_chapter
+def test_a_core_is_one_lesson(chapter):
+    core, _ = lessons.parts(chapter)
+    assert core.minutes <= lessons.LIMIT
+
+
 # What stands in a cell, and the words, lines and predictions that a reader counts in it.
 CELLS = [
     ("# A title of five words\n\nTwo words.", (2, 0, 0)),
