@@ -185,11 +185,12 @@ def folder(tmp_path_factory):
     """A folder with what is handed out, and what is handed in."""
     folder = tmp_path_factory.mktemp("teacher")
     source, build = folder / "notebooks" / "exercises", folder / "handed out"
-    source.mkdir(parents=True)
-    for chapter in (ROOT / "notebooks").glob("[0-9]*.ipynb"):  # the exercise links to several
-        shutil.copy(chapter, source.parent)
+    shutil.copytree(ROOT / "notebooks", source.parent)  # the exercise links to several chapters
     nbformat.write(SOURCE, source / f"{NAME}.ipynb")
-    assert assignments.main(["--folder", str(source), "--build", str(build)]) == 0
+    assert assignments.main(["--folder", str(source), "--build", str(build), NAME[:2]]) == 0
+    for other in source.glob("*.ipynb"):
+        if other.stem != NAME:
+            other.unlink()
     handed_out = nbformat.read(build / "exercises" / f"{NAME}.ipynb", as_version=4)
 
     def hand_in(student, change=nothing, name=NAME):
