@@ -96,10 +96,7 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
             raise ValueError(f"curve {name!r} has {len(y)} values, x has {len(x)}")
     figure, [[axes]] = new_figure(figsize=(4.5, 3))
     with style():
-        for (name, y), (colour, dashes, marker) in zip(ys.items(), _looks(ys), strict=True):
-            axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
-        if ideal is not None:
-            axes.plot(x, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+        _draw_curves(axes, x, ys, ideal)
         axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
         if len(x) <= 12:
             axes.set_xticks(x, [f"{value:g}" for value in x])
@@ -130,24 +127,30 @@ def plot_scaling(counts, speed_ups):
             raise ValueError(f"curve {name!r} has {len(values)} values, counts has {len(counts)}")
     figure, [both] = new_figure(1, 2, figsize=(WIDE, 3))
     modelled = f", modelled: {hardware_name()}" if hardware_name() else ""
+    efficiencies = {
+        name: [S / k for S, k in zip(values, counts, strict=True)]
+        for name, values in speed_ups.items()
+    }
     with style():
-        for axes, ylabel, ideal in zip(
-            both, ("speed-up", "efficiency"), (counts, [1] * len(counts)), strict=True
+        for axes, ylabel, ys, ideal in (
+            (both[0], "speed-up", speed_ups, counts),
+            (both[1], "efficiency", efficiencies, [1] * len(counts)),
         ):
-            for (name, values), look in zip(speed_ups.items(), _looks(speed_ups), strict=True):
-                colour, dashes, marker = look
-                if ylabel == "efficiency":
-                    values = [S / k for S, k in zip(values, counts, strict=True)]
-                axes.plot(
-                    counts, values, dashes, color=colour, marker=marker, markersize=4, label=name
-                )
-            axes.plot(counts, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
+            _draw_curves(axes, counts, ys, ideal)
             axes.set(xlabel="number of devices", ylabel=ylabel, ylim=(0, None))
             axes.set_xticks(counts)
             axes.grid(True)
         figure.suptitle(f"Scaling{modelled}")
         figure.legend(*both[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+def _draw_curves(axes, x, ys, ideal):
+    """Draw the curves of the dict `ys` over `x`, and the ideal one dashed unless it is None."""
+    for (name, y), (colour, dashes, marker) in zip(ys.items(), _looks(ys), strict=True):
+        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
+    if ideal is not None:
+        axes.plot(x, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
 
 
 def _write_plain_numbers(axis):
