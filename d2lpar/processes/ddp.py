@@ -25,7 +25,7 @@ def batch_of_rank(X, y):
     return tuple(tensor.tensor_split(world_size)[rank].to(device_of_rank()) for tensor in (X, y))
 
 
-def merged_timeline(timelines, phases=True):
+def merged_timeline(timelines):
     """Return one `Timeline` of all ranks, in which waiting for other ranks is apart from sending.
 
     A rank's span of a collective begins when this rank is ready. Here it begins when the last rank
@@ -33,11 +33,8 @@ def merged_timeline(timelines, phases=True):
 
     Args:
         timelines: the timelines of all ranks, in the order of ranks, with the same collectives.
-        phases: whether to keep the phases that `Timeline.mark` named.
     """
     merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
-    if not phases:
-        merged.marks.clear()
     each = [merged.select(device, engine="collectives") for device in merged.devices]
     for same in zip(*each, strict=False):
         start = max(span.start for span in same)
