@@ -289,9 +289,10 @@ def _is_label(paragraph):
 
 
 def _mostly_imports(source):
-    if source.startswith("%%"):  # a cell magic, which is no Python
+    try:
+        statements = ast.parse(source).body
+    except SyntaxError:  # a magic
         return False
-    statements = ast.parse(source).body
     imports = [part for part in statements if isinstance(part, ast.Import | ast.ImportFrom)]
     return len(imports) > len(statements) / 2
 

@@ -188,9 +188,6 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "notebooks", source.parent)  # the exercise links to several chapters
     nbformat.write(SOURCE, source / f"{NAME}.ipynb")
     assert assignments.main(["--folder", str(source), "--build", str(build), NAME[:2]]) == 0
-    for other in source.glob("*.ipynb"):
-        if other.stem != NAME:
-            other.unlink()
     handed_out = nbformat.read(build / "exercises" / f"{NAME}.ipynb", as_version=4)
 
     def hand_in(student, change=nothing, name=NAME):
