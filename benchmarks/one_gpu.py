@@ -1,0 +1,661 @@
+"""Kernels, copies, and steps of networks on one GPU, measured where there is one, and modelled.
+
+    python benchmarks/one_gpu.py measure h100.json  # on a machine with a GPU
+    python benchmarks/one_gpu.py model h100         # anywhere: benchmarks/measured/h100.csv
+
+What is run is the same on both: a function of a device. Kernels are timed on the device, behind
+work that keeps it busy until all of them are issued, so that the host is not in their time. Steps
+are timed by the clock of the host.
+"""
+
+import contextlib
+import csv
+import json
+import random
+import statistics
+import sys
+import time
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from d2lpar._d2l import import_torchvision
+
+HERE = Path(__file__).parent / "measured"
+REPEATS = 20  # of a kernel, for one measurement
+ROUNDS = 7
+TYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
+TYPES["float16"] = torch.float16
+NO_GRADIENT = torch.no_grad
+
+
+@contextlib.contextmanager
+def tf32(allowed):
+    """Let products and convolutions use TF32, or neither."""
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def filled(device, *shape, dtype=torch.float32):
+    """Return random numbers: products of zeros are faster than others."""
+    return torch.randn(*shape, device=device, dtype=dtype)
+
+
+# -- kernels: (class, name, function of a device that returns what launches it)
+
+
+def products():
+    """Matrices (m, k) by (k, n): square ones, and those of layers of language models."""
+    square = [(n, n, n) for n in (128, 256, 512, 1024, 2048, 4096, 8192)]
+    layers = [
+        (64, 4096, 4096),
+        (512, 2048, 1000),
+        (2048, 768, 3072),
+        (4096, 3072, 768),
+        (8192, 1024, 4096),
+        (8192, 4096, 1024),
+        (8192, 1024, 50_304),
+        (16_384, 2560, 7680),
+        (1024, 65_536, 1024),
+        (768, 8192, 768),
+        (3072, 16_384, 768),
+        (100, 300, 500),
+        (1000, 1000, 1000),
+    ]
+    for kind in TYPES:
+        for m, k, n in square + layers:
+
+            def make(device, m=m, k=k, n=n, kind=kind):
+                a = filled(device, m, k, dtype=TYPES[kind])
+                b = filled(device, k, n, dtype=TYPES[kind])
+
+                def launch():
+                    with tf32(kind == "tf32"):
+                        return torch.mm(a, b)
+
+                return launch
+
+            yield "product", f"mm {m}x{k}x{n} {kind}", make
+        for batch, m, k, n in (
+            (96, 1024, 64, 1024),
+            (96, 1024, 1024, 64),
+            (512, 128, 64, 128),
+            (16, 2048, 128, 2048),
+            (1024, 32, 32, 32),
+        ):
+
+            def make(device, batch=batch, m=m, k=k, n=n, kind=kind):
+                a = filled(device, batch, m, k, dtype=TYPES[kind])
+                b = filled(device, batch, k, n, dtype=TYPES[kind])
+
+                def launch():
+                    with tf32(kind == "tf32"):
+                        return torch.bmm(a, b)
+
+                return launch
+
+            yield "product", f"bmm {batch}x{m}x{k}x{n} {kind}", make
+
+
+CONVOLUTIONS = (  # images, channels, side, outputs, kernel, stride, groups
+    (64, 3, 224, 64, 7, 2, 1),
+    (64, 64, 56, 64, 1, 1, 1),
+    (64, 64, 56, 64, 3, 1, 1),
+    (64, 64, 56, 256, 1, 1, 1),
+    (64, 256, 56, 64, 1, 1, 1),
+    (64, 128, 56, 128, 3, 2, 1),
+    (64, 128, 28, 128, 3, 1, 1),
+    (64, 512, 28, 256, 1, 1, 1),
+    (64, 256, 14, 256, 3, 1, 1),
+    (64, 1024, 14, 2048, 1, 2, 1),
+    (64, 512, 7, 512, 3, 1, 1),
+    (64, 2048, 7, 512, 1, 1, 1),
+    (32, 64, 224, 64, 3, 1, 1),
+    (32, 512, 28, 512, 3, 1, 1),
+    (128, 3, 32, 64, 3, 1, 1),
+    (128, 64, 32, 64, 3, 1, 1),
+    (256, 1, 28, 6, 5, 1, 1),
+    (64, 32, 112, 32, 3, 1, 32),
+    (64, 144, 56, 144, 3, 1, 144),
+    (64, 576, 14, 576, 5, 1, 576),
+    (64, 128, 56, 128, 3, 1, 32),
+    (64, 3, 224, 768, 16, 16, 1),
+    (1, 64, 56, 64, 3, 1, 1),
+    (1, 512, 7, 512, 3, 1, 1),
+)
+
+
+def convolutions():
+    """Layers of ResNet-50, VGG, MobileNet, EfficientNet, ResNeXt, LeNet and a vision transformer."""
+    cast = torch.ops.aten.convolution_backward
+    for case in CONVOLUTIONS:
+        images, channels, side, outputs, size, stride, groups = case
+        padding = 0 if stride == size else size // 2
+        for kind, layout in (
+            ("float32", "NCHW"),
+            ("tf32", "NCHW"),
+            ("float16", "NCHW"),
+            ("float16", "NHWC"),
+        ):
+            for backward in (False, True):
+
+                def make(
+                    device,
+                    shape=(images, channels, side, side),
+                    weight=(outputs, channels // groups, size, size),
+                    options=((stride,) * 2, (padding,) * 2, (1, 1)),
+                    groups=groups,
+                    kind=kind,
+                    layout=layout,
+                    backward=backward,
+                ):
+                    memory = torch.channels_last if layout == "NHWC" else torch.contiguous_format
+                    X, W = (
+                        filled(device, *each, dtype=TYPES[kind]).contiguous(memory_format=memory)
+                        for each in (shape, weight)
+                    )
+                    with tf32(kind != "float32"):
+                        Y = torch.ops.aten.convolution(X, W, None, *options, False, (0, 0), groups)
+                    mask = (weight[1] * groups > 3, True, False)
+
+                    def launch():
+                        with tf32(kind != "float32"):
+                            if backward:
+                                return cast(
+                                    Y, X, W, None, *options, False, (0, 0), groups, mask
+                                )
+                            return torch.ops.aten.convolution(
+                                X, W, None, *options, False, (0, 0), groups
+                            )
+
+                    return launch
+
+                way = "backward" if backward else "forward"
+                name = "x".join(map(str, case))
+                yield "convolution", f"convolution {name} {kind} {layout} {way}", make
+
+
+def of_tensor(function, *shape, dtype=torch.float32):
+    """Return what makes a kernel of one random tensor."""
+
+    def make(device):
+        X = filled(device, *shape, dtype=dtype)
+        return lambda: function(X)
+
+    return make
+
+
+def bound_by_memory():
+    """Kernels without products, of 4 KB to 1 GB."""
+    for kind in (torch.float32, torch.bfloat16):
+        short = str(kind).removeprefix("torch.")
+        for count in (2**10, 2**16, 2**20, 2**22, 2**24, 2**26):
+
+            def add(device, count=count, kind=kind):
+                X, Y = (filled(device, count, dtype=kind) for _ in range(2))
+                return lambda: X + Y
+
+            yield f"add {count} {short}", add
+            yield f"mul_ {count} {short}", of_tensor(lambda X: X.mul_(1.0), count, dtype=kind)
+            yield f"relu {count} {short}", of_tensor(torch.relu, count, dtype=kind)
+            yield f"sum {count} {short}", of_tensor(torch.sum, count, dtype=kind)
+        for rows, width in ((1024, 1024), (8192, 1024), (16_384, 4096), (65_536, 256)):
+            size = f"{rows}x{width} {short}"
+            yield f"gelu {size}", of_tensor(F.gelu, rows, width, dtype=kind)
+            yield f"softmax {size}", of_tensor(lambda X: X.softmax(1), rows, width, dtype=kind)
+            yield f"transposed copy {size}", of_tensor(
+                lambda X: X.t().contiguous(), rows, width, dtype=kind
+            )
+            yield f"sum of rows {size}", of_tensor(lambda X: X.sum(0), rows, width, dtype=kind)
+
+            def norm(device, rows=rows, width=width, kind=kind, backward=False):
+                X, weight = filled(device, rows, width, dtype=kind), filled(device, width, dtype=kind)
+                aten = torch.ops.aten
+                out, mean, rstd = aten.native_layer_norm(X, (width,), weight, weight, 1e-5)
+                if backward:
+                    rest = (mean, rstd, weight, weight, (True, True, True))
+                    return lambda: aten.native_layer_norm_backward(out, X, (width,), *rest)
+                return lambda: aten.native_layer_norm(X, (width,), weight, weight, 1e-5)
+
+            yield f"layer_norm {size}", norm
+            yield (
+                f"layer_norm backward {size}",
+                lambda device, norm=norm: norm(device, backward=True),
+            )
+            yield f"dropout {size}", of_tensor(
+                lambda X: torch.native_dropout(X, 0.1, True), rows, width, dtype=kind
+            )
+
+    for shape in ((64, 64, 112, 112), (64, 256, 56, 56), (64, 512, 28, 28), (64, 2048, 7, 7)):
+        size = "x".join(map(str, shape))
+        for kind in (torch.float32, torch.float16):
+            short = str(kind).removeprefix("torch.")
+
+            def batch_norm(device, shape=shape, kind=kind, backward=False):
+                X = filled(device, *shape, dtype=kind)
+                ones = [torch.ones(shape[1], device=device) for _ in range(4)]
+                aten = torch.ops.aten
+
+                def forward():
+                    return aten.native_batch_norm(X, *ones, True, 0.1, 1e-5)
+
+                out, mean, invstd = forward()
+                if not backward:
+                    return forward
+                rest = (ones[0], ones[2], ones[3], mean, invstd, True, 1e-5, (True, True, True))
+                return lambda: aten.native_batch_norm_backward(out, X, *rest)
+
+            yield f"batch_norm {size} {short}", batch_norm
+            yield (
+                f"batch_norm backward {size} {short}",
+                lambda device, make=batch_norm: make(device, backward=True),
+            )
+        yield f"max_pool2d {size}", of_tensor(lambda X: F.max_pool2d(X, 3, 2, 1), *shape)
+        yield f"avg_pool2d {size}", of_tensor(lambda X: F.adaptive_avg_pool2d(X, 1), *shape)
+        yield f"cat {size}", of_tensor(lambda X: torch.cat((X, X), 1), *shape)
+    for words, width in ((8192, 1024), (65_536, 768)):
+
+        def embedding(device, words=words, width=width, backward=False):
+            index = torch.arange(words).to(device) % 50_257
+            table, rows = filled(device, 50_257, width), filled(device, words, width)
+            if backward:
+                return lambda: torch.ops.aten.embedding_dense_backward(rows, index, 50_257, -1, False)
+            return lambda: F.embedding(index, table)
+
+        yield f"embedding {words}x{width}", embedding
+        yield (
+            f"embedding backward {words}x{width}",
+            lambda device, make=embedding: make(device, backward=True),
+        )
+    for rows, classes in ((256, 1000), (8192, 50_304)):
+        yield f"log_softmax {rows}x{classes}", of_tensor(
+            lambda X: F.log_softmax(X, 1), rows, classes
+        )
+    yield "cast float32 to bfloat16 67108864", of_tensor(lambda X: X.bfloat16(), 2**26)
+    for count, size in ((160, 150_000), (400, 2000), (16, 10_000_000)):
+
+        def sgd(device, count=count, size=size, optimizer=torch.optim.SGD, **options):
+            parameters = [nn.Parameter(filled(device, size)) for _ in range(count)]
+            for parameter in parameters:
+                parameter.grad = torch.ones_like(parameter)
+            trainer = optimizer(parameters, lr=1e-3, **options)
+            trainer.step()
+            return trainer.step
+
+        yield f"SGD {count}x{size}", lambda device, make=sgd: make(device, momentum=0.9)
+        yield (
+            f"Adam foreach {count}x{size}",
+            lambda device, make=sgd: make(device, optimizer=torch.optim.AdamW),
+        )
+
+
+def attention():
+    """`scaled_dot_product_attention`, as torch chooses its kernel, forward and with backward."""
+    for kind in (torch.bfloat16, torch.float32):
+        for batch, heads, length, width in (
+            (8, 12, 1024, 64),
+            (8, 16, 2048, 64),
+            (2, 32, 4096, 128),
+            (64, 12, 197, 64),
+            (32, 16, 512, 64),
+        ):
+            for causal in (False, True):
+                for backward in (False, True):
+
+                    def make(
+                        device,
+                        shape=(batch, heads, length, width),
+                        kind=kind,
+                        causal=causal,
+                        backward=backward,
+                    ):
+                        q, k, v = (filled(device, *shape, dtype=kind) for _ in range(3))
+                        for each in (q, k, v):
+                            each.requires_grad_(backward)
+                        gradient = filled(device, *shape, dtype=kind)
+
+                        def launch():
+                            out = F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                            if backward:
+                                torch.autograd.grad(out, (q, k, v), gradient)
+
+                        return launch
+
+                    words = ("causal " if causal else "") + ("and backward" if backward else "")
+                    size = f"{batch}x{heads}x{length}x{width} {str(kind).removeprefix('torch.')}"
+                    yield "attention", f"attention {size} {words}".strip(), make
+
+
+def copies():
+    """Copies between the memory of the host, pinned or not, and the GPU."""
+    for count in (2**10, 2**16, 2**20, 2**24, 2**28):
+        for way in ("pinned to GPU", "GPU to pinned", "pageable to GPU"):
+
+            def make(device, count=count, way=way):
+                there = torch.empty(count, dtype=torch.uint8, device=device)
+                here = torch.empty(count, dtype=torch.uint8)
+                if "pinned" in way:
+                    here = here.pin_memory()
+                a, b = (there, here) if way.startswith("GPU") else (here, there)
+                return lambda: b.copy_(a, non_blocking=True)
+
+            yield "copy", f"copy {count} bytes, {way}", make
+
+
+def kernels():
+    """Yield (class, name, function of a device that returns what launches a kernel)."""
+    yield from products()
+    yield from convolutions()
+    yield from (("bytes", *each) for each in bound_by_memory())
+    yield from attention()
+    yield from copies()
+
+
+# -- steps
+
+
+class Block(nn.Module):
+    """A block of a GPT whose attention is torch's."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x):  # (N, T, C)
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.first(x)).chunk(3, 2)
+        )
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.second(x))))
+
+
+class GPT(nn.Module):
+    """A GPT that returns the scores of the next words."""
+
+    def __init__(self, width, heads, depth, vocabulary=50_304, length=1024):
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        return self.head(self.norm(self.blocks(self.words(tokens) + self.places(places)))).flatten(
+            0, 1
+        )
+
+
+class Recurrent(nn.Module):
+    """A language model of two layers of LSTM."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.lstm = nn.Embedding(10_000, 650), nn.LSTM(650, 650, 2)
+        self.head = nn.Linear(650, 10_000)
+
+    def forward(self, tokens):
+        return self.head(self.lstm(self.words(tokens))[0]).flatten(0, 1)
+
+
+def images(size, pixels=224, channels=3, classes=1000):
+    """Return a function of a device that returns images and their labels."""
+
+    def make(device):
+        labels = torch.arange(size).to(device) % classes
+        return filled(device, size, channels, pixels, pixels), labels
+
+    return make
+
+
+def words(batch, length, vocabulary):
+    """Return a function of a device that returns tokens and those that follow them."""
+
+    def make(device):
+        tokens = torch.arange(batch * length).reshape(batch, length).to(device) % vocabulary
+        return tokens, tokens.flatten()
+
+    return make
+
+
+def torchvision_net(name):
+    """Return what makes a network of torchvision."""
+    return lambda: getattr(import_torchvision().models, name)()
+
+
+def perceptron():
+    layers = [nn.Linear(784, 2048), nn.ReLU()]
+    for _ in range(6):
+        layers += [nn.Linear(2048, 2048), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(2048, 10))
+
+
+def encoder():
+    layer = nn.TransformerEncoderLayer(1024, 16, 4096, batch_first=True)
+    return nn.Sequential(
+        nn.Embedding(30_522, 1024),
+        nn.TransformerEncoder(layer, 24, enable_nested_tensor=False),
+        nn.Linear(1024, 30_522),
+        nn.Flatten(0, 1),
+    )
+
+
+def lenet():
+    import d2lpar
+
+    return d2lpar.lenet()
+
+
+def small_resnet():
+    from d2lpar.models import resnet18
+
+    return resnet18(10)
+
+
+NETWORKS = {  # name: (what makes it, {batch size: what makes its batch})
+    "LeNet": (lenet, {n: images(n, 28, 1, 10) for n in (16, 256, 4096)}),
+    "perceptron": (perceptron, {n: images(n, 28, 1, 10) for n in (64, 8192)}),
+    "ResNet-18 of d2l": (small_resnet, {n: images(n, 28, 1, 10) for n in (32, 512)}),
+    "GPT of 124 million": (
+        lambda: GPT(768, 12, 12),
+        {n: words(n, 1024, 50_304) for n in (1, 8)},
+    ),
+    "GPT of 353 million": (
+        lambda: GPT(1024, 16, 24),
+        {n: words(n, 1024, 50_304) for n in (1, 8)},
+    ),
+    "encoder of 24 layers": (encoder, {n: words(n, 256, 30_522) for n in (2, 32)}),
+    "LSTM": (Recurrent, {n: words(35, n, 10_000) for n in (20, 512)}),
+    **{
+        name: (torchvision_net(name), {n: images(n) for n in sizes})
+        for name, sizes in (
+            ("resnet50", (1, 16, 128)),
+            ("resnet18", (8, 256)),
+            ("vgg16", (4, 64)),
+            ("mobilenet_v2", (8, 128)),
+            ("efficientnet_b0", (8, 128)),
+            ("densenet121", (8, 64)),
+            ("resnext50_32x4d", (8, 64)),
+            ("vit_b_16", (4, 64)),
+            ("swin_t", (4, 64)),
+            ("convnext_tiny", (4, 64)),
+        )
+    },
+}
+
+
+def steps():
+    """Yield (class, name, function of a device that returns a step).
+
+    A step trains with SGD and momentum, in float32 or in mixed precision, or infers.
+    """
+    for network, (make_net, batches) in NETWORKS.items():
+        for size, make_batch in batches.items():
+            for way in ("float32", "bfloat16", "inference"):
+
+                def make(device, make_net=make_net, make_batch=make_batch, way=way):
+                    with torch.device(device):
+                        net = make_net().train(way != "inference")
+                    X, y = make_batch(device)
+                    mixed = torch.autocast(torch.device(device).type, torch.bfloat16)
+                    if way == "inference":
+
+                        @torch.no_grad()
+                        def infer():
+                            net(X)
+
+                        return infer
+                    trainer = torch.optim.SGD(net.parameters(), lr=1e-3, momentum=0.9)
+
+                    def step():
+                        trainer.zero_grad()
+                        with mixed if way == "bfloat16" else contextlib.nullcontext():
+                            loss = F.cross_entropy(net(X), y)
+                        loss.backward()
+                        trainer.step()
+
+                    return step
+
+                yield "step", f"{network}, batch {size}, {way}", make
+
+
+# -- measured
+
+
+def kernel_seconds(launch):
+    """Return the seconds between launches that wait in the queue of the GPU, in the median."""
+    launch()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    launch()
+    issued = time.perf_counter() - start
+    torch.cuda.synchronize()
+    took = time.perf_counter() - start
+    count = max(3, min(REPEATS, int(0.1 / took)))
+    cycles = int(2e9 * min(1.5 * issued * count + 2e-4, 0.05))
+    found = []
+    for _ in range(ROUNDS if took < 0.02 else 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda._sleep(cycles)
+        begin.record()
+        for _ in range(count):
+            launch()
+        end.record()
+        torch.cuda.synchronize()
+        found.append(begin.elapsed_time(end) / 1e3 / count)
+    return statistics.median(found)
+
+
+def step_seconds(step):
+    """Return the seconds of a step by the host's clock, in the median, and their least."""
+    for _ in range(3):
+        step()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    step()
+    torch.cuda.synchronize()
+    count = max(1, min(10, int(0.1 / (time.perf_counter() - start))))
+    found = []
+    for _ in range(ROUNDS):
+        start = time.perf_counter()
+        for _ in range(count):
+            step()
+        torch.cuda.synchronize()
+        found.append((time.perf_counter() - start) / count)
+    return statistics.median(found), min(found)
+
+
+def operators_of(step):
+    """Return rows [name, shapes, number, device seconds] of a step's operators, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(
+        activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA], record_shapes=True
+    ) as trace:
+        step()
+        torch.cuda.synchronize()
+    rows = []
+    for event in trace.key_averages(group_by_input_shape=True):
+        if event.self_device_time_total and event.key.startswith("aten::"):
+            shapes = str(event.input_shapes)
+            rows.append([event.key, shapes, event.count, event.self_device_time_total / 1e6])
+    return rows
+
+
+def measure(path, seconds=200):
+    """Measure everything on the GPU at hand, in a chance order, and write it to a JSON file."""
+    device = torch.device("cuda", 0)
+    found = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
+    found |= {"kernels": {}, "steps": {}, "failed": {}}
+    ends = time.perf_counter() + seconds
+
+    def try_all(works, of):
+        works = list(works)
+        random.Random(0).shuffle(works)
+        for kind, name, make in works:
+            if time.perf_counter() > ends:
+                found["failed"][name] = "no time"
+                continue
+            try:
+                of(kind, name, make)
+            except Exception as error:
+                found["failed"][name] = f"{type(error).__name__}: {error}"[:300]
+                torch.cuda.synchronize()
+
+    def of_kernel(kind, name, make):
+        with torch.no_grad() if kind != "attention" else contextlib.nullcontext():
+            found["kernels"][name] = [kind, kernel_seconds(make(device))]
+
+    def of_step(kind, name, make):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        step = make(device)
+        middle, least = step_seconds(step)
+        peak = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+        found["steps"][name] = [middle, least, *peak, operators_of(step)]
+
+    try_all(steps(), of_step)
+    try_all(kernels(), of_kernel)
+    Path(path).write_text(json.dumps(found))
+    print(f"{len(found['steps'])} steps, {len(found['kernels'])} kernels")
+    for name, why in found["failed"].items():
+        print(f"failed: {name}: {why}")
+
+
+# -- modelled
+
+
+def modelled(make, machine, repeats):
+    """Return modelled seconds of what `make` returns, and the peaks of memory, in bytes."""
+    import gc
+
+    import d2lpar
+
+    gc.collect()
+    (device,) = d2lpar.virtual_gpus(1, model=machine, values=False)
+    work = make(device)
+    for _ in range(2):
+        work()
+    d2lpar.synchronize()
+    start = d2lpar.virtual.clock()
+    for _ in range(repeats):
+        work()
+    d2lpar.synchronize()
+    return (d2lpar.virtual.clock() - start) / repeats, device
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["measure"]:
+        measure(*sys.argv[2:3], *map(float, sys.argv[3:4]))
