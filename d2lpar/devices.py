@@ -31,6 +31,15 @@ def _virtual():
     return [device.torch_device for device in registry.devices[: registry.count]]
 
 
+def _has_used_virtual():
+    """Return whether this process has used virtual GPUs.
+
+    From then on torch computes no gradients on real ones: autograd asks for the streams of one
+    device type only, see https://github.com/pytorch/pytorch/issues/161129.
+    """
+    return bool(registry.devices)
+
+
 def _gpus():
     return _virtual() or [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
 
@@ -60,7 +69,8 @@ def try_all_gpus():
 def ensure_gpus(n, **options):
     """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
 
-    The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
+    A process that has used virtual GPUs gets no real ones any more: torch would not compute
+    gradients on them. The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
     `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or the name of a GPU
     or machine to model, such as `v100` or `v100:8`. The options do not apply to real and to
     modelled GPUs, which have memory and links of their own.
@@ -71,7 +81,8 @@ def ensure_gpus(n, **options):
 
     Raises:
         ValueError: `n` or the variable has another value.
-        RuntimeError: the variable says `cuda` and the machine has fewer than `n`.
+        RuntimeError: the variable says `cuda`, and the machine has fewer than `n`, or this process
+            has used virtual GPUs.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
@@ -90,7 +101,10 @@ def ensure_gpus(n, **options):
     real = torch.cuda.device_count()
     if kind == "cuda" and real < n:
         raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")
-    if kind == "cuda" or (not kind and real >= n):
+    one_kind = "torch computes no gradients on real GPUs in a process that has used virtual ones"
+    if kind == "cuda" and _has_used_virtual():
+        raise RuntimeError(f"D2LPAR_DEVICES={choice}: {one_kind}; restart it")
+    if kind == "cuda" or (not kind and real >= n and not _has_used_virtual()):
         names = {torch.cuda.get_device_name(i) for i in range(n)}
         print(f"{_count(n, 'real GPU')}: {', '.join(sorted(names))}")
         return [torch.device("cuda", i) for i in range(n)]
@@ -99,6 +113,8 @@ def ensure_gpus(n, **options):
     why = f"this machine has {_count(real, 'real GPU') if real else 'no real GPU'}"
     if kind:
         why = f"D2LPAR_DEVICES={choice}"
+    elif real >= n:
+        why = one_kind
     threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
     print(
         f"{_count(n, 'virtual GPU')} on {_count(threads, 'thread')} of "

@@ -41,6 +41,7 @@ def real(monkeypatch):
     """A function that lets the machine have `n` real GPUs."""
 
     def pretend(n):
+        monkeypatch.setattr(d2lpar.devices, "_has_used_virtual", lambda: False)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: n)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: f"Card {device}")
 
@@ -138,6 +139,17 @@ def test_ensure_gpus_takes_real_ones_where_there_are_enough(real, capsys):
     real(1)
     d2lpar.ensure_gpus(2)
     assert "(this machine has 1 real GPU)" in capsys.readouterr().out
+
+
+def test_beside_virtual_gpus_no_real_ones_are_taken(gpus, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert d2lpar.ensure_gpus(2) == gpus
+    assert "(torch computes no gradients on real GPUs in a process" in capsys.readouterr().out
+    d2lpar.ensure_gpus(3)
+    assert "(this machine has 2 real GPUs)" in capsys.readouterr().out
+    monkeypatch.setenv("D2LPAR_DEVICES", "cuda")
+    with pytest.raises(RuntimeError, match="D2LPAR_DEVICES=cuda: torch computes no .*restart it"):
+        d2lpar.ensure_gpus(2)
 
 
 @pytest.mark.parametrize(
@@ -618,3 +630,12 @@ def test_an_empty_number_of_threads_in_the_environment_is_none(gpus, monkeypatch
     monkeypatch.setenv("D2LPAR_THREADS", "")
     d2lpar.virtual_gpus(1)
     assert torch.vgpu.get_device_properties(0).multi_processor_count == 1
+
+
+def test_a_backward_on_real_gpus_beside_virtual_ones_says_why_it_fails():
+    from d2lpar.virtual.private.autograd import _on_real_gpus
+
+    with pytest.raises(RuntimeError, match="no gradients on real GPUs.*161129"), _on_real_gpus():
+        raise RuntimeError("opt_ready_stream && opt_parent_stream INTERNAL ASSERT FAILED")
+    with pytest.raises(RuntimeError, match="^out of memory$"), _on_real_gpus():
+        raise RuntimeError("out of memory")

@@ -23,10 +23,13 @@ from d2lpar.virtual.private import virtual_tables
 
 def tables():
     "Return the addresses of the tables of methods that torch uses."
-    get_hooks = virtual_tables._library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
-    get_hooks.restype = ctypes.c_void_p
     guard = virtual_tables._guards()[virtual_tables.PRIVATE_USE_1]
-    return [ctypes.c_void_p.from_address(object).value for object in (guard, get_hooks()) if object]
+    objects = guard, *map(virtual_tables._hooks, ("PrivateUse1", "CUDA"))
+    return [ctypes.c_void_p.from_address(object).value for object in objects]
+
+def patch():
+    virtual_tables._patch_guard_and_hooks()
+    virtual_tables._mark_pinned()
 
 def work(device):
     x = torch.ones(3, 3, device=device, requires_grad=True)
@@ -122,6 +125,34 @@ def test_a_surprise_leaves_virtual_gpus_that_ask_python(surprise):
     assert REASONS[surprise] in run(SURPRISES[surprise] + WITHOUT)
 
 
+def test_without_pinned_memory_the_rest_works():
+    said = run("""
+def refuse(address):
+    raise OSError("no page for the address of an allocator")
+virtual_tables._code_of_address = refuse
+device, caught = switch_on()
+print(caught[0].message)
+assert len(caught) == 1 and not virtual_tables._failure
+virtual_tables._asked.clear()
+work(device)
+assert not virtual_tables._asked
+""")
+    assert "pin_memory=True) does not pin memory, because RuntimeError" in said
+
+
+def test_beside_real_gpus_pinned_memory_is_ours():
+    """Where there are real GPUs, torch asks CUDA's hooks for pinned memory."""
+    run("""
+torch.cuda.device_count = lambda: 1
+device, caught = switch_on()
+assert not caught, caught[0].message
+table = ctypes.c_void_p.from_address(virtual_tables._hooks("CUDA")).value
+method = ctypes.c_void_p.from_address(table + virtual_tables._GET_ALLOCATOR * 8).value
+allocator = ctypes.CFUNCTYPE(ctypes.c_void_p)(method)()
+assert allocator == ctypes.addressof(virtual_tables._allocator)
+""")
+
+
 def test_every_wrong_number_is_noticed():
     """Each place off by one, in both directions, and tables that are too short."""
     run("""
@@ -145,10 +176,10 @@ for missing in (1, 5, 8, 9):
     cases.append(("_GUARD_METHODS", others))
 for name, wrong in cases:
     setattr(virtual_tables, name, wrong)
-    failure = virtual_tables._failure_of(virtual_tables._patch_guard_and_hooks)
+    failure = virtual_tables._failure_of(patch)
     assert failure and tables() == before, (name, wrong, failure)
     setattr(virtual_tables, name, right[name])
-failure = virtual_tables._failure_of(virtual_tables._patch_guard_and_hooks)
+failure = virtual_tables._failure_of(patch)
 assert failure is None and tables() != before, failure
 work(device)
 """)

@@ -54,7 +54,8 @@ def patch_backward(streams_of_forward):
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):
         if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
-            return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
+            with _on_real_gpus():
+                return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
         multithreading = torch._C._is_multithreading_enabled()
         try:
             torch._C._set_multithreading_enabled(False)
@@ -79,6 +80,21 @@ def patch_backward(streams_of_forward):
 
     graph._engine_run_backward = _run_backward
     torch.autograd._engine_run_backward = _run_backward
+
+
+@contextlib.contextmanager
+def _on_real_gpus():
+    """Explain the assertion that torch fails there once it knows another device type."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "opt_ready_stream" not in str(error):
+            raise
+        raise RuntimeError(
+            "torch computes no gradients on real GPUs in a process that has used virtual ones "
+            "(https://github.com/pytorch/pytorch/issues/161129): restart it, or move the network "
+            "to the virtual GPUs that ensure_gpus returns now"
+        ) from error
 
 
 def patch_distributed_backward():

@@ -78,11 +78,15 @@ def answer_without_python():
     """Make the registered guard and hooks answer without Python; return a warning, or None."""
     global _failure
     _failure = _failure_of(_patch_guard_and_hooks)
-    return _failure and (
-        "virtual GPUs work, but an interrupt or an error in backward may end this process, "
-        "torch.empty(..., pin_memory=True) fails, and d2lpar run is refused: torch asks Python "
-        f"about devices, because {_failure}"
-    )
+    if _failure is not None:
+        return (
+            "virtual GPUs work, but an interrupt or an error in backward may end this process, "
+            'x.to("vgpu") is the first GPU, even where another one is current, which launch does '
+            "not bear, torch.empty(..., pin_memory=True) fails, and d2lpar run is refused: torch "
+            f"asks Python about devices, because {_failure}"
+        )
+    failure = _failure_of(_mark_pinned)
+    return failure and f"torch.empty(..., pin_memory=True) does not pin memory, because {failure}"
 
 
 def install_cuda_guard():
@@ -178,9 +182,7 @@ def _run_and_exit(patch, answering):
 
 
 def _patch_guard_and_hooks():
-    get_hooks = _library("torch_cpu")["_ZN2at6detail19getPrivateUse1HooksEv"]
-    get_hooks.restype = ctypes.c_void_p
-    guard, hooks = _guards()[PRIVATE_USE_1], get_hooks()
+    guard, hooks = _guards()[PRIVATE_USE_1], _hooks("PrivateUse1")
     _check_asking(guard, _GUARD_METHODS)
     _check_asking(hooks, _HOOKS_METHODS)
     # Which device is current is answered by one without an index: torch hands it on, in
@@ -189,7 +191,6 @@ def _patch_guard_and_hooks():
     _answer(guard, {**dict.fromkeys(_GUARD_METHODS, PRIVATE_USE_1), _GET_DEVICE: current})
     _answer(hooks, dict.fromkeys(_HOOKS_METHODS, True))
     _check_answers()
-    _mark_pinned(hooks)
 
 
 def _patch_cuda():
@@ -280,6 +281,14 @@ def _guards():
     return (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(_library("c10"), name)
 
 
+def _hooks(device_type):
+    """Return the address of the hooks of a type of device, "PrivateUse1" or "CUDA"."""
+    name = f"get{device_type}Hooks"
+    get_hooks = _library("torch_cpu")[f"_ZN2at6detail{len(name)}{name}Ev"]
+    get_hooks.restype = ctypes.c_void_p
+    return get_hooks()
+
+
 def _library(name):
     return ctypes.CDLL(os.path.join(os.path.dirname(torch.__file__), "lib", f"lib{name}.so"))
 
@@ -331,18 +340,20 @@ def _executable(code):
 # -- pinned memory
 
 
-def _mark_pinned(hooks):
+def _mark_pinned():
     """Give C++ code, such as `torch.empty(..., pin_memory=True)`, pinned memory.
 
     It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
-    address of the copy tells it from other memory.
+    address of the copy tells it from other memory. Where there are real GPUs, torch asks CUDA's
+    hooks for it and not ours, see GetCPUAllocatorMaybePinned in aten/src/ATen/EmptyTensor.cpp.
     """
     global _place_of_allocator
     get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
     get_allocator.restype = ctypes.c_void_p
     _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
     address = ctypes.addressof(_allocator)
-    _replace_methods(hooks, {_GET_ALLOCATOR: _code_of_address(address)})
+    for device_type in ("PrivateUse1", "CUDA") if torch.cuda.device_count() else ("PrivateUse1",):
+        _replace_methods(_hooks(device_type), {_GET_ALLOCATOR: _code_of_address(address)})
     storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
     words = (ctypes.c_void_p * _NUM_WORDS).from_address(storage._cdata)
     if address not in words:
