@@ -63,6 +63,9 @@ logged = $(1) >> $(LOG) 2>&1 || \
 	grade address
 .DELETE_ON_ERROR:
 
+# Most chapters use modelled GPUs, beside which torch computes no gradients on real ones.
+run lab notebooks: export D2LPAR_DEVICES ?= $(if $(wildcard /dev/nvidia0),vgpu)
+
 run: $(READY)
 	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 

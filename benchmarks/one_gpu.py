@@ -1,7 +1,8 @@
 """Kernels, copies, and steps of networks on one GPU, measured where there is one, and modelled.
 
-    python benchmarks/one_gpu.py measure h100.json  # on a machine with a GPU
-    python benchmarks/one_gpu.py model h100         # anywhere: benchmarks/measured/h100.csv
+    python benchmarks/one_gpu.py measure taken.json           # on a machine with a GPU
+    python benchmarks/one_gpu.py model modelled.json h100     # anywhere
+    python benchmarks/one_gpu.py compare taken.json modelled.json
 
 What is run is the same on both: a function of a device. Kernels are timed on the device, behind
 work that keeps it busy until all of them are issued, so that the host is not in their time. Steps
@@ -10,6 +11,7 @@ are timed by the clock of the host.
 
 import contextlib
 import csv
+import gc
 import json
 import random
 import statistics
@@ -23,7 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import d2lpar
 from d2lpar._d2l import import_torchvision
+from d2lpar.models import resnet18
+from d2lpar.virtual import clock
+from d2lpar.virtual.hardware import as_machine
+from d2lpar.virtual.host import as_host
 
 HERE = Path(__file__).parent / "measured"
 REPEATS = 20  # of a kernel, for one measurement
@@ -134,7 +141,7 @@ CONVOLUTIONS = (  # images, channels, side, outputs, kernel, stride, groups
 
 
 def convolutions():
-    """Layers of ResNet-50, VGG, MobileNet, EfficientNet, ResNeXt, LeNet and a vision transformer."""
+    """Layers of ResNet-50, VGG, MobileNet, EfficientNet, ResNeXt, LeNet and a transformer."""
     cast = torch.ops.aten.convolution_backward
     for case in CONVOLUTIONS:
         images, channels, side, outputs, size, stride, groups = case
@@ -169,9 +176,7 @@ def convolutions():
                     def launch():
                         with tf32(kind != "float32"):
                             if backward:
-                                return cast(
-                                    Y, X, W, None, *options, False, (0, 0), groups, mask
-                                )
+                                return cast(Y, X, W, None, *options, False, (0, 0), groups, mask)
                             return torch.ops.aten.convolution(
                                 X, W, None, *options, False, (0, 0), groups
                             )
@@ -211,13 +216,17 @@ def bound_by_memory():
             size = f"{rows}x{width} {short}"
             yield f"gelu {size}", of_tensor(F.gelu, rows, width, dtype=kind)
             yield f"softmax {size}", of_tensor(lambda X: X.softmax(1), rows, width, dtype=kind)
-            yield f"transposed copy {size}", of_tensor(
-                lambda X: X.t().contiguous(), rows, width, dtype=kind
+            yield (
+                f"transposed copy {size}",
+                of_tensor(lambda X: X.t().contiguous(), rows, width, dtype=kind),
             )
             yield f"sum of rows {size}", of_tensor(lambda X: X.sum(0), rows, width, dtype=kind)
 
             def norm(device, rows=rows, width=width, kind=kind, backward=False):
-                X, weight = filled(device, rows, width, dtype=kind), filled(device, width, dtype=kind)
+                X, weight = (
+                    filled(device, rows, width, dtype=kind),
+                    filled(device, width, dtype=kind),
+                )
                 aten = torch.ops.aten
                 out, mean, rstd = aten.native_layer_norm(X, (width,), weight, weight, 1e-5)
                 if backward:
@@ -230,8 +239,9 @@ def bound_by_memory():
                 f"layer_norm backward {size}",
                 lambda device, norm=norm: norm(device, backward=True),
             )
-            yield f"dropout {size}", of_tensor(
-                lambda X: torch.native_dropout(X, 0.1, True), rows, width, dtype=kind
+            yield (
+                f"dropout {size}",
+                of_tensor(lambda X: torch.native_dropout(X, 0.1, True), rows, width, dtype=kind),
             )
 
     for shape in ((64, 64, 112, 112), (64, 256, 56, 56), (64, 512, 28, 28), (64, 2048, 7, 7)):
@@ -267,7 +277,9 @@ def bound_by_memory():
             index = torch.arange(words).to(device) % 50_257
             table, rows = filled(device, 50_257, width), filled(device, words, width)
             if backward:
-                return lambda: torch.ops.aten.embedding_dense_backward(rows, index, 50_257, -1, False)
+                return lambda: torch.ops.aten.embedding_dense_backward(
+                    rows, index, 50_257, -1, False
+                )
             return lambda: F.embedding(index, table)
 
         yield f"embedding {words}x{width}", embedding
@@ -276,8 +288,9 @@ def bound_by_memory():
             lambda device, make=embedding: make(device, backward=True),
         )
     for rows, classes in ((256, 1000), (8192, 50_304)):
-        yield f"log_softmax {rows}x{classes}", of_tensor(
-            lambda X: F.log_softmax(X, 1), rows, classes
+        yield (
+            f"log_softmax {rows}x{classes}",
+            of_tensor(lambda X: F.log_softmax(X, 1), rows, classes),
         )
     yield "cast float32 to bfloat16 67108864", of_tensor(lambda X: X.bfloat16(), 2**26)
     for count, size in ((160, 150_000), (400, 2000), (16, 10_000_000)):
@@ -452,22 +465,10 @@ def encoder():
     )
 
 
-def lenet():
-    import d2lpar
-
-    return d2lpar.lenet()
-
-
-def small_resnet():
-    from d2lpar.models import resnet18
-
-    return resnet18(10)
-
-
 NETWORKS = {  # name: (what makes it, {batch size: what makes its batch})
-    "LeNet": (lenet, {n: images(n, 28, 1, 10) for n in (16, 256, 4096)}),
+    "LeNet": (d2lpar.lenet, {n: images(n, 28, 1, 10) for n in (16, 256, 4096)}),
     "perceptron": (perceptron, {n: images(n, 28, 1, 10) for n in (64, 8192)}),
-    "ResNet-18 of d2l": (small_resnet, {n: images(n, 28, 1, 10) for n in (32, 512)}),
+    "ResNet-18 of d2l": (lambda: resnet18(10), {n: images(n, 28, 1, 10) for n in (32, 512)}),
     "GPT of 124 million": (
         lambda: GPT(768, 12, 12),
         {n: words(n, 1024, 50_304) for n in (1, 8)},
@@ -594,12 +595,12 @@ def operators_of(step):
     return rows
 
 
-def measure(path, seconds=200):
+def measure(path, seconds="200"):
     """Measure everything on the GPU at hand, in a chance order, and write it to a JSON file."""
     device = torch.device("cuda", 0)
     found = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
     found |= {"kernels": {}, "steps": {}, "failed": {}}
-    ends = time.perf_counter() + seconds
+    ends = time.perf_counter() + float(seconds)
 
     def try_all(works, of):
         works = list(works)
@@ -638,24 +639,92 @@ def measure(path, seconds=200):
 
 
 def modelled(make, machine, repeats):
-    """Return modelled seconds of what `make` returns, and the peaks of memory, in bytes."""
-    import gc
-
-    import d2lpar
-
-    gc.collect()
+    """Return what `make` returns takes on a modelled GPU, seconds, and the peaks of its memory."""
+    gc.collect()  # the work before this one
     (device,) = d2lpar.virtual_gpus(1, model=machine, values=False)
+    torch.vgpu.reset_peak_memory_stats(device)
     work = make(device)
-    for _ in range(2):
+    for _ in range(3):
         work()
     d2lpar.synchronize()
-    start = d2lpar.virtual.clock()
+    start = clock()
     for _ in range(repeats):
         work()
     d2lpar.synchronize()
-    return (d2lpar.virtual.clock() - start) / repeats, device
+    seconds = (clock() - start) / repeats
+    return seconds, torch.vgpu.max_memory_allocated(device), torch.vgpu.max_memory_reserved(device)
+
+
+def model(path, name, host="", part="0/1"):
+    """Write what a modelled GPU predicts for everything, or a part of it, to a JSON file.
+
+    Kernels, and the first number of steps, are those of a host that takes no time; the second is
+    that of the host asked for, or of the default.
+    """
+    warnings.simplefilter("ignore")  # of operators counted by their bytes
+    machine = as_machine(name)
+    machine = replace(machine, host=as_host(host) if host else machine.host)
+    free = replace(machine, host=0.0)
+    number, parts = map(int, part.split("/"))
+    found = {"kernels": {}, "steps": {}}
+    for kind, name, make in list(kernels())[number::parts] if not host else ():
+        with torch.no_grad() if kind != "attention" else contextlib.nullcontext():
+            found["kernels"][name] = [kind, modelled(make, free, 4)[0]]
+    for _, name, make in list(steps())[number::parts]:
+        found["steps"][name] = [modelled(make, free, 1)[0], *modelled(make, machine, 3)]
+    Path(path).write_text(json.dumps(found))
+
+
+# -- compared
+
+COLUMNS = ("set", "class", "name", "unit", "measured", "modelled")
+SET_ASIDE = 20_261_125  # the seed by which half of the kernels and networks were set aside
+
+
+def compare(measured, *parts):
+    """Write what was measured and modelled, from JSON files, to `measured/` and print the errors.
+
+    Half of the kernels, and half of the networks, had met the model before it was changed; the
+    others were set aside by chance, before anything was measured.
+    """
+    taken = json.loads(Path(measured).read_text())
+    found = [json.loads(Path(part).read_text()) for part in parts]
+    predicted = {
+        k: v for part in found for key in ("kernels", "steps") for k, v in part[key].items()
+    }
+    networks = sorted({name.split(",")[0] for name in taken["steps"]})
+    seen = set()
+    for names in (sorted(taken["kernels"]), networks):
+        seen |= set(random.Random(SET_ASIDE).sample(names, len(names) // 2))
+    rows = []
+    for name, (kind, seconds) in taken["kernels"].items():
+        rows.append((name in seen, kind, name, "s", seconds, predicted[name][1]))
+    for name, (wall, _, peak, _, operators) in taken["steps"].items():
+        of_kernels, of_step, peak_modelled, _ = predicted[name]
+        on_gpu = sum(seconds for *_, seconds in operators)
+        for kind, unit, figures in (
+            ("kernels of a step", "s", (on_gpu, of_kernels)),
+            ("step", "s", (wall, of_step)),
+            ("memory of a step", "bytes", (peak, peak_modelled)),
+        ):
+            rows.append((name.split(",")[0] in seen, kind, name, unit, *figures))
+    rows.sort(key=lambda row: (not row[0], *row[1:3]))
+    gpu = taken["device"].split()[1].lower()
+    with open(HERE / f"{gpu}.csv", "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for was_seen, *row, one, other in rows:
+            figures = (f"{figure:.4g}" for figure in (one, other))
+            writer.writerow(["seen" if was_seen else "unseen", *row, *figures])
+    print(f"{taken['device']}, torch {taken['torch']}")
+    for was_seen in (True, False):
+        for kind in dict.fromkeys(row[1] for row in rows):
+            errors = [row[5] / row[4] - 1 for row in rows if row[:2] == (was_seen, kind)]
+            sizes = sorted(map(abs, errors))
+            print(f"{'seen' if was_seen else 'unseen':7}{kind:20}{len(sizes):4}", end="  ")
+            print(f"median {statistics.median(sizes):6.1%}, nine of ten within", end=" ")
+            print(f"{sizes[int(0.9 * len(sizes))]:6.1%}, middle {statistics.median(errors):+.1%}")
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["measure"]:
-        measure(*sys.argv[2:3], *map(float, sys.argv[3:4]))
+    {"measure": measure, "model": model, "compare": compare}[sys.argv[1]](*sys.argv[2:])

@@ -70,10 +70,10 @@ def ensure_gpus(n, **options):
     """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
 
     A process that has used virtual GPUs gets no real ones any more: torch would not compute
-    gradients on them. The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real ones or an error),
-    `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or the name of a GPU
-    or machine to model, such as `v100` or `v100:8`. The options do not apply to real and to
-    modelled GPUs, which have memory and links of their own.
+    gradients on them. The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real
+    ones or an error), `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or
+    the name of a GPU or machine to model, such as `v100` or `v100:8`. The options do not apply to
+    real and to modelled GPUs, which have memory and links of their own.
 
     Args:
         n: the number of GPUs.

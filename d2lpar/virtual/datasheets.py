@@ -12,7 +12,7 @@ deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors
 
 from dataclasses import replace
 
-from .gpu import GPU
+from .gpu import GPU, Overheads
 from .identity import V100, Product
 from .links import PRESETS
 
@@ -69,6 +69,7 @@ GPUS = {
         PRESETS["pcie4-through-host-measured"],
         "NVIDIA Ada architecture whitepaper, appendix A; float16 with sums in float32",
         PRESETS["pcie4-through-host-collectives"],
+        special=0.125,
         product=Product("NVIDIA GeForce RTX 4090", (8, 9), 72 * MIB, 2520e6, 10501e6, 384),
     ),
     "a100": GPU(
@@ -108,6 +109,11 @@ GPUS = {
         0.78,
         product=Product("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
         workspace=32 * MIB,
+        product_efficiency=0.77,  # products of 8192 x 1024 x 50304 on an H100: its power is limited
+        special=0.125,
+        overheads=Overheads(
+            convolution=11e-6, row=145e-9, element=0.87e-9
+        ),  # benchmarks/one_gpu.py
     ),
 }
 GPUS["v100-32gb"] = replace(

@@ -4,6 +4,7 @@ import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from math import ceil
+from typing import NamedTuple
 
 import torch
 
@@ -23,12 +24,31 @@ UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
 _PLAIN = ("float64", "float32")  # units that are no tensor cores
+QUERIES = 128  # of a tile of fused attention
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
+# Small tiles that a multiprocessor computes at the same time, so that they begin together
+TOGETHER = {(128, 64): 2, (64, 64): 4, (32, 32): 8}
+BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of a normalization
 # What products without tiles reach of the peak of float32: each reads two numbers, and a
 # multiprocessor of a V100 has 32 units that load for 64 that multiply (whitepaper WP-08608-001)
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
+
+
+class Overheads(NamedTuple):
+    """What kernels take besides their products and bytes, in seconds; 0 where nobody measured it.
+
+    Attributes:
+        convolution: the least that each product of a convolution takes: cuDNN converts layouts,
+            computes, and sums parts.
+        row: what a multiprocessor takes to begin and end a row of a normalization.
+        element: what a block of threads takes for an element of its row.
+    """
+
+    convolution: float = LEAST_SECONDS
+    row: float = 0.0
+    element: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +71,9 @@ class GPU:
         source: where the figures come from.
         product: what programs are told that it is; None for a GPU that one cannot buy.
         workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
+        product_efficiency: what the largest products reach of the peaks of other units.
+        special: exponentials that a multiprocessor computes for each multiplication in float32.
+        overheads: its `Overheads`.
     """
 
     name: str
@@ -65,6 +88,9 @@ class GPU:
     tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
     product: Product | None = None
     workspace: int = WORKSPACE
+    product_efficiency: float = PRODUCT_EFFICIENCY
+    special: float = 0.25
+    overheads: Overheads = Overheads()
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -81,7 +107,7 @@ class GPU:
     def kernel_seconds(self, kernel):
         """Return how long a `Kernel` takes: the longest of three.
 
-        - LEAST_SECONDS;
+        - LEAST_SECONDS, for each product of a convolution that of its `overheads`;
         - its bytes, at MEMORY_EFFICIENCY of the bandwidth of the memory;
         - its products of matrices, one after the other, see `product_seconds`. Where these are not
           known it warns, once for each operator.
@@ -95,7 +121,12 @@ class GPU:
             self.product_seconds(each, kernel.dtype, kernel.name) for each in kernel.products or ()
         )
         num_bytes = kernel.num_bytes / (MEMORY_EFFICIENCY * self.bandwidth)
-        seconds = max(LEAST_SECONDS, num_bytes, products)
+        if kernel.blocks is not None:
+            num_bytes += self._block_seconds(*kernel.blocks)
+        least = LEAST_SECONDS
+        if "convolution" in kernel.name:
+            least = self.overheads.convolution * len(kernel.products or (1,))
+        seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
         return seconds
@@ -120,6 +151,8 @@ class GPU:
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])
+        if product.exponentials:
+            return self._attention_seconds(product, self._rate(self.unit(dtype, name)))
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
         start, sides = TILE_SECONDS, TENSOR_CORE_TILES
@@ -139,12 +172,30 @@ class GPU:
                 if split > 1 and (product.k < 64 * split or parts > room):
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
+                begun = ceil(waves / TOGETHER.get((m, n), 1))
                 flops = 2 * m * n * ceil(product.k / split)
-                best = min(best, waves * (start + flops / (relative * rate)))
+                best = min(best, begun * start + waves * flops / (relative * rate))
         return best
 
+    def _attention_seconds(self, product, rate):
+        """Return how long fused attention takes: its products, and then its exponentials.
+
+        A tile is what one multiprocessor computes for QUERIES queries of a head.
+        """
+        scores = product.m * product.n * product.batch
+        special = self.special * self.peaks["float32"] / 2
+        tiles = product.batch * ceil(product.m / QUERIES)
+        full = ceil(tiles / self.multiprocessors) / (tiles / self.multiprocessors)
+        return full * (product.flops / rate + product.exponentials * scores / special)
+
+    def _block_seconds(self, rows, elements, passes):
+        """Return what the blocks of threads of a normalization take besides its bytes."""
+        together = BLOCKS * self.multiprocessors
+        begin = rows * self.overheads.row / self.multiprocessors
+        return passes * max(begin, ceil(rows / together) * elements * self.overheads.element)
+
     def _rate(self, unit):
-        reached = PRODUCT_EFFICIENCY if unit in _PLAIN else self.tensor_efficiency
+        reached = self.product_efficiency if unit in _PLAIN else self.tensor_efficiency
         return reached * self.peaks.get(unit, 0.0)
 
     def unit(self, dtype, name="aten.mm"):
@@ -170,7 +221,7 @@ class GPU:
             ),
             (
                 "fitted",
-                f"products reach {PRODUCT_EFFICIENCY:g} of the peak, on tensor cores "
+                f"products reach {self.product_efficiency:g} of the peak, on tensor cores "
                 f"{self.tensor_efficiency:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
                 f"least {LEAST_SECONDS * 1e6:g} µs",
             ),

@@ -70,9 +70,7 @@ class Host:
 
     def seconds(self):
         """Return what the operator takes that the calling thread is about to issue."""
-        if in_backward() and not torch.is_grad_enabled():
-            return _recurrent.backward_seconds(self.autograd)
-        return _recurrent.forward_seconds(self.operator)
+        return _recurrent.seconds(self.operator, self.autograd)
 
     def scaled(self, factor, source):
         """Return a host that takes `factor` times as long."""
@@ -123,6 +121,12 @@ class _Recurrent(threading.local):
         self.ends[-1] = number
         self.issued = None
 
+    def seconds(self, forward, backward):
+        """Return what an operator takes: one of forward, or one that autograd issues."""
+        if in_backward() and not torch.is_grad_enabled():
+            return self.backward_seconds(backward)
+        return self.forward_seconds(forward)
+
     def forward_seconds(self, seconds):
         """Return `seconds` for the first operator of a call, and for those of no call."""
         if self.issued is None:
@@ -151,9 +155,9 @@ class MeasuredHost:
     """A host that takes the CPU time which the calling thread really takes between operators.
 
     What virtual GPUs do themselves does not count for operators, where tensors are made, and while
-    the thread waits for a device. In the place of an operator stands `launch`, the seconds of a
-    launch in C++. Streams, events, collectives and the start of a backward pass count as the
-    program's Python.
+    the thread waits for a device. Recurrent layers are one operator of cuDNN, as for a `Host`. In
+    the place of an operator stands `launch`, the seconds of a launch in C++. Streams, events,
+    collectives and the start of a backward pass count as the program's Python.
     """
 
     source = "measured here, while the program runs"
@@ -166,11 +170,15 @@ class MeasuredHost:
         self._thread.left = time.thread_time()
         for owner, name, function, kind in _entries():
             setattr(owner, name, kind(self._left_out(function)))
+        for layer, forward in _forwards().items():
+            layer.forward = _as_one_operator(forward)
 
     def stop(self):
         """Put back what `start` has changed."""
         for owner, name, function, kind in _entries():
             setattr(owner, name, kind(function))
+        for layer, forward in _forwards().items():
+            layer.forward = forward
 
     def _left_out(self, function):
         own = self._thread
@@ -194,7 +202,7 @@ class MeasuredHost:
     def seconds(self):
         """Return what the operator takes that the calling thread is about to issue."""
         gap, self._thread.gap = self._thread.__dict__.get("gap", 0.0), 0.0
-        return gap + self.launch
+        return _recurrent.seconds(gap + self.launch, gap + self.launch)
 
     def describe(self):
         """Return in words what it does."""
@@ -205,6 +213,26 @@ class MeasuredHost:
 
     def __str__(self):
         return "host measured"
+
+
+@functools.cache
+def _forwards():
+    """Return the functions `forward` of the recurrent layers."""
+    return {layer: layer.forward for layer in (torch.nn.RNN, torch.nn.LSTM, torch.nn.GRU)}
+
+
+def _as_one_operator(forward):
+    @functools.wraps(forward)
+    def one_operator(module, *args, **kwargs):
+        if not torch.backends.cudnn.enabled:
+            return forward(module, *args, **kwargs)
+        _recurrent.enter(sequence_number())
+        try:
+            return forward(module, *args, **kwargs)
+        finally:
+            _recurrent.leave(sequence_number())
+
+    return one_operator
 
 
 @functools.cache

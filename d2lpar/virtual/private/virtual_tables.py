@@ -45,7 +45,6 @@ _TIME_LIMIT_MS = 10_000  # for a fork that takes some milliseconds
 
 _failure = None  # why Python answers; None where machine code does
 _asked = set()  # names of the methods that torch has asked in Python
-_tables = []  # torch has their addresses
 _replaced = []  # (pointer, what it pointed to)
 
 
@@ -196,7 +195,7 @@ def _patch_guard_and_hooks():
 def _patch_cuda():
     guards = _guards()
     guard = (ctypes.c_void_p * 8)(ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value)
-    _tables.append(guard)
+    _keep(guard)
     # "cuda" stays as it is, without an index
     without_index = dict.fromkeys((_EXCHANGE_DEVICE, _GET_DEVICE), _CUDA | _NO_INDEX)
     _answer(ctypes.addressof(guard), {**dict.fromkeys(_GUARD_METHODS, _CUDA), **without_index})
@@ -256,8 +255,13 @@ def _replace_methods(address, codes):
     table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(copied)
     for place, code in codes.items():
         table[_BEFORE + place] = _executable(code)
-    _tables.append(table)
+    _keep(table)
     _point(address, ctypes.addressof(table) + _BEFORE * _WORD)
+
+
+def _keep(array):
+    """Let an array outlive Python: C++ code has its address, and uses it to the very end."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
 
 
 def _point(address, target):
@@ -352,6 +356,7 @@ def _mark_pinned():
     get_allocator.restype = ctypes.c_void_p
     _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
     address = ctypes.addressof(_allocator)
+    _keep(_allocator)
     for device_type in ("PrivateUse1", "CUDA") if torch.cuda.device_count() else ("PrivateUse1",):
         _replace_methods(_hooks(device_type), {_GET_ALLOCATOR: _code_of_address(address)})
     storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()

@@ -1,0 +1,109 @@
+"""Kernels of modelled GPUs beside what a real H100 took, and what FlashAttention-2 reports."""
+
+import contextlib
+import csv
+import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from d2lpar.virtual.hardware import as_machine
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+H100 = replace(as_machine("h100"), host=0.0)
+
+
+@pytest.fixture(scope="module")
+def one_gpu():
+    sys.path.insert(0, str(FOLDER))
+    try:
+        import one_gpu
+
+        return one_gpu
+    finally:
+        sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def rows():
+    with open(FOLDER / "measured" / "h100.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# A kernel for each rule of `gpu.py` and `kernels.py`, and how far the model may be off.
+KERNELS = {
+    "convolution 64x128x56x128x3x1x32 float16 NHWC forward": 0.4,  # narrow groups together
+    "convolution 64x64x56x64x1x1x1 float16 NCHW forward": 0.3,  # one pixel: no other layout
+    "convolution 64x32x112x32x3x1x32 float32 NCHW backward": 0.4,  # depthwise, for each weight
+    "convolution 1x64x56x64x3x1x1 float16 NCHW forward": 0.3,  # several kernels at least
+    "bmm 1024x32x32x32 tf32": 0.5,  # small tiles begin together
+    "mm 8192x1024x50304 float32": 0.1,  # power is limited
+    "layer_norm backward 65536x256 bfloat16": 0.3,  # short rows
+    "attention 2x32x4096x128 bfloat16": 0.25,
+    "attention 8x12x1024x64 bfloat16": 0.25,  # as many exponentials for half the products
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_kernel_takes_about_what_an_h100_took(name, one_gpu, rows):
+    (measured,) = (float(row["measured"]) for row in rows if row["name"] == name)
+    ((kind, make),) = ((kind, make) for kind, known, make in one_gpu.kernels() if known == name)
+    without = contextlib.nullcontext() if kind == "attention" else torch.no_grad()
+    with without, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        seconds = one_gpu.modelled(make, H100, 2)[0]
+    assert abs(seconds / measured - 1) < KERNELS[name], (seconds, measured)
+
+
+def test_normalization_of_bfloat16_has_a_block_of_threads_for_each_channel(one_gpu):
+    """The operators `native_batch_norm` of EfficientNet on the H100: 1.464 ms for 32 channels.
+
+    cuDNN's, for float16, read the same bytes at the rate of the memory.
+    """
+
+    def make(dtype):
+        def of_device(device):
+            x = torch.empty(128, 32, 112, 112, device=device, dtype=dtype)
+            ones = [torch.ones(32, device=device) for _ in range(4)]
+            return lambda: torch.ops.aten.native_batch_norm(x, *ones, True, 0.1, 1e-5)
+
+        return of_device
+
+    slow, fast = (one_gpu.modelled(make(t), H100, 2)[0] for t in (torch.bfloat16, torch.float16))
+    assert slow == pytest.approx(1.464e-3, rel=0.2)
+    assert fast < slow / 10
+
+
+@pytest.mark.parametrize("width", [64, 128])
+def test_attention_reaches_on_an_a100_what_its_authors_report(width, one_gpu):
+    """50 to 73 % of 312 TFLOP/s, forward and backward (https://arxiv.org/abs/2307.08691)."""
+    batch, heads, length = 1, 2048 // width, 16_384
+    machine = replace(as_machine("a100"), host=0.0)
+
+    def make(device):
+        q, k, v = (
+            torch.empty(batch, heads, length, width, device=device, dtype=torch.bfloat16)
+            for _ in range(3)
+        )
+        for each in (q, k, v):
+            each.requires_grad_(backward)
+        gradient = torch.empty_like(q)
+
+        def work():
+            out = F.scaled_dot_product_attention(q, k, v)
+            if backward:
+                torch.autograd.grad(out, (q, k, v), gradient)
+
+        return work
+
+    flops = 4 * batch * heads * length**2 * width
+    backward = False
+    forward_seconds = one_gpu.modelled(make, machine, 2)[0]
+    assert 0.5 < flops / forward_seconds / 312e12 < 0.73
+    backward = True
+    both = one_gpu.modelled(make, machine, 2)[0]
+    assert 0.5 < 2.5 * flops / (both - forward_seconds) / 312e12 < 0.73
