@@ -11,7 +11,6 @@
     factor on the times of kernels to what the same source gives for one GPU. The table goes to
     `published/results.csv`.
 (g) 1,549 rows of GPT on 2 to 512 A100s; the host is scaled by a factor fitted to those of 2 GPUs.
-(q) Where this machine has a GPU, kernels and training steps on it, modelled and measured.
 (o) A training step of ResNet-18 under nn.DataParallel on eight modelled GPUs without values takes
     at most 0.3 s of two cores, and the time grows linearly with the number of ops.
 """
@@ -40,9 +39,7 @@ from published import (
 from report import median, ratio_row, seconds
 from torch import nn
 
-import d2lpar
 from d2lpar.models import resnet18
-from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.hardware import as_machine
 from d2lpar.virtual.host import EAGER
 
@@ -136,10 +133,6 @@ def of_gpt():
     return errors
 
 
-def sgd(parameters):
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=1e-4)
-
-
 def data_parallel_step(devices):
     """Return a step of ResNet-18 under nn.DataParallel, 256 images a GPU."""
     net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
@@ -153,51 +146,6 @@ def data_parallel_step(devices):
         trainer.step()
 
     return step
-
-
-# -- what a GPU at hand takes, if there is one
-
-
-def kernels_and_steps(device):
-    """Yield (name, function): kernels alone, and training steps of the chapters' networks."""
-    for size, dtype in ((512, torch.float32), (4096, torch.float32), (4096, torch.bfloat16)):
-        X = torch.ones(size, size, device=device, dtype=dtype)
-        yield f"product of {size} x {size}, {dtype}", lambda X=X: X @ X
-    X = torch.ones(2**26, device=device)
-    yield "sum of two vectors of 256 MB", lambda: X + X
-    images = torch.ones(64, 64, 56, 56, device=device)
-    convolution = nn.Conv2d(64, 64, 3, padding=1, device=device)
-    yield "convolution of 64 images of 56 x 56", lambda: convolution(images)
-    for name, net, shape in (
-        ("LeNet, 256 images", d2lpar.lenet(), (256, 1, 28, 28)),
-        ("ResNet-18, 256 images", resnet18(10), (256, 1, 28, 28)),
-        ("resnet50, 64 images", vision.torchvision_net("resnet50")(), (64, 3, 224, 224)),
-    ):
-        net.to(device)
-        X, y = torch.ones(shape, device=device), torch.zeros(shape[0], dtype=torch.long).to(device)
-        trainer = sgd(net.parameters())
-
-        def step(net=net, X=X, y=y, trainer=trainer):
-            trainer.zero_grad()
-            nn.functional.cross_entropy(net(X), y).backward()
-            trainer.step()
-
-        yield f"step of {name}", step
-
-
-def gpu_at_hand():
-    """Print modelled and measured times of kernels and steps on the GPU of this machine."""
-    called = torch.cuda.get_device_name(0)
-    model = next((name for name in GPUS if name.removeprefix("rtx") in called.lower()), None)
-    if model is None:
-        print(f"(q) {called}: no figures in hardware.py")
-        return
-    measured = [d2lpar.best_seconds(work, 5) for _, work in kernels_and_steps("cuda:0")]
-    (device,) = modelled(1, as_machine(model))
-    for (name, work), took in zip(kernels_and_steps(device), measured, strict=True):
-        predicted = d2lpar.best_seconds(work, 1)
-        print(f"(q) {called}: {name:42} measured {took * 1e3:9.3f} ms, ", end="")
-        print(f"modelled {predicted * 1e3:9.3f} ms, {predicted / took - 1:+6.1%}")
 
 
 def cost_of_a_step():
@@ -224,8 +172,6 @@ def cost_of_ops(count):
 
 
 def main():
-    if torch.cuda.is_available():
-        gpu_at_hand()
     wanted = sys.argv[1:]
     unseen = report(of_rows(wanted))
     if wanted:
