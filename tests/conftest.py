@@ -15,10 +15,6 @@ from nbformat.v4 import new_code_cell
 from nbval.plugin import IPyNbCell, IPyNbFile
 from xdist.scheduler import LoadScopeScheduling
 
-# Virtual GPUs are tested as on a machine without real ones, beside which torch computes gradients
-# on one kind only.
-os.environ["CUDA_VISIBLE_DEVICES"] = ""
-
 
 @pytest.fixture(autouse=True)
 def no_windows(monkeypatch):
