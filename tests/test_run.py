@@ -396,13 +396,20 @@ def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
             torch.ones(10, device="cuda").cpu()
             if how == "error":
                 raise ValueError
+            if how == "exit":
+                sys.exit(1)
+            if how == "exit after an error":
+                try:
+                    raise KeyError
+                except KeyError:
+                    sys.exit(1)  # as torch.multiprocessing.spawn does
             if how == "killed":
                 from d2lpar.virtual import scheduler
                 scheduler._recordings[0]._write(ended=False)
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.exit(0)
 
-        for how in ("error", "killed", "well"):
+        for how in ("error", "exit", "exit after an error", "killed", "well"):
             child = multiprocessing.get_context("fork").Process(target=work, args=(how,))
             child.start()
             child.join()
@@ -412,14 +419,16 @@ def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
     found = [line.split("%  ")[1] for line in done.stderr.splitlines() if "%  " in line]
     program = "program.py"
-    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in (1, 2, 3))], done.stderr
+    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in range(1, 6))], done.stderr
     _, _, notes = done.stderr.rpartition("(times of")
     said = [line.partition("(")[2] for line in notes.splitlines() if line.startswith("process ")]
     assert [text.partition(")")[::2] for text in said] == [
         (program, " ended with an error: ValueError"),
         (f"ForkProcess-1: {program}", " ended with an error: ValueError"),
+        (f"ForkProcess-2: {program}", " ended with an error: SystemExit"),
+        (f"ForkProcess-3: {program}", " ended with an error: KeyError"),
         (
-            f"ForkProcess-2: {program}",
+            f"ForkProcess-4: {program}",
             " was killed, or left without Python's clean-up: its figures",
         ),
     ], notes

@@ -130,7 +130,9 @@ class Report:
             # Children of multiprocessing come here while the error is on its way.
             error = getattr(sys, "last_value", None) or sys.exc_info()[1]
             if error is not None and getattr(error, "code", True) not in (None, 0):
-                self._error = type(error).__name__
+                # torch.multiprocessing.spawn calls sys.exit(1) while it handles the error.
+                cause = error.__context__ if isinstance(error, SystemExit) else None
+                self._error = type(cause or error).__name__
             self._write(ended=True)
             self._started = False
 
