@@ -17,11 +17,14 @@ import torch
 from programs import d2lpar, environment, written
 
 import d2lpar as d2lpar_package
+from d2lpar.__main__ import MODELS
 from d2lpar.programs import report as report_module
 from d2lpar.programs import run
 from d2lpar.programs.run import run_command
 from d2lpar.programs.summary import read_reports, summary, write_trace
 from d2lpar.virtual import Span
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import MACHINES
 from d2lpar.virtual.host import EAGER
 
 STEPS = """
@@ -163,10 +166,14 @@ def test_wrong_arguments(tmp_path):
         done = d2lpar(tmp_path, "run", *option, "true")
         assert done.returncode == 2 and f"{' '.join(option)} is for modelled GPUs" in done.stderr
     assert d2lpar(tmp_path, "run", "--clock", "wall", "true").returncode == 0
-    done = d2lpar(
-        tmp_path, "run", "--gpus", "1", "--model", "z80", sys.executable, "-c", "import torch"
-    )
-    assert done.returncode == 1 and "z80" in done.stderr
+    done = d2lpar(tmp_path, "run", "--model", "z80", "echo", "ran")
+    assert done.returncode == 2 and done.stdout == "", "the command ran"
+    assert "'z80'" in done.stderr and "v100-32gb" in done.stderr
+    assert d2lpar(tmp_path, "run", "--model", "V100", "true").returncode == 0
+
+
+def test_the_models_that_can_be_named():
+    assert MODELS == (*GPUS, *MACHINES)
 
 
 # -- ending
