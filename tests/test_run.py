@@ -92,6 +92,27 @@ def test_a_program_and_its_summary(tmp_path):
     assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
 
 
+def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tmp_path):
+    """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms."""
+    program = written(
+        tmp_path,
+        """
+        import torch
+        with torch.device("cuda"):
+            net, x = torch.nn.Linear(8192, 8192, bias=False), torch.empty(8192, 8192)
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net(x).sum().backward()
+            trainer.step()
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--model", "v100", "--no-values", sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(done.stderr) == [["-", "4"]], done.stderr
+    (step,) = [row for row in rows(done.stderr) if row[:2] == ["-", "4"]]
+    assert step[3] == "ms" and 1e3 * 4 * 8192**3 / 15.7e12 < float(step[2]) < 180, done.stderr
+
+
 def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, written(tmp_path, STEPS))
     assert done.returncode == 0, done.stderr
@@ -464,6 +485,7 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
         ]
     )
     parameters = [torch.ones(1, device=device)]
+    torch.vgpu.synchronize()
     often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
     steps = [(1.0, rarely), *((now, often) for now in (2.0, 4.0, 7.0, 87.0)), (99.0, rarely)]
     for now, optimizer in steps:
