@@ -3,6 +3,13 @@
 import argparse
 import sys
 
+# What `--model` may name: what `virtual/datasheets.py` and `hardware.py` have. They import torch,
+# and `d2lpar run` does not.
+MODELS = (
+    *("p100", "v100", "t4", "rtx4090", "a100", "h100", "v100-32gb", "a100-40gb", "h200"),
+    *("dgx1", "p3.16xlarge", "bigbasin", "dgxa100", "dgxh100"),
+)
+
 
 def main(arguments=None):
     """Run a command line, by default this process's own, and return the exit code."""
@@ -17,7 +24,13 @@ def main(arguments=None):
         "[--trace FILE] command ...",
     )
     run.add_argument("--gpus", type=_positive, default=1, metavar="N", help="how many (default: 1)")
-    run.add_argument("--model", metavar="GPU", help="model this GPU or machine, v100 for example")
+    run.add_argument(
+        "--model",
+        metavar="GPU",
+        type=str.lower,
+        choices=MODELS,
+        help=f"model this GPU or machine: {', '.join(MODELS)}",
+    )
     run.add_argument(
         "--clock",
         choices=("model", "wall"),

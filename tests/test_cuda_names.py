@@ -302,6 +302,25 @@ def test_sparse_tensors_are_refused_by_name_and_with_a_cure():
     """)
 
 
+def test_nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cure():
+    run("""
+    rows = [torch.ones(2, 3), torch.ones(4, 3)]
+    nested = torch.nested.nested_tensor(rows)
+    for make in (
+        lambda: nested.cuda(), lambda: nested.to("cuda"), lambda: nested.to("cuda:1", torch.half),
+        lambda: torch.nested.nested_tensor(rows, device="cuda") * 2,
+    ):
+        try:
+            make()
+        except RuntimeError as error:
+            assert "strided layout" in str(error) and "torch.jagged" in str(error), error
+        else:
+            assert False, "it was not refused"
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
+    assert jagged.is_cuda and jagged.values().shape == (6, 3)
+    """)
+
+
 def test_what_waits_on_cuda_as_well_is_not_warned_of():
     """`allclose` reads its result; each rank of a published test had warned of it."""
     run("""

@@ -17,11 +17,14 @@ import torch
 from programs import d2lpar, environment, written
 
 import d2lpar as d2lpar_package
+from d2lpar.__main__ import MODELS
 from d2lpar.programs import report as report_module
 from d2lpar.programs import run
 from d2lpar.programs.run import run_command
 from d2lpar.programs.summary import read_reports, summary, write_trace
 from d2lpar.virtual import Span
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import MACHINES
 from d2lpar.virtual.host import EAGER
 
 STEPS = """
@@ -87,6 +90,27 @@ def test_a_program_and_its_summary(tmp_path):
     spans = [event for event in events if event["ph"] == "X"]
     assert sum(event["name"] == "copy" for event in spans) == 6
     assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
+
+
+def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tmp_path):
+    """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms."""
+    program = written(
+        tmp_path,
+        """
+        import torch
+        with torch.device("cuda"):
+            net, x = torch.nn.Linear(8192, 8192, bias=False), torch.empty(8192, 8192)
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(4):
+            net(x).sum().backward()
+            trainer.step()
+        """,
+    )
+    done = d2lpar(tmp_path, "run", "--model", "v100", "--no-values", sys.executable, program)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(done.stderr) == [["-", "4"]], done.stderr
+    (step,) = [row for row in rows(done.stderr) if row[:2] == ["-", "4"]]
+    assert step[3] == "ms" and 1e3 * 4 * 8192**3 / 15.7e12 < float(step[2]) < 180, done.stderr
 
 
 def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
@@ -163,10 +187,14 @@ def test_wrong_arguments(tmp_path):
         done = d2lpar(tmp_path, "run", *option, "true")
         assert done.returncode == 2 and f"{' '.join(option)} is for modelled GPUs" in done.stderr
     assert d2lpar(tmp_path, "run", "--clock", "wall", "true").returncode == 0
-    done = d2lpar(
-        tmp_path, "run", "--gpus", "1", "--model", "z80", sys.executable, "-c", "import torch"
-    )
-    assert done.returncode == 1 and "z80" in done.stderr
+    done = d2lpar(tmp_path, "run", "--model", "z80", "echo", "ran")
+    assert done.returncode == 2 and done.stdout == "", "the command ran"
+    assert "'z80'" in done.stderr and "v100-32gb" in done.stderr
+    assert d2lpar(tmp_path, "run", "--model", "V100", "true").returncode == 0
+
+
+def test_the_models_that_can_be_named():
+    assert MODELS == (*GPUS, *MACHINES)
 
 
 # -- ending
@@ -396,13 +424,20 @@ def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
             torch.ones(10, device="cuda").cpu()
             if how == "error":
                 raise ValueError
+            if how == "exit":
+                sys.exit(1)
+            if how == "exit after an error":
+                try:
+                    raise KeyError
+                except KeyError:
+                    sys.exit(1)  # as torch.multiprocessing.spawn does
             if how == "killed":
                 from d2lpar.virtual import scheduler
                 scheduler._recordings[0]._write(ended=False)
                 os.kill(os.getpid(), signal.SIGKILL)
             sys.exit(0)
 
-        for how in ("error", "killed", "well"):
+        for how in ("error", "exit", "exit after an error", "killed", "well"):
             child = multiprocessing.get_context("fork").Process(target=work, args=(how,))
             child.start()
             child.join()
@@ -412,14 +447,16 @@ def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
     done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
     found = [line.split("%  ")[1] for line in done.stderr.splitlines() if "%  " in line]
     program = "program.py"
-    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in (1, 2, 3))], done.stderr
+    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in range(1, 6))], done.stderr
     _, _, notes = done.stderr.rpartition("(times of")
     said = [line.partition("(")[2] for line in notes.splitlines() if line.startswith("process ")]
     assert [text.partition(")")[::2] for text in said] == [
         (program, " ended with an error: ValueError"),
         (f"ForkProcess-1: {program}", " ended with an error: ValueError"),
+        (f"ForkProcess-2: {program}", " ended with an error: SystemExit"),
+        (f"ForkProcess-3: {program}", " ended with an error: KeyError"),
         (
-            f"ForkProcess-2: {program}",
+            f"ForkProcess-4: {program}",
             " was killed, or left without Python's clean-up: its figures",
         ),
     ], notes
@@ -448,6 +485,7 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
         ]
     )
     parameters = [torch.ones(1, device=device)]
+    torch.vgpu.synchronize()
     often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
     steps = [(1.0, rarely), *((now, often) for now in (2.0, 4.0, 7.0, 87.0)), (99.0, rarely)]
     for now, optimizer in steps:

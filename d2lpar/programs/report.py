@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from array import array
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from queue import SimpleQueue
@@ -98,12 +98,14 @@ class Report:
     def note_step(self, optimizer, args, kwargs):
         """Note a step of an optimizer; torch calls this."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
-        if not any(registry.is_virtual(parameter.device) for parameter in parameters):
+        device = next((p.device for p in parameters if registry.is_virtual(p.device)), None)
+        if device is None:
             return
         if optimizer not in self._steps_of:
             self._steps.append(_Steps())
             self._steps_of[optimizer] = self._steps[-1]
-        self._steps_of[optimizer].note(scheduler.clock.now())
+        work = registry.find(device).current_stream().tail()
+        self._steps_of[optimizer].note(scheduler.clock.now(), work)
 
     def _start(self):
         self._started = True
@@ -130,7 +132,9 @@ class Report:
             # Children of multiprocessing come here while the error is on its way.
             error = getattr(sys, "last_value", None) or sys.exc_info()[1]
             if error is not None and getattr(error, "code", True) not in (None, 0):
-                self._error = type(error).__name__
+                # torch.multiprocessing.spawn calls sys.exit(1) while it handles the error.
+                cause = error.__context__ if isinstance(error, SystemExit) else None
+                self._error = type(cause or error).__name__
             self._write(ended=True)
             self._started = False
 
@@ -172,6 +176,8 @@ class Report:
                     "peak": device.memory.highest,
                     "memory": device.memory.limit,
                 }
+        for steps in list(self._steps):
+            steps.settle()
         steps = max(list(self._steps), key=lambda steps: steps.number, default=_Steps())
         return {
             "pid": self._pid,
@@ -192,23 +198,36 @@ class Report:
 
 
 class _Steps:
-    """The number of an optimizer's steps, and seconds between two of them, for their median."""
+    """The number of an optimizer's steps, and seconds between two of them, for their median.
+
+    A step ends when the device has done it; the host may have gone on long before.
+    """
 
     def __init__(self):
         self.number = 0
         self.gaps = array("d")
+        self._pending = deque()  # (when the host had issued it, the ops to wait for)
+        self._settled = 0
         self._last = 0.0
         self._every = 1
 
-    def note(self, now):
-        """Count a step that ended at `now`."""
-        if self.number % self._every == 0 and self.number:
-            self.gaps.append(now - self._last)
-            if len(self.gaps) == MOST_GAPS:
-                self.gaps = self.gaps[::2]
-                self._every *= 2
+    def note(self, now, work):
+        """Count a step that the host has issued at `now`, and that ends when `work`, ops, does."""
         self.number += 1
-        self._last = now
+        self._pending.append((now, work))
+
+    def settle(self):
+        """Note when the steps ended that have."""
+        while self._pending and all(op.done for op in self._pending[0][1]):
+            now, work = self._pending.popleft()
+            end = max([now, *(op.end for op in work)])
+            if self._settled % self._every == 0 and self._settled:
+                self.gaps.append(end - self._last)
+                if len(self.gaps) == MOST_GAPS:
+                    self.gaps = self.gaps[::2]
+                    self._every *= 2
+            self._settled += 1
+            self._last = end
 
 
 def _name_of_this_process():

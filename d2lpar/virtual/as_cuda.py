@@ -16,7 +16,7 @@ from .private.operators import prepare_shape_inference
 from .private.patching import replace
 from .private.registration import name_numbered_devices
 from .private.tensors import patch_fake_tensors, patch_make_wrapper
-from .tensor import VirtualTensor, own_device
+from .tensor import VirtualTensor, own_device, refuse_nested
 
 
 def stand_for_cuda(n, **options):
@@ -31,7 +31,7 @@ def stand_for_cuda(n, **options):
     """
     registry.rename("cuda")
     devices = virtual_gpus(n, **options)
-    register_cuda(_make)
+    register_cuda(_make, lambda func, *args, **kwargs: refuse_nested(func))
     replace(torch.Tensor, cuda=_cuda, type=_type)
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
     patch_make_wrapper(own_device, say_cuda)

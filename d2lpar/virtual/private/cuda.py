@@ -14,11 +14,13 @@ _libraries = []  # kept alive: a torch.library.Library takes back what it regist
 _FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
 
 
-def register_cuda(factory):
+def register_cuda(factory, refuse_nested):
     """Make torch's C++ code find virtual GPUs under "cuda", also in a build for CUDA.
 
     Args:
         factory: function(func, *args, **kwargs) for operators without a tensor.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
+            strided layout.
 
     Raises:
         RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
@@ -26,6 +28,7 @@ def register_cuda(factory):
     install_cuda_guard()
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "CUDA")
+    library.fallback(refuse_nested, "NestedTensorCUDA")
     _libraries.append(library)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
