@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from d2lpar.devices import synchronize, virtual_gpus
+from d2lpar.devices import virtual_gpus
 from d2lpar.plotting.animator import progress as shown
 from d2lpar.timelines.timeline import Timeline
 from d2lpar.virtual import equal_ranks, registry
@@ -236,7 +236,7 @@ def _planned(step, layout, machine, batch, flops):
     with equal_ranks(layout.gpus):
         for device in devices:
             accel.reset_peak_memory_stats(device)
-        whole, run = _timed(functools.partial(step, layout))
+        whole, run = timed(functools.partial(step, layout))
         if run is None:
             seconds, busy = whole
         elif batch is None:
@@ -246,18 +246,20 @@ def _planned(step, layout, machine, batch, flops):
         num_bytes = max(map(accel.max_memory_allocated, devices))
         del run
     gpu = machine.gpu
-    refused = None
-    if num_bytes > gpu.memory:
-        refused = (
-            f"a GPU needs {num_bytes / 1e9:.1f} GB of memory, and {gpu.name} has "
-            f"{gpu.memory / 1e9:.1f} GB"
-        )
+    refused = refusal_of_memory(num_bytes, gpu)
     used = [each for each in busy if each]
     idle = 1 - sum(used) / len(used) / seconds if used else 1.0
     mfu = None
     if flops is not None:
         mfu = flops / (seconds * layout.gpus * gpu.peaks["float16"])
     return Planned(layout, seconds, num_bytes, idle, mfu, refused)
+
+
+def refusal_of_memory(num_bytes, gpu):
+    """Return a sentence if a GPU has less memory than `num_bytes`, or None if it has enough."""
+    if num_bytes <= gpu.memory:
+        return None
+    return f"it needs {num_bytes / 1e9:.1f} GB, and {gpu.name} has {gpu.memory / 1e9:.1f} GB"
 
 
 def _stages(layout, machine):
@@ -272,8 +274,8 @@ def _stages(layout, machine):
     return devices
 
 
-def _timed(work):
-    """Run `work()`; return (its seconds, the busy seconds of each device), and its result."""
+def timed(work):
+    """Run `work()`; return (seconds, busy seconds of each device), and its result."""
     with Timeline() as timeline:
         result = work()
     busy = [timeline.busy(device) for device in timeline.devices]
@@ -284,9 +286,9 @@ def _of_many(run, count, few):
     """Return seconds and busy seconds of `run(count)`, which grow evenly from `run(few)` on."""
     run(1)
     if count <= few + 1:
-        return _timed(lambda: run(count))[0]
-    (some, busy), _ = _timed(lambda: run(few))
-    (more, busier), _ = _timed(lambda: run(few + 1))
+        return timed(lambda: run(count))[0]
+    (some, busy), _ = timed(lambda: run(few))
+    (more, busier), _ = timed(lambda: run(few + 1))
     left = count - few
     seconds = some + left * (more - some)
     return seconds, [a + left * (b - a) for a, b in zip(busy, busier, strict=True)]
