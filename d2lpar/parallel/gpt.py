@@ -239,8 +239,9 @@ def layer_cost(machine, width, heads, length, micro, t, recompute=True):
     accel = torch.get_device_module(device)
     with equal_ranks(t):
         group = _group(t)
-        layers = nn.ModuleList(Layer(width, heads, t, group) for _ in range(2))
-        layers = layers.to(device).half()
+        with torch.device("meta"):  # no values on the CPU either
+            layers = nn.ModuleList(Layer(width, heads, t, group) for _ in range(2)).half()
+        layers.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
         kept = {}
 
@@ -269,7 +270,9 @@ def head_cost(machine, width, vocabulary, length, micro, t):
     """Return the `Cost` of embedding, head and loss, forward and backward."""
     device = _device(machine)
     with equal_ranks(t):
-        head = Head(width, vocabulary, t, _group(t)).to(device).half()
+        with torch.device("meta"):
+            head = Head(width, vocabulary, t, _group(t)).half()
+        head.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
         targets = torch.zeros(length, micro, dtype=torch.long, device=device)
         head(x, targets).backward()  # makes the gradients
