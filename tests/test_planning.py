@@ -184,3 +184,14 @@ def test_what_it_refuses(capsys, options, text):
 def test_parameters_name_a_shape():
     assert planning.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
     assert planning.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
+
+
+def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():
+    # 4 cards for 8 GPUs, so that each has half of 23 GB/s (0.92 of 200 Gbit/s) while all send;
+    # 220 GB/s inside the machine put an eighth of each back together
+    machine = replace(MACHINE, network_cards=4)
+    num_bytes = 8 * 10**8
+    alone = gpt.message_seconds(machine, num_bytes, 1, 8)
+    assert alone == pytest.approx(num_bytes / 11.5e9, rel=0.01)
+    cut = gpt.message_seconds(machine, num_bytes, 8, 1)
+    assert cut == pytest.approx(num_bytes / 8 / 11.5e9 + 7 / 8 * num_bytes / 220e9, rel=0.03)
