@@ -97,9 +97,9 @@ def chosen_by(words, steps):
 
 def main():
     steps = chosen_by(sys.argv[1:], gpt.read())
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     errors = errors_of(steps)
-    seconds = (time.perf_counter() - start) / len(steps)
+    wall, cpu = time.perf_counter() - start, time.process_time() - cpu
     if len(sys.argv) > 1:
         for error, step in sorted(zip(errors, steps, strict=True)):
             print(f"{error:+6.1%} {step}")
@@ -112,7 +112,8 @@ def main():
         choice_row(f"{gpus} GPUs", pairs)
     every = sum(found.values(), [])
     choice_row("all", every)
-    print(f"\n{seconds * 1e3:.0f} ms of wall clock for each row")
+    wall, cpu = (seconds / len(steps) * 1e3 for seconds in (wall, cpu))
+    print(f"\nfor each row {wall:.0f} ms of wall clock, {cpu:.0f} ms of a core")
     sizes = [(step.gpus, abs(error)) for step, error in zip(steps, errors, strict=True)]
     few, many = ([e for n, e in sizes if n in gpus] for gpus in ((4, 8), (64, 256, 512)))
     kept = [
