@@ -129,7 +129,7 @@ ROWS = [
 def rows(monkeypatch):
     """Plan these in place of what is modelled; return a list that the test may change."""
     found = list(ROWS)
-    monkeypatch.setattr(planning, "plan", lambda *arguments: found)
+    monkeypatch.setattr(planning, "plan", lambda *arguments, **options: found)
     return found
 
 

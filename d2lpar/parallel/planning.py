@@ -1,5 +1,6 @@
 """`d2lpar plan`: the layouts of a GPT on a cluster, as a table of text."""
 
+import importlib.util
 from collections import Counter
 
 from d2lpar.parallel.gpt import GPT, SIZES, plan
@@ -52,7 +53,8 @@ def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown
         How many layouts can be used.
     """
     machine = as_machine(model)
-    rows = plan(gpt, gpus, batch, machine)
+    has_tqdm = importlib.util.find_spec("tqdm") is not None  # not where the suite is not installed
+    rows = plan(gpt, gpus, batch, machine, progress=has_tqdm)
     good = sorted((row for row in rows if row.refused is None), key=lambda row: row.seconds)
     print(_heading(gpt, gpus, batch, machine))
     if good:
