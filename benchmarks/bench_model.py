@@ -10,7 +10,6 @@
     until the model was evaluated the first time. At most one figure is fitted, a
     factor on the times of kernels to what the same source gives for one GPU. The table goes to
     `published/results.csv`.
-(g) 1,549 rows of GPT on 2 to 512 A100s; the host is scaled by a factor fitted to those of 2 GPUs.
 (o) A training step of ResNet-18 under nn.DataParallel on eight modelled GPUs without values takes
     at most 0.3 s of two cores, and the time grows linearly with the number of ops.
 """
@@ -20,15 +19,11 @@ import gc
 import multiprocessing
 import sys
 import warnings
-from collections import defaultdict
-from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from published import (
     CLASSES,
-    gpt,
     language,
     later,
     modelled,
@@ -41,7 +36,6 @@ from torch import nn
 
 from d2lpar.models import resnet18
 from d2lpar.virtual.hardware import as_machine
-from d2lpar.virtual.host import EAGER
 
 HERE = Path(__file__).parent / "published"
 ROWS = language.ROWS + vision.ROWS + later.ROWS
@@ -51,7 +45,6 @@ KEPT = {
     for kept in ("seen once", "unseen")
     for family in (HERE / f"{kept.replace(' ', '_')}.txt").read_text().splitlines()
 }
-HOST_OF_GPT = 1.6  # times that of EAGER: a layer of Megatron-DeepSpeed; fitted to rows of 2 GPUs
 
 
 # -- published rows
@@ -120,19 +113,6 @@ def report(lines):
     return unseen
 
 
-def of_gpt():
-    """Print the errors of the rows of GPT by their number of GPUs; return them."""
-    machine = replace(gpt.MACHINE, host=EAGER.scaled(HOST_OF_GPT, "rows of GPT on 2 A100s"))
-    errors = defaultdict(list)
-    for name in ("gpt_on_a100s_8.csv", "gpt_on_a100s_512.csv"):
-        for step in gpt.read(HERE / "vtrain" / name):
-            took = step.milliseconds / 1e3
-            errors[int(step.gpus)].append(gpt.step_seconds(step, machine) / took - 1)
-    for gpus, each in sorted(errors.items()):
-        print(f"(g) GPT on {gpus:3} A100s: mean {fmean(map(abs, each)):.1%}, {summary(each)}")
-    return errors
-
-
 def data_parallel_step(devices):
     """Return a step of ResNet-18 under nn.DataParallel, 256 images a GPU."""
     net = nn.DataParallel(resnet18(10).to(devices[0]), device_ids=devices)
@@ -176,9 +156,6 @@ def main():
     unseen = report(of_rows(wanted))
     if wanted:
         return 0
-    errors = of_gpt()
-    few_gpus = [abs(error) for gpus in (4, 8) for error in errors[gpus]]
-    many_gpus = [abs(error) for gpus in (64, 256, 512) for error in errors[gpus]]
     sizes = sorted(map(abs, unseen))
     cost = cost_of_a_step()
     few, many = cost_of_ops(5_000), cost_of_ops(50_000)
@@ -186,8 +163,6 @@ def main():
     kept = [
         ratio_row("(n) median error, unseen rows", median(sizes), 0.06, at_least=False),
         ratio_row("(n) nine of ten, unseen", sizes[int(0.9 * len(sizes))], 0.15, at_least=False),
-        ratio_row("(g) mean error, 4 and 8 A100s", fmean(few_gpus), 0.08, at_least=False),
-        ratio_row("(g) mean error, 64 to 512", fmean(many_gpus), 0.10, at_least=False),
         ratio_row("(o) step of ResNet-18 on eight GPUs / 0.3 s", cost / 0.3, 1, at_least=False),
         ratio_row("(o) an op among 50,000 / among 5,000", many / few, 1.2, at_least=False),
     ]

@@ -1,4 +1,4 @@
-"""The command `d2lpar`: `d2lpar run` and `d2lpar doctor`."""
+"""The command `d2lpar`: `d2lpar run`, `d2lpar plan` and `d2lpar doctor`."""
 
 import argparse
 import sys
@@ -46,12 +46,40 @@ def main(arguments=None):
     )
     run.add_argument("--trace", metavar="FILE", help="write a trace of all ranks for Perfetto")
     run.add_argument("command", nargs=argparse.REMAINDER, help="what to run, with its arguments")
+    plan = commands.add_parser(
+        "plan",
+        help="choose how many GPUs share layers, stages and data to train a GPT",
+        description="Model a step of training a GPT for each way in which GPUs can share it: by "
+        "tensor (t), pipeline (p) and data parallelism (d). Nothing is measured.",
+    )
+    plan.add_argument(
+        "--parameters", type=_amount, metavar="N", help="of the GPT, 3.6B for example"
+    )
+    for name in ("layers", "width", "heads"):
+        plan.add_argument(f"--{name}", type=_positive, metavar="N", help="in place of --parameters")
+    plan.add_argument(
+        "--length", type=_positive, default=2048, metavar="N", help="tokens of a sequence"
+    )
+    plan.add_argument("--vocabulary", type=_positive, default=51_200, metavar="N", help="tokens")
+    plan.add_argument("--gpus", type=_positive, required=True, metavar="N", help="how many")
+    plan.add_argument("--model", default="dgxa100", metavar="MACHINE", help="default: dgxa100")
+    plan.add_argument("--batch", type=_positive, default=512, metavar="N", help="sequences a step")
+    plan.add_argument(
+        "--tokens", type=_amount, metavar="N", help="of the training, 300B for example"
+    )
+    plan.add_argument("--price", type=_amount, metavar="X", help="of an hour of one GPU")
     commands.add_parser("doctor", help="say what would run where here, and what is wrong")
     options = parser.parse_args(arguments)
     if options.name == "doctor":
         from .programs.doctor import examine
 
         return examine()
+    if options.name == "plan":
+        if options.price is not None and options.tokens is None:
+            plan.error("--price is for a training: add --tokens 300B, for example")
+        from .parallel.planning import run as run_plan
+
+        return run_plan(options, plan.error)
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         run.error("which command?")
@@ -73,7 +101,15 @@ def main(arguments=None):
 def _positive(text):
     number = int(text)
     if number < 1:
-        raise argparse.ArgumentTypeError(f"at least one GPU, not {text}")
+        raise argparse.ArgumentTypeError(f"a positive number, not {text}")
+    return number
+
+
+def _amount(text):
+    factor = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper())
+    number = float(text) if factor is None else float(text[:-1]) * factor
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"a positive number such as 3.6B, not {text}")
     return number
 
 

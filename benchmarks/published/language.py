@@ -25,6 +25,7 @@ from torch.utils.checkpoint import (
 )
 
 import d2lpar
+from d2lpar.parallel.gpt import Split, Sum
 from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
@@ -180,36 +181,6 @@ def sum_gradients(parameters, group):
 
 
 # -- GPT as in Megatron-LM: tensor parallel, recomputed layers, half precision
-
-
-class Split(torch.autograd.Function):
-    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.group.size() > 1:
-            gradient = gradient.contiguous()
-            dist.all_reduce(gradient, group=ctx.group)
-        return gradient, None
-
-
-class Sum(torch.autograd.Function):
-    """The sum of what all ranks have computed (Megatron's g)."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        if group.size() > 1:
-            dist.all_reduce(x, group=group)
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
 
 
 class GPTLayer(nn.Module):
