@@ -225,6 +225,60 @@ def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined
     return figure
 
 
+def plot_layouts(plans, measured, memory, names):
+    """Return a figure of what layouts take: the seconds of a step over the memory of a GPU.
+
+    A line joins layouts that differ in the micro-batch alone. Where a step was measured, a thin line
+    leads from the prediction to it. Layouts that need more memory than there is lie on grey.
+
+    Args:
+        plans: a list of `d2lpar.parallel.layouts.Planned`, with seconds and bytes.
+        measured: a dict from a layout to the seconds that its step took.
+        memory: bytes of a GPU.
+        names: a dict from a name to the layout that it stands beside.
+
+    Raises:
+        ValueError: there are no plans, or a name is that of a layout without a plan.
+    """
+    rows = {plan.layout: (plan.num_bytes / 1e9, plan.seconds) for plan in plans}
+    if not rows:
+        raise ValueError("there are no plans to draw")
+    for name, layout in names.items():
+        if layout not in rows:
+            raise ValueError(f"{name!r} is {layout}, which has no plan")
+    curves = {}  # layouts that differ in the micro-batch alone
+    for layout in sorted(rows, key=lambda layout: layout.micro_batch):
+        key = layout.recompute, layout.pipeline, layout.tensor
+        curves.setdefault(key, []).append(layout)
+    figure, [[axes]] = new_figure(figsize=(WIDE, 4.4))
+    with style():
+        for (recompute, pipeline, tensor), layouts in curves.items():
+            x, y = zip(*(rows[layout] for layout in layouts), strict=True)
+            dashes = "-" if recompute else (0, (1, 2))
+            look = {"markerfacecolor": "white", "markersize": 4, "linewidth": 0.8}
+            axes.plot(x, y, "o", color=PREDICTED, linestyle=dashes, **look)
+            told = f"t{tensor} p{pipeline}"
+            look = {"ha": "right", "va": "center", "fontsize": 7, "color": PREDICTED}
+            axes.annotate(told, (x[0], y[0]), (-5, 0), textcoords="offset points", **look)
+        for layout, seconds in measured.items():
+            if layout in rows:
+                x, y = rows[layout]
+                axes.plot([x, x], [y, seconds], color=MEASURED, linewidth=0.6, zorder=1)
+                axes.plot(x, seconds, "D", color=MEASURED, markersize=3.5)
+        for name, layout in names.items():
+            look = {"arrowprops": {"arrowstyle": "->", "color": "black"}, "fontsize": 8}
+            axes.annotate(name, rows[layout], (12, -26), textcoords="offset points", **look)
+        axes.plot([], [], "o-", color=PREDICTED, markerfacecolor="white", label="predicted")
+        axes.plot([], [], "D", color=MEASURED, label="measured")
+        axes.set(xlabel="memory of a GPU (GB)", ylabel="a step (s)", yscale="log", xlim=(0, 1.25 * memory / 1e9))
+        axes.axvspan(memory / 1e9, 1.25 * memory / 1e9, color="#e4e4e4", zorder=0)
+        axes.text(1.02 * memory / 1e9, 0.96, "does not fit", transform=axes.get_xaxis_transform(), va="top", fontsize=8)
+        _write_plain_numbers(axes.yaxis)
+        axes.grid(True)
+        figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
 def plot_runs(runs, xlabel, ylabel, curve):
     """Return a figure with a point for each run, and the number of those without a result.
 
