@@ -12,7 +12,10 @@ TOP = "The names that chapters share"
 WINGS = {  # page: its title and its modules
     "parallel": (
         "Ways to split work",
-        ("collectives", "pipelines", "sharded_layers", "strategies", "costs", "side_streams"),
+        (
+            *("collectives", "pipelines", "sharded_layers", "strategies", "costs", "side_streams"),
+            *("layouts", "gpt"),
+        ),
     ),
     "processes": ("Many processes", ("ddp", "collective_bytes")),
     "servers": (

@@ -1,0 +1,186 @@
+"""The steps of GPT in a layout, and `d2lpar plan`: what fits, what it takes, and what it says."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from d2lpar import __main__ as command
+from d2lpar.parallel import gpt, planning
+from d2lpar.parallel.layouts import Layout, Planned
+from d2lpar.virtual.hardware import MACHINES
+
+SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)
+MACHINE = replace(MACHINES["dgxa100"], host=0.0)
+
+
+def cost_of_layer(recompute, micro=4, t=1):
+    return gpt.layer_cost(MACHINE, 512, 8, 256, micro, t, recompute)
+
+
+def test_sizes_have_the_parameters_of_their_names():
+    # Narayanan et al. 2021, table 1, which gives both
+    for billions, each in gpt.SIZES.items():
+        assert each.parameters / 1e9 == pytest.approx(billions, abs=0.06)
+
+
+def test_flops_of_a_step():
+    # equation 3 of the same paper counts 4 passes of the layers, because they are recomputed
+    each = gpt.SIZES[145.6]
+    of_paper = (
+        96 * 2304 * 2048 * 80 * 12288**2 * (1 + 2048 / (6 * 12288) + 51200 / (16 * 80 * 12288))
+    )
+    head = 2304 * 2048 * 6 * 12288 * 51200  # which recomputation leaves alone
+    assert each.flops(2304) - head == pytest.approx((of_paper - head) * 3 / 4, rel=1e-9)
+
+
+def test_activations_of_a_layer():
+    # Korthikanti et al. 2022 (https://arxiv.org/abs/2205.05198), section 4.1: a layer keeps
+    # s b h (34 + 5 a s / h) bytes, and its input, 2 s b h, where it is recomputed
+    sbh = 256 * 4 * 512
+    assert cost_of_layer(False).kept == pytest.approx(sbh * (34 + 5 * 8 * 256 / 512), rel=0.1)
+    assert cost_of_layer(True).kept == 2 * sbh
+    # equation 2: with t ranks s b h (10 + 24 / t + 5 a s / (h t))
+    of_four = sbh * (10 + 24 / 4 + 5 * 8 * 256 / 512 / 4)
+    assert cost_of_layer(False, t=4).kept == pytest.approx(of_four, rel=0.1)
+
+
+def test_recomputing_costs_a_third():
+    # forward is a third of the work, and runs twice
+    whole, again = cost_of_layer(False, 32).seconds, cost_of_layer(True, 32).seconds
+    assert again / whole == pytest.approx(4 / 3, rel=0.05)
+
+
+def test_an_update_keeps_twenty_bytes_a_parameter():
+    assert gpt.update_cost(MACHINE, 10**6, 1, 1, 1).kept == pytest.approx(20e6, rel=1e-5)
+
+
+def test_a_pipeline_idles_in_its_bubble():
+    # Narayanan et al. 2021, section 2.2: (p - 1) / m of the time of m micro-batches; the head is
+    # not in it
+    thin = replace(SMALL, vocabulary=8, layers=64)
+    layout = Layout(pipeline=4, recompute=True)
+    few, many = (gpt.step_of(thin, layout, batch, MACHINE) for batch in (4, 12))
+    assert few.seconds / many.seconds == pytest.approx((4 + 3) / (12 + 3), rel=0.05)
+    assert (1 - few.idle) / (1 - many.idle) == pytest.approx((4 / 7) / (12 / 15), rel=0.05)
+
+
+def test_memory_of_the_first_stage_grows_with_the_micro_batches_under_way():
+    # layer for layer, the first of p stages keeps the activations of p micro-batches, at most m
+    deep = replace(SMALL, layers=16)
+
+    def of(batch, pipeline):
+        return gpt.step_of(deep, Layout(pipeline=pipeline), batch, MACHINE).num_bytes
+
+    kept = gpt.layer_cost(MACHINE, 512, 8, 256, 1, 1, False).kept
+    assert of(4, 4) - of(2, 4) == 2 * 16 // 4 * kept
+    assert of(8, 4) == of(4, 4)
+
+
+def test_the_head_counts_once_for_each_micro_batch():
+    # Stages before the last have no head: it is in none of the p - 1 passes that fill the pipeline
+    layout = Layout(tensor=2, pipeline=4, recompute=True)
+    wide = replace(SMALL, vocabulary=2048)
+    few, more = (gpt.step_of(each, layout, 4, MACHINE) for each in (SMALL, wide))
+    heads = [gpt.head_cost(MACHINE, 512, n, 256, 1, 2).seconds for n in (1024, 2048)]
+    updates = [
+        gpt.update_cost(MACHINE, (12 * 512**2 + n * 512) // 2, 2, 1, 4) for n in (1024, 2048)
+    ]
+    of_update = updates[1].seconds - updates[0].seconds
+    assert more.seconds - few.seconds == pytest.approx(4 * (heads[1] - heads[0]) + of_update)
+
+
+def plan(capsys, *options):
+    sizes = ["--layers", "4", "--width", "512", "--heads", "8", "--length", "256"]
+    code = command.main(["plan", *sizes, "--vocabulary", "1024", *options])
+    return code, capsys.readouterr().out
+
+
+def test_the_command_prints_a_table(capsys):
+    code, out = plan(capsys, "--gpus", "2", "--batch", "1", "--tokens", "256M", "--price", "3")
+    lines = out.splitlines()
+    assert code == 0
+    assert lines[0].endswith("1 sequences a step, 2 x A100-SXM4-80GB")
+    names = ["t", "p", "d", "micro-batch", "recompute", "s", "a", "step", "MFU"]
+    assert lines[1].split()[: len(names)] == names
+    rows = [line.split() for line in lines[2:6]]
+    assert {tuple(row[:5]) for row in rows} == {
+        (*tp, "1", "1", again) for tp in (("1", "2"), ("2", "1")) for again in ("yes", "no")
+    }
+    seconds = [float(row[5]) for row in rows]
+    assert seconds == sorted(seconds)
+    # a million steps of 256 tokens; 2 GPUs cost 6 an hour
+    days, cost = float(rows[0][-2]), float(rows[0][-1].replace(",", ""))
+    assert cost == pytest.approx(days * 24 * 6, abs=0.06 * 24 * 6)
+    assert days == pytest.approx(seconds[0] * 1e6 / 86_400, abs=0.06 + 0.006e6 / 86_400)
+    # three ways to share 2 GPUs, 4 micro-batches, recomputing or not
+    assert "Refused: 20 of 24 layouts." in lines
+    assert "   12  a batch of 1 does not divide among d = 1 replicas in micro-batches of" not in out
+    assert re.search(r"^ +4  a batch of 1 does not divide among d = 1 .* of 8$", out, re.M)
+    assert lines[-1].startswith("Modelled, not measured")
+    assert "measured on 2 A100s" in lines[-1]
+
+
+ROWS = [
+    Planned(Layout(1, 1, 4), 2.0, 10**10, 0.25, 0.5),
+    Planned(Layout(2, 1, 2), 1.0, 10**10, 0.25, 1.0),
+    Planned(Layout(4, 1, 1), 0.5, 10**11, 0.25, 0.5, "it needs 100.0 GB, and it has 85.1 GB"),
+    Planned(Layout(1, 2, 2), None, refused="30 layers do not divide"),
+    Planned(Layout(1, 4, 1), None, refused="30 layers do not divide"),
+]
+
+
+@pytest.fixture
+def rows(monkeypatch):
+    """Plan these in place of what is modelled; return a list that the test may change."""
+    found = list(ROWS)
+    monkeypatch.setattr(planning, "plan", lambda *arguments: found)
+    return found
+
+
+def test_days_and_costs_only_where_they_are_asked_for(rows, capsys):
+    heading = plan(capsys, "--gpus", "4")[1].splitlines()[1]
+    assert "days" not in heading and "cost" not in heading
+    heading = plan(capsys, "--gpus", "4", "--tokens", "1B")[1].splitlines()[1]
+    assert "days" in heading and "cost" not in heading
+
+
+def test_refusals_are_counted_by_reason(rows, capsys):
+    out = plan(capsys, "--gpus", "4", "--model", "dgx1")[1].splitlines()
+    assert [line.split()[:3] for line in out[2:4]] == [["2", "1", "2"], ["1", "1", "4"]]
+    assert out[4:7] == [
+        "Refused: 3 of 5 layouts.",
+        "    2  30 layers do not divide",
+        "    1  a GPU needs more memory than the 16.9 GB that it has",
+    ]
+    assert out[7].endswith("No step on a V100-SXM2-16GB has been held against it.")
+
+
+def test_a_network_that_fits_nowhere(rows, capsys):
+    del rows[:2]
+    code, out = plan(capsys, "--gpus", "4")
+    assert code == 1 and "MFU" not in out and "Refused: 3 of 3 layouts." in out
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--gpus", "8"], "which GPT"),
+        (["--gpus", "8", "--layers", "4"], "which GPT"),
+        (["--gpus", "8", "--parameters", "5B"], "5B parameters is not known, only .* 3.6B"),
+        (["--gpus", "8", "--parameters", "3.6B", "--heads", "4"], "not both"),
+        (["--gpus", "8", "--parameters", "-1"], "positive number"),
+        (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "add --tokens"),
+        (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no machine named 'dgx9'"),
+    ],
+)
+def test_what_it_refuses(capsys, options, text):
+    with pytest.raises(SystemExit) as error:
+        command.main(["plan", *options])
+    assert error.value.code == 2
+    assert re.search(text, capsys.readouterr().err)
+
+
+def test_parameters_name_a_shape():
+    assert planning.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
+    assert planning.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
