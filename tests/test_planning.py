@@ -97,7 +97,7 @@ def plan(capsys, *options):
 
 
 def test_the_command_prints_a_table(capsys):
-    code, out = plan(capsys, "--gpus", "2", "--batch", "1", "--tokens", "256M", "--price", "3")
+    code, out = plan(capsys, "--gpus", "2", "--batch", "1")
     lines = out.splitlines()
     assert code == 0
     assert lines[0].endswith("1 sequences a step, 2 x A100-SXM4-80GB")
@@ -109,13 +109,8 @@ def test_the_command_prints_a_table(capsys):
     }
     seconds = [float(row[5]) for row in rows]
     assert seconds == sorted(seconds)
-    # a million steps of 256 tokens; 2 GPUs cost 6 an hour
-    days, cost = float(rows[0][-2]), float(rows[0][-1].replace(",", ""))
-    assert cost == pytest.approx(days * 24 * 6, abs=0.06 * 24 * 6)
-    assert days == pytest.approx(seconds[0] * 1e6 / 86_400, abs=0.06 + 0.006e6 / 86_400)
     # three ways to share 2 GPUs, 4 micro-batches, recomputing or not
     assert "Refused: 20 of 24 layouts." in lines
-    assert "   12  a batch of 1 does not divide among d = 1 replicas in micro-batches of" not in out
     assert re.search(r"^ +4  a batch of 1 does not divide among d = 1 .* of 8$", out, re.M)
     assert lines[-1].startswith("Modelled, not measured")
     assert "measured on 2 A100s" in lines[-1]
@@ -139,10 +134,15 @@ def rows(monkeypatch):
 
 
 def test_days_and_costs_only_where_they_are_asked_for(rows, capsys):
-    heading = plan(capsys, "--gpus", "4")[1].splitlines()[1]
-    assert "days" not in heading and "cost" not in heading
-    heading = plan(capsys, "--gpus", "4", "--tokens", "1B")[1].splitlines()[1]
-    assert "days" in heading and "cost" not in heading
+    # 86,400 steps of 8 x 256 tokens, of a second each, on 4 GPUs for 3 an hour
+    options = ["--gpus", "4", "--batch", "8"]
+    tokens, price = ["--tokens", str(86_400 * 8 * 256)], ["--price", "3"]
+    heading, fastest = plan(capsys, *options)[1].splitlines()[1:3]
+    assert "days" not in heading and "cost" not in heading and fastest.endswith("25%")
+    heading, fastest = plan(capsys, *options, *tokens)[1].splitlines()[1:3]
+    assert "cost" not in heading and fastest.split()[-2:] == ["25%", "1.0"]
+    heading, fastest = plan(capsys, *options, *tokens, *price)[1].splitlines()[1:3]
+    assert heading.endswith("cost") and fastest.split()[-2:] == ["1.0", "288"]
 
 
 def test_refusals_are_counted_by_reason(rows, capsys):
@@ -184,3 +184,14 @@ def test_what_it_refuses(capsys, options, text):
 def test_parameters_name_a_shape():
     assert planning.gpt_of(3.6e9) == gpt.GPT(30, 3072, 32)
     assert planning.gpt_of(175e9 / 1.2) == gpt.GPT(80, 12288, 96)
+
+
+def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():
+    # 4 cards for 8 GPUs, so that each has half of 23 GB/s (0.92 of 200 Gbit/s) while all send;
+    # 220 GB/s inside the machine put an eighth of each back together
+    machine = replace(MACHINE, network_cards=4)
+    num_bytes = 8 * 10**8
+    alone = gpt.message_seconds(machine, num_bytes, 1, 8)
+    assert alone == pytest.approx(num_bytes / 11.5e9, rel=0.01)
+    cut = gpt.message_seconds(machine, num_bytes, 8, 1)
+    assert cut == pytest.approx(num_bytes / 8 / 11.5e9 + 7 / 8 * num_bytes / 220e9, rel=0.03)

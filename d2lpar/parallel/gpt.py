@@ -239,8 +239,9 @@ def layer_cost(machine, width, heads, length, micro, t, recompute=True):
     accel = torch.get_device_module(device)
     with equal_ranks(t):
         group = _group(t)
-        layers = nn.ModuleList(Layer(width, heads, t, group) for _ in range(2))
-        layers = layers.to(device).half()
+        with torch.device("meta"):  # no values on the CPU either
+            layers = nn.ModuleList(Layer(width, heads, t, group) for _ in range(2)).half()
+        layers.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
         kept = {}
 
@@ -269,7 +270,9 @@ def head_cost(machine, width, vocabulary, length, micro, t):
     """Return the `Cost` of embedding, head and loss, forward and backward."""
     device = _device(machine)
     with equal_ranks(t):
-        head = Head(width, vocabulary, t, _group(t)).to(device).half()
+        with torch.device("meta"):
+            head = Head(width, vocabulary, t, _group(t)).half()
+        head.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
         targets = torch.zeros(length, micro, dtype=torch.long, device=device)
         head(x, targets).backward()  # makes the gradients
@@ -305,12 +308,27 @@ def update_cost(machine, parameters, t, d, p):
 
 
 @functools.cache
-def message_seconds(machine, num_bytes, distance):
-    """Return the seconds of a message to the rank at this distance."""
+def message_seconds(machine, num_bytes, t, d):
+    """Return the seconds in which activations get from a stage to the next, t d ranks further on.
+
+    Each of t ranks sends a t-th, and the receivers gather them (Narayanan et al. 2021, section
+    4.1). All ranks of a machine send at the same time, so each has its part of the network cards.
+    """
+    if machine.network is not None and machine.network_cards < (machine.gpus or 1):
+        part = machine.network.bandwidth * machine.network_cards / machine.gpus
+        network = replace(machine.network, bandwidth=part)
+        machine = replace(machine, network=network, network_cards=machine.gpus)
     device = _device(machine)
-    with equal_ranks(distance + 1):
-        x = torch.empty(num_bytes, dtype=torch.uint8, device=device)
-        return _cost(device, lambda: dist.send(x, distance)).seconds
+    with equal_ranks(2 * t * d):
+        group = _group(t)
+        part, *parts = torch.empty(t + 1, num_bytes // t, dtype=torch.uint8, device=device)
+
+        def message():
+            dist.send(part, t * d)
+            if t > 1:
+                dist.all_gather(parts, part, group=group)
+
+        return _cost(device, message).seconds
 
 
 def step_of(gpt, layout, batch, machine):
@@ -338,7 +356,7 @@ def step_of(gpt, layout, batch, machine):
     seconds += update.seconds
     if p > 1:  # activations forward, gradients back
         num_bytes = gpt.length * micro * gpt.width * 2
-        seconds += 2 * passes * message_seconds(machine, num_bytes, t * d)
+        seconds += 2 * passes * message_seconds(machine, num_bytes, t, d)
     busy = m * (stage * layer.busy + head.busy / p) + update.busy
     first = min(p, m) * stage * layer.kept + layer.peak
     last = stage * layer.kept + max(layer.peak, head.peak)
