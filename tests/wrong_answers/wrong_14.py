@@ -92,7 +92,7 @@ def largest_micro_batch(num_parameters, t, p, sequence, memory):
             1,
             "Not even one sequence fits",
         ),
-        "less than all": (FITS % (BYTES, "<", "micro_batch // 2"), 1, "exactly the memory fits"),
+        "less than all": (FITS % (BYTES, "<", "micro_batch // 2"), 0, "exactly the memory fits"),
     },
     "gpt3": {
         "four sums in a layer": (
@@ -119,7 +119,7 @@ def largest_micro_batch(num_parameters, t, p, sequence, memory):
     "groups": {
         "pipeline before data": (
             GROUPS % "part, replica, stage = rank % t, rank // (t * p), rank // t % p",
-            1,
+            0,
             "Replicas are t apart",
         ),
         "tensor last": (
@@ -156,7 +156,7 @@ def choose(rows, memory, error):
         return None
     return min(fast, key=lambda row: (row["num_bytes"], row["seconds"]))["layout"]
 """,
-            0,
+            1,
             "expected 't1 p2'",
         ),
         "something in any case": (
@@ -170,7 +170,7 @@ def choose(rows, memory, error):
         "every part has the word": (
             LOSSES % (LARGEST, "", "part.shape[1]"),
             1,
-            "expected a tensor of shape (6,)",
+            "parts of [8, 8]: expected [",
         ),
         "equal parts": (
             LOSSES % (LARGEST, "* here", "parts[0].shape[1]"),
@@ -209,7 +209,7 @@ def count_down(params, m, start):
         if calls % m == 0:
             start()
 
-    params[0].register_post_accumulate_grad_hook(hook)
+    params[-1].register_post_accumulate_grad_hook(hook)
 """,
             0,
             "Not all micro-batches have added to all parameters",
@@ -224,7 +224,7 @@ def count_down(params, m, start):
         ),
         "not divided": (
             MERGE % ("torch.maximum(largest_a, largest_b)", "out_a * total_a + out_b * total_b"),
-            0,
+            1,
             "out of [4, 4] keys",
         ),
         "the first largest": (
