@@ -33,18 +33,20 @@ KEY = "(row['num_bytes'], row['seconds'])"
 
 LOSSES = """
 def losses(parts, words):
+    home = words.device
     largest = %s
     total, chosen, first = 0, 0, 0
     for part in parts:
-        z = part - largest
-        total = total + z.exp().sum(1)
-        here = (words >= first) & (words < first + part.shape[1])
-        index = (words - first).clamp(0, part.shape[1] - 1)
-        chosen = chosen + z.gather(1, index[:, None])[:, 0] %s
+        z = part - largest.to(part.device)
+        total = total + z.exp().sum(1).to(home)
+        index = words.to(part.device) - first
+        here = (index >= 0) & (index < part.shape[1])
+        index = index.clamp(0, part.shape[1] - 1)
+        chosen = chosen + (z.gather(1, index[:, None])[:, 0] %s).to(home)
         first += %s
     return total.log() - chosen
 """
-LARGEST = "torch.stack([part.amax(1) for part in parts]).amax(0)[:, None]"
+LARGEST = "torch.stack([part.amax(1).to(home) for part in parts]).amax(0)[:, None]"
 
 COUNT = """
 def count_down(params, m, start):
@@ -166,7 +168,11 @@ def choose(rows, memory, error):
         ),
     },
     "loss": {
-        "not stable": (LOSSES % ("0", "* here", "part.shape[1]"), 3, "exp(10,000) is infinite"),
+        "not stable": (
+            LOSSES % ("torch.zeros(1)", "* here", "part.shape[1]"),
+            3,
+            "exp(10,000) is infinite",
+        ),
         "every part has the word": (
             LOSSES % (LARGEST, "", "part.shape[1]"),
             1,
@@ -180,11 +186,11 @@ def choose(rows, memory, error):
         "joined": (
             """
 def losses(parts, words):
-    z = torch.cat(parts, 1)
+    z = torch.cat([part.to(words.device) for part in parts], 1)
     return torch.logsumexp(z, 1) - z.gather(1, words[:, None])[:, 0]
 """,
             3,
-            "a tensor with 13 columns was made",
+            "Send what has n numbers",
         ),
     },
     "mend": {
