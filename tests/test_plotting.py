@@ -12,12 +12,14 @@ import pytest
 import torch
 from matplotlib import colors
 
+from d2lpar.parallel.layouts import Layout, Planned
 from d2lpar.plotting import animator as animator_module
 from d2lpar.plotting import figures
 from d2lpar.plotting.animator import Animator, progress
 from d2lpar.plotting.charts import (
     plot_bars,
     plot_curves,
+    plot_layouts,
     plot_points,
     plot_runs,
     plot_scaling,
@@ -576,3 +578,27 @@ def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
     ]
     for figure in drawn:
         assert figure.get_size_inches()[0] * figure.dpi <= 760
+
+
+def _planned(gigabytes, seconds, *layout):
+    return Planned(Layout(*layout), seconds, int(gigabytes * 1e9))
+
+
+def test_layouts_are_drawn_at_their_memory_and_seconds_and_steps_that_were_measured_above_them():
+    plans = [_planned(20, 3.0, 2, 1, 4, 1), _planned(30, 2.0, 2, 1, 4, 2), _planned(9, 5.0, 1, 8)]
+    measured = {plans[0].layout: 4.0, Layout(4, 1, 2): 9.0}  # of the second there is no plan
+    figure = plot_layouts(plans, measured, 25e9, {"mine": plans[1].layout})
+    (axes,) = figure.axes
+    lines = [tuple(map(list, line.get_data())) for line in axes.lines]
+    assert ([20, 30], [3.0, 2.0]) in lines  # the same but for the micro-batch
+    assert ([9], [5.0]) in lines and ([20, 20], [3.0, 4.0]) in lines
+    assert [y for _, y in lines if 9.0 in y] == []
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("2") == 2 and {"1", "mine", "does not fit"} < set(texts)
+
+
+def test_layouts_without_plans_and_names_without_a_plan_are_refused():
+    with pytest.raises(ValueError, match="no plans to draw"):
+        plot_layouts([], {}, 1e9, {})
+    with pytest.raises(ValueError, match="'mine' is t1 p2 d1, micro-batch 1, which has no plan"):
+        plot_layouts([_planned(1, 1.0)], {}, 1e9, {"mine": Layout(1, 2)})

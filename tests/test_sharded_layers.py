@@ -2,6 +2,7 @@ import copy
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,6 +13,7 @@ from d2lpar.parallel.sharded_layers import (
     ColumnParallel,
     OnEveryDevice,
     RowParallel,
+    split_cross_entropy,
     tensor_parallel,
     unsplit,
 )
@@ -253,3 +255,26 @@ def test_an_error_in_a_split_layer_leaves_the_devices_usable(devices):
     with CollectiveCounter() as exchanges:
         row([torch.ones(2, 2, device=device) for device in devices])
     assert exchanges.barriers == 1
+
+
+def _losses_of_parts(outputs, labels):
+    rank, k = dist.get_rank(), dist.get_world_size()
+    part = outputs.chunk(k, -1)[rank].clone().requires_grad_()
+    loss = split_cross_entropy(part, labels, dist.group.WORLD)
+    (3 * loss).backward()
+    return loss.item(), part.grad
+
+
+def test_a_cross_entropy_of_parts_is_that_of_the_whole():
+    """Outputs of 1,000 would be infinite without the largest; the gradient counts the factor."""
+    torch.manual_seed(0)
+    outputs = 1000 * torch.randn(3, 5, 8)
+    labels = torch.tensor([[0, 3, 4, 7, 1]] * 3)  # at both ends of both parts
+    whole = outputs.clone().requires_grad_()
+    expected = F.cross_entropy(whole.flatten(0, 1), labels.flatten())
+    (3 * expected).backward()
+    ranks = d2lpar.launch(_losses_of_parts, outputs, labels)
+    gradient = torch.cat([part for _, part in ranks], -1)
+    for loss, _ in ranks:
+        assert loss == pytest.approx(expected.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, whole.grad)

@@ -23,6 +23,7 @@ import copy
 import itertools
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from d2lpar.parallel.collectives import allgather, allreduce
@@ -306,3 +307,46 @@ def unsplit(net):
     return nn.Sequential(
         *(layer.module if isinstance(layer, OnEveryDevice) else layer.unsplit() for layer in net)
     )
+
+
+def split_cross_entropy(outputs, labels, group):
+    """Return the mean cross-entropy of outputs that are cut over the ranks of a group.
+
+    Each rank has the outputs of some classes, in the order of ranks, and the loss of all. Three
+    numbers for each example are exchanged: the largest output, the sum of all exponentials, and
+    the output of the label. The gradient needs no exchange.
+
+    Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3.
+
+    Args:
+        outputs: (..., classes of this rank); every rank has as many.
+        labels: (...), of the classes of all ranks.
+        group: a process group.
+    """
+    return _SplitCrossEntropy.apply(outputs, labels, group)
+
+
+class _SplitCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, outputs, labels, group):
+        num_classes = outputs.shape[-1]
+        labels = labels.unsqueeze(-1) - group.rank() * num_classes
+        here = (labels >= 0) & (labels < num_classes)
+        labels = labels.clamp(0, num_classes - 1)
+        z = outputs.to(torch.float32, copy=True)
+        largest = z.amax(-1, keepdim=True)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        z -= largest
+        chosen = z.gather(-1, labels) * here
+        z.exp_()
+        both = torch.stack([z.sum(-1, keepdim=True), chosen])
+        dist.all_reduce(both, group=group)
+        total, chosen = both
+        ctx.save_for_backward(z.div_(total), labels, here)  # the softmax
+        return (total.log() - chosen).mean()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        softmax, labels, here = ctx.saved_tensors
+        softmax.scatter_add_(-1, labels, -here.float())
+        return softmax.mul_(gradient / here.numel()), None, None
