@@ -60,7 +60,7 @@ assert "type_" in virtual_tables._asked  # torch asks Python, as its own table s
 assert not torch.empty(1).is_pinned()
 from d2lpar.virtual import as_cuda
 try:
-    as_cuda.register_cuda(None)
+    as_cuda.register_cuda(None, None)
 except RuntimeError as error:
     assert "virtual GPUs cannot stand for CUDA's" in str(error), error
 else:
