@@ -43,12 +43,13 @@ NO_GRADIENT = torch.no_grad
 @contextlib.contextmanager
 def tf32(allowed):
     """Let products and convolutions use TF32, or neither."""
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    products = torch.backends.cuda.matmul
+    before, products.allow_tf32 = products.allow_tf32, allowed
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=allowed):
+            yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        products.allow_tf32 = before
 
 
 def filled(device, *shape, dtype=torch.float32):
