@@ -11,7 +11,7 @@ are timed by the clock of the host.
 
 import contextlib
 import csv
-import gc
+import functools
 import json
 import random
 import statistics
@@ -21,8 +21,10 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import published
 import torch
 import torch.nn.functional as F
+from report import nine_of_ten
 from torch import nn
 
 import d2lpar
@@ -37,7 +39,6 @@ REPEATS = 20  # of a kernel, for one measurement
 ROUNDS = 7
 TYPES = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 TYPES["float16"] = torch.float16
-NO_GRADIENT = torch.no_grad
 
 
 @contextlib.contextmanager
@@ -143,7 +144,6 @@ CONVOLUTIONS = (  # images, channels, side, outputs, kernel, stride, groups
 
 def convolutions():
     """Layers of ResNet-50, VGG, MobileNet, EfficientNet, ResNeXt, LeNet and a transformer."""
-    cast = torch.ops.aten.convolution_backward
     for case in CONVOLUTIONS:
         images, channels, side, outputs, size, stride, groups = case
         padding = 0 if stride == size else size // 2
@@ -170,17 +170,19 @@ def convolutions():
                         filled(device, *each, dtype=TYPES[kind]).contiguous(memory_format=memory)
                         for each in (shape, weight)
                     )
+                    rest = *options, False, (0, 0), groups
+                    forward = functools.partial(torch.ops.aten.convolution, X, W, None, *rest)
                     with tf32(kind != "float32"):
-                        Y = torch.ops.aten.convolution(X, W, None, *options, False, (0, 0), groups)
+                        Y = forward()
                     mask = (weight[1] * groups > 3, True, False)
 
                     def launch():
                         with tf32(kind != "float32"):
                             if backward:
-                                return cast(Y, X, W, None, *options, False, (0, 0), groups, mask)
-                            return torch.ops.aten.convolution(
-                                X, W, None, *options, False, (0, 0), groups
-                            )
+                                return torch.ops.aten.convolution_backward(
+                                    Y, X, W, None, *rest, mask
+                                )
+                            return forward()
 
                     return launch
 
@@ -641,8 +643,7 @@ def measure(path, seconds="200"):
 
 def modelled(make, machine, repeats):
     """Return what `make` returns takes on a modelled GPU, seconds, and the peaks of its memory."""
-    gc.collect()  # the work before this one
-    (device,) = d2lpar.virtual_gpus(1, model=machine, values=False)
+    (device,) = published.modelled(1, machine)
     torch.vgpu.reset_peak_memory_stats(device)
     work = make(device)
     for _ in range(3):
@@ -724,7 +725,7 @@ def compare(measured, *parts):
             sizes = sorted(map(abs, errors))
             print(f"{'seen' if was_seen else 'unseen':7}{kind:20}{len(sizes):4}", end="  ")
             print(f"median {statistics.median(sizes):6.1%}, nine of ten within", end=" ")
-            print(f"{sizes[int(0.9 * len(sizes))]:6.1%}, middle {statistics.median(errors):+.1%}")
+            print(f"{nine_of_ten(errors):6.1%}, middle {statistics.median(errors):+.1%}")
 
 
 if __name__ == "__main__":

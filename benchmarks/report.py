@@ -13,6 +13,12 @@ def median(values):
     return statistics.median(values)
 
 
+def nine_of_ten(errors):
+    """Return the size within which nine of ten errors are."""
+    sizes = sorted(map(abs, errors))
+    return sizes[int(0.9 * len(sizes))]
+
+
 def seconds(work):
     """Return what a call takes, with the work that it leaves on the devices."""
     d2lpar.synchronize()

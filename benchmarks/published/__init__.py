@@ -75,7 +75,11 @@ def predicted(row):
 
 
 def without_communication(row):
-    """Return what the null model predicts: as `predicted`, but what joins GPUs is for nothing."""
-    gpu = replace(row.machine.gpu, peer_link=FREE, collective_link=None)
-    free = replace(row.machine, gpu=gpu, host=0.0, network=row.machine.network and FREE)
-    return predicted(replace(row, machine=free))
+    """Return what the null model predicts: as `predicted`, on a `free` machine."""
+    return predicted(replace(row, machine=free(row.machine)))
+
+
+def free(machine):
+    """Return a machine on which what joins GPUs, and the host, are for nothing."""
+    gpu = replace(machine.gpu, peer_link=FREE, collective_link=None)
+    return replace(machine, gpu=gpu, host=0.0, network=machine.network and FREE)

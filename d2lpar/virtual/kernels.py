@@ -164,9 +164,10 @@ def _blocks(packet, args):
         width = prod(args[2])
         return prod(args[0].layout.size) // width, width, 3
     if packet in ("native_batch_norm", "native_batch_norm_backward"):
-        x = args[packet.endswith("backward")].layout
-        if x.dtype == torch.bfloat16 and args[7 if packet.endswith("backward") else 5]:
-            return x.size[1], prod(x.size) // x.size[1], 2 if packet.endswith("backward") else 1
+        backward = packet.endswith("backward")
+        x, training = (args[1].layout, args[7]) if backward else (args[0].layout, args[5])
+        if x.dtype == torch.bfloat16 and training:
+            return x.size[1], prod(x.size) // x.size[1], 2 if backward else 1
     return None
 
 
