@@ -1,5 +1,5 @@
-# make run        execute every chapter, write what came out under build/
-#                 PART=core for what comes before "Going deeper" in each
+# make run        execute every chapter, two at a time, write what came out under build/
+#                 CHAPTERS="03" for one, undisturbed; PART=core for what comes before "Going deeper"
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
 #                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py

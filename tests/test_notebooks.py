@@ -226,14 +226,18 @@ def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
     return path
 
 
+SLOW = "02_slow", "03_slow"  # chapters, executed at the same time
+
+
 @pytest.fixture(scope="module", autouse=True)
 def long_run(tmp_path_factory):
-    """Start a run that comes to a cell which waits; it gets there beside the other tests."""
+    """Start a run that comes to two cells which wait; it gets there beside the other tests."""
     folder = tmp_path_factory.mktemp("long")
     write_chapter(folder / "01_first.ipynb", "1 + 1")
-    mark = "open('kernel', 'w').write(str(os.getpid()))"
-    write_chapter(folder / "02_slow.ipynb", f"import os, time; {mark}; time.sleep(200)")
-    write_chapter(folder / "03_never.ipynb", "open('never', 'w')")
+    for name in SLOW:
+        mark = f"open('{name}', 'w').write(str(os.getpid()))"
+        write_chapter(folder / f"{name}.ipynb", f"import os, time; {mark}; time.sleep(200)")
+    write_chapter(folder / "04_never.ipynb", "open('never', 'w')")
     command = [sys.executable, ROOT / "tools" / "run.py", "--folder", folder]
     process = subprocess.Popen(
         [*command, "--build", folder / "build"],
@@ -459,19 +463,21 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
 
 
-def test_interrupt_ends_kernel_and_run(long_run):
-    """Ctrl-C: no further chapter, no kernel left, status 130, the table so far."""
+def test_interrupt_ends_kernels_and_run(long_run):
+    """Ctrl-C: no further chapter, neither of two kernels left, status 130, the table so far."""
     process, folder = long_run
-    kernel = folder / "kernel"
-    wait_for(lambda: kernel.exists() and kernel.read_text(), 60)
+    kernels = [folder / name for name in SLOW]
+    for kernel in kernels:
+        wait_for(lambda k=kernel: k.exists() and k.read_text(), 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err, out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
-    assert re.search(r"^02_slow .* interrupted$", out, re.MULTILINE)
+    for kernel in kernels:
+        assert re.search(rf"^{kernel.name} .* interrupted$", out, re.MULTILINE)
+        wait_for(lambda k=kernel: not Path("/proc", k.read_text()).exists(), 20)
     assert not (folder / "never").exists()
-    wait_for(lambda: not Path(f"/proc/{kernel.read_text()}").exists(), 20)
 
 
 def wait_for(condition, seconds):

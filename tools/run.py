@@ -1,16 +1,18 @@
-"""Execute the chapters in order, with a progress bar and a table of results.
+"""Execute the chapters, with a progress bar and a table of results.
 
-python tools/run.py                  every chapter; the executed ones come under build/
-python tools/run.py 03 05            some of them
+python tools/run.py                  every chapter, two at a time; the executed ones come under
+                                     build/
+python tools/run.py 03               one of them, with the machine to itself
 python tools/run.py --core           what a lesson needs: each up to "Going deeper"
 python tools/run.py --in-place       write the executed chapters back, cleaned, if they show what
-                                     headlines.toml declares
+                                     headlines.toml declares; one at a time, on an idle machine
 """
 
 import argparse
 import asyncio
 import contextlib
 import functools
+import itertools
 import os
 import re
 import signal
@@ -34,12 +36,14 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
+AT_A_TIME = 2  # chapters; each leaves the cores idle for about half of its time
 TRIES = 3  # at showing what a chapter declares
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
 _DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_kernels = itertools.count()
 
 
 @dataclass
@@ -73,7 +77,7 @@ class Kernel(AsyncKernelManager):
     @default("ip")
     def _default_ip(self):
         folder = os.environ["JUPYTER_RUNTIME_DIR"]
-        return str(Path(folder, "k")) if TRANSPORT == "ipc" else "127.0.0.1"
+        return str(Path(folder, f"k{next(_kernels)}")) if TRANSPORT == "ipc" else "127.0.0.1"
 
     @property
     def kernel_spec(self):
@@ -144,7 +148,7 @@ def read_chapter(path, core=False):
     return notebook
 
 
-def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
+async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
     """Run one chapter in a fresh kernel.
 
     Args:
@@ -155,16 +159,14 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda:
         after_cell: a function to call after each cell.
 
     Returns:
-        A `Result` with the executed notebook.
-
-    Raises:
-        KeyboardInterrupt: on Ctrl-C, when the kernel has ended.
+        A `Result` with the executed notebook. It is `INTERRUPTED` if the task was cancelled; the
+        kernel has then ended.
     """
     notebook = read_chapter(path, core)
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
     for i in code:
         notebook.cells[i].update(outputs=[], execution_count=None)
-    current, before = 0, bar.n
+    current, left = 0, len(code)
     bar.set_description(path.stem, refresh=False)
 
     def started(cell, cell_index):
@@ -175,6 +177,8 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda:
             bar.set_description(description, refresh=current == 1 or sys.stderr.isatty())
 
     def executed(cell, cell_index, execute_reply):
+        nonlocal left
+        left -= 1
         bar.update()
         after_cell()
 
@@ -182,13 +186,14 @@ def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda:
     result = Result(path, notebook, seconds=0.0)
     start = time.perf_counter()
     try:
-        with asyncio.Runner(loop_factory=Loop) as runner:
-            runner.run(_execute(client))
+        await _execute(client)
+    except asyncio.CancelledError:
+        result.failure = INTERRUPTED
     except Exception as error:
         source = notebook.cells[code[current - 1]].source if current else ""
         result.failure, result.details = _failure(error, current, source)
     result.seconds = time.perf_counter() - start
-    bar.update(before + len(code) - bar.n)
+    bar.update(left)
     result.figures = count_figures(notebook.cells)
     return result
 
@@ -208,7 +213,7 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
     """
     tables = headlines.declared(path)
     if tables is None:
-        return execute(path, bar, cell_seconds)
+        return _until_done(execute(path, bar, cell_seconds))
     import idle  # loads torch
 
     say = functools.partial(bar.write, file=sys.stdout)
@@ -217,7 +222,9 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
         if disturbed := idle.wait(say):
             return Result(path, read_chapter(path), 0.0, failure=BUSY, details=disturbed)
         bar.n, watch = before, idle.Watch()
-        result = execute(path, bar, cell_seconds, after_cell=watch.note)
+        result = _until_done(execute(path, bar, cell_seconds, after_cell=watch.note))
+        if result.failure == INTERRUPTED:
+            return result
         found = [] if result.failure else headlines.contradictions(result.notebook, tables)
         if not found:
             return result
@@ -226,6 +233,12 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
     result.failure = f"not written: it does not show what it declares in {TRIES} tries"
     result.details = "\n".join(tries)
     return result
+
+
+def _until_done(coroutine):
+    """Run a coroutine in an event loop of its own, and return its result."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        return runner.run(coroutine)
 
 
 def _client(path, notebook, cell_seconds, started, executed):
@@ -353,12 +366,12 @@ def own_settings():
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
-    """Run chapters in order, print tracebacks and the table, and write what was executed.
+    """Run chapters, print tracebacks and the table, and write what was executed.
 
     Args:
-        chapters: paths of notebooks.
+        chapters: paths of notebooks. Two run at a time.
         build: the folder to write the executed chapters to.
-        in_place: write the executed chapters back, if they show what they declare.
+        in_place: run one at a time, and write it back if it shows what it declares.
         cell_seconds: how long a cell may take.
         core: whether to run the cores only.
 
@@ -377,33 +390,54 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
         mininterval=0.1 if terminal else 10,
         miniters=1,
     )
-    results = []
+    results, waiting = [], iter(chapters)
     build.mkdir(parents=True, exist_ok=True)
     for earlier in build.glob("*.ipynb"):
         earlier.unlink()
+
+    def keep(result):
+        results.append(result)
+        if result.details:
+            details = result.details if terminal else _ANSI.sub("", result.details)
+            bar.write(f"\n{result.path.name}: {result.failure}\n{details}\n", file=sys.stdout)
+        nbformat.write(result.notebook, build / result.path.name)
+
+    async def one_after_the_other():
+        for path in waiting:
+            keep(result := await execute(path, bar, cell_seconds, core))
+            if result.failure == INTERRUPTED:
+                return
+
+    async def at_the_same_time():
+        with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
+            await asyncio.gather(*(one_after_the_other() for _ in range(AT_A_TIME)))
+
     with own_settings(), bar:
-        for path in chapters:
-            try:
-                if in_place:
-                    result = execute_until_it_shows(path, bar, cell_seconds)
-                else:
-                    result = execute(path, bar, cell_seconds, core)
-            except KeyboardInterrupt:
-                result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
-            if in_place:
-                write_in_place(result)
-            results.append(result)
-            if result.details:
-                details = result.details if terminal else _ANSI.sub("", result.details)
-                bar.write(f"\n{path.name}: {result.failure}\n{details}\n", file=sys.stdout)
-            nbformat.write(result.notebook, build / path.name)
-            if result.failure in (INTERRUPTED, BUSY):
-                break
+        if in_place:
+            _write_back(waiting, bar, cell_seconds, keep)
+        else:
+            _until_done(at_the_same_time())
+    results.sort(key=lambda result: chapters.index(result.path))
     print(table(results))
+    if not in_place and len(chapters) > 1:
+        print(f"{AT_A_TIME} at a time shared the cores, and take longer than one alone")
     print(f"executed chapters: {os.path.relpath(build)}")
-    if results[-1].failure == INTERRUPTED:
+    if any(result.failure == INTERRUPTED for result in results):
         return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
+
+
+def _write_back(paths, bar, cell_seconds, keep):
+    """Execute chapters one by one, write back what shows what it declares, and keep each result."""
+    for path in paths:
+        try:
+            result = execute_until_it_shows(path, bar, cell_seconds)
+        except KeyboardInterrupt:  # while it waited for an idle machine
+            result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
+        write_in_place(result)
+        keep(result)
+        if result.failure in (INTERRUPTED, BUSY):
+            return
 
 
 def main(arguments=None):
