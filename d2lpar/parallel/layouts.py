@@ -4,6 +4,7 @@
 `layouts` returns the others, and `sweep` runs a step of yours on modelled GPUs for each of them.
 """
 
+import contextlib
 import functools
 import gc
 import itertools
@@ -226,7 +227,22 @@ def sweep(
     machine = as_machine(model)
     layouts = list(layouts)
     bar = shown(layouts, "layouts") if progress else layouts
-    return [_planned(step, layout, machine, batch, flops) for layout in bar]
+    with _older_objects_left_alone():
+        return [_planned(step, layout, machine, batch, flops) for layout in bar]
+
+
+@contextlib.contextmanager
+def _older_objects_left_alone():
+    """Keep garbage collections off what exists already, which takes them longer than a step."""
+    if gc.get_freeze_count():  # somebody does so already
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _planned(step, layout, machine, batch, flops):
