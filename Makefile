@@ -46,9 +46,10 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-# Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py).
+# Three processes on two cores, because each waits for half of its time: one executes the chapters,
+# the others run the tests (see tests/conftest.py).
 # After the death of a process xdist would run its test again and again, or wait for ever.
-PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
+PYTEST := -n 3 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
 SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))

@@ -1,4 +1,4 @@
-"""What all tests share, and how they are dealt to the two processes of `make test`."""
+"""What all tests share, and how they are dealt to the processes of `make test`."""
 
 import faulthandler
 import gc
@@ -113,7 +113,7 @@ def pytest_collection_finish():
 
 
 class Scheduling(LoadScopeScheduling):
-    """The chapters run in one process, one after the other; the files of tests in the other.
+    """The chapters run in one process, one after the other; the files of tests in the others.
 
     Two chapters at a time would get one core each, and measure that.
     """
