@@ -46,8 +46,8 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-# Three processes on two cores, because each waits for half of its time: one executes the chapters,
-# the others run the tests (see tests/conftest.py).
+# One process executes the chapters, the others run the tests (see tests/conftest.py). With two of
+# them, two cores are busy for two thirds of the time, so there are three.
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n 3 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
