@@ -63,6 +63,7 @@ class Program:
         gpus: the numbers of GPUs that it is for; None for those of the command line.
         prepare: function of the copied folder that makes the data.
         needs: the modules, besides torch, that it imports.
+        model: options of `d2lpar run` that model GPUs, for what is too large for CPU cores.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Program:
     gpus: tuple | None = None
     prepare: callable = None
     needs: tuple = ()
+    model: tuple = ()
 
 
 @dataclasses.dataclass
@@ -200,17 +202,26 @@ def prepare_picotron(folder, **sizes):
         path.write_text(f"{name} = None\n")
 
 
-def prepare_page(folder, name):
-    """Write the Python on a page of the tutorials, all its blocks together, to program.py."""
-    blocks, block = [], None
+def prepare_page(folder, name, number=0):
+    """Write a program on a page of the tutorials, all its blocks together, to program.py.
+
+    Args:
+        folder: where the page is, a `Path`.
+        name: of its file.
+        number: which of the page's programs; each ends with the block that calls it.
+    """
+    programs, block = [[]], None
     for line in [*(folder / name).read_text().splitlines(), "the end"]:
         if block is not None and (line.startswith(" ") or not line):
             block.append(line)
             continue
-        if block and _is_python(textwrap.dedent("\n".join(block))):
-            blocks.append(textwrap.dedent("\n".join(block)))
+        code = textwrap.dedent("\n".join(block or ()))
+        if code and _is_python(code):
+            programs[-1].append(code)
+            if "__main__" in code:
+                programs.append([])
         block = [] if re.fullmatch(r"\.\. code(-block)?:: *python|.*::", line) else None
-    (folder / "program.py").write_text("\n\n".join(blocks))
+    (folder / "program.py").write_text("\n\n".join(programs[number]))
 
 
 def prepare_torchtitan(folder):
@@ -264,6 +275,7 @@ MINGPT = """data_config.path=data/made.txt data_config.truncate=0.1 data_config.
 NANOGPT = """config/train_shakespeare_char.py --block_size=64 --batch_size=8 --n_layer=2 --n_head=2
     --n_embd=64 --dropout=0.0 --max_iters=20 --lr_decay_iters=20 --warmup_iters=2
     --eval_interval=10 --eval_iters=2 --log_interval=1 --gradient_accumulation_steps=4"""
+DDP_PAGE = "intermediate_source/ddp_tutorial.rst"
 NANOGPT_LOSS = r"iter \d+: loss ([\d.]+)"
 
 
@@ -287,11 +299,16 @@ def _picotron(name, n, **sizes):
     )
 
 
-def _tutorial(name, page, n, **options):
+def _tutorial(name, page, n, steps=None, number=0, **options):
     folder, _, file = page.rpartition("/")
-    prepare = functools.partial(prepare_page, name=file)
-    path = f"tutorials/{folder}"
-    return Program(name, path, python("program.py"), gpus=(n,), prepare=prepare, **options)
+    return Program(
+        f"tutorial: {name}",
+        f"tutorials/{folder}",
+        steps or python("program.py"),
+        gpus=(n,),
+        prepare=functools.partial(prepare_page, name=file, number=number),
+        **options,
+    )
 
 
 PROGRAMS = [
@@ -345,8 +362,17 @@ PROGRAMS = [
     _picotron("dp=2 tp=2", 4, dp_size=2, tp_size=2),
     _picotron("tp=2 pp=2", 4, tp_size=2, pp_size=2),
     _picotron("dp=2 pp=2", 4, dp_size=2, pp_size=2),
-    _tutorial("tutorial: ddp, 8 processes", "intermediate_source/ddp_tutorial.rst", 8),
-    _tutorial("tutorial: ZeRO", "recipes_source/zero_redundancy_optimizer.rst", 2),
+    _tutorial("DDP", DDP_PAGE, 2),
+    _tutorial("DDP, 8 processes", DDP_PAGE, 8),
+    _tutorial("DDP, torchrun", DDP_PAGE, 2, torchrun(["program.py"]), number=1),
+    _tutorial(
+        "pipelining",
+        "intermediate_source/pipelining_tutorial.rst",
+        2,
+        torchrun(["program.py"]),
+        model=("--model", "v100-32gb", "--no-values"),
+    ),
+    _tutorial("ZeRO", "recipes_source/zero_redundancy_optimizer.rst", 2),
 ]
 
 
@@ -515,7 +541,7 @@ def run_program(program, folder, gpus=None, environment=Path(sys.prefix)):
         for number, commands in enumerate(steps):
             if gpus is not None:
                 run = ["python", "-m", "d2lpar", "run", "--gpus", str(gpus // len(commands))]
-                commands = [[*run, *command] for command in commands]
+                commands = [[*run, *program.model, *command] for command in commands]
             start = time.perf_counter()
             path = Path(scratch, f"printed{number}")
             code, printed = _run_together(commands, copy, path, _variables(environment))

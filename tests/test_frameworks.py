@@ -48,3 +48,37 @@ def test_a_program_that_uses_no_virtual_gpu_is_not_well(tmp_path):
     program = bench_programs.Program("print", "folder", lambda n: [[command]], on_cpu=command)
     found = [bench_programs.run_program(program, tmp_path, gpus).error for gpus in (None, 2)]
     assert found == [None, "no process used a virtual GPU"]
+
+
+PAGE = """
+Set up, and call it::
+
+    import os
+
+.. code:: python
+
+    if __name__ == "__main__":
+        print(os.sep)
+
+The same by torchrun.
+
+.. code-block:: python
+
+   import sys
+   if __name__ == "__main__":
+       print(sys.argv)
+
+.. code:: bash
+
+    torchrun second.py
+"""
+
+
+def test_the_programs_on_a_page_are_kept_apart(tmp_path):
+    """PyTorch's page on DDP has one for `spawn` and one for torchrun."""
+    (tmp_path / "page.rst").write_text(PAGE)
+    for number, (own, other) in enumerate((("os.sep", "sys"), ("sys.argv", "os"))):
+        bench_programs.prepare_page(tmp_path, "page.rst", number)
+        program = (tmp_path / "program.py").read_text()
+        assert own in program and f"import {other}" not in program
+        compile(program, "program", "exec")

@@ -291,6 +291,17 @@ def test_a_command_may_take_its_time_to_end(tmp_path):
     assert (job.returncode, out) == (9, "saved\n"), error
 
 
+def test_a_job_may_be_stopped_and_continued(monkeypatch, capfd):
+    """Python then returns garbage from a wait for signals that was to end in the meantime."""
+    real, garbage = signal.sigtimedwait, SimpleNamespace(si_signo=2**27, si_code=-1)
+
+    def stopped(signals, seconds):
+        return garbage if seconds > 0 else real(signals, seconds)
+
+    monkeypatch.setattr(signal, "sigtimedwait", stopped)
+    assert run_command(["sleep", "0.3"], 1) == 0, capfd.readouterr().err
+
+
 def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
     """It reads its input and gets the interrupt; what comes behind it can read again."""
     import pty

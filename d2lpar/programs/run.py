@@ -107,7 +107,10 @@ class _Job:
         The terminal's Ctrl-C goes to the command by itself. How long that takes to end, for it may
         write a checkpoint, is its own affair.
         """
-        info = signal.sigtimedwait(SIGNALS, SECONDS_BETWEEN_LOOKS)
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        # With a time to wait, this returns garbage if the process was stopped (Ctrl-Z, a debugger)
+        # for longer than that: Python looks at the clock, not at what the call returned.
+        info = signal.sigtimedwait(SIGNALS, 0)
         if info is None or info.si_code > 0:  # none, or from the terminal, as to the command
             return
         if self._asked_to_end:
