@@ -112,11 +112,11 @@ def _what_it_is(gpus, machine, zero):
         return text + f"No step on a {machine.gpu.name} has been held against it."
     nearest = min(FOUND, key=lambda known: abs(known - gpus))
     error, cost = FOUND[nearest]
-    without = " and without ZeRO" if zero else ""
+    without = " and taken to be without ZeRO" if zero else ""
     return text + (
-        f"Steps measured on {nearest} A100s, all with recomputation{without}, differed by {error:.1%} on "
-        f"average, and layouts chosen so were {cost:.1%} slower than the fastest measured ones "
-        "(docs/planning.md)."
+        f"Steps measured on {nearest} A100s, all with recomputation{without}, differed by "
+        f"{error:.1%} on average, and layouts chosen so were {cost:.1%} slower than the fastest "
+        "measured ones (docs/planning.md)."
     )
 
 
