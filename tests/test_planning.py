@@ -65,8 +65,7 @@ def test_zero_divides_what_the_optimizer_keeps_and_sends_no_more():
     assert part.busy == pytest.approx(every.busy / 8, rel=0.02)
     alone = gpt.update_cost(MACHINE, size, 1, 1, 1, 1)
     assert alone == gpt.update_cost(MACHINE, size, 1, 1, 1, 0)
-    odd = gpt.update_cost(MACHINE, size + 1, 1, 8, 1, 1)  # does not divide
-    assert odd.kept == pytest.approx(part.kept, rel=1e-5)
+    assert gpt.update_cost(MACHINE, 1999, 1, 1000, 1, 1).kept >= 4 * 1999  # does not divide
 
 
 def test_a_step_with_zero_needs_less_memory():
