@@ -68,6 +68,13 @@ def main(arguments=None):
         "--tokens", type=_amount, metavar="N", help="of the training, 300B for example"
     )
     plan.add_argument("--price", type=_amount, metavar="X", help="of an hour of one GPU")
+    plan.add_argument(
+        "--zero",
+        type=int,
+        choices=(0, 1),
+        default=0,
+        help="1: replicas divide the optimizer's state; default: 0",
+    )
     commands.add_parser("doctor", help="say what would run where here, and what is wrong")
     options = parser.parse_args(arguments)
     if options.name == "doctor":

@@ -1,14 +1,21 @@
-"""Layouts: ranks and groups, what is refused and why, and what a sweep measures."""
+"""Layouts: ranks and groups, what is refused and why, what a sweep measures, and chapter 14's step
+in a layout that splits in all three ways."""
 
+from pathlib import Path
+
+import nbformat
 import pytest
 import torch
 import torch.distributed as dist
 
+import d2lpar
+from d2lpar.parallel.gpt import GPT
 from d2lpar.parallel.layouts import Layout, candidates, layouts, sweep, why_not
 from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.links import Link
 
+CHAPTER = Path(__file__).resolve().parents[1] / "notebooks" / "14_planning_a_training_run.ipynb"
 SIZES = {"batch": 512, "layers": 30, "heads": 32}
 # Kernels of 1e9 bytes/s of memory, links of 1e9 bytes/s inside and 1e8 between machines
 FABRIC = Link(1e9)
@@ -41,6 +48,7 @@ def test_every_axis_parts_the_ranks():
     [
         (lambda: Layout(tensor=0), "tensor of a Layout is a positive whole number: got 0"),
         (lambda: Layout(micro_batch=2.0), "micro_batch .* got 2.0"),
+        (lambda: Layout(zero=2), "zero of a Layout is 0 or 1: got 2"),
         (lambda: Layout(data=4).place(4), "ranks 0 to 3: got 4"),
         (lambda: Layout(data=4).ranks_of(0, "model"), "tensor, data, pipeline: got 'model'"),
         (lambda: Layout(data=3).micro_batches(512), "512 does not divide among 3 replicas"),
@@ -74,6 +82,8 @@ def test_layouts_are_the_candidates_that_nothing_speaks_against():
     assert {each.gpus for each in found} == {64} == {each.gpus for each in candidates(64)}
     assert len(candidates(64)) == 28 * 8  # 28 ways to write 2 ** 6 as a product of three
     assert len(layouts(64, **SIZES, gpus_per_machine=None)) == 64 + 2 * 8 * 2
+    with_zero = layouts(64, **SIZES, zero=(0, 1))
+    assert len(set(with_zero)) == 128 and sum(each.zero for each in with_zero) == 64
     assert layouts(2, **SIZES, micro_batches=(4,), recompute=(True,)) == [
         Layout(1, 1, 2, 4, True),
         Layout(1, 2, 1, 4, True),
@@ -166,3 +176,27 @@ def test_each_stage_has_a_host_of_its_own():
 def test_a_sweep_shows_its_progress(capsys):
     sweep(lambda layout: None, [Layout()], model=MACHINE)
     assert "layouts" in capsys.readouterr().err
+
+
+def names_of_chapter(last):
+    """Return what the code of chapter 14 defines, up to the cell with the id `last`."""
+    names = {"__name__": "chapter_14"}
+    for cell in nbformat.read(CHAPTER, as_version=4).cells:
+        if cell.cell_type == "code":
+            exec(cell.source, names)
+        if cell.id == last:
+            return names
+    raise AssertionError(f"no cell {last}")
+
+
+def test_all_three_splits_at_once_take_the_step_of_one_device(capsys):
+    # 8 virtual GPUs: 4 processes, for 2 parts of 2 replicas, each with 2 stages
+    errors, layout = names_of_chapter("c14-22")["errors"], Layout(2, 2, 2, 1, True)
+    tiny = GPT(2, 16, 4, length=8, vocabulary=32)
+    torch.manual_seed(1)
+    X, y = torch.randint(32, (2, 4, 8))
+    ranks = d2lpar.launch(errors, layout, tiny, X, y, nproc=4)
+    assert len(ranks) == 4
+    losses, expected, gradients = zip(*ranks, strict=True)
+    assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-5)
+    assert 0 < max(gradients) < 1e-5

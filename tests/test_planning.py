@@ -55,6 +55,27 @@ def test_an_update_keeps_twenty_bytes_a_parameter():
     assert gpt.update_cost(MACHINE, 10**6, 1, 1, 1).kept == pytest.approx(20e6, rel=1e-5)
 
 
+def test_zero_divides_what_the_optimizer_keeps_and_sends_no_more():
+    # Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, sections 5.1 and 7.2.1: replicas
+    # divide the optimizer's bytes, and send twice the parameters, as an all-reduce does
+    size = 80 * 10**6
+    every, part = (gpt.update_cost(MACHINE, size, 1, 8, 1, zero) for zero in (0, 1))
+    assert part.kept == pytest.approx((4 + 16 / 8) * size, rel=1e-5)
+    assert part.seconds - part.busy == pytest.approx(every.seconds - every.busy, rel=0.02)
+    assert part.busy == pytest.approx(every.busy / 8, rel=0.02)
+    alone = gpt.update_cost(MACHINE, size, 1, 1, 1, 1)
+    assert alone == gpt.update_cost(MACHINE, size, 1, 1, 1, 0)
+    assert gpt.update_cost(MACHINE, 1999, 1, 1000, 1, 1).kept >= 4 * 1999  # does not divide
+
+
+def test_a_step_with_zero_needs_less_memory():
+    layout = Layout(tensor=2, data=4)
+    each, zero = (gpt.step_of(SMALL, replace(layout, zero=n), 8, MACHINE) for n in (0, 1))
+    parameters = (4 * 12 * 512**2 + 1024 * 512) // 2
+    assert each.num_bytes - zero.num_bytes == pytest.approx(12 * parameters, rel=1e-3)
+    assert zero.seconds < each.seconds and zero.layout.zero == 1
+
+
 def test_a_pipeline_idles_in_its_bubble():
     # Narayanan et al. 2021, section 2.2: (p - 1) / m of the time of m micro-batches; the head is
     # not in it
@@ -116,6 +137,19 @@ def test_the_command_prints_a_table(capsys):
     assert "measured on 2 A100s" in lines[-1]
 
 
+def test_the_command_takes_a_stage_of_zero(capsys):
+    options = ["--gpus", "2", "--batch", "2"]
+    whole, divided = (plan(capsys, *options, *zero)[1] for zero in ([], ["--zero", "1"]))
+    assert divided.splitlines()[0].endswith("A100-SXM4-80GB, ZeRO 1")
+    assert "ZeRO" not in whole and "taken to be without ZeRO, differed" in divided
+    with_replicas = "   1   1    2            1         no"
+    of_both = [next(s for s in out.splitlines() if with_replicas in s) for out in (whole, divided)]
+    # 13.1 million parameters: 16 bytes for the half that the other replica has are 0.1 GB
+    gigabytes = [float(line.split()[7]) for line in of_both]
+    assert gigabytes[0] - gigabytes[1] == pytest.approx(0.1, abs=0.051)
+    assert float(of_both[1].split()[5]) <= float(of_both[0].split()[5])
+
+
 ROWS = [
     Planned(Layout(1, 1, 4), 2.0, 10**10, 0.25, 0.5),
     Planned(Layout(2, 1, 2), 1.0, 10**10, 0.25, 1.0),
@@ -171,6 +205,7 @@ def test_a_network_that_fits_nowhere(rows, capsys):
         (["--gpus", "8", "--parameters", "3.6B", "--heads", "4"], "not both"),
         (["--gpus", "8", "--parameters", "-1"], "positive number"),
         (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "add --tokens"),
+        (["--gpus", "8", "--parameters", "3.6B", "--zero", "2"], "--zero: invalid choice"),
         (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no machine named 'dgx9'"),
     ],
 )

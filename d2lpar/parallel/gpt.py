@@ -280,28 +280,37 @@ def head_cost(machine, width, vocabulary, length, micro, t):
 
 
 @functools.cache
-def update_cost(machine, parameters, t, d, p):
+def update_cost(machine, parameters, t, d, p, zero=0):
     """Return the `Cost` of the sum of gradients over d ranks and of Adam.
 
     It keeps, for each parameter, 2 bytes each of weight and gradient, and 4 each of a float32 copy
-    of both and of Adam's two averages.
+    of both and of Adam's two averages. With the first stage of ZeRO a rank keeps these 16 bytes for
+    a d-th of the parameters: it receives the sum of this part, a reduce-scatter, and the updated
+    weights are gathered.
     """
     device = _device(machine)
     accel = torch.get_device_module(device)
     before = accel.memory_allocated(device)
     with equal_ranks(t * d * p):
         group = _group(d, t)
-        weights, gradients = torch.empty(2, parameters, device=device, dtype=torch.half)
-        master = torch.empty(parameters, device=device)
+        parts = d if zero else 1
+        part = -(-parameters // parts)  # the last one is filled up
+        weights, gradients = torch.empty(2, parts * part, device=device, dtype=torch.half)
+        my_weights, my_gradients = weights[:part], gradients[:part]  # as rank 0 has them
+        master = torch.empty(part, device=device)
         master.grad = torch.empty_like(master)
         trainer = torch.optim.Adam([master], fused=True)
 
         def step():
-            if group is not None:
+            if parts > 1:
+                dist.reduce_scatter(my_gradients, [*gradients.split(part)], group=group)
+            elif group is not None:
                 dist.all_reduce(gradients, group=group)
-            master.grad.copy_(gradients)
+            master.grad.copy_(my_gradients)
             trainer.step()
-            weights.copy_(master)
+            my_weights.copy_(master)
+            if parts > 1:
+                dist.all_gather([*weights.split(part)], my_weights, group=group)
 
         step()  # makes the averages
         return _cost(device, step)._replace(kept=accel.memory_allocated(device) - before)
@@ -349,7 +358,7 @@ def step_of(gpt, layout, batch, machine):
     layer = layer_cost(machine, *size, layout.recompute)
     head = head_cost(machine, gpt.width, gpt.vocabulary, gpt.length, micro, t)
     parameters = int(12 * stage * gpt.width**2 / t + gpt.vocabulary * gpt.width / t)
-    update = update_cost(machine, parameters, t, d, p)
+    update = update_cost(machine, parameters, t, d, p, layout.zero)
     passes = m + p - 1
     # Only the last stage has the head, so the others fill and drain without it.
     seconds = passes * stage * layer.seconds + m * head.seconds * (WHOLE_HEAD if t == 1 else 1)
@@ -366,7 +375,7 @@ def step_of(gpt, layout, batch, machine):
     return Planned(layout, seconds, num_bytes, 1 - busy / seconds, mfu, refused)
 
 
-def plan(gpt, gpus, batch, model="dgxa100", progress=True):
+def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
     """Return a `Planned` for every layout of a GPT on a number of GPUs, refused ones too: a list.
 
     Args:
@@ -375,14 +384,15 @@ def plan(gpt, gpus, batch, model="dgxa100", progress=True):
         batch: sequences of a step.
         model: a machine, see `d2lpar.virtual_gpus`; its host is that of Megatron.
         progress: show a progress bar.
+        zero: the stage of ZeRO, 0 or 1.
 
     Raises:
-        ValueError: there is no such machine, or `gpus` need several and it has no network.
+        ValueError: there is no such machine or stage, or `gpus` need several and it has no network.
     """
     machine = replace(as_machine(model), host=MEGATRON_HOST)
     if machine.gpus is not None and gpus > machine.gpus and machine.network is None:
         raise ValueError(f"{gpus} GPUs need several machines of {machine.gpus} with a network")
-    every = candidates(gpus)
+    every = candidates(gpus, zero=(zero,))
     rows = []
     for layout in shown(every, "layouts") if progress else every:
         reason = why_not(

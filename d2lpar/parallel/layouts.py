@@ -36,9 +36,12 @@ class Layout:
         data: d, the number of replicas, which share the batch.
         micro_batch: how many examples pass through a stage at a time.
         recompute: whether backward runs each layer forward again, instead of keeping what it needs.
+        zero: the stage of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). With 1
+            each of the d replicas keeps and updates a d-th of the optimizer's state, with 0 all of
+            it. Stages 2 and 3 send in each micro-batch and are not offered.
 
     Raises:
-        ValueError: a number is not a positive integer.
+        ValueError: a number is not a positive integer, or there is no such stage of ZeRO.
     """
 
     tensor: int = 1
@@ -46,16 +49,20 @@ class Layout:
     data: int = 1
     micro_batch: int = 1
     recompute: bool = False
+    zero: int = 0
 
     def __post_init__(self):
         for name in (*AXES, "micro_batch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} of a Layout is a positive whole number: got {value!r}")
+        if self.zero not in (0, 1):
+            raise ValueError(f"zero of a Layout is 0 or 1: got {self.zero!r}")
 
     def __str__(self):
         text = f"t{self.tensor} p{self.pipeline} d{self.data}, micro-batch {self.micro_batch}"
-        return text + (", recomputing" if self.recompute else "")
+        text += ", recomputing" if self.recompute else ""
+        return text + (f", ZeRO {self.zero}" if self.zero else "")
 
     @property
     def gpus(self):
@@ -106,20 +113,21 @@ class Layout:
         return [first + i * stride for i in range(getattr(self, axis))]
 
 
-def candidates(gpus, micro_batches=(1, 2, 4, 8), recompute=(False, True)):
+def candidates(gpus, micro_batches=(1, 2, 4, 8), recompute=(False, True), zero=(0,)):
     """Return every `Layout` of a number of GPUs, whether it suits a network or not: a list.
 
     Args:
         gpus: the number of GPUs.
         micro_batches: the micro-batches to try.
         recompute: whether to recompute: the choices to try.
+        zero: the stages of ZeRO to try, 0 and 1.
     """
     divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
     return [
-        Layout(t, p, gpus // (t * p), micro_batch, again)
+        Layout(t, p, gpus // (t * p), micro_batch, again, stage)
         for t, p in itertools.product(divisors, divisors)
         if gpus % (t * p) == 0
-        for micro_batch, again in itertools.product(micro_batches, recompute)
+        for micro_batch, again, stage in itertools.product(micro_batches, recompute, zero)
     ]
 
 
@@ -155,7 +163,7 @@ def layouts(gpus, *, batch, layers, heads, gpus_per_machine=8, **choices):
     Args:
         gpus: the number of GPUs.
         batch, layers, heads, gpus_per_machine: as in `why_not`.
-        **choices: `micro_batches` and `recompute` of `candidates`.
+        **choices: `micro_batches`, `recompute` and `zero` of `candidates`.
     """
     sizes = {"batch": batch, "layers": layers, "heads": heads}
     sizes["gpus_per_machine"] = gpus_per_machine

@@ -37,7 +37,7 @@ def gpt_of(parameters):
     return SIZES[nearest]
 
 
-def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown=10):
+def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown=10, zero=0):
     """Print the fastest layouts of a GPT, those that are refused, and what the figures are.
 
     Args:
@@ -48,20 +48,21 @@ def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown
         tokens: how many a training takes, for its days; None for steps only.
         price: of an hour of one GPU, for the cost of the `tokens`; None for no cost.
         shown: how many layouts are printed.
+        zero: the stage of ZeRO, 0 or 1.
 
     Returns:
         How many layouts can be used.
     """
     machine = as_machine(model)
     has_tqdm = importlib.util.find_spec("tqdm") is not None  # not where the suite is not installed
-    rows = plan(gpt, gpus, batch, machine, progress=has_tqdm)
+    rows = plan(gpt, gpus, batch, machine, progress=has_tqdm, zero=zero)
     good = sorted((row for row in rows if row.refused is None), key=lambda row: row.seconds)
-    print(_heading(gpt, gpus, batch, machine))
+    print(_heading(gpt, gpus, batch, machine) + (f", ZeRO {zero}" if zero else ""))
     if good:
         print("\n".join(_table(good[:shown], gpt, batch, machine, tokens, price)))
     for line in _refusals(rows, machine):
         print(line)
-    print(_what_it_is(gpus, machine))
+    print(_what_it_is(gpus, machine, zero))
     return len(good)
 
 
@@ -104,17 +105,18 @@ def _refusals(rows, machine):
         yield f"{count:5}  {reason}"
 
 
-def _what_it_is(gpus, machine):
+def _what_it_is(gpus, machine, zero):
     """Return what the figures are: modelled, and how far off such figures were."""
     text = "Modelled, not measured: steps of Megatron's GPT in half precision. "
     if not machine.gpu.name.startswith("A100"):
         return text + f"No step on a {machine.gpu.name} has been held against it."
     nearest = min(FOUND, key=lambda known: abs(known - gpus))
     error, cost = FOUND[nearest]
+    without = " and taken to be without ZeRO" if zero else ""
     return text + (
-        f"Steps measured on {nearest} A100s, all with recomputation, differed by {error:.1%} on "
-        f"average, and layouts chosen so were {cost:.1%} slower than the fastest measured ones "
-        "(docs/planning.md)."
+        f"Steps measured on {nearest} A100s, all with recomputation{without}, differed by "
+        f"{error:.1%} on average, and layouts chosen so were {cost:.1%} slower than the fastest "
+        "measured ones (docs/planning.md)."
     )
 
 
@@ -137,7 +139,13 @@ def run(options, refuse):
         extents = {"length": options.length, "vocabulary": options.vocabulary}
         gpt = GPT(**sizes | extents)
         count = print_plan(
-            gpt, options.gpus, options.batch, options.model, options.tokens, options.price
+            gpt,
+            options.gpus,
+            options.batch,
+            options.model,
+            options.tokens,
+            options.price,
+            zero=options.zero,
         )
     except ValueError as error:
         refuse(str(error))
