@@ -840,6 +840,17 @@ def test_ranks_of_a_machine_that_is_not_full_share_its_cards_among_fewer(cards):
         assert seconds_of_sum(dist.new_group([0, 1, 4])) == pytest.approx(10 / (cards / 3))
 
 
+@pytest.mark.parametrize(("gpus", "cards", "seconds"), [(4, 1, 16), (4, 4, 4), (8, 1, 0.07)])
+def test_all_to_all_sends_the_parts_for_other_machines_through_the_cards(gpus, cards, seconds):
+    """Of 8 bytes a rank of 8, 4 go to the other of two machines: 16 from each. A ring sends 7."""
+    fixed_gpus(1, gpus=gpus, peer_link=Link(100.0), network_cards=cards, network=Link(1.0))
+    x = torch.empty(8, dtype=torch.uint8, device="vgpu")
+    with equal_ranks(8):
+        begun = end()
+        dist.all_to_all_single(torch.empty_like(x), x)
+        assert end() - begun == pytest.approx(seconds)
+
+
 def test_ranks_that_choose_their_gpus_in_another_order_share_the_cards_of_full_machines():
     """Four ranks on the third and fourth of machines of 2 have half of a card each."""
 
@@ -1310,7 +1321,7 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
     met = [message for message in heard(keeper, 1) if message[0] == "meet"]
     assert met == [
         ("meet", (0, 1), 1.0, Route(4.0, 0.3, 0.2), True),
-        ("meet", (0, 1, 2), 1.0, Route(2.0, 0.3, 7.0, machines=2, between=2.0), True),  # 1 for each
+        ("meet", (0, 1, 2), 1.0, Route(2.0, 0.3, 7.0, 2, between=2.0, part=1.0), True),
     ]
 
 

@@ -2,7 +2,7 @@
 
 Every rank has one link that sends and receives at the same time. Sums go around a ring where that
 is faster than NCCL's double binary tree, which sends whole tensors but has fewer steps; all else
-goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
+but an all-to-all goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
 Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Over several machines, most
 steps of the ring stay inside one; the tree is a chain inside each and a tree between them, as in
 NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
@@ -10,7 +10,7 @@ NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/
 Virtual GPUs take these seconds. Chapters predict with the formulas in `parallel/costs.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -21,18 +21,21 @@ class Cost:
         steps: consecutive messages, each of which pays the latency of the link.
         num_bytes: the bytes that the rank sends or, if it sends none, receives.
         between: how many of the steps lead from one machine to another.
+        leaving: those of the bytes that every rank sends to other machines at the same time.
     """
 
     steps: int
     num_bytes: int
     between: int = 0
+    leaving: int = 0
 
     def seconds(self, route):
         """Return the seconds it takes on a `Route`; one without steps takes none."""
         if not self.steps:
             return 0.0
         steps = (self.steps - self.between) * route.latency + self.between * route.between
-        return route.startup + steps + self.num_bytes / route.bandwidth
+        sending = max(self.num_bytes / route.bandwidth, self.leaving / route.part)
+        return route.startup + steps + sending
 
 
 def all_reduce(k, num_bytes, route):
@@ -49,8 +52,18 @@ def all_reduce(k, num_bytes, route):
 
 
 def in_parts(k, num_bytes, route):
-    """Return the `Cost` of all_gather, reduce_scatter and all_to_all, `num_bytes` for all parts."""
+    """Return the `Cost` of all_gather and reduce_scatter, `num_bytes` for all parts."""
     return Cost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
+
+
+def to_each(k, num_bytes, route):
+    """Return the `Cost` of all_to_all, `num_bytes` for all parts of a rank.
+
+    No ring helps: the parts for other machines leave through the cards, those of each rank.
+    """
+    leaving = (k - k // route.machines) * num_bytes // k
+    ring = in_parts(k, num_bytes, route)
+    return replace(ring, leaving=leaving if route.machines > 1 else 0)
 
 
 def around(k, num_bytes, route):

@@ -334,7 +334,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _all_to_all(self, name, outputs, inputs, result):
         dtypes = str({tensor.dtype for tensor in (*inputs, *outputs)})
         move = exchange.all_to_all
-        call = Collective(name, inputs, outputs, move, costs.in_parts, dtypes, shapes_of=[])
+        call = Collective(name, inputs, outputs, move, costs.to_each, dtypes, shapes_of=[])
         return self._issue(call, result)
 
     @_by_device

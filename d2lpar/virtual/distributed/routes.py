@@ -15,6 +15,7 @@ class Route(NamedTuple):
         startup: seconds before the first step.
         machines: the number of machines that the ranks are in.
         between: seconds of a step from one machine to another.
+        part: bytes per second that each rank sends to other machines while all ranks do.
     """
 
     bandwidth: float
@@ -22,6 +23,7 @@ class Route(NamedTuple):
     startup: float = 0.0
     machines: int = 1
     between: float = 0.0
+    part: float = NO_LINK
 
 
 def way_inside(op):
@@ -74,10 +76,10 @@ def route(hosts, inside, between):
     in_each = Counter(hosts)
     if len(in_each) == 1:
         return Route(narrowest, latency, startup)
-    _, step, start = _slowest(between)
+    part, step, start = _slowest(between)
     parts = (part * in_each[host] for host, (part, *_) in zip(hosts, between, strict=True))
     bandwidth = min(narrowest, *parts)
-    return Route(bandwidth, latency, max(startup, start), len(in_each), step)
+    return Route(bandwidth, latency, max(startup, start), len(in_each), step, part)
 
 
 def _slowest(ways):
