@@ -284,7 +284,7 @@ def all_cards(data, g):
         ),
         "without the sum": (
             SECONDS % (FITS, "k", "T_1") + BY_PRICE,
-            2,
+            3,
             "Is the sum of the gradients in the step?",
         ),
         "everything beside the sum": (
