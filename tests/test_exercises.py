@@ -221,6 +221,20 @@ def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
         (torch.ones(1), torch.ones(2), None, "x: expected [1, 1], got [1]"),
         (torch.full((2,), float("nan")), torch.ones(2), 0.1, "x: expected [1, 1], got [nan, nan]"),
         (
+            torch.full((9,), float("nan")),
+            torch.ones(9),
+            0.1,
+            "x: expected a tensor of shape (9,), got a tensor with NaN in 9 of 9 places",
+        ),
+        (
+            [123_456] * 7 + [0] + [123_456] * 8,
+            [123_456] * 16,
+            None,
+            "x, number 7 of the list: expected 123,456, got 0",
+        ),
+        (list(range(90)), list(range(91)), None, "x: expected 91 in the list, got 90"),
+        (1.0, -0.0, None, "x: expected 0, got 1"),
+        (
             torch.full((9,), 3.0),
             torch.ones(9),
             0.1,
@@ -329,8 +343,10 @@ def test_marks_add_up_the_parts_that_pass(capsys):
         "ok    1 of 1  good",
         "wrong 0 of 2  wrong: Add",
         "              one. x: expected 2, got 1",
-        "wrong 0 of 3  broken: ZeroDivisionError: division by zero",
-        "wrong 0 of 1  unknown: NotImplementedError: aten::nothing",
+        "wrong 0 of 3  broken: the check cannot use this answer: ZeroDivisionError: division by "
+        "zero",
+        "wrong 0 of 1  unknown: the check cannot use this answer: NotImplementedError: "
+        "aten::nothing",
         "open  0 of 1  to do: not answered yet",
         "open  0 of 1  behind it: not answered yet",
         "1 of 9 points",
@@ -387,6 +403,7 @@ LIKE = CHECK.format("")
 WITHOUT = CHECK.format(', without=("torch", "numpy")')
 BORROWED = "from d2lpar.exercises.automatic_parallelism import fastest\n"
 WHOLE = LIKE.replace("like=0", "like=[0]")
+FIRST = WHOLE.replace("9)", "9)[0]", 1)
 TOO_LATE = """
 import d2lpar
 
@@ -471,6 +488,18 @@ STORIES = {  # cells, and the line that the last of them prints first
         "your answer calls numpy, which the task rules out",
     ),
     "neither": ([RIGHT, WITHOUT], "ok    1 of 1  devices"),
+    "an error in a function that was given": (
+        ["def given(*times):\n    return 1 / 0\n\n\ndevices = given", LIKE],
+        "devices: ZeroDivisionError: division by zero",
+    ),
+    "a name that a module has not": (
+        ["def devices(*times):\n    from d2lpar.exercises.scaling import unknown", LIKE],
+        "cannot import name 'unknown' from 'd2lpar.exercises.scaling'\n",
+    ),
+    "too short a list": (
+        ["def devices(*times):\n    return []", FIRST],
+        "devices: the check cannot use this answer: IndexError: list index out of range",
+    ),
     "no whole numbers": (
         ["def devices(*times):\n    return [2.5, 1]", WHOLE],
         "devices: whole numbers were expected, got [2.5, 1]",

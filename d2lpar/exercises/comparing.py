@@ -4,6 +4,8 @@ import numbers
 
 import torch
 
+LONGEST = 160  # characters of a line
+
 
 def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
     """Compare what an answer gave with what it should give.
@@ -25,14 +27,8 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
         expect_type(what, got, want)
     if agree(got, want, tolerance):
         return
-    shown = show(got)
-    tensors = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
-    if tensors and got.shape == want.shape and shown in (describe(got), show(want)):
-        shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
-    elif shown == show(want) and isinstance(got, torch.Tensor):
-        shown = f"a tensor on {got.device}"
     fitting = fitting_hint(got, tolerance, hints, hint)
-    raise AssertionError(f"{fitting}\n{what}: expected {show(want)}, got {shown}".lstrip())
+    raise AssertionError(f"{fitting}\n{_both(what, got, want, tolerance)}".lstrip())
 
 
 def at_most(what, got, limit, hint=""):
@@ -99,7 +95,7 @@ def show(value):
             return describe(value)
         value = value.tolist()
     if isinstance(value, float):
-        return f"{value:,.6g}"
+        return f"{value + 0.0:,.6g}"  # without the sign of -0.0
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
@@ -107,7 +103,7 @@ def show(value):
     return short(repr(value))
 
 
-def short(text, length=160):
+def short(text, length=LONGEST):
     """Return a text without its line breaks, cut if it is long."""
     text = " ".join(text.split())
     return text if len(text) <= length else text[: length - 4] + " ..."
@@ -147,6 +143,27 @@ def _fits(got, like):
         kind = torch.Tensor if isinstance(like, torch.Tensor) else type(like)
         return isinstance(got, kind)
     return like is None or isinstance(got, type(like))
+
+
+def _both(what, got, want, tolerance):
+    """Return a line with what was expected and what came; of long lists the first difference."""
+    shown = show(got)
+    tensors = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
+    if tensors and got.shape == want.shape and shown in (describe(got), show(want)):
+        shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
+        if got.isnan().any():
+            shown = f"a tensor with NaN in {int(got.isnan().sum()):,} of {got.numel():,} places"
+    elif shown == show(want) and isinstance(got, torch.Tensor):
+        shown = f"a tensor on {got.device}"
+    line = f"{what}: expected {show(want)}, got {shown}"
+    lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
+    if len(line) <= LONGEST or not lists:
+        return line
+    if len(got) != len(want):
+        return f"{what}: expected {len(want):,} in the list, got {len(got):,}"
+    pairs = enumerate(zip(got, want, strict=True))
+    i, pair = next((i, pair) for i, pair in pairs if not agree(*pair, tolerance))
+    return _both(f"{what}, number {i} of the list", *pair, tolerance)
 
 
 def _largest_difference(a, b):

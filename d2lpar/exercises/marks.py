@@ -117,7 +117,8 @@ class Marks:
             raise AssertionError(f"there is no `{name}`: run the answer cell first")
         if value is None:
             raise NotImplementedError
-        self._files |= {_file(value)} - {__file__}
+        if getattr(value, "__name__", name) in (name, "<lambda>"):  # none that was given
+            self._files |= {_file(value)} - {__file__}
         return value
 
     def total(self):
@@ -165,8 +166,10 @@ class Marks:
             told = re.findall(r'File "(.+)", line (\d+), in (.+)', note)
             frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
             own += [frame for frame in frames if frame.filename in self._files]
-        where = f"line {own[-1].lineno} of your answer: `{own[-1].line}`: " if own else ""
-        return where + _text(error)
+        if own:
+            return f"line {own[-1].lineno} of your answer: `{own[-1].line}`: {_text(error)}"
+        unusable = frames[-1].filename == _check
+        return "the check cannot use this answer: " * unusable + _text(error)
 
 
 class Answer:
@@ -252,7 +255,7 @@ def _refused(modules):
 
 def _text(error):
     """Return the type and the message of an exception, without a file."""
-    message = short(str(getattr(error, "msg", error)))
+    message = short(re.sub(r" \(\S+\.py\)$", "", str(getattr(error, "msg", error))))
     return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 

@@ -69,6 +69,11 @@ WRONG = {
             3,
             "The device needs longer",
         ),
+        "milliseconds": (
+            "large, large_waiting, small, smallest_t_2 = 151, 159, 8, 8",
+            1,
+            "Give microseconds",
+        ),
         "launches are always hidden": (
             "large, large_waiting, small, smallest_t_2 = 151_000, 151_000, 3000, 9",
             1,

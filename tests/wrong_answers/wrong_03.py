@@ -97,6 +97,11 @@ def most_at_once(spans):
         "all of them": ("def most_at_once(spans):\n    return len(spans)", 0, "do not meet"),
     },
     "stopwatch": {
+        "another clock": (
+            "def stopwatch(work):\n    work()\n    return 1.0",
+            0,
+            "Does `clock()` tell both times?",
+        ),
         "the hasty one": ("stopwatch = hasty_stopwatch", 0, "waits for the current one"),
         "leftovers are counted": (
             """

@@ -166,6 +166,11 @@ def hidden_part(copies, kernels):
             "That is the last item",
         ),
         "no wait at the end": (COLLECT % (EVENT, OWN, "side", "pass"), 0, "Nothing has arrived"),
+        "no wait behind a copy to new memory": (
+            COLLECT.replace(".copy_(y", " = y.to('cpu'") % (EVENT, "None", "side", "pass"),
+            0,
+            "Has its copy arrived when `collect` returns?",
+        ),
         "one stream": (
             COLLECT % ("pass", OWN, "compute", "compute.synchronize()"),
             2,

@@ -62,6 +62,16 @@ WRONG = {
         ),
     },
     "links-of-0": {
+        "parameters only": (
+            LINKS % (408, 640, "3 * N", "3 * N + 3 * outputs", "2 * N + B"),
+            2,
+            "What else does a replica need",
+        ),
+        "no gradients": (
+            LINKS % (408, 640, "3 * (N + B + outputs)", "3 * N + 3 * outputs", "N"),
+            2,
+            "What has the backward pass left?",
+        ),
         "no buffers": (
             LINKS % (0, 640, "3 * (N + outputs)", "3 * (N + outputs)", "2 * N"),
             1,

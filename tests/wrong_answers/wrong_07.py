@@ -133,6 +133,16 @@ def indices_of_rank(n, k, rank):
         ),
     },
     "token-mean": {
+        "no return": (
+            "def loss_of_rank(losses, mask):\n    (losses * mask).sum() / mask.sum()",
+            0,
+            "8 tokens on each of three ranks: the function returned None: is `return` missing?",
+        ),
+        "a number": (
+            "def loss_of_rank(losses, mask):\n    return (losses * mask).sum().item()",
+            0,
+            "a tensor was expected, because `backward()` is called on it",
+        ),
         "the number of tokens on the CPU": (
             """
 def loss_of_rank(losses, mask):

@@ -54,6 +54,11 @@ WRONG = {
             1,
             "With 2 the bubble is still larger",
         ),
+        "not rounded": (
+            "def enough_micro_batches(k, limit):\n    return (k - 1) / limit - (k - 1)",
+            0,
+            "That is no whole number of micro-batches",
+        ),
         "no micro-batch at all": (
             "import math\ndef enough_micro_batches(k, limit):\n"
             "    return math.ceil((k - 1) * (1 - limit) / limit)",
@@ -96,6 +101,11 @@ WRONG = {
     },
     "mend-pipeline": {
         "as it was": ("step = slow_step", 1, "expected at most 1, got 8"),
+        "the whole batch at once": (
+            STEP.replace("chunk(m)", "chunk(1)") % (" / 1", AT_THE_END, "sum(losses).item()"),
+            2,
+            "Does the batch go through the stages in eight micro-batches?",
+        ),
         "read at the end, but backward inside": (
             STEP % (" / m", INSIDE, "sum(loss.detach() for loss in losses).item()"),
             2,

@@ -100,6 +100,13 @@ WRONG = {
         ),
     },
     "sort-by-head": {
+        "no bias": (
+            "def sort_by_head(weight, num_heads, size):\n"
+            "    rows = weight.view(3, num_heads, size, -1).transpose(0, 1)\n"
+            "    return rows.reshape(3 * num_heads * size, -1)",
+            2,
+            "The bias is a vector: sort it, too.",
+        ),
         "as it was": (
             "def sort_by_head(weight, num_heads, size):\n    return weight",
             0,
@@ -159,6 +166,11 @@ WRONG = {
         ),
     },
     "channels-that-pay": {
+        "not rounded": (
+            CHANNELS % ("itemsize * flops / (3 * bandwidth * kernel**2)", "[256], [64, 128, 256]"),
+            2,
+            "That is no whole number of channels",
+        ),
         "that of a linear layer": (
             CHANNELS % ("int(itemsize * flops / (3 * bandwidth)) + 1", "[], []"),
             1,

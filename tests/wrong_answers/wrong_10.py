@@ -290,6 +290,11 @@ def prefetching_worker(compute, lr, num_steps):
         ),
     },
     "exactly-once": {
+        "its own tensor": (
+            SERVER % (PASS_ON + ADD, "", RESTORE),
+            4,
+            "`pull` has to return a copy",
+        ),
         "numbers are ignored": (
             SERVER % (PASS_ON + "        self.values += update", ".clone()", RESTORE),
             2,

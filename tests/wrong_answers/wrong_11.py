@@ -73,6 +73,7 @@ WRONG = {
         "half of the batch": (LINE % "t0, t, T_sum / t", 1, "saves only half of t b"),
         "t0 does not cancel": (LINE % "t0, t, 2 * (t0 + T_sum) / t", 1, "so it cancels"),
         "the other way round": (LINE % "t, t0, 2 * T_sum / t", 1, "First t0, then t"),
+        "two of three": (LINE % "t0, t", 0, "t0, t and b*: expected 3, got 2"),
         "no line": (
             """
 def break_even(b1, T1, b2, T2, T_sum):
@@ -123,6 +124,11 @@ def break_even(b1, T1, b2, T2, T_sum):
         ),
     },
     "mend-clock": {
+        "another clock": (
+            "def seconds_of(step, devices):\n    step()\n    return 1.0",
+            0,
+            "Python's own does not",
+        ),
         "the check's instrument": (
             """
 def seconds_of(step, devices):
@@ -271,6 +277,16 @@ def all_cards(data, g):
         ),
     },
     "rent": {
+        "a name without a batch": (
+            SECONDS % (FITS, "k", TIME) + BY_PRICE.replace("[1:]", "[1]"),
+            3,
+            "cheapest: (name of the offer, batch) expected, got '",
+        ),
+        "without the sum": (
+            SECONDS % (FITS, "k", "T_1") + BY_PRICE,
+            3,
+            "Is the sum of the gradients in the step?",
+        ),
         "everything beside the sum": (
             SECONDS % (FITS, "k", "max(T_1, T_sum)") + BY_PRICE,
             4,

@@ -109,6 +109,11 @@ def training_bytes(net):
         ),
     },
     "predict-adapter": {
+        "no whole rank": (
+            "adapter_weights, largest_rank, ring_bytes = 40_960, 819.2, 245_760",
+            2,
+            "A rank is a whole number",
+        ),
         "W counts": (
             "adapter_weights, largest_rank, ring_bytes = 33_554_432, 1024, 25_165_824",
             0,
@@ -376,6 +381,12 @@ def step_flop(forward, trained):
         ),
     },
     "features-once": {
+        "one head for all": (
+            "def features_once(body, head, images, y, batches, devices, lr):\n"
+            "    return [head.to(device) for device in devices]",
+            0,
+            "`to` moves the one head: make a copy for each device.",
+        ),
         "the mean over a device's rows": (
             ONCE % ("eval", NO_GRAD, "F.cross_entropy(y_hat, labels[i][mine])", RING, ""),
             0,

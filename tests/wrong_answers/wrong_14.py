@@ -75,6 +75,15 @@ def merge(a, b):
 
 WRONG = {
     "fits": {
+        "less than none": (
+            """
+def largest_micro_batch(num_parameters, t, p, sequence, memory):
+    fit = int((memory - 16 * num_parameters / (t * p)) // sequence)
+    return 2 ** (fit.bit_length() - 1)
+""",
+            1,
+            "If not even one sequence fits, the answer is 0",
+        ),
         "no power of two": (
             """
 def largest_micro_batch(num_parameters, t, p, sequence, memory):
@@ -97,6 +106,16 @@ def largest_micro_batch(num_parameters, t, p, sequence, memory):
         "less than all": (FITS % (BYTES, "<", "micro_batch // 2"), 0, "exactly the memory fits"),
     },
     "gpt3": {
+        "bytes": (
+            "tensor_GB, data_GB, pipeline_GB, bubble = 1217.6, 9.57e9, 9.66, 0.0352",
+            3,
+            "Gigabytes, not bytes",
+        ),
+        "percent": (
+            "tensor_GB, data_GB, pipeline_GB, bubble = 1217.6, 9.57, 9.66, 3.52",
+            3,
+            "not percent",
+        ),
         "four sums in a layer": (
             "tensor_GB, data_GB, pipeline_GB, bubble = 811.7, 9.57, 9.66, 0.0352",
             3,
@@ -119,6 +138,12 @@ def largest_micro_batch(num_parameters, t, p, sequence, memory):
         ),
     },
     "groups": {
+        "one group": (
+            "def groups(rank, t, d, p):\n"
+            "    return [list(range(rank // t * t, rank // t * t + t))]",
+            0,
+            "number of groups: expected 3, got 1",
+        ),
         "pipeline before data": (
             GROUPS % "part, replica, stage = rank % t, rank // (t * p), rank // t % p",
             0,
@@ -142,6 +167,11 @@ def groups(rank, t, d, p):
         ),
     },
     "choose": {
+        "what does not fit": (
+            CHOOSE % ("float('inf')", "None", "fits", KEY),
+            0,
+            "Of those that fit into 72 GB, it is the fastest",
+        ),
         "all memory": (CHOOSE % ("memory", "None", "fits", KEY), 3, "A tenth of 90 GB stays free"),
         "the fastest": (
             CHOOSE % ("0.9 * memory", "None", "fits", "row['seconds']"),
@@ -168,6 +198,15 @@ def choose(rows, memory, error):
         ),
     },
     "loss": {
+        "without the right word": (
+            """
+def losses(parts, words):
+    sums = [part.exp().sum(1).to(words.device) for part in parts]
+    return sum(sums).log()
+""",
+            0,
+            "and the output of the right word subtracted?",
+        ),
         "not stable": (
             LOSSES % ("torch.zeros(1)", "* here", "part.shape[1]"),
             3,
