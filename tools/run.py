@@ -36,7 +36,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
-AT_A_TIME = 2  # chapters; each leaves the cores idle for about half of its time
+AT_A_TIME = 2  # chapters; alone, one keeps two cores busy for a third of its time
 TRIES = 3  # at showing what a chapter declares
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
