@@ -1,6 +1,7 @@
 """Layouts: ranks and groups, what is refused and why, what a sweep measures, and chapter 14's step
 in a layout that splits in all three ways."""
 
+import gc
 from pathlib import Path
 
 import nbformat
@@ -200,3 +201,21 @@ def test_all_three_splits_at_once_take_the_step_of_one_device(capsys):
     losses, expected, gradients = zip(*ranks, strict=True)
     assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-5)
     assert 0 < max(gradients) < 1e-5
+
+
+def test_a_sweep_leaves_the_garbage_collector_as_it_was():
+    """What exists before is frozen while steps run, and no longer, also after a step that fails."""
+    frozen = []
+
+    def fails(layout):
+        frozen.append(gc.get_freeze_count())
+        raise ZeroDivisionError
+
+    gc.unfreeze()  # what the collection of the tests has frozen
+    try:
+        with pytest.raises(ZeroDivisionError):
+            sweep(fails, [Layout()], model="v100", progress=False)
+        assert frozen[0] > 0
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
