@@ -46,10 +46,10 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-# One process executes the chapters, the others run the tests (see tests/conftest.py). With two of
-# them, two cores are busy for two thirds of the time, so there are three.
+# Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py). With
+# three, which two cores could feed, Ray Train's test took more than its 300 s.
 # After the death of a process xdist would run its test again and again, or wait for ever.
-PYTEST := -n 3 --no-loadscope-reorder --max-worker-restart 0
+PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
 SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))

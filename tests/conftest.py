@@ -113,7 +113,7 @@ def pytest_collection_finish():
 
 
 class Scheduling(LoadScopeScheduling):
-    """The chapters run in one process, one after the other; the files of tests in the others.
+    """The chapters run in one process, one after the other; the files of tests in the other.
 
     Two chapters at a time would get one core each, and measure that.
     """
