@@ -147,15 +147,15 @@ def _fits(got, like):
 
 def _both(what, got, want, tolerance):
     """Return a line with what was expected and what came; of long lists the first difference."""
-    shown = show(got)
+    shown, wanted = show(got), show(want)
     tensors = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
-    if tensors and got.shape == want.shape and shown in (describe(got), show(want)):
+    if tensors and got.shape == want.shape and shown in (describe(got), wanted):
         shown = f"a tensor that differs by up to {_largest_difference(got, want):.2g}"
         if got.isnan().any():
             shown = f"a tensor with NaN in {int(got.isnan().sum()):,} of {got.numel():,} places"
-    elif shown == show(want) and isinstance(got, torch.Tensor):
+    elif shown == wanted and isinstance(got, torch.Tensor):
         shown = f"a tensor on {got.device}"
-    line = f"{what}: expected {show(want)}, got {shown}"
+    line = f"{what}: expected {wanted}, got {shown}"
     lists = isinstance(got, (list, tuple)) and isinstance(want, (list, tuple))
     if len(line) <= LONGEST or not lists:
         return line

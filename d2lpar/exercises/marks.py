@@ -168,8 +168,9 @@ class Marks:
             own += [frame for frame in frames if frame.filename in self._files]
         if own:
             return f"line {own[-1].lineno} of your answer: `{own[-1].line}`: {_text(error)}"
-        unusable = frames[-1].filename == _check
-        return "the check cannot use this answer: " * unusable + _text(error)
+        if frames[-1].filename == _check:
+            return f"the check cannot use this answer: {_text(error)}"
+        return _text(error)
 
 
 class Answer:

@@ -57,7 +57,7 @@ def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown
     has_tqdm = importlib.util.find_spec("tqdm") is not None  # not where the suite is not installed
     rows = plan(gpt, gpus, batch, machine, progress=has_tqdm, zero=zero)
     good = sorted((row for row in rows if row.refused is None), key=lambda row: row.seconds)
-    print(_heading(gpt, gpus, batch, machine) + (f", ZeRO {zero}" if zero else ""))
+    print(_heading(gpt, gpus, batch, machine, zero))
     if good:
         print("\n".join(_table(good[:shown], gpt, batch, machine, tokens, price)))
     for line in _refusals(rows, machine):
@@ -66,12 +66,13 @@ def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown
     return len(good)
 
 
-def _heading(gpt, gpus, batch, machine):
-    return (
+def _heading(gpt, gpus, batch, machine, zero):
+    text = (
         f"GPT of {gpt.parameters / 1e9:.1f} billion parameters ({gpt.layers} layers of "
         f"{gpt.width}, {gpt.heads} heads, {gpt.length} tokens), {batch} sequences a step, "
         f"{gpus} x {machine.gpu.name}"
     )
+    return text + (f", ZeRO {zero}" if zero else "")
 
 
 def _table(rows, gpt, batch, machine, tokens, price):

@@ -61,9 +61,8 @@ def to_each(k, num_bytes, route):
 
     No ring helps: the parts for other machines leave through the cards, those of each rank.
     """
-    leaving = (k - k // route.machines) * num_bytes // k
-    ring = in_parts(k, num_bytes, route)
-    return replace(ring, leaving=leaving if route.machines > 1 else 0)
+    leaving = (k - k // route.machines) * num_bytes // k  # none in one machine
+    return replace(in_parts(k, num_bytes, route), leaving=leaving)
 
 
 def around(k, num_bytes, route):
