@@ -26,7 +26,7 @@ def wait_for_threads(read, seconds=10):
         time.sleep(0.01)
 
 
-def wait_until(condition, seconds=30):
+def wait_until(condition, seconds=120):
     """Wait until `condition()` is true; fail after some seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
