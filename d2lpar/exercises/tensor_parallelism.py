@@ -50,7 +50,7 @@ class _Products(Scaled):
     """A GPU whose convolutions take the time of products, without Winograd's algorithm."""
 
     def kernel_seconds(self, kernel):
-        products = kernel.products and [each._replace(saving=1.0) for each in kernel.products]
+        products = kernel.products and [each._replace(ways=()) for each in kernel.products]
         name = kernel.name.replace("convolution", "product")
         return super().kernel_seconds(kernel._replace(products=products, name=name))
 

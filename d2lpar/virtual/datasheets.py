@@ -28,6 +28,8 @@ GPUS = {
         PRESETS["2xnvlink1-measured"],
         "NVIDIA Tesla P100 whitepaper WP-08019-001",
         product=Product("Tesla P100-SXM2-16GB", (6, 0), 4 * MIB, 1480e6, 715e6, 4096),
+        product_efficiency=0.77,  # bmm 0.92, linear layers 0.6: NeuSight's kernels, see above
+        memory_efficiency=0.78,
     ),
     "v100": GPU(
         "V100-SXM2-16GB",
@@ -52,6 +54,8 @@ GPUS = {
         None,
         "NVIDIA T4 data sheet",
         product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
+        product_efficiency=0.42,  # its power is limited to 70 W: NeuSight's kernels, see above
+        memory_efficiency=0.75,
     ),
     "rtx4090": GPU(
         "GeForce RTX 4090",

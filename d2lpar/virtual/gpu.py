@@ -22,6 +22,8 @@ TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one 
 TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
+LEAST_TILE = 64  # of cuBLAS in float32; narrower tiles are cuDNN's
+TILE_STEPS = 9  # by which the sums of a tile outside tensor cores seem longer: it begins and ends
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
 _PLAIN = ("float64", "float32")  # units that are no tensor cores
 QUERIES = 128  # of a tile of fused attention
@@ -34,6 +36,7 @@ BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
+TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
 
 
 class Overheads(NamedTuple):
@@ -73,6 +76,7 @@ class GPU:
         workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
         product_efficiency: what the largest products reach of the peaks of other units.
         special: exponentials that a multiprocessor computes for each multiplication in float32.
+        memory_efficiency: what kernels reach of the bandwidth.
         overheads: its `Overheads`.
     """
 
@@ -90,6 +94,7 @@ class GPU:
     workspace: int = WORKSPACE
     product_efficiency: float = PRODUCT_EFFICIENCY
     special: float = 0.25
+    memory_efficiency: float = MEMORY_EFFICIENCY
     overheads: Overheads = Overheads()
 
     def __post_init__(self):
@@ -108,7 +113,7 @@ class GPU:
         """Return how long a `Kernel` takes: the longest of three.
 
         - LEAST_SECONDS, for each product of a convolution that of its `overheads`;
-        - its bytes, at MEMORY_EFFICIENCY of the bandwidth of the memory;
+        - its bytes, at `memory_efficiency` of the bandwidth of the memory;
         - its products of matrices, one after the other, see `product_seconds`. Where these are not
           known it warns, once for each operator.
 
@@ -120,7 +125,7 @@ class GPU:
         products = sum(
             self.product_seconds(each, kernel.dtype, kernel.name) for each in kernel.products or ()
         )
-        num_bytes = kernel.num_bytes / (MEMORY_EFFICIENCY * self.bandwidth)
+        num_bytes = kernel.num_bytes / (self.memory_efficiency * self.bandwidth)
         if kernel.blocks is not None:
             num_bytes += self._block_seconds(*kernel.blocks)
         least = LEAST_SECONDS
@@ -137,11 +142,12 @@ class GPU:
         The result is cut into tiles. Each multiprocessor computes one tile at a time, so the tiles
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
-        cores each tile takes TILE_SECONDS to begin and end, so short sums are slow, too. The sums
-        can be split into parts (SPLITS). Those of a product of matrices on tensor cores are kept in
+        cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
+        terms of its sums: short sums are slow, too. The sums can be split into parts (SPLITS). Those of a product of matrices on tensor cores are kept in
         float32 in the `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more
-        space. The fastest of all these ways counts, as a library chooses it. Products without tiles
-        run on the units for float32, in any dtype, at a rate of their own (DIRECT).
+        space. The fastest counts, as a library chooses it, also among the `ways` of the product;
+        what these write and read besides takes TRANSFORM_EFFICIENCY of the bandwidth. Products
+        without tiles run on the units for float32, in any dtype, at a rate of their own (DIRECT).
 
         Args:
             product: a `Product`.
@@ -155,15 +161,21 @@ class GPU:
             return self._attention_seconds(product, self._rate(self.unit(dtype, name)))
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
-        start, sides = TILE_SECONDS, TENSOR_CORE_TILES
+        start, steps, sides = TILE_SECONDS, 0, TENSOR_CORE_TILES
         room = self.workspace
         if unit in _PLAIN or "convolution" in name:
             room = float("inf")
+        best = float("inf")
         if unit in _PLAIN:
-            start, sides, rate = 0.0, TILES, rate * product.saving
+            start, steps, sides = 0.0, TILE_STEPS, TILES
             if "convolution" in name:
                 rate *= CONVOLUTION_EFFICIENCY
-        best = float("inf")
+            else:
+                sides = [tile for tile in TILES if min(tile) >= LEAST_TILE]
+            for way, num_bytes in product.ways:
+                in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
+                of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)
+                best = min(best, in_memory + of_products)
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])
             tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
@@ -173,7 +185,7 @@ class GPU:
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
                 begun = ceil(waves / TOGETHER.get((m, n), 1))
-                flops = 2 * m * n * ceil(product.k / split)
+                flops = 2 * m * n * (ceil(product.k / split) + steps)
                 best = min(best, begun * start + waves * flops / (relative * rate))
         return best
 

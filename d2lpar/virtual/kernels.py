@@ -5,7 +5,7 @@ A `Kernel` is known from the layouts of its arguments and results alone, and so 
 
 import re
 from functools import cache, partial
-from math import gcd, prod
+from math import ceil, gcd, prod
 from typing import NamedTuple
 
 import torch
@@ -16,25 +16,32 @@ from .cells import ONLY_WRITTEN, Cell, cells_in
 class Product(NamedTuple):
     """Products of matrices: `batch` times (m, k) by (k, n).
 
-    `saving` is what cuDNN divides the multiplications by where it does not use tensor cores. Those
-    of a depthwise convolution are `direct`: made one after the other, without tiles. Those of fused
-    attention take `exponentials` for each of the m x n scores, which never leave the processor.
-    Narrow groups of a convolution are computed `together`, beside zeros, which are no FLOPs.
+    Those of a depthwise convolution are `direct`: made one after the other, without tiles. Those of
+    fused attention take `exponentials` for each of the m x n scores, which never leave the
+    processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
+    FLOPs. `ways` are others in which cuDNN computes the same where it does not use tensor cores.
     """
 
     batch: int
     m: int
     n: int
     k: int
-    saving: float = 1.0
     direct: bool = False
     exponentials: float = 0.0
     together: int = 1
+    ways: tuple = ()
 
     @property
     def flops(self):
         """Floating-point operations; a multiplication and an addition are two."""
         return 2 * self.batch * self.m * self.n * self.k // self.together
+
+
+class Way(NamedTuple):
+    """Another way to compute a product: another `Product`, and bytes written and read besides."""
+
+    product: Product
+    num_bytes: int
 
 
 class Kernel(NamedTuple):
@@ -68,10 +75,23 @@ LOOKUPS = {"embedding", "index", "index_select", "gather"}
 PARTLY_WRITTEN = set(
     "index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_ scatter_ scatter_add_".split()
 )
-WINOGRAD = 2.25
 LEAST_WIDTH = 32  # of the results of a tile
 # How often a kernel passes over what it reads: statistics first, then their use.
-READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
+READS = {
+    "native_batch_norm": 2,
+    "_native_batch_norm_legit": 2,
+    "native_batch_norm_backward": 2,
+    "native_layer_norm": 2,
+}
+# The same of a softmax along more than PERSISTENT numbers, see dispatch_softmax_forward in
+# aten/src/ATen/native/cuda/PersistentSoftmax.cuh. Shorter rows stay in the registers.
+READS_OF_LONG_ROWS = {
+    "_softmax": 2,
+    "_log_softmax": 2,
+    "_softmax_backward_data": 3,
+    "_log_softmax_backward_data": 3,
+}
+PERSISTENT = 1024
 
 
 def kernel_of(op):
@@ -97,6 +117,8 @@ def describe_kernel(name, args, kwargs, out, written):
     if packet in LOOKUPS:
         num_read += min(0, num_written - _size(args[0].layout))
     num_read *= READS.get(packet, 1)
+    if packet in READS_OF_LONG_ROWS and _row(packet, args) > PERSISTENT:
+        num_read *= READS_OF_LONG_ROWS[packet]
     if packet in PARTLY_WRITTEN:
         num_read -= _size(args[0].layout)
         num_written = num_read
@@ -137,6 +159,11 @@ def _is_plain_product(packet, args):
         return False
     weight, _, stride, padding = args[1:5] if packet == "convolution" else args[2:6]
     return prod(weight.layout.size[2:]) == 1 and set(stride) == {1} and set(padding) == {0}
+
+
+def _row(packet, args):
+    """Return how many numbers a softmax, or its backward, goes along."""
+    return args[0].layout.size[args[2 if packet.endswith("backward_data") else 1]]
 
 
 def _read_again(args):
@@ -227,26 +254,49 @@ def _convolution(args, out):
     if out is None:  # its arguments do not fit, and running it says so
         return []
     product = _convolved(x, weight, out.layout.size, transposed, groups)
-    return [product._replace(saving=_saving(weight, *args[3:9]))]
+    if _is_plain(weight, *args[3:9]):
+        product = product._replace(ways=_winograd(out.layout.size, weight, (4, 2)))
+    return [product]
 
 
 def _convolution_backward(args, out):
     gradient, x, weight = _sizes(args[:3])
     transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
     product = _convolved(x, weight, gradient, transposed, groups)
-    product = product._replace(saving=_saving(weight, *args[4:10]))
     m, n, k = product[1:4]
     of_input, of_weight = product._replace(n=k, k=n), product._replace(m=n, n=k, k=m)
+    if _is_plain(weight, *args[4:10]):
+        of_input = of_input._replace(ways=_winograd(gradient, weight, (4, 2)))
+        ways = [
+            Way(product._replace(m=product.n, n=product.k, k=product.m), num_bytes)
+            for product, num_bytes in _winograd(gradient, weight, (4,))
+        ]
+        of_weight = of_weight._replace(ways=tuple(ways))
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
 
 
-def _saving(weight, stride, padding, dilation, transposed, output_padding, groups):
-    """Return what Winograd's algorithm saves: 4 results of 3 x 3 weights by 16 products, not 36.
+def _is_plain(weight, stride, padding, dilation, transposed, output_padding, groups):
+    """Return whether Winograd's algorithm can compute a convolution: 3 x 3, without steps."""
+    is_dense = set(stride) == set(dilation) == {1} and groups == 1 and not transposed
+    return is_dense and tuple(weight[2:]) == (3, 3)
 
+
+def _winograd(result, weight, sides):
+    """Return the ways of Winograd's algorithm to compute a convolution with 3 x 3 weights.
+
+    Each tile of s x s results takes (s + 2)^2 products in place of 9 s^2; tiles at the edges are
+    computed whole. For s = 4 cuDNN transforms images, weights and results by kernels of their own,
+    which write and read them in memory; for s = 2 by the kernel that multiplies.
     Source: Lavin and Gray 2016, https://arxiv.org/abs/1509.09308.
     """
-    is_plain = set(stride) == set(dilation) == {1} and groups == 1 and not transposed
-    return WINOGRAD if is_plain and tuple(weight[2:]) == (3, 3) else 1.0
+    n, k = weight[:2]
+    ways = []
+    for side in sides:
+        points = (side + 2) ** 2
+        tiles = result[0] * ceil(result[2] / side) * ceil(result[3] / side)
+        moved = 8 * points * (tiles * (n + k) + n * k) if side == 4 else 0  # float32, twice
+        ways.append(Way(Product(points, tiles, n, k), moved))
+    return tuple(ways)
 
 
 def _convolved(x, weight, result, transposed, groups):
