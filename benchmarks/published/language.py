@@ -680,7 +680,7 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """GPT-2 of 124 million parameters, which returns its loss."""
+    """GPT-2, of 124 million parameters unless told otherwise: its loss, or its scores."""
 
     def __init__(self, width=768, heads=12, depth=12, vocabulary=50_257, length=1024):
         super().__init__()
@@ -688,10 +688,12 @@ class GPT2(nn.Module):
         self.blocks = nn.Sequential(*(GPT2Block(width, heads, length) for _ in range(depth)))
         self.norm, self.dropout = nn.LayerNorm(width), nn.Dropout(0.1)
 
-    def forward(self, tokens, labels):  # (N, T) each
+    def forward(self, tokens, labels=None):  # (N, T) each
         places = torch.arange(tokens.shape[1], device=tokens.device)
         x = self.blocks(self.dropout(self.words(tokens) + self.positions(places)))
         scores = linear(self.norm(x), self.words.weight)
+        if labels is None:
+            return scores
         return cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 

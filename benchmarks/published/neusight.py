@@ -1,0 +1,224 @@
+"""Transformers in float32 on one GPU of six kinds, measured by the authors of NeuSight.
+
+Lee, Phanishayee and Mahajan, Forecasting GPU Performance for Deep Learning Training and Inference,
+ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence, copyright 2025 Georgia
+Institute of Technology and Microsoft Corporation. Networks are those of Hugging Face with eager
+attention, PyTorch 2.1, without TF32; times are those of CUDA's events, of the passes only.
+
+Half of the kernels that the same authors measured (scripts/asplos/data/dataset), drawn by chance,
+taught the model Winograd's two ways, TILE_STEPS, LEAST_TILE, READS_OF_LONG_ROWS and the figures of
+P100 and T4. Of the networks, `unseen.txt` names those that were drawn by chance and set aside; with
+the others only the figure of the T4 was changed. Left out before any was predicted: GPUs that are
+not modelled (P4, L4, AMD's), a mixture of experts, whose values decide its shapes, compiled
+programs, and four GPUs with Megatron-LM.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, linear, relu
+
+import d2lpar
+from d2lpar.virtual import clock
+from d2lpar.virtual.datasheets import GPUS
+
+from . import Row, modelled
+from .language import GPT2, LARGE, Bert, on, text
+from .vision import P100_PCIE, V100_PCIE, alone
+
+H100, T4 = GPUS["h100"], GPUS["t4"]
+V100_PCIE_32GB = replace(V100_PCIE, name="V100-PCIE-32GB", memory=GPUS["v100-32gb"].memory)
+A100_PCIE_40GB = replace(
+    GPUS["a100-40gb"],
+    name="A100-PCIE-40GB",
+    product_efficiency=0.85,  # of its kernels: 0.83 to 0.87; its power is limited to 250 W
+    peer_link=None,
+)
+A100_PCIE_80GB = replace(GPUS["a100"], name="A100-PCIE-80GB", bandwidth=1935e9, peer_link=None)
+
+
+class OPTLayer(nn.Module):
+    """A layer of OPT; its mask is added, and what is less than float32's least is raised to it."""
+
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.out, self.dropout = nn.Linear(width, width), nn.Dropout(0.1)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x, mask, least):  # (N, T, C)
+        h = self.first(x)
+        scale = (h.shape[2] // self.heads) ** -0.5
+        q, k, v = (
+            part.unflatten(2, (self.heads, -1)).transpose(1, 2).contiguous().flatten(0, 1)
+            for part in (self.query(h) * scale, self.key(h), self.value(h))
+        )
+        scores = torch.bmm(q, k.transpose(1, 2)).unflatten(0, (len(x), -1))
+        scores = torch.max(scores + mask, least).flatten(0, 1)
+        attended = torch.bmm(scores.softmax(2), v).unflatten(0, (len(x), -1))
+        x = x + self.dropout(self.out(attended.transpose(1, 2).flatten(2)))
+        return x + self.dropout(self.down(relu(self.up(self.second(x)))))
+
+
+class OPT(nn.Module):
+    """OPT of 1.3 billion parameters, which returns its scores."""
+
+    def __init__(self, width=2048, heads=32, depth=24, vocabulary=50_272):
+        super().__init__()
+        self.words, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(2050, width)
+        self.layers = nn.ModuleList(OPTLayer(width, heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, tokens):  # (N, T)
+        x = self.words(tokens) + self.positions(torch.zeros_like(tokens))
+        mask = torch.zeros(1, 1, x.shape[1], x.shape[1], device=x.device)
+        least = torch.zeros((), device=x.device)
+        for layer in self.layers:
+            x = layer(x, mask, least)
+        return linear(self.norm(x), self.words.weight)
+
+
+NETWORKS = {  # the length of its sequences, and a function that makes it for training or not
+    "bert_large": (512, lambda train: Bert(*LARGE, "words" if train else "span", 30_522)),
+    "gpt2_large": (1024, lambda train: GPT2(1280, 20, 36)),
+    "gpt3_xl": (2048, lambda train: GPT2(3072, 24, 24, length=2048)),
+    "gpt3_27": (2048, lambda train: GPT2(2560, 32, 32, length=2048)),
+    "opt_13": (2048, lambda train: OPT()),
+}
+
+
+def passes(name, batch, train):
+    """Return the program of a forward pass, or of it and the backward pass of a loss.
+
+    Each begins on an idle GPU; between them the loss is computed, which was not timed.
+    """
+    length, make_net = NETWORKS[name]
+
+    def seconds(work):
+        d2lpar.synchronize()
+        start = clock()
+        result = work()
+        d2lpar.synchronize()
+        return result, clock() - start
+
+    def program(machine, gpus):
+        (device,) = modelled(1, machine)
+        net = on(device, lambda: make_net(train)).train(train)
+        tokens, _ = text(batch, length, device)
+
+        def step():
+            with torch.set_grad_enabled(train):
+                scores, forward = seconds(lambda: net(tokens))
+                if not train:
+                    return forward
+                loss = cross_entropy(scores.flatten(0, 1), tokens.flatten())
+                del scores
+                return forward + seconds(loss.backward)[1]
+
+        step()
+        return step()
+
+    return program
+
+
+def neusight():
+    """Rows of five transformers: inference, and training without its optimizer."""
+    for (name, train), times in TIMES.items():
+        for gpu, batch, milliseconds in times:
+            way = "train" if train else "inf"
+            yield Row(
+                f"NeuSight, {name}, {'training' if train else 'inference'}",
+                "one GPU",
+                alone(gpu),
+                1,
+                milliseconds / 1e3,
+                passes(name, batch, train),
+                "github.com/sitar-lab/NeuSight, scripts/asplos/label, "
+                f"{name}-{way}-{NETWORKS[name][0]}-{batch}.json",
+            )
+
+
+TIMES = {  # milliseconds of a forward pass, or of it and its backward pass
+    ("bert_large", False): (
+        (A100_PCIE_40GB, 8, 205.51),
+        (A100_PCIE_40GB, 16, 396.48),
+        (H100, 8, 69.842),
+        (H100, 16, 136.78),
+        (P100_PCIE, 8, 450.08),
+        (P100_PCIE, 16, 904.72),
+        (T4, 8, 694.46),
+        (T4, 16, 1485.2),
+        (V100_PCIE_32GB, 8, 257.42),
+        (V100_PCIE_32GB, 16, 518.26),
+    ),
+    ("bert_large", True): (
+        (A100_PCIE_80GB, 2, 213.18),
+        (A100_PCIE_80GB, 8, 716.22),
+        (H100, 2, 74.751),
+        (H100, 8, 235.98),
+        (V100_PCIE_32GB, 2, 234.26),
+        (V100_PCIE_32GB, 8, 841.12),
+    ),
+    ("gpt2_large", False): (
+        (A100_PCIE_40GB, 4, 535.82),
+        (A100_PCIE_40GB, 8, 1084.7),
+        (H100, 4, 215.03),
+        (H100, 8, 414.35),
+        (P100_PCIE, 4, 1303),
+        (P100_PCIE, 8, 2603.2),
+        (T4, 4, 2505.2),
+        (T4, 8, 4822.5),
+        (V100_PCIE_32GB, 4, 728.77),
+        (V100_PCIE_32GB, 8, 1467.6),
+    ),
+    ("gpt2_large", True): (
+        (A100_PCIE_80GB, 1, 524.05),
+        (A100_PCIE_80GB, 4, 1635.7),
+        (H100, 1, 183.98),
+        (H100, 4, 638.81),
+        (V100_PCIE_32GB, 1, 576.92),
+    ),
+    ("gpt3_xl", False): (
+        (A100_PCIE_40GB, 2, 1749.5),
+        (A100_PCIE_40GB, 8, 7479.8),
+        (H100, 2, 620.04),
+        (H100, 8, 2413.5),
+        (V100_PCIE_32GB, 2, 2242),
+    ),
+    ("gpt3_xl", True): (
+        (A100_PCIE_80GB, 1, 2502.2),
+        (H100, 1, 933.44),
+    ),
+    ("gpt3_27", False): (
+        (A100_PCIE_40GB, 2, 1741.6),
+        (A100_PCIE_40GB, 8, 7267),
+        (H100, 2, 666.46),
+        (H100, 8, 2565.9),
+        (V100_PCIE_32GB, 2, 2292.8),
+    ),
+    ("gpt3_27", True): (
+        (A100_PCIE_80GB, 1, 3012.9),
+        (H100, 1, 998.73),
+    ),
+    ("opt_13", False): (
+        (A100_PCIE_40GB, 2, 987.86),
+        (A100_PCIE_40GB, 8, 3722.6),
+        (H100, 2, 340.48),
+        (H100, 8, 1349.4),
+        (P100_PCIE, 2, 2283.2),
+        (T4, 2, 3889.7),
+        (V100_PCIE_32GB, 2, 1273.7),
+        (V100_PCIE_32GB, 8, 5103.8),
+    ),
+    ("opt_13", True): (
+        (A100_PCIE_80GB, 1, 1369.5),
+        (A100_PCIE_80GB, 2, 3188.8),
+        (H100, 1, 513.28),
+        (H100, 2, 1015.9),
+    ),
+}
+
+ROWS = list(neusight())
