@@ -1,5 +1,7 @@
 """Convolutions: their layouts and values, and the time that their layout and size take."""
 
+import math
+
 import pytest
 import torch
 from modelling import kernels, seconds_of
@@ -7,6 +9,7 @@ from torch.nn import functional as F
 
 from d2lpar.virtual import virtual_gpus
 from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.kernels import Product
 
 # -- layouts and values
 
@@ -94,14 +97,37 @@ def of_convolution(gpu, x, weight, dtype=torch.float32, layout=PLAIN, **options)
 
 
 def test_3x3_is_computed_with_fewer_products_in_float32():
-    """4 results of 3 x 3 weights take 16 products in place of 36: Lavin and Gray 2016."""
+    """Tiles of 4 x 4 results take 36 products in place of 144: Lavin and Gray 2016.
+
+    On a V100 36 products of (64 x 14 x 14, 256) by (256, 512) run in 177 waves of 80 tiles, each 9
+    terms longer than 256; the transformed images, weights and results are written and read once.
+    """
     three, by_3 = of_convolution("v100", (64, 256, 58, 58), (512, 256, 3, 3))
     one, by_1 = of_convolution("v100", (64, 256 * 9, 56, 56), (512, 256 * 9, 1, 1))
     assert by_3.products[0].flops == by_1.products[0].flops
-    assert one / three == pytest.approx(36 / 16, rel=1e-6)
+    waves = math.ceil(36 * 98 * 4 / 80)
+    of_products = waves * 2 * 128 * 128 * (256 + 9) / (0.92 * 15.7e12 / 80)
+    numbers = 36 * (64 * 14 * 14 * (256 + 512) + 256 * 512)
+    assert three == pytest.approx(of_products + 2 * 4 * numbers / (0.5 * 900e9), rel=1e-6)
     virtual_gpus(1, model="v100", values=False, host=0.0)
     a, b = (torch.empty(*size, device="vgpu") for size in ((64 * 56 * 56, 256 * 9), (256 * 9, 512)))
     assert seconds_of(lambda: a @ b) == pytest.approx(0.8 * one, rel=1e-6)
+
+
+def test_with_few_channels_tiles_of_2x2_stay_in_the_kernel():
+    """16 products of (256 x 16 x 16, 8) by (8, 32): 2048 tiles of 32 x 32, 26 waves of 80."""
+    seconds, _ = of_convolution("v100", (256, 8, 34, 34), (32, 8, 3, 3))
+    tile = 2 * 32 * 32 * (8 + 9) / (0.8 * 0.92 * 15.7e12 / 80) / ((32 / 64) / (128 / 160))
+    assert seconds == pytest.approx(math.ceil(16 * 2048 / 80) * tile, rel=1e-6)
+
+
+@pytest.mark.parametrize("side", [5, 7, 8])
+def test_winograd_computes_tiles_at_the_edges_whole(side):
+    _, kernel = of_convolution("v100", (10, 16, side, side), (24, 16, 3, 3), padding=1)
+    four, two = kernel.products[0].ways
+    assert four.product == Product(36, 10 * 2 * 2, 24, 16)
+    assert two.product == Product(16, 10 * {5: 3, 7: 4, 8: 4}[side] ** 2, 24, 16)
+    assert four.num_bytes == 2 * 4 * 36 * (40 * (16 + 24) + 16 * 24) and two.num_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -116,16 +142,19 @@ def test_3x3_is_computed_with_fewer_products_in_float32():
 )
 def test_other_convolutions_save_nothing(size, options):
     _, kernel = of_convolution("v100", (64, 256, 58, 58), size, **options)
-    assert kernel.products[0].saving == 1
+    assert not kernel.products[0].ways
 
 
-def test_both_gradients_of_3x3_save_as_much():
+def test_both_gradients_of_3x3_are_computed_with_fewer_products():
+    """cuDNN has no kernel with tiles of 2 x 2 for the gradient of weights."""
     virtual_gpus(1, model="v100", values=False)
     x = torch.empty(2, 4, 9, 9, device="vgpu", requires_grad=True)
     weight = torch.empty(6, 4, 3, 3, device="vgpu", requires_grad=True)
     y = F.conv2d(x, weight)
     kernel = one_kernel("aten.convolution_backward", lambda: y.sum().backward())
-    assert [product.saving for product in kernel.products] == [2.25, 2.25]
+    of_input, of_weight = ([way.product for way in each.ways] for each in kernel.products)
+    assert of_input == [Product(36, 2 * 2 * 2, 6, 4), Product(16, 2 * 4 * 4, 6, 4)]
+    assert of_weight == [Product(36, 6, 4, 2 * 2 * 2)]
 
 
 @pytest.mark.parametrize(

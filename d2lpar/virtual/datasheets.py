@@ -33,6 +33,7 @@ GPUS = {
         product=Product("Tesla P100-SXM2-16GB", (6, 0), 4 * MIB, 1480e6, 715e6, 4096),
         product_efficiency=0.77,  # bmm reaches 0.92, linear layers 0.6 (NeuSight)
         memory_efficiency=0.78,
+        overheads=Overheads(element=2.3e-9),  # layer normalization (NeuSight), as below
     ),
     "v100": GPU(
         "V100-SXM2-16GB",
@@ -46,6 +47,7 @@ GPUS = {
         PRESETS["nvlink2-collectives"],
         0.78,
         product=V100,
+        overheads=Overheads(element=1.15e-9),
     ),
     "t4": GPU(
         "T4",
@@ -59,6 +61,7 @@ GPUS = {
         product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
         product_efficiency=0.5,  # limited to 70 W: 0.42 one kernel at a time, 0.56 in BERT (NeuSight)
         memory_efficiency=0.75,
+        overheads=Overheads(element=2.7e-9),
     ),
     "rtx4090": GPU(
         "GeForce RTX 4090",
@@ -96,6 +99,7 @@ GPUS = {
         "NVIDIA A100 data sheet",
         PRESETS["nvlink3-collectives"],
         product=Product("NVIDIA A100-SXM4-80GB", (8, 0), 40 * MIB, 1410e6, 1593e6, 5120),
+        overheads=Overheads(element=0.97e-9),
     ),
     "h100": GPU(
         "H100-SXM5-80GB",

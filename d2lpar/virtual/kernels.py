@@ -77,12 +77,7 @@ PARTLY_WRITTEN = set(
 )
 LEAST_WIDTH = 32  # of the results of a tile
 # How often a kernel passes over what it reads: statistics first, then their use.
-READS = {
-    "native_batch_norm": 2,
-    "_native_batch_norm_legit": 2,
-    "native_batch_norm_backward": 2,
-    "native_layer_norm": 2,
-}
+READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
 # The same of a softmax along more than PERSISTENT numbers, see dispatch_softmax_forward in
 # aten/src/ATen/native/cuda/PersistentSoftmax.cuh. Shorter rows stay in the registers.
 READS_OF_LONG_ROWS = {
