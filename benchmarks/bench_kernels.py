@@ -2,13 +2,13 @@
 
     python benchmarks/bench_kernels.py
 
-`measured/neusight.csv` holds up to 60 kernels of each operator and GPU of those that take more than
-0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset, MIT licence in
-`neusight.LICENSE`); conv2d is 3 x 3, with steps of 1. They were timed by events, one at a time on an
-idle GPU, so that what the host takes to launch is in the time: the column "of the host" is that of the
-shortest kernels of the same operator, and is taken away here. Half of all were set aside by chance
-before any was compared; with the others figures of the model were changed, see `datasheets.py`,
-`gpu.py` and `kernels.py`.
+`measured/neusight.csv` holds twice up to 60 kernels of each operator and GPU of those that take
+more than 0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset, MIT
+licence in `neusight.LICENSE`); conv2d is 3 x 3, with steps of 1. They were timed by events, one at
+a time on an idle GPU, so that what the host takes to launch is in the time: the column "of the
+host" is that of the shortest kernels of the same operator, and is taken away here. Half of all were
+set aside by chance before any was compared; with the others figures of the model were changed, see
+`datasheets.py`, `gpu.py` and `kernels.py`.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """
@@ -60,8 +60,9 @@ def launch(operator, sizes, device):
     ]
 
 
+@torch.no_grad()
 def ratios():
-    """Return the modelled seconds over the measured ones, by set, operator and GPU."""
+    """Return the modelled seconds over the measured ones: lists by set, operator and GPU."""
     with open(MEASURED, encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     found = {}
@@ -69,19 +70,20 @@ def ratios():
         machine = replace(vision.alone(gpu), host=0.0)
         (device,) = modelled(1, machine, room=4)
         for row in rows:
-            if row["GPU"] == gpu.name:
-                sizes = [int(size) for size in row["sizes"].split("x")]
-                took = float(row["milliseconds"]) - float(row["of the host"])
+            if row["GPU"] != gpu.name:
+                continue
+            sizes = [int(size) for size in row["sizes"].split("x")]
+            took = float(row["milliseconds"]) - float(row["of the host"])
+            with torch.backends.cudnn.flags(allow_tf32=False):
                 seconds = seconds_of(launch(row["operator"], sizes, device))
-                key = row["set"], row["operator"], gpu.name
-                found.setdefault(key, []).append(1e3 * seconds / took)
+            key = row["set"], row["operator"], gpu.name
+            found.setdefault(key, []).append(1e3 * seconds / took)
     return found
 
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    with torch.no_grad(), torch.backends.cudnn.flags(allow_tf32=False):
-        found = ratios()
+    found = ratios()
     names = [gpu.name for gpu in GPUS]
     for part in ("seen", "unseen"):
         print(f"{part:12}", *(f"{name:>20}" for name in names))

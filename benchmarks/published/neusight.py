@@ -1,9 +1,9 @@
 """Transformers in float32 on one GPU of six kinds, measured by the authors of NeuSight.
 
 Lee, Phanishayee and Mahajan, Forecasting GPU Performance for Deep Learning Training and Inference,
-ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence, copyright 2025 Georgia
-Institute of Technology and Microsoft Corporation. Networks are those of Hugging Face with eager
-attention, PyTorch 2.1, without TF32; times are those of CUDA's events, of the passes only.
+ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence (the copy beside
+`measured/neusight.csv`). Networks are those of Hugging Face with eager attention, PyTorch 2.1,
+without TF32; times are those of CUDA's events, of the passes only.
 
 Half of the kernels that the same authors measured (scripts/asplos/data/dataset), drawn by chance,
 taught the model Winograd's two ways, TILE_STEPS, LEAST_TILE, READS_OF_LONG_ROWS and the figures of

@@ -9,8 +9,8 @@ clocks and the width of the bus are those of the same documents; `nvidia-smi -q 
 deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors of 64 units that do
 2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
 
-NeuSight are the kernels of github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset: half of them,
-drawn by chance, of those that take more than 0.2 ms.
+"NeuSight" are kernels in float32 that take more than 0.2 ms of github.com/sitar-lab/NeuSight,
+scripts/asplos/data/dataset; half of them were set aside by chance, see benchmarks/bench_kernels.py.
 """
 
 from dataclasses import replace
@@ -59,7 +59,7 @@ GPUS = {
         None,
         "NVIDIA T4 data sheet",
         product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
-        product_efficiency=0.5,  # limited to 70 W: 0.42 one kernel at a time, 0.56 in BERT (NeuSight)
+        product_efficiency=0.5,  # limited to 70 W: kernels 0.42, BERT 0.56 (NeuSight)
         memory_efficiency=0.75,
         overheads=Overheads(element=2.7e-9),
     ),

@@ -22,8 +22,10 @@ TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one 
 TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
-LEAST_TILE = 64  # of cuBLAS in float32; narrower tiles are cuDNN's
-TILE_STEPS = 9  # by which the sums of a tile outside tensor cores seem longer: it begins and ends
+LEAST_TILE = 64  # of cuBLAS in float32, by NeuSight's kernels; narrower tiles are cuDNN's
+TILE_STEPS = (
+    9  # terms: a tile outside tensor cores takes as if its sums had so many more (NeuSight)
+)
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
 _PLAIN = ("float64", "float32")  # units that are no tensor cores
 QUERIES = 128  # of a tile of fused attention
@@ -143,11 +145,12 @@ class GPU:
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
-        terms of its sums: short sums are slow, too. The sums can be split into parts (SPLITS). Those of a product of matrices on tensor cores are kept in
-        float32 in the `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more
-        space. The fastest counts, as a library chooses it, also among the `ways` of the product;
-        what these write and read besides takes TRANSFORM_EFFICIENCY of the bandwidth. Products
-        without tiles run on the units for float32, in any dtype, at a rate of their own (DIRECT).
+        terms of its sums, so short sums are slow, too. The sums can be split into parts (SPLITS).
+        Those of a product of matrices on tensor cores are kept in float32 in the `workspace` of
+        cuBLAS, so large results cannot be split; cuDNN asks for more space. The fastest counts, as
+        a library chooses it, also among the `ways` of the product; what these write and read
+        besides moves at TRANSFORM_EFFICIENCY of the bandwidth. Products without tiles run on the
+        units for float32, in any dtype, at a rate of their own (DIRECT).
 
         Args:
             product: a `Product`.
