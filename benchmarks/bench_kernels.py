@@ -2,13 +2,13 @@
 
     python benchmarks/bench_kernels.py
 
-`measured/neusight.csv` holds twice up to 60 kernels of each operator and GPU of those that take
-more than 0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset, MIT
-licence in `neusight.LICENSE`); conv2d is 3 x 3, with steps of 1. They were timed by events, one at
-a time on an idle GPU, so that what the host takes to launch is in the time: the column "of the
-host" is that of the shortest kernels of the same operator, and is taken away here. Half of all were
-set aside by chance before any was compared; with the others figures of the model were changed, see
-`datasheets.py`, `gpu.py` and `kernels.py`.
+`measured/neusight/kernels.csv` holds twice up to 60 kernels of each operator and GPU of those that
+take more than 0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset,
+MIT licence); conv2d is 3 x 3, with steps of 1. They were timed by events, one at a time on an idle
+GPU, so that what the host takes to launch is in the time: the column "of the host" is that of the
+shortest kernels of the same operator, and is taken away here. Half of all were set aside by chance
+before any was compared; with the others figures of the model were changed, see `datasheets.py`,
+`gpu.py` and `kernels.py`.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """
@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from published import modelled, neusight, seconds_of, vision
 from report import median
 
-MEASURED = Path(__file__).parent / "measured" / "neusight.csv"
+MEASURED = Path(__file__).parent / "measured" / "neusight" / "kernels.csv"
 GPUS = (
     vision.P100_PCIE,
     neusight.V100_PCIE_32GB,

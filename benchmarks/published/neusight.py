@@ -1,8 +1,7 @@
 """Transformers in float32 on one GPU of six kinds, measured by the authors of NeuSight.
 
 Lee, Phanishayee and Mahajan, Forecasting GPU Performance for Deep Learning Training and Inference,
-ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence (the copy beside
-`measured/neusight.csv`). Networks are those of Hugging Face with eager attention, PyTorch 2.1,
+ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence. Networks are those of Hugging Face with eager attention, PyTorch 2.1,
 without TF32; times are those of CUDA's events, of the passes only.
 
 Half of the kernels that the same authors measured (scripts/asplos/data/dataset), drawn by chance,
@@ -11,9 +10,14 @@ P100 and T4. Of the networks, `unseen.txt` names those that were drawn by chance
 the others only the figure of the T4 was changed. Left out before any was predicted: GPUs that are
 not modelled (P4, L4, AMD's), a mixture of experts, whose values decide its shapes, compiled
 programs, and four GPUs with Megatron-LM.
+
+`measured/neusight/networks.csv` has the milliseconds that were measured, and those that they predict
+themselves, that they give for Habitat, for a linear model of each kernel (micro) and for a roofline.
 """
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -36,6 +40,8 @@ A100_PCIE_40GB = replace(
     peer_link=None,
 )
 A100_PCIE_80GB = replace(GPUS["a100"], name="A100-PCIE-80GB", bandwidth=1935e9, peer_link=None)
+GPUS_MEASURED = (P100_PCIE, V100_PCIE_32GB, T4, A100_PCIE_40GB, A100_PCIE_80GB, H100)
+MEASURED = Path(__file__).parents[1] / "measured" / "neusight" / "networks.csv"
 
 
 class OPTLayer(nn.Module):
@@ -126,99 +132,20 @@ def passes(name, batch, train):
 
 def neusight():
     """Rows of five transformers: inference, and training without its optimizer."""
-    for (name, train), times in TIMES.items():
-        for gpu, batch, milliseconds in times:
-            way = "train" if train else "inf"
+    gpus = {gpu.name: alone(gpu) for gpu in GPUS_MEASURED}
+    with open(MEASURED, encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            name, batch, train = row["network"], int(row["batch"]), row["way"] == "training"
             yield Row(
-                f"NeuSight, {name}, {'training' if train else 'inference'}",
+                f"NeuSight, {name}, {row['way']}",
                 "one GPU",
-                alone(gpu),
+                gpus[row["GPU"]],
                 1,
-                milliseconds / 1e3,
+                float(row["measured"]) / 1e3,
                 passes(name, batch, train),
                 "github.com/sitar-lab/NeuSight, scripts/asplos/label, "
-                f"{name}-{way}-{NETWORKS[name][0]}-{batch}.json",
+                f"{name}-{'train' if train else 'inf'}-{NETWORKS[name][0]}-{batch}.json",
             )
 
-
-TIMES = {  # milliseconds of a forward pass, or of it and its backward pass
-    ("bert_large", False): (
-        (A100_PCIE_40GB, 8, 205.51),
-        (A100_PCIE_40GB, 16, 396.48),
-        (H100, 8, 69.842),
-        (H100, 16, 136.78),
-        (P100_PCIE, 8, 450.08),
-        (P100_PCIE, 16, 904.72),
-        (T4, 8, 694.46),
-        (T4, 16, 1485.2),
-        (V100_PCIE_32GB, 8, 257.42),
-        (V100_PCIE_32GB, 16, 518.26),
-    ),
-    ("bert_large", True): (
-        (A100_PCIE_80GB, 2, 213.18),
-        (A100_PCIE_80GB, 8, 716.22),
-        (H100, 2, 74.751),
-        (H100, 8, 235.98),
-        (V100_PCIE_32GB, 2, 234.26),
-        (V100_PCIE_32GB, 8, 841.12),
-    ),
-    ("gpt2_large", False): (
-        (A100_PCIE_40GB, 4, 535.82),
-        (A100_PCIE_40GB, 8, 1084.7),
-        (H100, 4, 215.03),
-        (H100, 8, 414.35),
-        (P100_PCIE, 4, 1303),
-        (P100_PCIE, 8, 2603.2),
-        (T4, 4, 2505.2),
-        (T4, 8, 4822.5),
-        (V100_PCIE_32GB, 4, 728.77),
-        (V100_PCIE_32GB, 8, 1467.6),
-    ),
-    ("gpt2_large", True): (
-        (A100_PCIE_80GB, 1, 524.05),
-        (A100_PCIE_80GB, 4, 1635.7),
-        (H100, 1, 183.98),
-        (H100, 4, 638.81),
-        (V100_PCIE_32GB, 1, 576.92),
-    ),
-    ("gpt3_xl", False): (
-        (A100_PCIE_40GB, 2, 1749.5),
-        (A100_PCIE_40GB, 8, 7479.8),
-        (H100, 2, 620.04),
-        (H100, 8, 2413.5),
-        (V100_PCIE_32GB, 2, 2242),
-    ),
-    ("gpt3_xl", True): (
-        (A100_PCIE_80GB, 1, 2502.2),
-        (H100, 1, 933.44),
-    ),
-    ("gpt3_27", False): (
-        (A100_PCIE_40GB, 2, 1741.6),
-        (A100_PCIE_40GB, 8, 7267),
-        (H100, 2, 666.46),
-        (H100, 8, 2565.9),
-        (V100_PCIE_32GB, 2, 2292.8),
-    ),
-    ("gpt3_27", True): (
-        (A100_PCIE_80GB, 1, 3012.9),
-        (H100, 1, 998.73),
-    ),
-    ("opt_13", False): (
-        (A100_PCIE_40GB, 2, 987.86),
-        (A100_PCIE_40GB, 8, 3722.6),
-        (H100, 2, 340.48),
-        (H100, 8, 1349.4),
-        (P100_PCIE, 2, 2283.2),
-        (T4, 2, 3889.7),
-        (V100_PCIE_32GB, 2, 1273.7),
-        (V100_PCIE_32GB, 8, 5103.8),
-    ),
-    ("opt_13", True): (
-        (A100_PCIE_80GB, 1, 1369.5),
-        (A100_PCIE_80GB, 2, 3188.8),
-        (H100, 1, 513.28),
-        (H100, 2, 1015.9),
-    ),
-}
 
 ROWS = list(neusight())
