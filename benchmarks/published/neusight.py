@@ -1,8 +1,9 @@
 """Transformers in float32 on one GPU of six kinds, measured by the authors of NeuSight.
 
 Lee, Phanishayee and Mahajan, Forecasting GPU Performance for Deep Learning Training and Inference,
-ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence. Networks are those of Hugging Face with eager attention, PyTorch 2.1,
-without TF32; times are those of CUDA's events, of the passes only.
+ASPLOS 2025; github.com/sitar-lab/NeuSight, scripts/asplos/label, MIT licence. Networks are those of
+Hugging Face with eager attention, PyTorch 2.1, without TF32; times are those of CUDA's events, of
+the passes only.
 
 Half of the kernels that the same authors measured (scripts/asplos/data/dataset), drawn by chance,
 taught the model Winograd's two ways, TILE_STEPS, LEAST_TILE, READS_OF_LONG_ROWS and the figures of
@@ -11,8 +12,9 @@ the others only the figure of the T4 was changed. Left out before any was predic
 not modelled (P4, L4, AMD's), a mixture of experts, whose values decide its shapes, compiled
 programs, and four GPUs with Megatron-LM.
 
-`measured/neusight/networks.csv` has the milliseconds that were measured, and those that they predict
-themselves, that they give for Habitat, for a linear model of each kernel (micro) and for a roofline.
+`measured/neusight/networks.csv` has the milliseconds that were measured, those that the authors
+predict, and those that they give for Habitat, for a linear model of each kernel (micro) and for a
+roofline.
 """
 
 import csv
