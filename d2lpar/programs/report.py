@@ -16,6 +16,7 @@ import threading
 import time
 from array import array
 from collections import Counter, defaultdict, deque
+from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize, register_after_fork
 from pathlib import Path
 from queue import SimpleQueue
@@ -46,6 +47,7 @@ def report_to(folder, with_spans=False):
     finish = functools.partial(Finalize, None, report.write_last, exitpriority=0)
     finish()
     register_after_fork(report, lambda report: finish())
+    report.note_errors_of_children()
     register_optimizer_step_post_hook(report.note_step)
 
 
@@ -66,6 +68,7 @@ class Report:
         self._steps = []
         self._rank = os.environ.get("RANK")
         self._started = False
+        self._raised = None  # what has ended this process, if it is a child of multiprocessing
         self._error = None  # the name of the exception that has ended the process
 
     def extend(self, spans):
@@ -107,6 +110,20 @@ class Report:
         work = registry.find(device).current_stream().tail()
         self._steps_of[optimizer].note(scheduler.clock.now(), work)
 
+    def note_errors_of_children(self):
+        """Note what ends a child of multiprocessing: in 3.13 it is gone when finalizers run."""
+        run = BaseProcess.run
+
+        @functools.wraps(run)
+        def noting(process):
+            try:
+                run(process)
+            except BaseException as error:
+                self._raised = error
+                raise
+
+        BaseProcess.run = noting
+
     def _start(self):
         self._started = True
         self._pid = os.getpid()
@@ -129,8 +146,7 @@ class Report:
     def write_last(self):
         """Write the last report, once, if this process has begun to write."""
         if self._started and os.getpid() == self._pid:
-            # Children of multiprocessing come here while the error is on its way.
-            error = getattr(sys, "last_value", None) or sys.exc_info()[1]
+            error = getattr(sys, "last_value", None) or self._raised
             if error is not None and getattr(error, "code", True) not in (None, 0):
                 # torch.multiprocessing.spawn calls sys.exit(1) while it handles the error.
                 cause = error.__context__ if isinstance(error, SystemExit) else None
