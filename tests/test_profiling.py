@@ -22,7 +22,7 @@ def profiled(program, gpus="v100:2"):
 
 
 def test_operators_have_the_time_of_their_kernels():
-    """A product of 4000 x 4000 took a V100 0.466 s / 50 (d2l 13.3); small kernels take 3 µs."""
+    """A product of 4000 x 4000 took a V100 0.466 s / 50 (d2l 13.3), within 2 %; small kernels 3 µs."""
     profiled("""
     x = torch.ones(4000, 4000, device="cuda")
     small = torch.ones(8, device="cuda:1")
@@ -35,7 +35,7 @@ def test_operators_have_the_time_of_their_kernels():
         small * 2
         x.cpu()
     rows = {event.key: event for event in p.key_averages()}
-    assert abs(rows["aten::mm"].device_time_total / 4 - 0.466e6 / 50) < 100, rows["aten::mm"]
+    assert abs(rows["aten::mm"].device_time_total / 4 - 0.466e6 / 50) < 150, rows["aten::mm"]
     assert rows["aten::mm"].self_device_time_total == rows["aten::matmul"].device_time_total
     assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::mm"].count == 4
     assert abs(rows["aten::add"].device_time_total - 5 * 3) < 0.1

@@ -13,7 +13,7 @@ from .links import Link
 from .private.operators import tf32_is_allowed
 
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
-PRODUCT_EFFICIENCY = 0.92  # 50 float32 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3)
+PRODUCT_EFFICIENCY = 0.92  # 50 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3); 0.473 here
 TENSOR_CORE_EFFICIENCY = 0.88  # the largest tiles on A100s, before waves and TILE_SECONDS
 CONVOLUTION_EFFICIENCY = 0.8  # of what products reach; ResNets in float32 on a V100
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
