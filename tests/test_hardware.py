@@ -161,6 +161,11 @@ def test_devices_have_the_memory_and_the_links_of_what_they_model():
     assert hardware_name() == f"2 x {GPUS['v100'].name}, host 8 µs"
 
 
+def test_a_gpu_prints_the_figures_that_it_uses():
+    printed = dict(GPUS["t4"].rows())["fitted"]
+    assert "products reach 0.5 of the peak" in printed and "memory 0.75" in printed
+
+
 def test_over_the_network_its_link_counts():
     virtual_gpus(4, model=Machine("v100", gpus=2, network=Link(1.0, 3)))
     from d2lpar.virtual import registry

@@ -237,7 +237,7 @@ class GPU:
             (
                 "fitted",
                 f"products reach {self.product_efficiency:g} of the peak, on tensor cores "
-                f"{self.tensor_efficiency:g}, memory {MEMORY_EFFICIENCY:g}; a kernel takes at "
+                f"{self.tensor_efficiency:g}, memory {self.memory_efficiency:g}; a kernel takes at "
                 f"least {LEAST_SECONDS * 1e6:g} µs",
             ),
             ("collectives", f"over {self.collective_link or self.peer_link or self.link}"),
