@@ -393,7 +393,7 @@ def test_every_gpu_says_where_its_figures_come_from(name):
     assert list(ours.peaks.values()) and max(ours.peaks.values()) < 1e16
     rows = dict(ours.rows())
     assert ours.source in rows[ours.name]
-    for figure in (ours.product_efficiency, gpu_figures.MEMORY_EFFICIENCY):
+    for figure in (ours.product_efficiency, ours.memory_efficiency):
         assert f"{figure:g}" in rows["fitted"]
 
 

@@ -22,7 +22,7 @@ def profiled(program, gpus="v100:2"):
 
 
 def test_operators_have_the_time_of_their_kernels():
-    """A product of 4000 x 4000 took a V100 9.32 ms (d2l 13.3), within 2 %; small kernels take 3 µs."""
+    """A product of 4000 x 4000 took a V100 9.32 ms (d2l 13.3), within 2 %; small kernels 3 µs."""
     profiled("""
     x = torch.ones(4000, 4000, device="cuda")
     small = torch.ones(8, device="cuda:1")
