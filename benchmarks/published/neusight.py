@@ -6,11 +6,11 @@ Hugging Face with eager attention, PyTorch 2.1, without TF32; times are those of
 the passes only.
 
 Half of the kernels that the same authors measured (scripts/asplos/data/dataset), drawn by chance,
-taught the model Winograd's two ways, TILE_STEPS, LEAST_TILE, READS_OF_LONG_ROWS and the figures of
-P100 and T4. Of the networks, `unseen.txt` names those that were drawn by chance and set aside; with
-the others only the figure of the T4 was changed. Left out before any was predicted: GPUs that are
-not modelled (P4, L4, AMD's), a mixture of experts, whose values decide its shapes, compiled
-programs, and four GPUs with Megatron-LM.
+taught the model Winograd's two ways, the widths in TILES, TILE_STEPS, READS_OF_LONG_ROWS and the
+figures of P100 and T4. Of the networks, `unseen.txt` names those that were drawn by chance and set
+aside; with the others only the figure of the T4 was changed. Left out before any was predicted:
+GPUs that are not modelled (P4, L4, AMD's), a mixture of experts, whose values decide its shapes,
+compiled programs, and four GPUs with Megatron-LM.
 
 `measured/neusight/networks.csv` has the milliseconds that were measured, those that the authors
 predict, and those that they give for Habitat, for a linear model of each kernel (micro) and for a

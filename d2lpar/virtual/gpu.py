@@ -21,11 +21,10 @@ LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the laun
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
-TILES = ((128, 128), (64, 64), (32, 32))  # what a multiprocessor computes at a time
-LEAST_TILE = 64  # of cuBLAS in float32, by NeuSight's kernels; narrower tiles are cuDNN's
-TILE_STEPS = (
-    9  # terms: a tile outside tensor cores takes as if its sums had so many more (NeuSight)
-)
+# What a multiprocessor computes at a time. cuBLAS has nothing narrower in float32 (NeuSight).
+TILES = ((128, 128), (64, 64))
+CONVOLUTION_TILES = (*TILES, (32, 32))
+TILE_STEPS = 9  # terms by which the sums of a tile outside tensor cores seem longer (NeuSight)
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
 _PLAIN = ("float64", "float32")  # units that are no tensor cores
 QUERIES = 128  # of a tile of fused attention
@@ -172,9 +171,7 @@ class GPU:
         if unit in _PLAIN:
             start, steps, sides = 0.0, TILE_STEPS, TILES
             if "convolution" in name:
-                rate *= CONVOLUTION_EFFICIENCY
-            else:
-                sides = [tile for tile in TILES if min(tile) >= LEAST_TILE]
+                sides, rate = CONVOLUTION_TILES, rate * CONVOLUTION_EFFICIENCY
             for way, num_bytes in product.ways:
                 in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
                 of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)

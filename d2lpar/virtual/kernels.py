@@ -249,7 +249,7 @@ def _convolution(args, out):
     if out is None:  # its arguments do not fit, and running it says so
         return []
     product = _convolved(x, weight, out.layout.size, transposed, groups)
-    if _is_plain(weight, *args[3:9]):
+    if _suits_winograd(weight, *args[3:9]):
         product = product._replace(ways=_winograd(out.layout.size, weight, (4, 2)))
     return [product]
 
@@ -260,7 +260,7 @@ def _convolution_backward(args, out):
     product = _convolved(x, weight, gradient, transposed, groups)
     m, n, k = product[1:4]
     of_input, of_weight = product._replace(n=k, k=n), product._replace(m=n, n=k, k=m)
-    if _is_plain(weight, *args[4:10]):
+    if _suits_winograd(weight, *args[4:10]):
         of_input = of_input._replace(ways=_winograd(gradient, weight, (4, 2)))
         ways = [
             Way(product._replace(m=product.n, n=product.k, k=product.m), num_bytes)
@@ -270,7 +270,7 @@ def _convolution_backward(args, out):
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
 
 
-def _is_plain(weight, stride, padding, dilation, transposed, output_padding, groups):
+def _suits_winograd(weight, stride, padding, dilation, transposed, output_padding, groups):
     """Return whether Winograd's algorithm can compute a convolution: 3 x 3, without steps."""
     is_dense = set(stride) == set(dilation) == {1} and groups == 1 and not transposed
     return is_dense and tuple(weight[2:]) == (3, 3)

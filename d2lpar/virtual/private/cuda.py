@@ -37,10 +37,9 @@ def register_cuda(factory, refuse_nested):
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(name, functools.partial(factory, func), "CUDA")
-        for name in torch._C._dispatch_get_all_op_names():
-            if torch._C._dispatch_has_kernel_for_dispatch_key(name, "NestedTensorCUDA"):
-                func = name.replace("::", ".")
-                library.impl(name, functools.partial(refuse_nested, func), "NestedTensorCUDA")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("NestedTensorCUDA"):
+            func = name.replace("::", ".")
+            library.impl(name, functools.partial(refuse_nested, func), "NestedTensorCUDA")
     _libraries.append(library)
 
 
