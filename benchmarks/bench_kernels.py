@@ -1,14 +1,20 @@
-"""Modelled kernels against those that NeuSight's authors measured on four kinds of GPU, float32.
+"""Modelled kernels against those that others measured, one at a time on an idle GPU.
 
     python benchmarks/bench_kernels.py
 
-`measured/neusight/kernels.csv` holds twice up to 60 kernels of each operator and GPU of those that
-take more than 0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight, scripts/asplos/data/dataset,
-MIT licence); conv2d is 3 x 3, with steps of 1. They were timed by events, one at a time on an idle
-GPU, so that what the host takes to launch is in the time: the column "of the host" is that of the
-shortest kernels of the same operator, and is taken away here. Half of all were set aside by chance
-before any was compared; with the others figures of the model were changed, see `datasheets.py`,
-`gpu.py` and `kernels.py`.
+- NeuSight, `measured/neusight/kernels.csv`: operators of PyTorch in float32 on four kinds of GPU,
+  twice up to 60 of each that take more than 0.2 ms, drawn by chance (github.com/sitar-lab/NeuSight,
+  scripts/asplos/data/dataset, MIT licence); conv2d is 3 x 3, with steps of 1. Events timed them,
+  so that what the host takes to launch is in the time: the column "of the host" is that of the
+  shortest kernels of the same operator, and is taken away here.
+- DeepBench, `measured/deepbench/kernels.csv`: products and convolutions of networks of 2017,
+  called from C++ one after the other (github.com/baidu-research/DeepBench, results/train, Apache
+  licence), with cuDNN 7.6 on V100 and T4 and cuDNN 6 on P100 and GTX 1080 Ti. Sizes of `mm` are M,
+  N and K of BLAS and whether each matrix is transposed; those of a convolution are N, C, H, W, its
+  outputs, and height and width of kernel, padding and steps.
+
+Half of each, by chance, was set aside before any was compared. With the others of NeuSight figures
+of the model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`; with none of DeepBench's.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """
@@ -23,70 +29,112 @@ import torch.nn.functional as F
 from published import modelled, neusight, seconds_of, vision
 from report import median
 
-MEASURED = Path(__file__).parent / "measured" / "neusight" / "kernels.csv"
-GPUS = (
-    vision.P100_PCIE,
-    neusight.V100_PCIE_32GB,
-    neusight.T4,
-    neusight.A100_PCIE_40GB,
-    neusight.A100_PCIE_80GB,
-)
+from d2lpar.virtual.datasheets import GPUS
+
+MEASURED = Path(__file__).parent / "measured"
+SOURCES = {
+    "neusight": (
+        vision.P100_PCIE,
+        neusight.V100_PCIE_32GB,
+        neusight.T4,
+        neusight.A100_PCIE_40GB,
+        neusight.A100_PCIE_80GB,
+    ),
+    "deepbench": (GPUS["v100"], neusight.T4, vision.P100_PCIE, vision.GTX_1080_TI),
+}
 
 
-def launch(operator, sizes, device):
+def launch(operator, sizes, dtype, device):
     """Return a function that launches an operator on tensors of these sizes."""
+    sizes = sizes.split("x")
+    numbers = [int(size) for size in sizes if size.isdecimal()]
 
     def empty(*size):
-        return torch.empty(size, device=device)
+        return torch.empty(size, device=device, dtype=dtype)
 
+    if operator == "mm":  # of BLAS, whose columns are the rows of torch
+        m, n, k = numbers
+        of_a, of_b = sizes[3:]
+        a = empty(m, k).t() if of_a == "N" else empty(k, m)
+        b = empty(n, k) if of_b == "N" else empty(k, n).t()
+        return lambda: torch.mm(b, a)
     if operator == "bmm":
-        batch, m, k, n = sizes
+        batch, m, k, n = numbers
         a, b = empty(batch, m, k), empty(batch, k, n)
         return lambda: torch.bmm(a, b)
     if operator == "linear":
-        batch, m, k, n = sizes
+        batch, m, k, n = numbers
         x, weight, bias = empty(batch, m, k), empty(n, k), empty(n)
         return lambda: F.linear(x, weight, bias)
     if operator == "conv2d":
-        images, channels, outputs, kernel, side, stride, padding = sizes
+        images, channels, outputs, kernel, side, stride, padding = numbers
         x, weight = empty(images, channels, side, side), empty(outputs, channels, kernel, kernel)
         return lambda: F.conv2d(x, weight, stride=stride, padding=padding)
-    x, y = empty(*sizes), empty(*sizes)
+    if operator in ("convolution", "gradient of images", "gradient of weights"):
+        images, channels, height, width, outputs, *window = numbers
+        kernel, padding, stride = window[:2], window[2:4], window[4:]
+        x, weight = empty(images, channels, height, width), empty(outputs, channels, *kernel)
+        if operator == "convolution":
+            return lambda: F.conv2d(x, weight, stride=stride, padding=padding)
+        size = (
+            (side + 2 * p - k) // s + 1
+            for side, k, p, s in zip((height, width), kernel, padding, stride, strict=True)
+        )
+        gradient, of_images = empty(images, outputs, *size), operator == "gradient of images"
+        return lambda: torch.ops.aten.convolution_backward(
+            gradient,
+            x,
+            weight,
+            None,
+            stride,
+            padding,
+            (1, 1),
+            False,
+            (0, 0),
+            1,
+            (of_images, not of_images, False),
+        )
+    x, y = empty(*numbers), empty(*numbers)
     if operator == "layer_norm":
-        weight, bias = empty(sizes[1]), empty(sizes[1])
-        return lambda: F.layer_norm(x, sizes[1:], weight, bias)
+        weight, bias = empty(numbers[1]), empty(numbers[1])
+        return lambda: F.layer_norm(x, numbers[1:], weight, bias)
     return {"mul": lambda: x * y, "gelu": lambda: F.gelu(x), "softmax": lambda: x.softmax(1)}[
         operator
     ]
 
 
 @torch.no_grad()
-def ratios():
-    """Return the modelled seconds over the measured ones: lists by set, operator and GPU."""
-    with open(MEASURED, encoding="utf-8", newline="") as file:
+def ratios(source):
+    """Return the modelled seconds over the measured ones: lists by set, operator and GPU.
+
+    Args:
+        source: "neusight" or "deepbench".
+    """
+    with open(MEASURED / source / "kernels.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     found = {}
-    for gpu in GPUS:
+    for gpu in SOURCES[source]:
         machine = replace(vision.alone(gpu), host=0.0)
         (device,) = modelled(1, machine, room=4)
         for row in rows:
             if row["GPU"] != gpu.name:
                 continue
-            sizes = [int(size) for size in row["sizes"].split("x")]
-            took = float(row["milliseconds"]) - float(row["of the host"])
+            took = float(row["milliseconds"]) - float(row.get("of the host", 0))
+            dtype = row.get("dtype", "float32")
             with torch.backends.cudnn.flags(allow_tf32=False):
-                seconds = seconds_of(launch(row["operator"], sizes, device))
-            key = row["set"], row["operator"], gpu.name
+                work = launch(row["operator"], row["sizes"], getattr(torch, dtype), device)
+                seconds = seconds_of(work)
+            key = row["set"], f"{row['operator']} {dtype}", gpu.name
             found.setdefault(key, []).append(1e3 * seconds / took)
     return found
 
 
-if __name__ == "__main__":
-    warnings.simplefilter("ignore")
-    found = ratios()
-    names = [gpu.name for gpu in GPUS]
+def show(source):
+    """Print the median and the middle eight tenths of each operator, GPU and set."""
+    found = ratios(source)
+    names = [gpu.name for gpu in SOURCES[source]]
     for part in ("seen", "unseen"):
-        print(f"{part:12}", *(f"{name:>20}" for name in names))
+        print(f"{source + ', ' + part:28}", *(f"{name:>20}" for name in names))
         for operator in dict.fromkeys(key[1] for key in found):
             cells = []
             for name in names:
@@ -96,6 +144,12 @@ if __name__ == "__main__":
                     cells.append(f"{median(values):.2f} ({low:.2f} - {high:.2f})")
                 else:
                     cells.append("")
-            print(f"{operator:12}", *(f"{cell:>20}" for cell in cells))
+            print(f"{operator:28}", *(f"{cell:>20}" for cell in cells))
         errors = [abs(value - 1) for key, some in found.items() if key[0] == part for value in some]
-        print(f"{part}: {len(errors)} kernels, median error {median(errors):.1%}")
+        print(f"{part}: {len(errors)} kernels, median error {median(errors):.1%}\n")
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    for source in SOURCES:
+        show(source)

@@ -35,7 +35,7 @@ def one_gpu():
 @pytest.fixture(scope="module")
 def ratios():
     """Modelled over measured seconds of the kernels of NeuSight's authors that were set aside."""
-    found = of_benchmarks("bench_kernels").ratios()
+    found = of_benchmarks("bench_kernels").ratios("neusight")
     return {key[1:]: values for key, values in found.items() if key[0] == "unseen"}
 
 
@@ -133,7 +133,11 @@ def test_attention_reaches_on_an_a100_what_its_authors_report(width, one_gpu):
     ],
 )
 def test_kernels_of_four_gpus_take_about_what_they_took(operator, least, most, ratios):
-    medians = {gpu: statistics.median(v) for (name, gpu), v in ratios.items() if name == operator}
+    medians = {
+        gpu: statistics.median(v)
+        for (name, gpu), v in ratios.items()
+        if name == f"{operator} float32"
+    }
     assert len(medians) == 4
     assert all(least < median < most for median in medians.values()), medians
 
@@ -141,3 +145,39 @@ def test_kernels_of_four_gpus_take_about_what_they_took(operator, least, most, r
 def test_half_of_the_kernels_that_were_set_aside_are_predicted_within_15_percent(ratios):
     errors = [abs(ratio - 1) for values in ratios.values() for ratio in values]
     assert len(errors) > 1500 and statistics.median(errors) < 0.15
+
+
+@pytest.fixture(scope="module")
+def ratios_of_deepbench():
+    found = of_benchmarks("bench_kernels").ratios("deepbench")
+    return {key[1:]: values for key, values in found.items() if key[0] == "unseen"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "least", "most"),
+    [
+        ("mm float32", 0.9, 1.3),
+        ("convolution float32", 0.9, 1.2),
+        ("gradient of images float32", 0.9, 1.1),
+        ("gradient of weights float32", 0.7, 1.1),
+        ("mm float16", 0.75, 0.9),
+        ("convolution float16", 0.95, 1.1),
+        ("gradient of images float16", 1.1, 1.5),
+        ("gradient of weights float16", 0.55, 0.75),
+    ],
+)
+def test_products_and_convolutions_take_about_what_deepbench_measured(
+    operator, least, most, ratios_of_deepbench
+):
+    medians = {
+        gpu: statistics.median(v)
+        for (name, gpu), v in ratios_of_deepbench.items()
+        if name == operator
+    }
+    assert len(medians) == (2 if operator.endswith("float16") else 4)
+    assert all(least < median < most for median in medians.values()), medians
+
+
+def test_half_of_the_kernels_of_deepbench_are_predicted_within_25_percent(ratios_of_deepbench):
+    errors = [abs(ratio - 1) for values in ratios_of_deepbench.values() for ratio in values]
+    assert len(errors) > 1200 and statistics.median(errors) < 0.25
