@@ -158,11 +158,11 @@ def ratios_of_deepbench():
     [
         ("mm float32", 0.9, 1.3),
         ("convolution float32", 0.9, 1.2),
-        ("gradient of images float32", 0.9, 1.1),
-        ("gradient of weights float32", 0.7, 1.1),
-        ("mm float16", 0.75, 0.9),
-        ("convolution float16", 0.95, 1.1),
-        ("gradient of images float16", 1.1, 1.5),
+        ("gradient of images float32", 0.85, 1.1),
+        ("gradient of weights float32", 0.7, 1.05),
+        ("mm float16", 0.85, 1.0),
+        ("convolution float16", 0.95, 1.2),
+        ("gradient of images float16", 1.1, 1.6),
         ("gradient of weights float16", 0.55, 0.75),
     ],
 )
@@ -178,6 +178,6 @@ def test_products_and_convolutions_take_about_what_deepbench_measured(
     assert all(least < median < most for median in medians.values()), medians
 
 
-def test_half_of_the_kernels_of_deepbench_are_predicted_within_25_percent(ratios_of_deepbench):
+def test_half_of_the_kernels_of_deepbench_are_predicted_within_20_percent(ratios_of_deepbench):
     errors = [abs(ratio - 1) for values in ratios_of_deepbench.values() for ratio in values]
-    assert len(errors) > 1200 and statistics.median(errors) < 0.25
+    assert len(errors) > 1200 and statistics.median(errors) < 0.2

@@ -59,6 +59,7 @@ GPUS = {
         None,
         "NVIDIA T4 data sheet",
         product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
+        tensor_efficiency=0.66,  # products in float16 (DeepBench, CUDA 10.1)
         product_efficiency=0.5,  # limited to 70 W: kernels 0.42, BERT 0.56 (NeuSight)
         memory_efficiency=0.75,
         overheads=Overheads(element=2.7e-9),

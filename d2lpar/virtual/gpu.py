@@ -15,7 +15,6 @@ from .private.operators import tf32_is_allowed
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3); 0.473 here
 TENSOR_CORE_EFFICIENCY = 0.88  # the largest tiles on A100s, before waves and TILE_SECONDS
-CONVOLUTION_EFFICIENCY = 0.8  # of what products reach; ResNets in float32 on a V100
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
@@ -37,7 +36,7 @@ BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
-TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
+TRANSFORM_EFFICIENCY = 0.75  # of the bandwidth, what kernels of Winograd's transforms reach
 
 
 class Overheads(NamedTuple):
@@ -163,15 +162,16 @@ class GPU:
             return self._attention_seconds(product, self._rate(self.unit(dtype, name)))
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
-        start, steps, sides = TILE_SECONDS, 0, TENSOR_CORE_TILES
+        start, steps, sides, whole = TILE_SECONDS, 0, TENSOR_CORE_TILES, False
         room = self.workspace
         if unit in _PLAIN or "convolution" in name:
             room = float("inf")
         best = float("inf")
         if unit in _PLAIN:
-            start, steps, sides = 0.0, TILE_STEPS, TILES
+            start, steps, sides, whole = 0.0, TILE_STEPS, TILES, product.whole
+            rate *= product.reached
             if "convolution" in name:
-                sides, rate = CONVOLUTION_TILES, rate * CONVOLUTION_EFFICIENCY
+                sides = CONVOLUTION_TILES
             for way, num_bytes in product.ways:
                 in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
                 of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)
@@ -181,7 +181,7 @@ class GPU:
             tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
             for split in SPLITS:
                 parts = 4 * split * product.batch * product.m * product.n
-                if split > 1 and (product.k < 64 * split or parts > room):
+                if split > 1 and (product.k < 64 * split or parts > room or whole):
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
                 begun = ceil(waves / TOGETHER.get((m, n), 1))

@@ -19,7 +19,11 @@ class Product(NamedTuple):
     Those of a depthwise convolution are `direct`: made one after the other, without tiles. Those of
     fused attention take `exponentials` for each of the m x n scores, which never leave the
     processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
-    FLOPs. `ways` are others in which cuDNN computes the same where it does not use tensor cores.
+    FLOPs.
+
+    The last three hold outside tensor cores: cuDNN keeps the sums of a convolution `whole`, all but
+    those of its gradient of weights, where cuBLAS cuts long sums into parts; its products take
+    `reached` of the rate of cuBLAS; and `ways` are others in which it computes the same.
     """
 
     batch: int
@@ -29,6 +33,8 @@ class Product(NamedTuple):
     direct: bool = False
     exponentials: float = 0.0
     together: int = 1
+    whole: bool = False
+    reached: float = 1.0
     ways: tuple = ()
 
     @property
@@ -76,6 +82,10 @@ PARTLY_WRITTEN = set(
     "index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_ scatter_ scatter_add_".split()
 )
 LEAST_WIDTH = 32  # of the results of a tile
+# What cuDNN's kernels reach outside tensor cores of what cuBLAS's do: those of convolutions, of
+# gradients of images where the convolution has steps, of gradients of 1 x 1 weights, and Winograd's
+# with transforms in them (DeepBench and NeuSight, see benchmarks/bench_kernels.py).
+CONVOLUTION_REACHED, STEPS_REACHED, POINTS_REACHED, WINOGRAD_REACHED = 0.95, 0.68, 0.62, 0.75
 # How often a kernel passes over what it reads: statistics first, then their use.
 READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
 # The same of a softmax along more than PERSISTENT numbers, see dispatch_softmax_forward in
@@ -259,7 +269,12 @@ def _convolution_backward(args, out):
     transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
     product = _convolved(x, weight, gradient, transposed, groups)
     m, n, k = product[1:4]
-    of_input, of_weight = product._replace(n=k, k=n), product._replace(m=n, n=k, k=m)
+    of_input = product._replace(n=k, k=n)
+    of_weight = product._replace(m=n, n=k, k=m, whole=False)
+    if prod(weight[2:]) == 1:
+        of_weight = of_weight._replace(reached=POINTS_REACHED)
+    if max(args[4]) > 1:
+        of_input = of_input._replace(reached=STEPS_REACHED)
     if _suits_winograd(weight, *args[4:10]):
         of_input = of_input._replace(ways=_winograd(gradient, weight, (4, 2)))
         ways = [
@@ -289,8 +304,12 @@ def _winograd(result, weight, sides):
     for side in sides:
         points = (side + 2) ** 2
         tiles = result[0] * ceil(result[2] / side) * ceil(result[3] / side)
-        moved = 8 * points * (tiles * (n + k) + n * k) if side == 4 else 0  # float32, twice
-        ways.append(Way(Product(points, tiles, n, k), moved))
+        product, moved = Product(points, tiles, n, k), 0
+        if side == 4:
+            moved = 8 * points * (tiles * (n + k) + n * k)  # float32, twice
+        else:
+            product = product._replace(whole=True, reached=WINOGRAD_REACHED)
+        ways.append(Way(product, moved))
     return tuple(ways)
 
 
@@ -306,7 +325,16 @@ def _convolved(x, weight, result, transposed, groups):
     m, n, k = where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:])
     together = 1 if direct else gcd(groups, max(1, LEAST_WIDTH // n))
     n, k = n * together, k * together
-    return Product(groups // together, m, n, k, direct=direct, together=together)
+    return Product(
+        groups // together,
+        m,
+        n,
+        k,
+        direct=direct,
+        together=together,
+        whole=True,
+        reached=CONVOLUTION_REACHED,
+    )
 
 
 def _attention(args, out):
