@@ -13,8 +13,8 @@
   N and K of BLAS and whether each matrix is transposed; those of a convolution are N, C, H, W, its
   outputs, and height and width of kernel, padding and steps.
 
-Half of each, by chance, was set aside before any was compared. With the others of NeuSight figures
-of the model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`; with none of DeepBench's.
+Half of each, by chance, was set aside before any was compared. With the others figures of the
+model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """

@@ -107,7 +107,7 @@ def test_3x3_is_computed_with_fewer_products_in_float32():
     waves = math.ceil(36 * 98 * 4 / 80)
     of_products = waves * 2 * 128 * 128 * (256 + 9) / (0.92 * 15.7e12 / 80)
     numbers = 36 * (64 * 14 * 14 * (256 + 512) + 256 * 512)
-    assert three == pytest.approx(of_products + 2 * 4 * numbers / (0.75 * 900e9), rel=1e-6)
+    assert three == pytest.approx(of_products + 2 * 4 * numbers / (0.5 * 900e9), rel=1e-6)
     waves = math.ceil(1568 * 4 / 80)
     tile = 2 * 128 * 128 * (256 * 9 + 9) / (0.92 * 15.7e12 / 80)
     assert one == pytest.approx(waves * tile / 0.95, rel=1e-6)
@@ -116,7 +116,7 @@ def test_3x3_is_computed_with_fewer_products_in_float32():
 def test_with_few_channels_tiles_of_2x2_stay_in_the_kernel():
     """16 products of (256 x 16 x 16, 16) by (16, 32): 2048 tiles of 32 x 32 each."""
     seconds, _ = of_convolution("v100", (256, 16, 34, 34), (32, 16, 3, 3))
-    tile = 2 * 32 * 32 * (16 + 9) / (0.75 * 0.92 * 15.7e12 / 80) / ((32 / 64) / (128 / 160))
+    tile = 2 * 32 * 32 * (16 + 9) / (0.7 * 0.92 * 15.7e12 / 80) / ((32 / 64) / (128 / 160))
     assert seconds == pytest.approx(math.ceil(16 * 2048 / 80) * tile, rel=1e-6)
 
 

@@ -10,7 +10,8 @@ deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors
 2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
 
 "NeuSight" are kernels in float32 that take more than 0.2 ms of github.com/sitar-lab/NeuSight,
-scripts/asplos/data/dataset; half of them were set aside by chance, see benchmarks/bench_kernels.py.
+scripts/asplos/data/dataset, "DeepBench" those of github.com/baidu-research/DeepBench; half of each
+were set aside by chance, see benchmarks/bench_kernels.py.
 """
 
 from dataclasses import replace
@@ -59,7 +60,7 @@ GPUS = {
         None,
         "NVIDIA T4 data sheet",
         product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
-        tensor_efficiency=0.66,  # products in float16 (DeepBench, CUDA 10.1)
+        tensor_efficiency=0.66,  # products in float16 (DeepBench)
         product_efficiency=0.5,  # limited to 70 W: kernels 0.42, BERT 0.56 (NeuSight)
         memory_efficiency=0.75,
         overheads=Overheads(element=2.7e-9),

@@ -36,7 +36,7 @@ BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
-TRANSFORM_EFFICIENCY = 0.75  # of the bandwidth, what kernels of Winograd's transforms reach
+TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
 
 
 class Overheads(NamedTuple):
