@@ -11,10 +11,10 @@
   called from C++ one after the other (github.com/baidu-research/DeepBench, results/train, Apache
   licence), with cuDNN 7.6 on V100 and T4 and cuDNN 6 on P100 and GTX 1080 Ti. Sizes of `mm` are M,
   N and K of BLAS and whether each matrix is transposed; those of a convolution are N, C, H, W, its
-  outputs, and height and width of kernel, padding and steps.
+  output channels, and the height and width of kernel, padding and stride.
 
-Half of each, by chance, was set aside before any was compared. With the others figures of the
-model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`.
+Half of each, by chance, was set aside before any was compared. With the other halves, figures of
+the model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """
@@ -55,7 +55,7 @@ def launch(operator, sizes, dtype, device):
     if operator == "mm":  # of BLAS, whose columns are the rows of torch
         m, n, k = numbers
         of_a, of_b = sizes[3:]
-        a = empty(m, k).t() if of_a == "N" else empty(k, m)
+        a = empty(k, m) if of_a == "N" else empty(m, k).t()
         b = empty(n, k) if of_b == "N" else empty(k, n).t()
         return lambda: torch.mm(b, a)
     if operator == "bmm":

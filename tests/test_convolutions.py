@@ -152,7 +152,7 @@ def test_both_gradients_of_3x3_are_computed_with_fewer_products():
     y = F.conv2d(x, weight)
     kernel = one_kernel("aten.convolution_backward", lambda: y.sum().backward())
     of_input, of_weight = ([way.product[:4] for way in each.ways] for each in kernel.products)
-    assert of_input == [(36, 2 * 2 * 2, 6, 4), (16, 2 * 4 * 4, 6, 4)]
+    assert of_input == [(36, 2 * 3 * 3, 4, 6), (16, 2 * 5 * 5, 4, 6)]
     assert of_weight == [(36, 6, 4, 2 * 2 * 2)]
 
 
@@ -193,12 +193,24 @@ def test_gradients_of_weights_cut_their_sums_and_are_slow_for_1x1():
     assert of_2x2 == pytest.approx(tile / 0.95, rel=1e-6)
 
 
-def test_gradients_of_images_are_slow_where_a_convolution_has_steps():
-    """The product is that of the same images without the pixels that steps leave out."""
+def test_gradients_of_the_images_of_a_strided_convolution_are_slow():
+    """The product is that of the same images without the pixels that the strides leave out."""
     weight = 1024, 1024, 1, 1
-    whole = of_gradient("v100", (64, 1024, 28, 28), weight, 1, of_weight=False)
-    stepping = of_gradient("v100", (64, 1024, 55, 55), weight, 2, of_weight=False)
-    assert stepping / whole == pytest.approx(0.95 / 0.68, rel=1e-6)
+    dense = of_gradient("v100", (64, 1024, 28, 28), weight, 1, of_weight=False)
+    strided = of_gradient("v100", (64, 1024, 55, 55), weight, 2, of_weight=False)
+    assert strided / dense == pytest.approx(0.95 / 0.68, rel=1e-6)
+
+
+def test_a_transposed_convolution_is_the_gradient_of_images_and_its_gradient_a_convolution():
+    large, small, weight = (64, 256, 56, 56), (64, 512, 28, 28), (512, 256, 2, 2)
+    of_images = of_gradient("v100", large, weight, 2, of_weight=False)
+    convolution, _ = of_convolution("v100", large, weight, stride=2)
+    virtual_gpus(1, model="v100", values=False, host=0.0)
+    x, weight, y = (torch.empty(size, device="vgpu") for size in (small, weight, large))
+    assert seconds_of(lambda: F.conv_transpose2d(x, weight, stride=2)) == pytest.approx(of_images)
+    rest = [None, [2, 2], [0, 0], [1, 1], True, [0, 0], 1, [True, False, False]]
+    gradient = seconds_of(lambda: torch.ops.aten.convolution_backward(y, x, weight, *rest))
+    assert gradient == pytest.approx(convolution)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ clocks and the width of the bus are those of the same documents; `nvidia-smi -q 
 deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors of 64 units that do
 2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
 
-"NeuSight" are kernels in float32 that take more than 0.2 ms of github.com/sitar-lab/NeuSight,
-scripts/asplos/data/dataset, "DeepBench" those of github.com/baidu-research/DeepBench; half of each
-were set aside by chance, see benchmarks/bench_kernels.py.
+"NeuSight" are kernels in float32 that take more than 0.2 ms, of github.com/sitar-lab/NeuSight,
+scripts/asplos/data/dataset. "DeepBench" are products and convolutions in float32 and float16, of
+github.com/baidu-research/DeepBench. Half of each was set aside by chance, see
+benchmarks/bench_kernels.py.
 """
 
 from dataclasses import replace

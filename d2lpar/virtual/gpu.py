@@ -144,12 +144,12 @@ class GPU:
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
         terms of its sums, so short sums are slow, too. The sums can be split into parts (SPLITS),
-        outside tensor cores if they are not to stay `whole`. Those of a product of matrices on
-        tensor cores are kept in float32 in the `workspace` of cuBLAS, so large results cannot be
-        split; cuDNN asks for more space. The fastest counts, as a library chooses it, also among
-        the `ways` of the product; what these write and read besides moves at TRANSFORM_EFFICIENCY
-        of the bandwidth. Products without tiles run on the units for float32, in any dtype, at a
-        rate of their own (DIRECT).
+        except those that stay `whole` outside tensor cores, where a kernel also runs at `reached`
+        of the rate. Those of a product of matrices on tensor cores are kept in float32 in the
+        `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more space. The
+        fastest counts, as a library chooses it, also among the `ways` of the product; what these
+        write and read besides moves at TRANSFORM_EFFICIENCY of the bandwidth. Products without
+        tiles run on the units for float32, in any dtype, at a rate of their own (DIRECT).
 
         Args:
             product: a `Product`.

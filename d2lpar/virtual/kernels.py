@@ -21,9 +21,10 @@ class Product(NamedTuple):
     processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
     FLOPs.
 
-    The last three hold outside tensor cores: cuDNN keeps the sums of a convolution `whole`, all but
-    those of its gradient of weights, where cuBLAS cuts long sums into parts; its products take
-    `reached` of the rate of cuBLAS; and `ways` are others in which it computes the same.
+    Outside tensor cores three more count. The sums of cuDNN's convolutions and gradients of images
+    stay `whole`, where cuBLAS and gradients of weights cut long sums into parts. `reached` is the
+    share of cuBLAS's rate that the kernel reaches. `ways` are others in which cuDNN computes the
+    same.
     """
 
     batch: int
@@ -82,10 +83,12 @@ PARTLY_WRITTEN = set(
     "index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_ scatter_ scatter_add_".split()
 )
 LEAST_WIDTH = 32  # of the results of a tile
-# What cuDNN's kernels reach outside tensor cores of what cuBLAS's do: those of convolutions, of
-# gradients of images where the convolution has steps, of gradients of 1 x 1 weights, and Winograd's
-# with transforms in them (DeepBench and NeuSight, see benchmarks/bench_kernels.py).
-CONVOLUTION_REACHED, STEPS_REACHED, POINTS_REACHED, WINOGRAD_REACHED = 0.95, 0.68, 0.62, 0.7
+# The share of cuBLAS's rate that cuDNN's kernels reach outside tensor cores, from the seen halves
+# of benchmarks/bench_kernels.py; that of Winograd's kernels also from seen rows of bench_model.py.
+CONVOLUTION_REACHED = 0.95
+STRIDED_IMAGES_REACHED = 0.68  # gradients of the images of a strided convolution
+POINTWISE_WEIGHTS_REACHED = 0.62  # gradients of 1 x 1 weights
+FUSED_WINOGRAD_REACHED = 0.7  # kernels that do Winograd's transforms themselves
 # How often a kernel passes over what it reads: statistics first, then their use.
 READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
 # The same of a softmax along more than PERSISTENT numbers, see dispatch_softmax_forward in
@@ -259,6 +262,8 @@ def _convolution(args, out):
     if out is None:  # its arguments do not fit, and running it says so
         return []
     product = _convolved(x, weight, out.layout.size, transposed, groups)
+    if transposed:
+        product = _of_images(product, args[3])
     if _suits_winograd(weight, *args[3:9]):
         product = product._replace(ways=_winograd(out.layout.size, weight, (4, 2)))
     return [product]
@@ -269,20 +274,27 @@ def _convolution_backward(args, out):
     transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
     product = _convolved(x, weight, gradient, transposed, groups)
     m, n, k = product[1:4]
-    of_input = product._replace(n=k, k=n)
+    of_input = product if transposed else _of_images(product, args[4])
     of_weight = product._replace(m=n, n=k, k=m, whole=False)
     if prod(weight[2:]) == 1:
-        of_weight = of_weight._replace(reached=POINTS_REACHED)
-    if max(args[4]) > 1:
-        of_input = of_input._replace(reached=STEPS_REACHED)
+        of_weight = of_weight._replace(reached=POINTWISE_WEIGHTS_REACHED)
     if _suits_winograd(weight, *args[4:10]):
-        of_input = of_input._replace(ways=_winograd(gradient, weight, (4, 2)))
+        of_input = of_input._replace(ways=_winograd(x, (weight[1], weight[0]), (4, 2)))
         ways = [
             Way(product._replace(m=product.n, n=product.k, k=product.m), num_bytes)
             for product, num_bytes in _winograd(gradient, weight, (4,))
         ]
         of_weight = of_weight._replace(ways=tuple(ways))
     return [product for product, asked in ((of_input, to_input), (of_weight, to_weight)) if asked]
+
+
+def _of_images(product, stride):
+    """Return the product that computes the gradient of the images of a convolution.
+
+    A transposed convolution is one, too.
+    """
+    product = product._replace(n=product.k, k=product.n)
+    return product._replace(reached=STRIDED_IMAGES_REACHED) if max(stride) > 1 else product
 
 
 def _suits_winograd(weight, stride, padding, dilation, transposed, output_padding, groups):
@@ -298,6 +310,11 @@ def _winograd(result, weight, sides):
     computed whole. For s = 4 cuDNN transforms images, weights and results by kernels of their own,
     which write and read them in memory; for s = 2 by the kernel that multiplies.
     Source: Lavin and Gray 2016, https://arxiv.org/abs/1509.09308.
+
+    Args:
+        result: the size of its results, (N, C, H, W).
+        weight: how many channels they have, and from how many they are computed.
+        sides: those of the tiles.
     """
     n, k = weight[:2]
     ways = []
@@ -308,7 +325,7 @@ def _winograd(result, weight, sides):
         if side == 4:
             moved = 8 * points * (tiles * (n + k) + n * k)  # float32, twice
         else:
-            product = product._replace(whole=True, reached=WINOGRAD_REACHED)
+            product = product._replace(whole=True, reached=FUSED_WINOGRAD_REACHED)
         ways.append(Way(product, moved))
     return tuple(ways)
 
