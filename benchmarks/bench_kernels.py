@@ -22,6 +22,7 @@ A ratio above 1 is a kernel that the model makes too slow.
 import csv
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -68,32 +69,18 @@ def launch(operator, sizes, dtype, device):
         return lambda: F.linear(x, weight, bias)
     if operator == "conv2d":
         images, channels, outputs, kernel, side, stride, padding = numbers
-        x, weight = empty(images, channels, side, side), empty(outputs, channels, kernel, kernel)
-        return lambda: F.conv2d(x, weight, stride=stride, padding=padding)
-    if operator in ("convolution", "gradient of images", "gradient of weights"):
+        window = (each for each in (kernel, padding, stride) for _ in range(2))
+        numbers = [images, channels, side, side, outputs, *window]
+    if operator in ("conv2d", "convolution", "gradient of images", "gradient of weights"):
         images, channels, height, width, outputs, *window = numbers
         kernel, padding, stride = window[:2], window[2:4], window[4:]
         x, weight = empty(images, channels, height, width), empty(outputs, channels, *kernel)
-        if operator == "convolution":
-            return lambda: F.conv2d(x, weight, stride=stride, padding=padding)
-        size = (
-            (side + 2 * p - k) // s + 1
-            for side, k, p, s in zip((height, width), kernel, padding, stride, strict=True)
-        )
-        gradient, of_images = empty(images, outputs, *size), operator == "gradient of images"
-        return lambda: torch.ops.aten.convolution_backward(
-            gradient,
-            x,
-            weight,
-            None,
-            stride,
-            padding,
-            (1, 1),
-            False,
-            (0, 0),
-            1,
-            (of_images, not of_images, False),
-        )
+        convolve = partial(F.conv2d, x, weight, stride=stride, padding=padding)
+        if not operator.startswith("gradient"):
+            return convolve
+        of_images = operator == "gradient of images"
+        rest = None, stride, padding, (1, 1), False, (0, 0), 1, (of_images, not of_images, False)
+        return partial(torch.ops.aten.convolution_backward, convolve(), x, weight, *rest)
     x, y = empty(*numbers), empty(*numbers)
     if operator == "layer_norm":
         weight, bias = empty(numbers[1]), empty(numbers[1])

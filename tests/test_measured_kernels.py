@@ -7,6 +7,7 @@ import statistics
 import sys
 import warnings
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -32,11 +33,22 @@ def one_gpu():
     return of_benchmarks("one_gpu")
 
 
-@pytest.fixture(scope="module")
-def ratios():
-    """Modelled over measured seconds of the kernels of NeuSight's authors that were set aside."""
-    found = of_benchmarks("bench_kernels").ratios("neusight")
+@cache
+def ratios(source):
+    """Return modelled over measured seconds of the kernels of a source that were set aside."""
+    found = of_benchmarks("bench_kernels").ratios(source)
     return {key[1:]: values for key, values in found.items() if key[0] == "unseen"}
+
+
+def medians_of(source, operator):
+    """Return the median ratio of an operator on each GPU."""
+    return {
+        gpu: statistics.median(v) for (name, gpu), v in ratios(source).items() if name == operator
+    }
+
+
+def errors_of(source):
+    return [abs(ratio - 1) for values in ratios(source).values() for ratio in values]
 
 
 @pytest.fixture(scope="module")
@@ -132,25 +144,15 @@ def test_attention_reaches_on_an_a100_what_its_authors_report(width, one_gpu):
         ("softmax", 0.75, 1.25),  # long rows are read twice
     ],
 )
-def test_kernels_of_four_gpus_take_about_what_they_took(operator, least, most, ratios):
-    medians = {
-        gpu: statistics.median(v)
-        for (name, gpu), v in ratios.items()
-        if name == f"{operator} float32"
-    }
+def test_kernels_of_four_gpus_take_about_what_they_took(operator, least, most):
+    medians = medians_of("neusight", f"{operator} float32")
     assert len(medians) == 4
     assert all(least < median < most for median in medians.values()), medians
 
 
-def test_half_of_the_kernels_that_were_set_aside_are_predicted_within_15_percent(ratios):
-    errors = [abs(ratio - 1) for values in ratios.values() for ratio in values]
+def test_half_of_the_kernels_that_were_set_aside_are_predicted_within_15_percent():
+    errors = errors_of("neusight")
     assert len(errors) > 1500 and statistics.median(errors) < 0.15
-
-
-@pytest.fixture(scope="module")
-def ratios_of_deepbench():
-    found = of_benchmarks("bench_kernels").ratios("deepbench")
-    return {key[1:]: values for key, values in found.items() if key[0] == "unseen"}
 
 
 @pytest.mark.parametrize(
@@ -166,18 +168,12 @@ def ratios_of_deepbench():
         ("gradient of weights float16", 0.55, 0.75),
     ],
 )
-def test_products_and_convolutions_take_about_what_deepbench_measured(
-    operator, least, most, ratios_of_deepbench
-):
-    medians = {
-        gpu: statistics.median(v)
-        for (name, gpu), v in ratios_of_deepbench.items()
-        if name == operator
-    }
+def test_products_and_convolutions_take_about_what_deepbench_measured(operator, least, most):
+    medians = medians_of("deepbench", operator)
     assert len(medians) == (2 if operator.endswith("float16") else 4)
     assert all(least < median < most for median in medians.values()), medians
 
 
-def test_half_of_the_kernels_of_deepbench_are_predicted_within_22_percent(ratios_of_deepbench):
-    errors = [abs(ratio - 1) for values in ratios_of_deepbench.values() for ratio in values]
+def test_half_of_the_kernels_of_deepbench_are_predicted_within_22_percent():
+    errors = errors_of("deepbench")
     assert len(errors) > 1200 and statistics.median(errors) < 0.225

@@ -163,16 +163,16 @@ class GPU:
             return self._attention_seconds(product, self._rate(self.unit(dtype, name)))
         unit = self.unit(dtype, name)
         rate = self._rate(unit) / self.multiprocessors  # of one of them
-        start, steps, sides, whole = TILE_SECONDS, 0, TENSOR_CORE_TILES, False
+        start, steps, sides, splits = TILE_SECONDS, 0, TENSOR_CORE_TILES, SPLITS
         room = self.workspace
         if unit in _PLAIN or "convolution" in name:
             room = float("inf")
         best = float("inf")
         if unit in _PLAIN:
-            start, steps, sides, whole = 0.0, TILE_STEPS, TILES, product.whole
+            start, steps = 0.0, TILE_STEPS
+            sides = CONVOLUTION_TILES if "convolution" in name else TILES
+            splits = SPLITS[:1] if product.whole else SPLITS
             rate *= product.reached
-            if "convolution" in name:
-                sides = CONVOLUTION_TILES
             for way, num_bytes in product.ways:
                 in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
                 of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)
@@ -180,9 +180,9 @@ class GPU:
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])
             tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
-            for split in SPLITS:
+            for split in splits:
                 parts = 4 * split * product.batch * product.m * product.n
-                if split > 1 and (product.k < 64 * split or parts > room or whole):
+                if split > 1 and (product.k < 64 * split or parts > room):
                     break
                 waves = ceil(tiles * split / self.multiprocessors)
                 begun = ceil(waves / TOGETHER.get((m, n), 1))
