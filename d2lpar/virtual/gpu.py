@@ -19,6 +19,9 @@ MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
+BEGIN_SECONDS = (
+    2e-6  # for a kernel that multiplies, before its first tiles and after its last (H200)
+)
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 # What a multiprocessor computes at a time. cuBLAS has nothing narrower in float32 (NeuSight).
 TILES = ((128, 128), (64, 64))
@@ -36,6 +39,9 @@ BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
+# FLOP/s of a multiprocessor on tensor cores whose matrices it cannot read 16 bytes at a time:
+# products of 16,384 x 768 x 50,257 on an H200 (benchmarks/measured/h200.csv)
+UNALIGNED = 1e12
 TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
 
 
@@ -47,11 +53,14 @@ class Overheads(NamedTuple):
             computes, and sums parts.
         row: what a multiprocessor takes to begin and end a row of a normalization.
         element: what a block of threads takes for an element of its row.
+        strided: what a multiprocessor takes for an element of an operation whose tensors lie
+            differently in memory, or are broadcast: it computes where each number is.
     """
 
     convolution: float = LEAST_SECONDS
     row: float = 0.0
     element: float = 0.0
+    strided: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -110,12 +119,13 @@ class GPU:
             raise ValueError(f"a GPU needs its peak for float32: got {list(self.peaks)}")
 
     def kernel_seconds(self, kernel):
-        """Return how long a `Kernel` takes: the longest of three.
+        """Return how long a `Kernel` takes: the longest of four.
 
         - LEAST_SECONDS, for each product of a convolution that of its `overheads`;
         - its bytes, at `memory_efficiency` of the bandwidth of the memory;
         - its products of matrices, one after the other, see `product_seconds`. Where these are not
-          known it warns, once for each operator.
+          known it warns, once for each operator;
+        - its `strided` elements, at what its `overheads` say.
 
         A convolution on tensor cores has its tensors copied before and after, unless their layout
         is channels_last.
@@ -131,7 +141,8 @@ class GPU:
         least = LEAST_SECONDS
         if "convolution" in kernel.name:
             least = self.overheads.convolution * len(kernel.products or (1,))
-        seconds = max(least, num_bytes, products)
+        of_strided = kernel.strided * self.overheads.strided / self.multiprocessors
+        seconds = max(least, num_bytes, products, of_strided)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
         return seconds
@@ -143,13 +154,16 @@ class GPU:
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
-        terms of its sums, so short sums are slow, too. The sums can be split into parts (SPLITS),
-        except those that stay `whole` outside tensor cores, where a kernel also runs at `reached`
-        of the rate. Those of a product of matrices on tensor cores are kept in float32 in the
-        `workspace` of cuBLAS, so large results cannot be split; cuDNN asks for more space. The
-        fastest counts, as a library chooses it, also among the `ways` of the product; what these
-        write and read besides moves at TRANSFORM_EFFICIENCY of the bandwidth. Products without
-        tiles run on the units for float32, in any dtype, at a rate of their own (DIRECT).
+        terms of its sums, so short sums are slow, too. The whole takes BEGIN_SECONDS besides.
+
+        The sums can be split into parts (SPLITS), which another kernel adds, except those that stay
+        `whole` outside tensor cores, where a kernel also runs at `reached` of the rate. The parts
+        of a product of matrices on tensor cores are kept in float32 in the `workspace` of cuBLAS,
+        so large results cannot be split; cuDNN asks for more space. Tensor cores run at UNALIGNED
+        at most where matrices are not `aligned`. The fastest counts, as a library chooses it, also
+        among the `ways` of the product; what these write and read besides moves at
+        TRANSFORM_EFFICIENCY of the bandwidth. Products without tiles run on the units for float32,
+        in any dtype, at a rate of their own (DIRECT).
 
         Args:
             product: a `Product`.
@@ -177,6 +191,8 @@ class GPU:
                 in_memory = num_bytes / (TRANSFORM_EFFICIENCY * self.bandwidth)
                 of_products = self.product_seconds(way, dtype, "aten.bmm" if num_bytes else name)
                 best = min(best, in_memory + of_products)
+        elif not product.aligned:
+            rate = min(rate, UNALIGNED)
         for m, n in sides:
             relative = _reached(m, n) / _reached(*sides[0])
             tiles = product.batch * ceil(product.m / m) * ceil(product.n / n)
@@ -187,7 +203,10 @@ class GPU:
                 waves = ceil(tiles * split / self.multiprocessors)
                 begun = ceil(waves / TOGETHER.get((m, n), 1))
                 flops = 2 * m * n * (ceil(product.k / split) + steps)
-                best = min(best, begun * start + waves * flops / (relative * rate))
+                seconds = BEGIN_SECONDS + begun * start + waves * flops / (relative * rate)
+                if split > 1:
+                    seconds += LEAST_SECONDS
+                best = min(best, seconds)
         return best
 
     def _attention_seconds(self, product, rate):

@@ -21,7 +21,8 @@ class Product(NamedTuple):
     processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
     FLOPs.
 
-    Outside tensor cores three more count. The sums of cuDNN's convolutions and gradients of images
+    On tensor cores it counts whether the matrices are `aligned`: their rows can be read 16 bytes at
+    a time. Elsewhere three more count. The sums of cuDNN's convolutions and gradients of images
     stay `whole`, where cuBLAS and gradients of weights cut long sums into parts. `reached` is the
     share of cuBLAS's rate that the kernel reaches. `ways` are others in which cuDNN computes the
     same.
@@ -34,6 +35,7 @@ class Product(NamedTuple):
     direct: bool = False
     exponentials: float = 0.0
     together: int = 1
+    aligned: bool = True
     whole: bool = False
     reached: float = 1.0
     ways: tuple = ()
@@ -65,6 +67,8 @@ class Kernel(NamedTuple):
         signature: what distinguishes it from other kernels, without the device.
         blocks: the number of rows, or channels, that a block of threads each passes over, how many
             elements each has, and how often; or None.
+        strided: the number of elements of an elementwise operation whose tensors lie differently in
+            memory, or are broadcast; 0 for others.
     """
 
     name: str
@@ -74,6 +78,7 @@ class Kernel(NamedTuple):
     signature: tuple
     channels_first: bool = False
     blocks: tuple | None = None
+    strided: int = 0
 
 
 # Operators that read as many elements of their first argument as they write, not all of it.
@@ -96,10 +101,18 @@ READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_no
 READS_OF_LONG_ROWS = {
     "_softmax": 2,
     "_log_softmax": 2,
-    "_softmax_backward_data": 3,
-    "_log_softmax_backward_data": 3,
+    "_softmax_backward_data": 1.5,  # the gradient first, then both
+    "_log_softmax_backward_data": 1.5,
 }
 PERSISTENT = 1024
+# How often an operator reads or writes as much as its result besides: masked_fill fills a copy, and
+# the gradient of softmax begins with a product of its arguments, see softmax_backward_cuda_out in
+# aten/src/ATen/native/cuda/SoftMax.cu.
+MOVED_BESIDES = {"masked_fill": 2, "_softmax_backward_data": 3}
+# Bytes that are read for a number whose neighbours in the result are not its neighbours. Memory is
+# read in sectors of 32; the caches keep some of them (transposed copies on an H100).
+TRANSPOSED = 20
+UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}  # elementwise, though torch does not tag them so
 
 
 def kernel_of(op):
@@ -136,6 +149,12 @@ def describe_kernel(name, args, kwargs, out, written):
     layouts = [*inputs, *outputs]
     if packet == "convolution_backward":
         num_read += _read_again(args)
+    num_read += MOVED_BESIDES.get(packet, 0) * sum(map(_size, outputs))
+    strided = 0
+    results = outputs or _each(args[position : position + 1] for position in written)
+    if results and _is_elementwise(name):
+        strided, more = _strided(results[0], inputs)
+        num_read += more
     if packet in _PRODUCTS:
         products = tuple(_PRODUCTS[packet](args, out))
     else:
@@ -152,6 +171,7 @@ def describe_kernel(name, args, kwargs, out, written):
         and not any(product.direct for product in products)
         and not _is_plain_product(packet, args),
         _blocks(packet, args),
+        strided,
     )
 
 
@@ -167,6 +187,43 @@ def _is_plain_product(packet, args):
         return False
     weight, _, stride, padding = args[1:5] if packet == "convolution" else args[2:6]
     return prod(weight.layout.size[2:]) == 1 and set(stride) == {1} and set(padding) == {0}
+
+
+@cache
+def _is_elementwise(name):
+    """Return whether an operator of torch computes each number of its result from one place."""
+    namespace, _, packet = name.rpartition(".")
+    if namespace != "aten":
+        return False
+    operator = getattr(torch.ops.aten, packet)
+    tags = {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
+    return torch.Tag.pointwise in tags or packet in UNTAGGED
+
+
+def _strided(result, inputs):
+    """Return how many elements of an elementwise operation are strided, and bytes read besides.
+
+    Args:
+        result: the layout of its result.
+        inputs: those of its arguments.
+    """
+    elements = num_bytes = 0
+    steps = _steps(result, result)
+    for layout in inputs:
+        its_steps = _steps(layout, result)
+        if 1 < prod(layout.size) <= prod(result.size) and its_steps != steps:
+            elements, width = prod(result.size), layout.dtype.itemsize
+            step = its_steps[steps.index(1)] if 1 in steps else 1
+            num_bytes += elements * max(0, min(TRANSPOSED, width * step) - width)
+    return elements, num_bytes
+
+
+def _steps(layout, result):
+    """Return the strides of a tensor along the dimensions of `result`, 0 where it is broadcast."""
+    dimensions = len(result.size)
+    size = (1,) * (dimensions - len(layout.size)) + tuple(layout.size)
+    stride = (0,) * (dimensions - len(layout.stride)) + tuple(layout.stride)
+    return [stride[i] if size[i] > 1 else 0 for i in range(dimensions) if result.size[i] > 1]
 
 
 def _row(packet, args):
@@ -249,12 +306,23 @@ def _described(value):
 
 def _mm(args, out):
     a, b = _sizes(args[:2])
-    return [Product(1, a[0], b[1], a[1])]
+    return [Product(1, a[0], b[1], a[1], aligned=_are_aligned(args[:2], out))]
 
 
 def _bmm(args, out):
     a, b = _sizes(args[:2])
-    return [Product(a[0], a[1], b[2], a[2])]
+    return [Product(a[0], a[1], b[2], a[2], aligned=_are_aligned(args[:2], out))]
+
+
+def _are_aligned(matrices, out):
+    """Return whether rows, or columns, of all matrices begin at multiples of 16 bytes."""
+    layouts = [cell.layout for cell in cells_in((*matrices, out))]
+    return all(
+        layout.stride[i] * layout.dtype.itemsize % 16 == 0
+        for layout in layouts
+        for i, size in enumerate(layout.size)
+        if size > 1 and layout.stride[i] > 1
+    )
 
 
 def _convolution(args, out):
