@@ -13,6 +13,7 @@ import contextlib
 import csv
 import functools
 import json
+import math
 import random
 import statistics
 import sys
@@ -24,6 +25,7 @@ from pathlib import Path
 import published
 import torch
 import torch.nn.functional as F
+from published import language, neusight
 from report import nine_of_ten
 from torch import nn
 
@@ -366,6 +368,56 @@ def copies():
             yield "copy", f"copy {count} bytes, {way}", make
 
 
+def drawn_products():
+    """Products of matrices whose sizes are drawn by chance; a third of them are not aligned."""
+    chance = random.Random("products, 2026-11-26, after the rules")
+    for number in range(150):
+        kind = chance.choice(("float32", "tf32", "bfloat16"))
+        step = chance.choice((8, 8, 1)) if kind != "float32" else 8
+        m, n, k = (step * max(8, round(2 ** chance.uniform(6, 13.5) / step)) for _ in range(3))
+        batch = chance.choice((1, 1, 8, 32)) if max(m, n, k) <= 2048 else 1
+        m = max(64, m // 8) if batch * m * n * k > 7e10 else m
+
+        def make(device, kind=kind, batch=batch, m=m, n=n, k=k):
+            a = filled(device, batch, m, k, dtype=TYPES[kind])
+            b = filled(device, batch, n, k, dtype=TYPES[kind]).transpose(1, 2)
+
+            def launch():
+                with tf32(kind == "tf32"):
+                    return torch.bmm(a, b) if batch > 1 else torch.mm(a[0], b[0])
+
+            return launch
+
+        yield "drawn product", f"{number}: bmm {batch}x{m}x{k}x{n} {kind}", make
+
+
+def drawn_elementwise():
+    """Operations on tensors that lie differently or are broadcast, and gradients of softmax."""
+    chance = random.Random("elementwise, 2026-11-26, after the rules")
+    aten = torch.ops.aten
+    cases = {
+        "bias": lambda X: X + X[0, 0, 0],
+        "scaled rows": lambda X: X * X[..., :1],
+        "masked_fill": lambda X: X.masked_fill(X[:1, :1] > 0, -1.0),
+        "where": lambda X: torch.where(X[:1, :1] > 0, X, -1.0),
+        "heads": lambda X: X.transpose(1, 2).contiguous(),
+        "transposed": lambda X: X.transpose(2, 3).contiguous(),
+        "gradient of softmax": lambda X: aten._softmax_backward_data(X, X, 3, X.dtype),
+        "gradient of log_softmax": lambda X: aten._log_softmax_backward_data(X, X, 3, X.dtype),
+    }
+    for number in range(64):
+        name, function = list(cases.items())[number % len(cases)]
+        kind = chance.choice((torch.float32, torch.bfloat16))
+        width = 2 ** chance.randrange(6, 11) + chance.choice((0, 8))
+        if "softmax" in name:
+            width *= chance.choice((1, 8, 32))
+        size = chance.randrange(2, 9), chance.randrange(8, 33), chance.randrange(128, 1025), width
+        if math.prod(size) > 2**28:
+            size = 1, 8, *size[2:]
+        words = f"{number}: {name} {'x'.join(map(str, size))} {str(kind).removeprefix('torch.')}"
+        yield "drawn elementwise", words, of_tensor(function, *size, dtype=kind)
+
+
 def kernels():
     """Yield (class, name, function of a device that returns what launches a kernel)."""
     yield from products()
@@ -373,6 +425,8 @@ def kernels():
     yield from (("bytes", *each) for each in bound_by_memory())
     yield from attention()
     yield from copies()
+    yield from drawn_products()
+    yield from drawn_elementwise()
 
 
 # -- steps
@@ -535,6 +589,46 @@ def steps():
                 yield "step", f"{network}, batch {size}, {way}", make
 
 
+# -- forward passes, with CUDA's memory kept and given back before each
+
+
+def forward_passes():
+    """Yield (name, function of a device that returns a forward pass of training).
+
+    Programs of NeuSight's rows, see `published/neusight.py`.
+    """
+    for network, batch in (("bert_large", 2), ("bert_large", 8), ("gpt2_large", 1)):
+        length, make_net = neusight.NETWORKS[network]
+
+        def make(device, make_net=make_net, size=(batch, length)):
+            net = language.on(device, lambda: make_net(True)).train()
+            for parameter in net.parameters():
+                nn.init.normal_(parameter, std=0.02)
+            for mask in net.buffers():
+                mask.fill_(1)
+            tokens = torch.ones(size, dtype=torch.long, device=device)
+            return lambda: net(tokens)
+
+        yield f"forward pass of {network}, batch {batch}", make
+
+
+def pass_seconds(work, emptied):
+    """Return the seconds of a forward pass by events, in the median; its memory is given back."""
+    found = []
+    for _ in range(8):
+        if emptied:
+            torch.cuda.empty_cache()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize()
+        begin.record()
+        result = work()
+        end.record()
+        torch.cuda.synchronize()
+        del result
+        found.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(found[2:])
+
+
 # -- measured
 
 
@@ -602,7 +696,7 @@ def measure(path, seconds="200"):
     """Measure everything on the GPU at hand, in a chance order, and write it to a JSON file."""
     device = torch.device("cuda", 0)
     found = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
-    found |= {"kernels": {}, "steps": {}, "failed": {}}
+    found |= {"kernels": {}, "steps": {}, "passes": {}, "failed": {}}
     ends = time.perf_counter() + float(seconds)
 
     def try_all(works, of):
@@ -631,6 +725,10 @@ def measure(path, seconds="200"):
         found["steps"][name] = [middle, least, *peak, operators_of(step)]
 
     try_all(kernels(), of_kernel)
+    for name, make in forward_passes():
+        work = make(device)
+        found["passes"][name] = pass_seconds(work, False), pass_seconds(work, True)
+        del work
     try_all(steps(), of_step)
     Path(path).write_text(json.dumps(found))
     print(f"{len(found['steps'])} steps, {len(found['kernels'])} kernels")
@@ -668,7 +766,9 @@ def model(path, name, host="", part="0/1"):
     machine = replace(machine, host=as_host(host) if host else machine.host)
     free = replace(machine, host=0.0)
     number, parts = map(int, part.split("/"))
-    found = {"kernels": {}, "steps": {}}
+    found = {"kernels": {}, "steps": {}, "passes": {}}
+    for name, make in list(forward_passes())[number::parts]:
+        found["passes"][name] = modelled(make, machine, 1)[0]
     for kind, name, make in list(kernels())[number::parts] if not host else ():
         with torch.no_grad() if kind != "attention" else contextlib.nullcontext():
             found["kernels"][name] = [kind, modelled(make, free, 4)[0]]
@@ -687,17 +787,22 @@ def compare(measured, *parts):
     """Write what was measured and modelled, from JSON files, to `measured/` and print the errors.
 
     Half of the kernels, and half of the networks, had met the model before it was changed; the
-    others were set aside by chance, before anything was measured.
+    others were set aside by chance, before anything was measured. Drawn products were drawn when
+    all rules for them stood; with half of the drawn elementwise operations one was changed.
     """
     taken = json.loads(Path(measured).read_text())
     found = [json.loads(Path(part).read_text()) for part in parts]
-    predicted = {
-        k: v for part in found for key in ("kernels", "steps") for k, v in part[key].items()
-    }
+    predicted = {}
+    for part in found:
+        predicted |= part["kernels"] | part["steps"] | part["passes"]
     networks = sorted({name.split(",")[0] for name in taken["steps"]})
     seen = set()
-    for names in (sorted(taken["kernels"]), networks):
+    listed = [name for name, (kind, _) in taken["kernels"].items() if "drawn" not in kind]
+    for names in (sorted(listed), networks):
         seen |= set(random.Random(SET_ASIDE).sample(names, len(names) // 2))
+    for name, (kind, _) in taken["kernels"].items():
+        if kind == "drawn elementwise" and int(name.split(":")[0]) // 8 % 2 == 0:
+            seen.add(name)
     rows = []
     for name, (kind, seconds) in taken["kernels"].items():
         rows.append((name in seen, kind, name, "s", seconds, predicted[name][1]))
@@ -710,6 +815,10 @@ def compare(measured, *parts):
             ("memory of a step", "bytes", (peak, peak_modelled)),
         ):
             rows.append((name.split(",")[0] in seen, kind, name, unit, *figures))
+    for name, figures in taken.get("passes", {}).items():
+        for what, seconds in zip(("kept", "emptied"), figures, strict=True):
+            row = f"{name}, cache {what}", "s", seconds, predicted[name]
+            rows.append((True, "forward pass", *row))
     rows.sort(key=lambda row: (not row[0], *row[1:3]))
     gpu = taken["device"].split()[1].lower()
     with open(HERE / f"{gpu}.csv", "w", newline="", encoding="utf-8") as file:
@@ -722,6 +831,8 @@ def compare(measured, *parts):
     for was_seen in (True, False):
         for kind in dict.fromkeys(row[1] for row in rows):
             errors = [row[5] / row[4] - 1 for row in rows if row[:2] == (was_seen, kind)]
+            if not errors:
+                continue
             sizes = sorted(map(abs, errors))
             print(f"{'seen' if was_seen else 'unseen':7}{kind:20}{len(sizes):4}", end="  ")
             print(f"median {statistics.median(sizes):6.1%}, nine of ten within", end=" ")

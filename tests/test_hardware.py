@@ -192,10 +192,10 @@ def test_the_longest_of_three_counts():
 
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
-    """In float32 a tile takes as long as if its sums had nine terms more."""
+    """In float32 a tile takes as long as if its sums had nine terms more; the kernel begins."""
     mine, (tile, _), k = gpu(), gpu_figures.TILES[0], 1000
     product = Product(1, tile * waves, tile * 4, k)
-    expected = product.flops * (k + 9) / k / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
+    expected = 2e-6 + product.flops * (k + 9) / k / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
     assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
     assert mine.product_seconds(Product(waves, tile, tile * 4, k)) == pytest.approx(expected)
 
@@ -246,7 +246,7 @@ def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves):
     mine, k = on_tensor_cores(tensor_efficiency=0.5), 4096
     product = Product(1, 256 * waves, 128 * 4, k)
     alone = 2 * 256 * 128 * k / (0.5 * 8e9 / 4)
-    expected = waves * (2.5e-6 + alone)
+    expected = 2e-6 + waves * (2.5e-6 + alone)
     assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
 
 
@@ -275,7 +275,31 @@ def test_short_sums_are_slower_on_tensor_cores():
     long, short = Product(1, 256, 128 * 4, 1024), Product(1, 256 * 8, 128 * 4, 128)
     seconds = [mine.product_seconds(each, torch.float16) for each in (long, short)]
     alone = 2 * tile * 1024 / (peak / 4)
-    assert seconds == pytest.approx([2.5e-6 + alone, 8 * 2.5e-6 + alone])
+    assert seconds == pytest.approx([2e-6 + 2.5e-6 + alone, 2e-6 + 8 * 2.5e-6 + alone])
+
+
+def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
+    """A tile of 256 x 128 on each of 132 multiprocessors, which do 1e12 FLOP/s of such products."""
+    h100, shape = GPUS["h100"], (1, 256 * 132, 128, 4096)
+    odd, even = Product(*shape, aligned=False), Product(*shape)
+    tile = 2 * 256 * 128 * 4096
+    seconds = h100.product_seconds(odd, torch.bfloat16)
+    assert seconds == pytest.approx(2e-6 + 2.5e-6 + tile / 1e12, rel=1e-9)
+    fast = h100.product_seconds(even, torch.bfloat16)
+    assert fast == pytest.approx(2e-6 + 2.5e-6 + tile / (0.78 * 989.4e12 / 132), rel=1e-9)
+    assert h100.product_seconds(odd) == h100.product_seconds(even)
+    slow = gpu(multiprocessors=132, peaks={"float32": 1e12, "float16": 2e12})
+    assert slow.product_seconds(odd, torch.float16) == slow.product_seconds(even, torch.float16)
+
+
+def test_strided_elements_take_time_besides_their_bytes_where_it_was_measured():
+    """0.2 ns on a multiprocessor of an H100, of which there are 132."""
+    count = 10**7
+    plain, strided = kernel(num_bytes=8 * count), kernel(num_bytes=8 * count)
+    strided = strided._replace(strided=count)
+    more = [GPUS[name].kernel_seconds(strided) - GPUS[name].kernel_seconds(plain) for name in GPUS]
+    measured = {"h100", "h200"}
+    assert more == pytest.approx([count * 0.2e-9 / 132 * (name in measured) for name in GPUS])
 
 
 def test_more_work_on_tensor_cores_never_takes_less_time():

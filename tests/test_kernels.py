@@ -160,7 +160,9 @@ FLOATS = 4  # bytes of one
         (torch.addmm, [(7,), (3, 5), (5, 7)], 7 + 15 + 35 + 21),
         (lambda x: x[:, :2] * 2, [(3, 5)], 2 * 6),  # a view counts what is in it
         (lambda x: x.expand(9, 5) * 2, [(1, 5)], 5 + 45),  # what is repeated is read once
-        (lambda x: x.t().contiguous(), [(3, 5)], 2 * 15),
+        (lambda x: x.t().contiguous(), [(3, 5)], 5 * 15 + 15),  # 20 bytes are read for a number
+        (lambda x: x[:, ::2] * 2, [(3, 4)], 2 * 6 + 6),  # what lies between is read
+        (lambda x: x.transpose(0, 1).contiguous(), [(3, 2, 5)], 2 * 30),  # rows of 5 stay rows
         (lambda x, y: torch.cat([x, y]), [(3, 5), (2, 5)], 2 * 25),
         (lambda *xs: torch._foreach_add_(list(xs), 1.0), [(3,), (4,)], 2 * 7),
         (lambda x: torch.empty(3, device=x.device), [(3,)], None),
@@ -190,6 +192,78 @@ def test_a_lookup_reads_the_rows_that_it_asks_for(device):
         with kernels() as found:
             lookup()
         assert only(found).num_bytes == rows
+
+
+def test_masked_fill_copies_and_then_fills(device):
+    x, mask = torch.ones(3, 5, device=device), torch.ones(5, device=device, dtype=torch.bool)
+    with kernels() as found:
+        x.masked_fill(mask, 0.0)
+    assert only(found).num_bytes == 4 * 15 * FLOATS + 5
+    with kernels() as found:
+        x.masked_fill_(mask, 0.0)
+    assert only(found).num_bytes == 2 * 15 * FLOATS + 5
+
+
+@pytest.mark.parametrize(("width", "passes"), [(1024, 3), (1025, 4)])
+def test_gradients_of_softmax_read_long_rows_again_and_that_of_softmax_multiplies_first(
+    device, width, passes
+):
+    """Both read two tensors and write one; the sums of a long row are a pass over one more.
+
+    torch computes `grad * output` first for softmax: reads of both, and a write.
+    """
+    x = torch.ones(3, width, device=device)
+    size = 3 * width * FLOATS
+    with kernels() as found:
+        torch.ops.aten._log_softmax_backward_data(x, x.clone(), 1, x.dtype)
+        torch.ops.aten._softmax_backward_data(x, x.clone(), 1, x.dtype)
+    found = [kernel for kernel in found if "softmax" in kernel.name]
+    assert [kernel.num_bytes for kernel in found] == [passes * size, (passes + 3) * size]
+
+
+@pytest.mark.parametrize(
+    ("program", "elements"),
+    [
+        (lambda x: x + x, 0),
+        (lambda x: x.t() * x.t(), 0),
+        (lambda x: x * x[:1, :1], 0),  # a single number
+        (lambda x: x * x.new_ones(5, 1), 20),
+        (lambda x: x.add_(x.new_ones(4)), 20),
+        (lambda x: x + x.new_ones(4, 5).t(), 20),
+        (lambda x: x.t().contiguous(), 20),
+        (lambda x: x[:, :2].exp(), 10),
+        (lambda x: x.sum(0), 0),
+        (lambda x: x.softmax(1), 0),
+    ],
+)
+def test_elements_are_strided_where_tensors_lie_differently_or_are_broadcast(
+    device, program, elements
+):
+    x = torch.ones(5, 4, device=device)
+    with kernels() as found:
+        program(x)
+    assert found[-1].strided == elements
+
+
+@pytest.mark.parametrize(
+    ("m", "k", "n", "dtype", "aligned"),
+    [
+        (8, 16, 24, torch.bfloat16, True),
+        (7, 16, 24, torch.bfloat16, True),  # the number of rows does not matter
+        (8, 12, 24, torch.bfloat16, False),
+        (8, 16, 20, torch.bfloat16, False),
+        (8, 12, 20, torch.float32, True),
+        (8, 16, 50_257, torch.float32, False),
+    ],
+)
+def test_matrices_are_aligned_where_rows_begin_at_multiples_of_16_bytes(
+    device, m, k, n, dtype, aligned
+):
+    a, b = (torch.ones(size, device=device, dtype=dtype) for size in ((m, k), (k, n)))
+    with kernels() as found:
+        a @ b
+        torch.bmm(a[None], b[None])
+    assert [kernel.products[0].aligned for kernel in found] == [aligned] * 2
 
 
 def test_statistics_of_a_batch_are_a_pass_of_their_own(device):

@@ -119,13 +119,13 @@ class GPU:
             raise ValueError(f"a GPU needs its peak for float32: got {list(self.peaks)}")
 
     def kernel_seconds(self, kernel):
-        """Return how long a `Kernel` takes: the longest of four.
+        """Return how long a `Kernel` takes: the longest of three.
 
         - LEAST_SECONDS, for each product of a convolution that of its `overheads`;
-        - its bytes, at `memory_efficiency` of the bandwidth of the memory;
+        - its bytes, at `memory_efficiency` of the bandwidth of the memory, and what its `overheads`
+          say of rows and `strided` elements;
         - its products of matrices, one after the other, see `product_seconds`. Where these are not
-          known it warns, once for each operator;
-        - its `strided` elements, at what its `overheads` say.
+          known it warns, once for each operator.
 
         A convolution on tensor cores has its tensors copied before and after, unless their layout
         is channels_last.
@@ -141,8 +141,8 @@ class GPU:
         least = LEAST_SECONDS
         if "convolution" in kernel.name:
             least = self.overheads.convolution * len(kernel.products or (1,))
-        of_strided = kernel.strided * self.overheads.strided / self.multiprocessors
-        seconds = max(least, num_bytes, products, of_strided)
+        num_bytes += kernel.strided * self.overheads.strided / self.multiprocessors
+        seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
         return seconds
