@@ -228,9 +228,12 @@ def test_gradients_of_softmax_read_long_rows_again_and_that_of_softmax_multiplie
         (lambda x: x.t() * x.t(), 0),
         (lambda x: x * x[:1, :1], 0),  # a single number
         (lambda x: x * x.new_ones(5, 1), 20),
+        (lambda x: x * x.new_ones(1, 4), 20),
         (lambda x: x.add_(x.new_ones(4)), 20),
         (lambda x: x + x.new_ones(4, 5).t(), 20),
         (lambda x: x.t().contiguous(), 20),
+        (lambda x: x.copy_(x.new_ones(4, 5).t()), 20),
+        (lambda x: x.masked_fill_(x[0] > 0, 2.0), 20),
         (lambda x: x[:, :2].exp(), 10),
         (lambda x: x.sum(0), 0),
         (lambda x: x.softmax(1), 0),
@@ -264,6 +267,13 @@ def test_matrices_are_aligned_where_rows_begin_at_multiples_of_16_bytes(
         a @ b
         torch.bmm(a[None], b[None])
     assert [kernel.products[0].aligned for kernel in found] == [aligned] * 2
+
+
+def test_the_rows_of_a_result_count_for_its_alignment(device):
+    a, b = torch.ones(7, 16, device=device), torch.ones(16, 24, device=device)
+    with kernels() as found:
+        (a @ b, b.t() @ a.t())
+    assert [kernel.products[0].aligned for kernel in found] == [True, False]
 
 
 def test_statistics_of_a_batch_are_a_pass_of_their_own(device):

@@ -117,7 +117,10 @@ UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}  # elementwise, though torch do
 
 def kernel_of(op):
     """Return the `Kernel` of an op of kind "kernel" that has not run."""
-    written = [] if op.plan is None else [position for position, _ in op.plan.operator.written]
+    if op.plan is None:  # copy_ writes its first argument
+        written = [0] * (op.name == "aten.copy_")
+    else:
+        written = [position for position, _ in op.plan.operator.written]
     return describe_kernel(op.name, op.args, op.kwargs or {}, op.out, written)
 
 
