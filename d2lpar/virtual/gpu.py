@@ -19,9 +19,6 @@ MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on
 LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
 TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
 TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
-BEGIN_SECONDS = (
-    2e-6  # for a kernel that multiplies, before its first tiles and after its last (H200)
-)
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
 # What a multiprocessor computes at a time. cuBLAS has nothing narrower in float32 (NeuSight).
 TILES = ((128, 128), (64, 64))
@@ -40,7 +37,7 @@ DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
 # FLOP/s of a multiprocessor on tensor cores whose matrices it cannot read 16 bytes at a time:
-# products of 16,384 x 768 x 50,257 on an H200 (benchmarks/measured/h200.csv)
+# products of 16,384 x 768 x 50,257 on an H200, 0.7 to 1.2e12
 UNALIGNED = 1e12
 TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
 
@@ -49,6 +46,7 @@ class Overheads(NamedTuple):
     """What kernels take besides their products and bytes, in seconds; 0 where nobody measured it.
 
     Attributes:
+        product: what a product takes besides its tiles: they begin and end one after the other.
         convolution: the least that each product of a convolution takes: cuDNN converts layouts,
             computes, and sums parts.
         row: what a multiprocessor takes to begin and end a row of a normalization.
@@ -57,6 +55,7 @@ class Overheads(NamedTuple):
             differently in memory, or are broadcast: it computes where each number is.
     """
 
+    product: float = 0.0
     convolution: float = LEAST_SECONDS
     row: float = 0.0
     element: float = 0.0
@@ -154,7 +153,8 @@ class GPU:
         run in waves, the last of which may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
         cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
-        terms of its sums, so short sums are slow, too. The whole takes BEGIN_SECONDS besides.
+        terms of its sums, so short sums are slow, too. What the whole takes besides is in its
+        `overheads`.
 
         The sums can be split into parts (SPLITS), which another kernel adds, except those that stay
         `whole` outside tensor cores, where a kernel also runs at `reached` of the rate. The parts
@@ -203,7 +203,7 @@ class GPU:
                 waves = ceil(tiles * split / self.multiprocessors)
                 begun = ceil(waves / TOGETHER.get((m, n), 1))
                 flops = 2 * m * n * (ceil(product.k / split) + steps)
-                seconds = BEGIN_SECONDS + begun * start + waves * flops / (relative * rate)
+                seconds = self.overheads.product + begun * start + waves * flops / (relative * rate)
                 if split > 1:
                     seconds += LEAST_SECONDS
                 best = min(best, seconds)
