@@ -183,6 +183,24 @@ def sum_gradients(parameters, group):
 # -- GPT as in Megatron-LM: tensor parallel, recomputed layers, half precision
 
 
+class FusedSoftmax(torch.autograd.Function):
+    """Megatron's kernel, which masks, too. Its gradient reads two tensors and writes one.
+
+    That of log_softmax moves as much, and stands for it; that of torch's softmax moves more.
+    """
+
+    @staticmethod
+    def forward(ctx, scores):
+        weights = scores.softmax(3)
+        ctx.save_for_backward(weights)
+        return weights
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (weights,) = ctx.saved_tensors
+        return torch.ops.aten._log_softmax_backward_data(gradient, weights, 3, weights.dtype)
+
+
 class GPTLayer(nn.Module):
     """A rank's part of a layer: heads and hidden units are split over the group."""
 
@@ -199,9 +217,9 @@ class GPTLayer(nn.Module):
             part.unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(Split.apply(self.first(x), self.group)).chunk(3, 2)
         )
-        # Megatron's kernel masks and scales within the softmax
-        weights = (q @ k.transpose(2, 3) * q.shape[3] ** -0.5).softmax(3)
-        weights = nn.functional.dropout(weights, 0.1)
+        # baddbmm scales in Megatron, which takes no kernel; here that of the queries is small
+        scores = (q * q.shape[3] ** -0.5) @ k.transpose(2, 3)
+        weights = nn.functional.dropout(FusedSoftmax.apply(scores), 0.1)
         attended = self.out((weights @ v).transpose(1, 2).flatten(2))
         x = x + nn.functional.dropout(Sum.apply(attended, self.group), 0.1)
         hidden = gelu(self.up(Split.apply(self.second(x), self.group)))
