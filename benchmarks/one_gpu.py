@@ -1,4 +1,4 @@
-"""Kernels, copies, and steps of networks on one GPU, measured where there is one, and modelled.
+"""Kernels, copies, forward passes and steps on one GPU, measured where there is one, and modelled.
 
     python benchmarks/one_gpu.py measure taken.json           # on a machine with a GPU
     python benchmarks/one_gpu.py model modelled.json h100     # anywhere
@@ -369,7 +369,7 @@ def copies():
 
 
 def drawn_products():
-    """Products of matrices whose sizes are drawn by chance; a third of them are not aligned."""
+    """Products of matrices whose sizes are drawn by chance; on tensor cores not all are aligned."""
     chance = random.Random("products, 2026-11-26, after the rules")
     for number in range(150):
         kind = chance.choice(("float32", "tf32", "bfloat16"))
@@ -398,12 +398,12 @@ def drawn_elementwise():
     cases = {
         "bias": lambda X: X + X[0, 0, 0],
         "scaled rows": lambda X: X * X[..., :1],
-        "masked_fill": lambda X: X.masked_fill(X[:1, :1] > 0, -1.0),
+        "masked_fill": lambda X: X.masked_fill(X[:1, :1] > 0, -1.0),  # and makes the mask
         "where": lambda X: torch.where(X[:1, :1] > 0, X, -1.0),
         "heads": lambda X: X.transpose(1, 2).contiguous(),
         "transposed": lambda X: X.transpose(2, 3).contiguous(),
-        "gradient of softmax": lambda X: aten._softmax_backward_data(X, X, 3, X.dtype),
-        "gradient of log_softmax": lambda X: aten._log_softmax_backward_data(X, X, 3, X.dtype),
+        "gradient of softmax": aten._softmax_backward_data,
+        "gradient of log_softmax": aten._log_softmax_backward_data,
     }
     for number in range(64):
         name, function = list(cases.items())[number % len(cases)]
@@ -415,7 +415,29 @@ def drawn_elementwise():
         if math.prod(size) > 2**28:
             size = 1, 8, *size[2:]
         words = f"{number}: {name} {'x'.join(map(str, size))} {str(kind).removeprefix('torch.')}"
-        yield "drawn elementwise", words, of_tensor(function, *size, dtype=kind)
+
+        def of_gradient(device, function=function, size=size, kind=kind):
+            gradient, out = (filled(device, *size, dtype=kind) for _ in range(2))
+            return lambda: function(gradient, out, 3, kind)
+
+        is_gradient = name.startswith("gradient")
+        make = of_gradient if is_gradient else of_tensor(function, *size, dtype=kind)
+        yield "drawn elementwise", words, make
+
+
+def layers():
+    """Linear layers in float32, with their bias and without, which cuBLAS computes differently."""
+    for m, k, n in ((1024, 1024, 1024), (1024, 4096, 1024), (1024, 5120, 1280), (4096, 5120, 1280)):
+        for name in ("mm", "addmm"):
+
+            def make(device, sizes=(m, k, n), name=name):
+                m, k, n = sizes
+                x, weight, bias = (filled(device, *size) for size in ((m, k), (n, k), (n,)))
+                if name == "mm":
+                    return lambda: torch.mm(x, weight.t())
+                return lambda: torch.addmm(bias, x, weight.t())
+
+            yield "layer", f"{name} {m}x{k}x{n} float32, weights transposed", make
 
 
 def kernels():
@@ -427,6 +449,7 @@ def kernels():
     yield from copies()
     yield from drawn_products()
     yield from drawn_elementwise()
+    yield from layers()
 
 
 # -- steps
@@ -692,8 +715,11 @@ def operators_of(step):
     return rows
 
 
-def measure(path, seconds="200"):
-    """Measure everything on the GPU at hand, in a chance order, and write it to a JSON file."""
+def measure(path, seconds="200", *classes):
+    """Measure everything on the GPU at hand, in a chance order, and write it to a JSON file.
+
+    With `classes`, only kernels of these classes, and all passes and steps.
+    """
     device = torch.device("cuda", 0)
     found = {"device": torch.cuda.get_device_name(0), "torch": torch.__version__}
     found |= {"kernels": {}, "steps": {}, "passes": {}, "failed": {}}
@@ -724,11 +750,12 @@ def measure(path, seconds="200"):
         peak = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
         found["steps"][name] = [middle, least, *peak, operators_of(step)]
 
-    try_all(kernels(), of_kernel)
-    for name, make in forward_passes():
+    def of_pass(kind, name, make):
         work = make(device)
         found["passes"][name] = pass_seconds(work, False), pass_seconds(work, True)
-        del work
+
+    try_all((each for each in kernels() if not classes or each[0] in classes), of_kernel)
+    try_all((("forward pass", *each) for each in forward_passes()), of_pass)
     try_all(steps(), of_step)
     Path(path).write_text(json.dumps(found))
     print(f"{len(found['steps'])} steps, {len(found['kernels'])} kernels")
@@ -758,8 +785,8 @@ def modelled(make, machine, repeats):
 def model(path, name, host="", part="0/1"):
     """Write what a modelled GPU predicts for everything, or a part of it, to a JSON file.
 
-    Kernels, and the first number of steps, are those of a host that takes no time; the second is
-    that of the host asked for, or of the default.
+    Kernels, and the first number of steps, are those of a host that takes no time; passes, and the
+    second number of steps, are those of the host asked for, or of the default.
     """
     warnings.simplefilter("ignore")  # of operators counted by their bytes
     machine = as_machine(name)
@@ -788,7 +815,8 @@ def compare(measured, *parts):
 
     Half of the kernels, and half of the networks, had met the model before it was changed; the
     others were set aside by chance, before anything was measured. Drawn products were drawn when
-    all rules for them stood; with half of the drawn elementwise operations one was changed.
+    all rules for them stood; with half of the drawn elementwise operations one was changed. Layers
+    and passes were measured to find out why other rows are off, so they count as seen.
     """
     taken = json.loads(Path(measured).read_text())
     found = [json.loads(Path(part).read_text()) for part in parts]
@@ -797,11 +825,13 @@ def compare(measured, *parts):
         predicted |= part["kernels"] | part["steps"] | part["passes"]
     networks = sorted({name.split(",")[0] for name in taken["steps"]})
     seen = set()
-    listed = [name for name, (kind, _) in taken["kernels"].items() if "drawn" not in kind]
+    later = "drawn product", "drawn elementwise", "layer"
+    listed = [name for name, (kind, _) in taken["kernels"].items() if kind not in later]
     for names in (sorted(listed), networks):
         seen |= set(random.Random(SET_ASIDE).sample(names, len(names) // 2))
     for name, (kind, _) in taken["kernels"].items():
-        if kind == "drawn elementwise" and int(name.split(":")[0]) // 8 % 2 == 0:
+        in_first_half = kind == "drawn elementwise" and int(name.split(":")[0]) // 8 % 2 == 0
+        if in_first_half or kind == "layer":
             seen.add(name)
     rows = []
     for name, (kind, seconds) in taken["kernels"].items():

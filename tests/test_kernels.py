@@ -194,6 +194,14 @@ def test_a_lookup_reads_the_rows_that_it_asks_for(device):
         assert only(found).num_bytes == rows
 
 
+def test_a_broadcast_column_is_read_once_however_it_lies(device):
+    x, matrix = torch.ones(7, 5, device=device), torch.ones(5, 9, device=device)
+    with kernels() as found:
+        x + matrix[:, 0]
+    assert only(found).num_bytes == 2 * 35 * FLOATS + 5 * 20
+    assert only(found).strided == 35
+
+
 def test_masked_fill_copies_and_then_fills(device):
     x, mask = torch.ones(3, 5, device=device), torch.ones(5, device=device, dtype=torch.bool)
     with kernels() as found:
@@ -236,6 +244,8 @@ def test_gradients_of_softmax_read_long_rows_again_and_that_of_softmax_multiplie
         (lambda x: x.masked_fill_(x[0] > 0, 2.0), 20),
         (lambda x: x[:, :2].exp(), 10),
         (lambda x: x.sum(0), 0),
+        (lambda x: x[None].max(0).values, 0),
+        (lambda x: x.max(1, keepdim=True).values, 0),
         (lambda x: x.softmax(1), 0),
     ],
 )

@@ -186,7 +186,8 @@ def sum_gradients(parameters, group):
 class FusedSoftmax(torch.autograd.Function):
     """Megatron's kernel, which masks, too. Its gradient reads two tensors and writes one.
 
-    That of log_softmax moves as much, and stands for it; that of torch's softmax moves more.
+    That of log_softmax stands for it, which reads one of the two again if rows are long. That of
+    torch's softmax moves twice as much.
     """
 
     @staticmethod

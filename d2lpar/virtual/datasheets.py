@@ -125,8 +125,10 @@ GPUS = {
         workspace=32 * MIB,
         product_efficiency=0.77,  # products of 8192 x 1024 x 50304 on an H100: its power is limited
         special=0.125,
-        # benchmarks/one_gpu.py; the first and the last on an H200
-        overheads=Overheads(2e-6, 11e-6, row=145e-9, element=0.87e-9, strided=0.2e-9),
+        # benchmarks/one_gpu.py; `strided` and `product` on an H200
+        overheads=Overheads(
+            convolution=11e-6, row=145e-9, element=0.87e-9, strided=0.2e-9, product=2e-6
+        ),
     ),
 }
 GPUS["v100-32gb"] = replace(

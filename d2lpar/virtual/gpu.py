@@ -36,8 +36,8 @@ BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of
 DIRECT = 0.25
 # Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
-# FLOP/s of a multiprocessor on tensor cores whose matrices it cannot read 16 bytes at a time:
-# products of 16,384 x 768 x 50,257 on an H200, 0.7 to 1.2e12
+# FLOP/s that the tensor cores of a multiprocessor reach where it cannot read the matrices 16 bytes
+# at a time: products of 16,384 x 768 x 50,257 on an H200, 0.7 to 1.2e12; assumed for other GPUs
 UNALIGNED = 1e12
 TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
 
@@ -46,20 +46,20 @@ class Overheads(NamedTuple):
     """What kernels take besides their products and bytes, in seconds; 0 where nobody measured it.
 
     Attributes:
-        product: what a product takes besides its tiles: they begin and end one after the other.
         convolution: the least that each product of a convolution takes: cuDNN converts layouts,
             computes, and sums parts.
         row: what a multiprocessor takes to begin and end a row of a normalization.
         element: what a block of threads takes for an element of its row.
         strided: what a multiprocessor takes for an element of an operation whose tensors lie
             differently in memory, or are broadcast: it computes where each number is.
+        product: what a product takes besides its tiles, before the first and after the last.
     """
 
-    product: float = 0.0
     convolution: float = LEAST_SECONDS
     row: float = 0.0
     element: float = 0.0
     strided: float = 0.0
+    product: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -156,8 +156,9 @@ class GPU:
         terms of its sums, so short sums are slow, too. What the whole takes besides is in its
         `overheads`.
 
-        The sums can be split into parts (SPLITS), which another kernel adds, except those that stay
-        `whole` outside tensor cores, where a kernel also runs at `reached` of the rate. The parts
+        The sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS,
+        except those that stay `whole` outside tensor cores, where a kernel also runs at `reached`
+        of the rate. The bytes of the parts are left out: the caches hold most of them. The parts
         of a product of matrices on tensor cores are kept in float32 in the `workspace` of cuBLAS,
         so large results cannot be split; cuDNN asks for more space. Tensor cores run at UNALIGNED
         at most where matrices are not `aligned`. The fastest counts, as a library chooses it, also

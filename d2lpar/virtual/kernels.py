@@ -101,7 +101,7 @@ READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_no
 READS_OF_LONG_ROWS = {
     "_softmax": 2,
     "_log_softmax": 2,
-    "_softmax_backward_data": 1.5,  # the gradient first, then both
+    "_softmax_backward_data": 1.5,  # one of the two for the sum, then both
     "_log_softmax_backward_data": 1.5,
 }
 PERSISTENT = 1024
@@ -109,16 +109,17 @@ PERSISTENT = 1024
 # the gradient of softmax begins with a product of its arguments, see softmax_backward_cuda_out in
 # aten/src/ATen/native/cuda/SoftMax.cu.
 MOVED_BESIDES = {"masked_fill": 2, "_softmax_backward_data": 3}
-# Bytes that are read for a number whose neighbours in the result are not its neighbours. Memory is
-# read in sectors of 32; the caches keep some of them (transposed copies on an H100).
+# Bytes read for a number whose neighbours in memory are not its neighbours in the result. Memory is
+# read in sectors of 32 bytes; the caches keep some of them (transposed copies on an H100).
 TRANSPOSED = 20
-UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}  # elementwise, though torch does not tag them so
+# The most frequent elementwise operators that torch does not tag so
+UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}
 
 
 def kernel_of(op):
     """Return the `Kernel` of an op of kind "kernel" that has not run."""
-    if op.plan is None:  # copy_ writes its first argument
-        written = [0] * (op.name == "aten.copy_")
+    if op.plan is None:
+        written = [0] if op.name == "aten.copy_" else []
     else:
         written = [position for position, _ in op.plan.operator.written]
     return describe_kernel(op.name, op.args, op.kwargs or {}, op.out, written)
@@ -194,17 +195,17 @@ def _is_plain_product(packet, args):
 
 @cache
 def _is_elementwise(name):
-    """Return whether an operator of torch computes each number of its result from one place."""
+    """Return whether each number of a result depends on those at its place in the arguments."""
     namespace, _, packet = name.rpartition(".")
     if namespace != "aten":
         return False
-    operator = getattr(torch.ops.aten, packet)
-    tags = {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
-    return torch.Tag.pointwise in tags or packet in UNTAGGED
+    return packet in UNTAGGED or torch.Tag.pointwise in _tags(namespace, packet)
 
 
 def _strided(result, inputs):
     """Return how many elements of an elementwise operation are strided, and bytes read besides.
+
+    An argument that is larger than the result, or has more dimensions, is that of a reduction.
 
     Args:
         result: the layout of its result.
@@ -213,11 +214,14 @@ def _strided(result, inputs):
     elements = num_bytes = 0
     steps = _steps(result, result)
     for layout in inputs:
+        may_be_broadcast = len(layout.size) <= len(result.size)
+        if not (may_be_broadcast and 1 < prod(layout.size) <= prod(result.size)):
+            continue
         its_steps = _steps(layout, result)
-        if 1 < prod(layout.size) <= prod(result.size) and its_steps != steps:
+        if its_steps != steps:
             elements, width = prod(result.size), layout.dtype.itemsize
             step = its_steps[steps.index(1)] if 1 in steps else 1
-            num_bytes += elements * max(0, min(TRANSPOSED, width * step) - width)
+            num_bytes += _size(layout) // width * max(0, min(TRANSPOSED, width * step) - width)
     return elements, num_bytes
 
 
@@ -281,9 +285,13 @@ def may_do_products(name):
     namespace, _, packet = name.rpartition(".")
     if namespace in ("", "aten", "prims", "fsdp"):
         return _DO_PRODUCTS.search(packet) is not None
+    return not _tags(namespace, packet) & {torch.Tag.pointwise, torch.Tag.reduction}
+
+
+def _tags(namespace, packet):
+    """Return the tags of all overloads of an operator, a set."""
     operator = getattr(getattr(torch.ops, namespace), packet)
-    tags = {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
-    return not tags & {torch.Tag.pointwise, torch.Tag.reduction}
+    return {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
 
 
 def _each(values):
@@ -318,7 +326,7 @@ def _bmm(args, out):
 
 
 def _are_aligned(matrices, out):
-    """Return whether rows, or columns, of all matrices begin at multiples of 16 bytes."""
+    """Return whether matrices, and their rows or columns, lie multiples of 16 bytes apart."""
     layouts = [cell.layout for cell in cells_in((*matrices, out))]
     return all(
         layout.stride[i] * layout.dtype.itemsize % 16 == 0
