@@ -76,7 +76,7 @@ KERNELS_OF_H200 = {
     "56: bias 5x17x952x520 bfloat16": 0.1,  # broadcast
     "61: transposed 7x32x979x256 bfloat16": 0.15,
     "2: masked_fill 4x27x831x1024 bfloat16": 0.15,
-    "30: gradient of softmax 3x28x653x2112 float32": 0.15,
+    "30: gradient of softmax 3x28x653x2112 float32": 0.2,
 }
 
 
