@@ -65,27 +65,27 @@ WRONG = {
     },
     "predict-clock": {
         "Python's time": (
-            "large, large_waiting, small, smallest_t_2 = 8000, 180_000, 8000, 8",
+            "large, large_waiting, small, smallest_t_2 = 8000, 183_000, 8000, 8",
             3,
             "The device needs longer",
         ),
         "milliseconds": (
-            "large, large_waiting, small, smallest_t_2 = 172, 180, 8, 8",
+            "large, large_waiting, small, smallest_t_2 = 175, 183, 8, 8",
             1,
             "Give microseconds",
         ),
         "launches are always hidden": (
-            "large, large_waiting, small, smallest_t_2 = 172_000, 172_000, 3000, 9",
+            "large, large_waiting, small, smallest_t_2 = 175_000, 175_000, 3000, 9",
             1,
             "so no launch is hidden",
         ),
         "never hidden": (
-            "large, large_waiting, small, smallest_t_2 = 180_000, 180_000, 11_000, 8",
+            "large, large_waiting, small, smallest_t_2 = 183_000, 183_000, 11_000, 8",
             2,
             "the device computes while Python launches",
         ),
         "d2l's formula everywhere": (
-            "large, large_waiting, small, smallest_t_2 = 172_008, 180_000, 3008, 1",
+            "large, large_waiting, small, smallest_t_2 = 175_008, 183_000, 3008, 1",
             2,
             "who launches the next one?",
         ),
