@@ -1,7 +1,9 @@
 """torch's profiler: where a recording of virtual GPUs begins and ends, and what it adds."""
 
+import contextlib
 import functools
 import gzip
+import importlib
 import json
 import warnings
 
@@ -29,6 +31,10 @@ def patch_profiler(record):
             stacklevel=2,
         )
         return
+    # torch imports this module while it records Python functions, and reads the name of its code
+    # when that is gone: with_stack=True then fails now and again, seen with Python 3.12.
+    with contextlib.suppress(ImportError):  # not in torch 2.11
+        importlib.import_module("torch.profiler._cupti_monitor")
     for name, change in (
         ("__init__", _with_gpus),
         ("_start_trace", functools.partial(_starting, record)),
