@@ -137,10 +137,10 @@ class GPU:
         num_bytes = kernel.num_bytes / (self.memory_efficiency * self.bandwidth)
         if kernel.blocks is not None:
             num_bytes += self._block_seconds(*kernel.blocks)
+        num_bytes += kernel.strided * self.overheads.strided / self.multiprocessors
         least = LEAST_SECONDS
         if "convolution" in kernel.name:
             least = self.overheads.convolution * len(kernel.products or (1,))
-        num_bytes += kernel.strided * self.overheads.strided / self.multiprocessors
         seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
