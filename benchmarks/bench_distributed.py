@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 import torch.distributed as dist
-from bench_model import sgd
+from published.vision import sgd
 from report import median, ratio_row
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel

@@ -27,7 +27,6 @@ _NAMES = {
     "memory": ("SavedBytes", "peak_bytes"),
     "models": ("Residual", "lenet", "resnet18"),
     "parallel.collectives": ("allreduce",),
-    "plotting.animator": ("Animator",),
     "plotting.charts": ("plot_bars", "plot_curves", "plot_stacks"),
     "processes.launcher": ("launch",),
     "timelines.gantt": ("plot_schedule",),
@@ -40,7 +39,7 @@ _NAMES = {
         "product_flops",
         "seconds_per_call",
     ),
-    "training": ("Accumulator", "accuracy", "evaluate_accuracy_gpu", "sgd"),
+    "training": ("accuracy", "evaluate_accuracy_gpu", "sgd"),
     "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
 _WINGS = "data graphs parallel plotting processes programs servers timelines virtual".split()

@@ -4,9 +4,6 @@ import difflib
 import importlib
 import importlib.util
 import sys
-import threading
-
-_lock = threading.Lock()
 
 
 def lookup(name):
@@ -61,23 +58,22 @@ def import_torchvision():
     of torch, and its import stops at "operator torchvision::nms does not exist". With the schemas
     of two operators defined, everything but these operators works: data sets, transforms, models.
     """
-    with _lock:
-        try:
-            return importlib.import_module("torchvision")
-        except RuntimeError as error:
-            if "torchvision::nms does not exist" not in str(error):
-                raise
-        import torch
-
-        for operator in ("nms", "qnms"):
-            if not hasattr(torch.ops.torchvision, operator):
-                torch.library.define(
-                    f"torchvision::{operator}",
-                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-                )
-        for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-            del sys.modules[module]
+    try:
         return importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if "torchvision::nms does not exist" not in str(error):
+            raise
+    import torch
+
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            torch.library.define(
+                f"torchvision::{operator}",
+                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+            )
+    for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+        del sys.modules[module]
+    return importlib.import_module("torchvision")
 
 
 def install_command():

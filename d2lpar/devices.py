@@ -15,16 +15,6 @@ from .virtual import (
     virtual_gpus,
 )
 
-__all__ = [
-    "describe",
-    "ensure_gpus",
-    "num_gpus",
-    "synchronize",
-    "try_all_gpus",
-    "try_gpu",
-    "virtual_gpus",
-]
-
 
 def _virtual():
     """Return the virtual GPUs that are in use; asking does not switch them on."""

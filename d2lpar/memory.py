@@ -24,7 +24,7 @@ def peak_bytes(work, devices):
     ]
 
 
-class SavedBytes:
+class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     """Count the bytes that a forward pass keeps for the backward pass.
 
         with SavedBytes(net) as saved:
@@ -37,7 +37,7 @@ class SavedBytes:
     def __init__(self, net):
         self._ours = {p.data_ptr() for p in net.parameters()}
         self._saved = {}
-        self._hooks = torch.autograd.graph.saved_tensors_hooks(self._keep, lambda tensor: tensor)
+        super().__init__(self._keep, lambda tensor: tensor)
 
     def _keep(self, tensor):
         if tensor.data_ptr() not in self._ours:
@@ -50,8 +50,5 @@ class SavedBytes:
         return sum(self._saved.values())
 
     def __enter__(self):
-        self._hooks.__enter__()
+        super().__enter__()
         return self
-
-    def __exit__(self, *error):
-        self._hooks.__exit__(*error)

@@ -1,33 +1,10 @@
-"""What the chapters' training loops share: running sums, accuracy, plain SGD, a timed step."""
+"""What the chapters' training loops share: accuracy, plain SGD, a timed step."""
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from d2lpar.timing import best_seconds
-
-
-class Accumulator:
-    """Running sums of `n` quantities."""
-
-    def __init__(self, n):
-        self.data = [0.0] * n
-
-    def add(self, *args):
-        """Add one number to each sum; a tensor is read, which waits for its device.
-
-        Raises ValueError if there are not as many numbers as sums.
-        """
-        if len(args) != len(self.data):
-            raise ValueError(f"{len(args)} numbers for {len(self.data)} sums")
-        self.data = [total + float(number) for total, number in zip(self.data, args, strict=True)]
-
-    def reset(self):
-        """Set every sum back to zero."""
-        self.data = [0.0] * len(self.data)
-
-    def __getitem__(self, idx):
-        return self.data[idx]
 
 
 def accuracy(y_hat, y):

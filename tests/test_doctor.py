@@ -18,7 +18,7 @@ REFUSAL = doctor._refusal
 
 
 @pytest.fixture
-def found(monkeypatch):
+def found(monkeypatch, capsys):
     """Return a function that looks and returns what is wrong, a dict from names to texts."""
     monkeypatch.setattr(
         importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="d2lpar")]
@@ -33,11 +33,11 @@ def found(monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
 
     def look():
-        examined = doctor.Doctor()
-        examined.look()
-        lines = [re.fullmatch(r"! (.{14})(.*)", line) for line in examined.lines]
+        is_wrong = doctor.examine()
+        printed = capsys.readouterr().out.splitlines()
+        lines = [re.fullmatch(r"! (.{14})(.*)", line) for line in printed]
         wrong = {line[1].strip(): line[2] for line in lines if line}
-        assert len(wrong) == examined.num_wrong
+        assert is_wrong == bool(wrong)
         return wrong
 
     return look

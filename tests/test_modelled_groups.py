@@ -48,7 +48,7 @@ from d2lpar.virtual import (
 )
 from d2lpar.virtual.distributed import timekeeper
 from d2lpar.virtual.distributed.routes import Route
-from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Rank
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Post, Rank
 from d2lpar.virtual.hardware import Machine
 
 
@@ -1197,7 +1197,8 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
     store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
     member = Member(store, 0, 1, timedelta(seconds=20), lambda *what: None)
     key, link = ("a group", None, 7), (3.0, 0.1 + 0.2, 0.5)
-    member.post(1.0, key, (0,), "all_reduce", 0.7, ("here",), link, (1.0, NEVER, 0.0), True)
+    post = Post("all_reduce", 0.7, ("here",), link, (1.0, NEVER, 0.0), True)
+    member.post(1.0, key, (0,), post)
     assert member.ask(NEVER) == [("meet", key, 0.7, Route(*link), True)]
     member._connection.send_bytes(evil)  # it has lost its mind
     answers = []

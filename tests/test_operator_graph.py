@@ -8,7 +8,6 @@ from matplotlib.patches import FancyArrowPatch
 
 import d2lpar
 from d2lpar.graphs.operator_graph import OperatorGraph
-from d2lpar.plotting.figures import new_figure
 
 CPU = torch.device("cpu")
 
@@ -360,12 +359,6 @@ def test_what_overwrites_gets_a_dashed_arrow():
         x.add_(1)
     [arrow] = arrows(graph.plot().axes[0])
     assert arrow.get_linestyle() != "solid"
-
-
-def test_picture_on_given_axes():
-    figure, [[_, right]] = new_figure(1, 2)
-    assert program(CPU, CPU).plot(axes=right) is figure
-    assert len(boxes(right)) == 4 and not figure.axes[0].texts
 
 
 def test_what_cannot_be_drawn():

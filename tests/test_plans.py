@@ -271,11 +271,11 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     inferred = issuing.Call._infer
     raised = []
 
-    def infer(call, key):
+    def infer(call):
         if not raised:
-            raised.append(key)
+            raised.append(tuple(call.key))
             raise error("time is up")
-        return inferred(call, key)
+        return inferred(call)
 
     x = torch.ones(3, 11, device=device)
     monkeypatch.setattr(issuing.Call, "_infer", infer)
@@ -285,7 +285,7 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     with Gate(device):
         y = x * 2  # it has a plan
     assert y.sum().item() == 66
-    assert not plans.has_no_plan(raised[0])
+    assert plans.find_plan(raised[0])
 
 
 @pytest.mark.parametrize("same", [1, 2])
@@ -296,8 +296,8 @@ def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, mo
     def handler():
         raise TimeoutError
 
-    def infer(call, key):
-        calls.append(key)
+    def infer(call):
+        calls.append(tuple(call.key))
         if len(calls) <= same:
             handler()
         if len(calls) <= 3:
@@ -307,14 +307,14 @@ def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, mo
     plans._plans.clear()
     with pytest.raises(TimeoutError):
         torch.ones(3, 11, device=device)
-    assert not plans.has_no_plan(calls[0])
+    assert plans.find_plan(calls[0]) is None
 
 
 def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monkeypatch):
     calls = []
 
-    def infer(call, key):
-        calls.append(key)
+    def infer(call):
+        calls.append(tuple(call.key))
         if len(calls) < 3:
             raise TimeoutError
 
@@ -355,7 +355,7 @@ def test_no_more_plans_are_kept_than_fit(device, monkeypatch):
         x = torch.ones(n, device=device)
         assert (x + 1).shape == (n,)
         x.nonzero()
-        assert len(plans._plans) + len(plans._without_plan) <= 30
+        assert len(plans._plans) <= 30
 
 
 @pytest.mark.parametrize("name", ["hfft", "ifft", "ihfft", "ihfftn", "rfft", "irfft"])

@@ -36,7 +36,7 @@ from d2lpar.virtual.distributed import costs, timekeeper
 from d2lpar.virtual.distributed.agreement import Agreement, Table
 from d2lpar.virtual.distributed.collective import Collective
 from d2lpar.virtual.distributed.routes import Route
-from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member
+from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Post
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
@@ -1160,11 +1160,11 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
     ]
     monkeypatch.setattr(timekeeper, "route", lambda *ways: {}["no such way"])
     for member in members:
-        member.post(1.0, "a", (0, 1), "all_reduce", 1.0, ("here",), link, link, True)
+        member.post(1.0, "a", (0, 1), Post("all_reduce", 1.0, ("here",), link, link, True))
     for member in members:
         (kind, key, text), *_ = member.ask(NEVER)
         assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
-        member.leave()
+        member.tell("end")
 
 
 @in_ranks(2)

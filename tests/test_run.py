@@ -343,7 +343,6 @@ REPORT = {
             "busy": {"compute": 2.0, "h2d": 0.3, "p2p": 0.2},
             "ops": 9,
             "peak": 2**21,
-            "memory": 2**30,
         }
     },
     "links": [["cpu", "cuda:1", 3_000_000, 0.5, 4], ["cuda:1", "cuda:1", 8, 0.1, 1]],

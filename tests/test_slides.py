@@ -148,11 +148,6 @@ def test_a_full_stop_stays_with_the_formula_before_it():
     assert kept == [("b", "."), ("c", ".)")]
 
 
-def test_long_rows_of_a_table_lose_blanks_that_all_of_them_have():
-    rows = [f"{name:30}{value:60}{name:>30}" for name, value in (("a b", 1), ("cd", 22))]
-    assert slides._narrower("\n".join(["short", *rows])) == "short\na b   1  a b\ncd   22   cd"
-
-
 def test_letters_of_code_are_from_26_down_to_18_pixels():
     assert slides.code_size(["x = 1"], slides.HIGH) == 26
     assert slides.code_size(["x" * 100], slides.HIGH) == 20

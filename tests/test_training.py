@@ -4,21 +4,7 @@ from torch import nn
 
 import d2lpar
 from d2lpar.parallel import strategies
-from d2lpar.training import Accumulator, accuracy, evaluate_accuracy_gpu, sgd
-
-
-def test_accumulator_sums_numbers_and_tensors():
-    metric = Accumulator(2)
-    metric.add(1, torch.tensor(2.5))
-    metric.add(3, 4)
-    assert metric[0] == 4.0 and metric[1] == 6.5
-    metric.reset()
-    assert metric.data == [0.0, 0.0]
-
-
-def test_accumulator_refuses_the_wrong_number_of_numbers():
-    with pytest.raises(ValueError, match="3 numbers for 2 sums"):
-        Accumulator(2).add(1, 2, 3)
+from d2lpar.training import accuracy, evaluate_accuracy_gpu, sgd
 
 
 def test_accuracy_counts_scores_and_classes():

@@ -1,10 +1,6 @@
-"""Checks of a built book, which name the page and the fault.
-
-As a script: `python book_check.py FOLDER` prints what is wrong with the pages and exits with 1.
-"""
+"""Checks of a built book, which name the page and the fault."""
 
 import re
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -160,14 +156,3 @@ def _secrets(path):
     text = path.read_text("utf-8")
     yield from (f"a part of a solution: {mark}" for mark in SOLUTIONS if mark in text)
     yield from (f"a path of the machine: {m[0]}" for m in path_pattern().finditer(text))
-
-
-def main(folder):
-    """Print what is wrong with the pages in a folder; return the exit status."""
-    found = problems(folder)
-    print("\n".join(found) if found else "the book: nothing wrong")
-    return int(bool(found))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

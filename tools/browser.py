@@ -141,15 +141,6 @@ class Lab:
         dirty = "return window.jupyterapp.shell.currentWidget.context.model.dirty"
         self.until(lambda: not self.ask(dirty), "it is saved")
 
-    def too_wide(self):
-        """Return the numbers of cells whose code or output is wider than its place."""
-        script = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
-            " [...cell.node.querySelectorAll('.cm-scroller, .jp-OutputArea-output')].some("
-            "part => part.scrollWidth > part.clientWidth + 1) ? i : -1).filter(i => i >= 0)"
-        )
-        return self.ask(script)
-
     def ask(self, script, *arguments):
         """Run a line of JavaScript; return what it returns."""
         return self.driver.execute_script(script, *arguments)

@@ -566,21 +566,14 @@ def grade_fairly(submissions, parallel, **how):
 
     Others that take all cores would cost them points.
     """
-    places = [i for i, one in enumerate(submissions) if one.path != one.source]
-    graded = [submissions[i] for i in places]
+    graded = [one for one in submissions if one.path != one.source]
     grade_all(graded, parallel, **how)
-    slow = [i for i, one in enumerate(graded) if "time" in one.remark]
+    slow = [one for one in graded if "time" in one.remark]
     if parallel > 1 and len(graded) > 1 and slow:
         print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
-        again = [
-            Submission(one.student, one.path, one.source, words=one.words)
-            for one in map(graded.__getitem__, slow)
-        ]
-        grade_all(again, 1, **how)
-        for i, one in zip(slow, again, strict=True):
-            graded[i] = one
-    for place, one in zip(places, graded, strict=True):
-        submissions[place] = one
+        for one in slow:
+            one.scores, one.remarks = {}, []
+        grade_all(slow, 1, **how)
 
 
 def table(submissions):

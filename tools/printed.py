@@ -17,7 +17,6 @@ import argparse
 import re
 import sys
 from decimal import Decimal
-from pathlib import Path
 
 import nbformat
 from drawings import DEFINITION
@@ -108,10 +107,9 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--write", action="store_true", help="mark what is new")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     options = parser.parse_args(arguments)
     status = 0
-    for path in find_chapters(options.folder, options.chapters):
+    for path in find_chapters(FOLDER, options.chapters):
         notebook = read_chapter(path)
         if options.write:
             mark(notebook)

@@ -19,6 +19,7 @@ import signal
 import sys
 import tempfile
 import time
+import unittest.mock
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +57,6 @@ class Result:
     figures: int = 0
     failure: str = ""  # one line for the table
     details: str = ""  # the failing cell and its traceback
-
-    @property
-    def outcome(self):
-        """`ok`, or what failed."""
-        return self.failure or "ok"
 
 
 class Kernel(AsyncKernelManager):
@@ -331,8 +327,8 @@ def table(results):
     width = max([len("chapter"), *(len(result.path.stem) for result in results)])
     lines = [f"{'chapter':<{width}}  seconds  figures  result"]
     lines += [
-        f"{result.path.stem:<{width}}  {result.seconds:7.1f}  {result.figures:7d}  {result.outcome}"
-        for result in results
+        f"{each.path.stem:<{width}}  {each.seconds:7.1f}  {each.figures:7d}  {each.failure or 'ok'}"
+        for each in results
     ]
     total = sum(result.seconds for result in results)
     figures = sum(result.figures for result in results)
@@ -356,13 +352,8 @@ def own_settings():
             "PYTHONHASHSEED": "0",
         }
         os.mkdir(settings["JUPYTER_RUNTIME_DIR"], mode=0o700)
-        before = {name: os.environ.get(name) for name in settings}
-        os.environ.update(settings)
-        try:
+        with unittest.mock.patch.dict(os.environ, settings):
             yield
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):

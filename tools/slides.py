@@ -56,7 +56,6 @@ FORMULA_HIGH = 110  # with the space around it
 LINE, CODE_LINE = 1.3, 1.17  # height of a line, in letters
 GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
 ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and Menlo have 0.602
-COLUMNS = int((WIDE - 2 * PAD) / (SMALL * ADVANCE))
 BRIEF = 70  # characters of a sentence that is shorter than a line
 FEW = 4  # lines of a paragraph that is shown in full
 TEXT_SHARE = 0.45  # of a slide, for text above code
@@ -263,25 +262,10 @@ def _output_blocks(outputs):
     ]
     printed += ["\n".join(output.traceback) for output in outputs if output.output_type == "error"]
     if text := "\n".join(part.strip("\n") for part in printed if part.strip()):
-        yield "printed", _narrower(text)
+        yield "printed", text
     for output in outputs:
         if "image/png" in output.get("data", {}):
             yield "figure", output.data["image/png"]
-
-
-def _narrower(text):
-    """Take blanks out of the long lines of a table where all of them have blanks."""
-    rows = text.split("\n")
-    long = [number for number, row in enumerate(rows) if len(row) > 80]
-    if all(len(row) <= COLUMNS for row in rows):
-        return text
-    widest = max(len(row) for row in rows)
-    padded = [rows[number].ljust(widest) for number in long]
-    blank = [all(row[column] == " " for row in padded) for column in range(widest)]
-    kept = [c for c in range(widest) if not (blank[c] and all(blank[max(0, c - 2) : c + 1]))]
-    for number, row in zip(long, padded, strict=True):
-        rows[number] = "".join(row[column] for column in kept).rstrip()
-    return "\n".join(rows)
 
 
 def _is_label(paragraph):
@@ -669,11 +653,10 @@ def main(arguments=None):
     """Write the decks that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     parser.add_argument("--build", type=Path, default=FOLDER.parent / "build" / "slides")
     options = parser.parse_args(arguments)
     try:
-        chapters = find_chapters(options.folder, options.names)
+        chapters = find_chapters(FOLDER, options.names)
     except ValueError as error:
         parser.error(str(error))
     options.build.mkdir(parents=True, exist_ok=True)

@@ -23,10 +23,10 @@ class ImageDataset(torch.utils.data.Dataset):
         return len(self.images)
 
     def __getitem__(self, index):
-        X, y = self.__getitems__([index])
+        X, y = self.batch([index])
         return X[0], int(y[0])
 
-    def __getitems__(self, indices):
+    def batch(self, indices):
         """Return images (n, channels, height, width), float32 in [0, 1], and labels (n,), int64."""
         indices = torch.as_tensor(indices, device="cpu")
         X = self.images[indices].to(torch.float32).div_(255)
@@ -61,7 +61,7 @@ class BatchLoader:
         n = len(self.dataset)
         order = torch.randperm(n, device="cpu") if self.shuffle else torch.arange(n, device="cpu")
         for indices in order.split(self.batch_size):
-            X, y = self.dataset.__getitems__(indices)
+            X, y = self.dataset.batch(indices)
             yield (X.pin_memory(), y.pin_memory()) if self.pin_memory else (X, y)
 
 

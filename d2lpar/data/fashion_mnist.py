@@ -7,6 +7,7 @@ import torch
 from d2lpar.data import synthetic_garments
 from d2lpar.data.batches import BatchLoader, ImageDataset
 from d2lpar.data.sources import Source
+from d2lpar.devices import num_gpus
 
 CLASSES = tuple(
     "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot".split(", ")
@@ -42,15 +43,13 @@ SOURCE = Source(
 )
 
 
-def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False, num_workers=0):
+def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False):
     """Return the training and the test batches of Fashion-MNIST, or of its synthetic stand-in.
 
     Args:
         batch_size: images in a batch.
         resize: side in pixels, or (height, width), that images are scaled to.
         pin_memory: whether batches lie in page-locked memory, for copies that do not block.
-        num_workers: processes that prepare batches; none by default, since batches of small
-            images are sliced faster than they are passed between processes.
 
     Returns:
         Two iterables of batches: X, (batch_size, 1, height, width) float32 in [0, 1], and y,
@@ -62,32 +61,11 @@ def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False, num_wo
         ValueError: the files there are wrong.
     """
     name, tensors = SOURCE.load()
-    if pin_memory and not _has_devices():
+    if pin_memory and not num_gpus():
         warnings.warn("no device to pin memory for: the batches are pageable", stacklevel=2)
         pin_memory = False
     iters = []
     for images, labels, shuffle in ((*tensors[:2], True), (*tensors[2:], False)):
         dataset = ImageDataset(images, labels, name, CLASSES, resize)
-        if num_workers:
-            loader = torch.utils.data.DataLoader(
-                dataset,
-                batch_size,
-                shuffle,
-                num_workers=num_workers,
-                pin_memory=pin_memory,
-                collate_fn=_whole_batch,
-            )
-        else:
-            loader = BatchLoader(dataset, batch_size, shuffle, pin_memory)
-        iters.append(loader)
+        iters.append(BatchLoader(dataset, batch_size, shuffle, pin_memory))
     return tuple(iters)
-
-
-def _whole_batch(batch):
-    return batch
-
-
-def _has_devices():
-    from d2lpar.devices import num_gpus
-
-    return num_gpus() > 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from d2lpar._d2l import import_torchvision
 from d2lpar.data.sources import STALL_SECONDS, cache, require_connection, socket_timeout
 
 URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
@@ -35,8 +36,6 @@ def imagenet_body(side=32):
         if os.environ.get("D2LPAR_DATA") == "synthetic":
             raise ValueError("D2LPAR_DATA=synthetic")
         weights = _weights()
-        from d2lpar._d2l import import_torchvision
-
         net = import_torchvision().models.resnet18()
         net.load_state_dict(weights)
     except Exception as error:

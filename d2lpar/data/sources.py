@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from d2lpar._d2l import import_torchvision
 from d2lpar.data import drawing
 
 PROBE_SECONDS = 4  # how long to look for a connection
@@ -61,13 +62,10 @@ class Source:
         """Forget the tensors: the next call looks for the data set again."""
         self._loaded.clear()
 
-    @property
-    def synthetic_name(self):
-        return f"synthetic {self.name}"
-
     def _load(self, named):
+        stand_in = f"synthetic {self.name}"
         if named == "synthetic":
-            return self.synthetic_name, self.synthetic()
+            return stand_in, self.synthetic()
         if named:
             tensors = self.read(Path(named).expanduser())
             if tensors is None:
@@ -89,7 +87,7 @@ class Source:
             f"{self.name} is not here and cannot be downloaded ({reason}): "
             "using a synthetic stand-in."
         )
-        return self.synthetic_name, self.synthetic()
+        return stand_in, self.synthetic()
 
     def read(self, root):
         """Read the data set in a folder; return None if it is not there.
@@ -123,8 +121,6 @@ class Source:
                 tensors = self.read(root)
                 if tensors is not None:
                     return tensors
-            from d2lpar._d2l import import_torchvision
-
             torchvision = import_torchvision()
             with tempfile.TemporaryDirectory(dir=root) as folder, socket_timeout(STALL_SECONDS):
                 getattr(torchvision.datasets, self.dataset)(folder, download=True)

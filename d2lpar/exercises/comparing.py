@@ -103,10 +103,10 @@ def show(value):
     return short(repr(value))
 
 
-def short(text, length=LONGEST):
+def short(text):
     """Return a text without its line breaks, cut if it is long."""
     text = " ".join(text.split())
-    return text if len(text) <= length else text[: length - 4] + " ..."
+    return text if len(text) <= LONGEST else text[: LONGEST - 4] + " ..."
 
 
 def describe(value):

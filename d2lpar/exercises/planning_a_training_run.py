@@ -6,18 +6,13 @@ from .marks import reference
 @reference
 def groups_of(rank, t, d, p):
     """Return the tensor, the data and the pipeline group of a rank, by looking at all ranks."""
-    places = {
-        r: (r % t, r // t % d, r // (t * d)) for r in range(t * d * p)
-    }  # part, replica, stage
+    # part, replica, stage
+    places = {r: (r % t, r // t % d, r // (t * d)) for r in range(t * d * p)}
     mine = places[rank]
     return [
-        [r for r, place in places.items() if _differ_at_most(place, mine, axis)]
+        [r for r, its in places.items() if all(i == axis or its[i] == mine[i] for i in range(3))]
         for axis in range(3)
     ]
-
-
-def _differ_at_most(place, other, axis):
-    return all(i == axis or place[i] == other[i] for i in range(3))
 
 
 @reference

@@ -8,6 +8,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdRef
 
+from d2lpar.plotting.figures import new_figure
 from d2lpar.virtual.private.operators import TorchDispatchMode, schema_of, tree_leaves
 
 _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
@@ -117,22 +118,19 @@ class OperatorGraph(TorchDispatchMode):
             (i, j) for j, node in enumerate(self.nodes) for i in range(j) if i not in node.before
         ]
 
-    def plot(self, title=None, labels=None, axes=None):
+    def plot(self, title=None, labels=None):
         """Return a figure: operators by device and level, with an arrow to each from what it reads.
 
+        It is as large as the labels need, and 40 inches wide at most.
         Boxes with sharp corners are copies. A dashed arrow leads to an operator that overwrites
         what the other has read.
 
         Args:
             labels: a text for each operator; its name by default.
-            axes: matplotlib axes to draw on; by default a new figure's, which is as large as
-                the labels need (40 inches wide at most).
 
         Raises:
             ValueError: nothing was recorded, or there are not as many labels as operators.
         """
-        from d2lpar.plotting.figures import new_figure
-
         if not self.nodes:
             raise ValueError("nothing to draw: no operator was recorded")
         labels = [node.name for node in self.nodes] if labels is None else labels
@@ -141,9 +139,8 @@ class OperatorGraph(TorchDispatchMode):
         widths = [_width(label) for label in labels]
         places, ticks, num_lines = self._places()
         num_levels = 1 + max(node.level for node in self.nodes)
-        if axes is None:
-            width = min(_MAX_INCHES, 0.9 + num_levels * (max(widths) + _SPACE) / 72)
-            _, [[axes]] = new_figure(figsize=(width, 0.9 + num_lines * _LINE / 72))
+        width = min(_MAX_INCHES, 0.9 + num_levels * (max(widths) + _SPACE) / 72)
+        _, [[axes]] = new_figure(figsize=(width, 0.9 + num_lines * _LINE / 72))
         for number, node in enumerate(self.nodes):
             for dashes, sources in (("solid", node.reads), ((0, (4, 3)), node.waits)):
                 for i in sources:

@@ -42,7 +42,8 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
         TypeError: k is not an integer.
     """
     _check(k=k)
-    _check_bytes(num_bytes)
+    if not num_bytes >= 0:
+        raise ValueError(f"num_bytes must not be negative: got {num_bytes}")
     if algorithm not in _MESSAGES:
         raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(_MESSAGES)}")
     if algorithm == "halving" and k & (k - 1):
@@ -129,8 +130,3 @@ def _check(**numbers):
             raise TypeError(f"{name} is a whole number: got {number!r}") from None
         if number < 1:
             raise ValueError(f"{name} must be at least 1: got {number}")
-
-
-def _check_bytes(num_bytes):
-    if not num_bytes >= 0:
-        raise ValueError(f"num_bytes must not be negative: got {num_bytes}")

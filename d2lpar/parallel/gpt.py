@@ -26,7 +26,7 @@ from d2lpar.parallel.layouts import (
     timed,
     why_not,
 )
-from d2lpar.plotting.animator import progress as shown
+from d2lpar.plotting.progress import progress as shown
 from d2lpar.virtual import equal_ranks
 from d2lpar.virtual.hardware import as_machine
 from d2lpar.virtual.host import EAGER

@@ -8,13 +8,12 @@ import contextlib
 import functools
 import gc
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 
 from d2lpar.devices import virtual_gpus
-from d2lpar.plotting.animator import progress as shown
+from d2lpar.plotting.progress import progress as shown
 from d2lpar.timelines.timeline import Timeline
 from d2lpar.virtual import equal_ranks, registry
 from d2lpar.virtual.hardware import as_machine
@@ -195,7 +194,7 @@ class Planned:
 
 
 def sweep(
-    step: Callable,
+    step,
     layouts,
     *,
     model="dgxa100",

@@ -1,6 +1,5 @@
 """`d2lpar plan`: the layouts of a GPT on a cluster, as a table of text."""
 
-import importlib.util
 from collections import Counter
 
 from d2lpar.parallel.gpt import GPT, SIZES, plan
@@ -18,6 +17,7 @@ FOUND = {
     512: (0.068, 0.013),
 }
 DAY, HOUR = 86_400, 3600
+SHOWN = 10  # layouts
 
 
 def gpt_of(parameters):
@@ -35,35 +35,6 @@ def gpt_of(parameters):
             "give --layers, --width and --heads"
         )
     return SIZES[nearest]
-
-
-def print_plan(gpt, gpus, batch, model="dgxa100", tokens=None, price=None, shown=10, zero=0):
-    """Print the fastest layouts of a GPT, those that are refused, and what the figures are.
-
-    Args:
-        gpt: a `GPT`.
-        gpus: the number of GPUs.
-        batch: sequences of a step.
-        model: the name of a machine, or a `Machine`.
-        tokens: how many a training takes, for its days; None for steps only.
-        price: of an hour of one GPU, for the cost of the `tokens`; None for no cost.
-        shown: how many layouts are printed.
-        zero: the stage of ZeRO, 0 or 1.
-
-    Returns:
-        How many layouts can be used.
-    """
-    machine = as_machine(model)
-    has_tqdm = importlib.util.find_spec("tqdm") is not None  # not where the suite is not installed
-    rows = plan(gpt, gpus, batch, machine, progress=has_tqdm, zero=zero)
-    good = sorted((row for row in rows if row.refused is None), key=lambda row: row.seconds)
-    print(_heading(gpt, gpus, batch, machine, zero))
-    if good:
-        print("\n".join(_table(good[:shown], gpt, batch, machine, tokens, price)))
-    for line in _refusals(rows, machine):
-        print(line)
-    print(_what_it_is(gpus, machine, zero))
-    return len(good)
 
 
 def _heading(gpt, gpus, batch, machine, zero):
@@ -122,7 +93,9 @@ def _what_it_is(gpus, machine, zero):
 
 
 def run(options, refuse):
-    """Run `d2lpar plan` with the options of its command line; return the exit code.
+    """Print the fastest layouts of a GPT, those that are refused, and what the figures are.
+
+    Returns the exit code of `d2lpar plan`: 1 if no layout can be used.
 
     Args:
         options: what argparse has read.
@@ -139,15 +112,15 @@ def run(options, refuse):
             refuse("which GPT? Give --parameters, or --layers, --width and --heads")
         extents = {"length": options.length, "vocabulary": options.vocabulary}
         gpt = GPT(**sizes | extents)
-        count = print_plan(
-            gpt,
-            options.gpus,
-            options.batch,
-            options.model,
-            options.tokens,
-            options.price,
-            zero=options.zero,
-        )
+        machine = as_machine(options.model)
+        rows = plan(gpt, options.gpus, options.batch, machine, zero=options.zero)
     except ValueError as error:
         refuse(str(error))
-    return 0 if count else 1
+    good = sorted((row for row in rows if row.refused is None), key=lambda row: row.seconds)
+    print(_heading(gpt, options.gpus, options.batch, machine, options.zero))
+    if good:
+        shown = good[:SHOWN], gpt, options.batch, machine, options.tokens, options.price
+        print(*_table(*shown), sep="\n")
+    print(*_refusals(rows, machine), sep="\n")
+    print(_what_it_is(options.gpus, machine, options.zero))
+    return 0 if good else 1

@@ -21,6 +21,7 @@ go on before all have arrived.
 
 import copy
 import itertools
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -52,46 +53,17 @@ def _cut(wholes, sizes, dim):
     )
 
 
-class _Copied(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *parts):
-        return tuple(part.view_as(part) for part in parts)
+class _Step(torch.autograd.Function):
+    """A step from state to state: `there` forwards, `back` with the gradients."""
 
     @staticmethod
-    def backward(ctx, *gradients):
-        return _sum(gradients)
-
-
-class _Summed(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *parts):
-        return _sum(parts)
+    def forward(ctx, there, back, *parts):
+        ctx.back = back
+        return there(parts)
 
     @staticmethod
     def backward(ctx, *gradients):
-        return gradients
-
-
-class _Gathered(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, dim, *parts):
-        ctx.dim, ctx.sizes = dim, [part.shape[dim] for part in parts]
-        return _gather(parts, dim)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return None, *_cut(gradients, ctx.sizes, ctx.dim)
-
-
-class _Cut(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, dim, *parts):
-        ctx.dim = dim
-        return _cut(parts, split_sizes(parts[0].shape[dim], len(parts)), dim)
-
-    @staticmethod
-    def backward(ctx, *gradients):
-        return None, *_gather(gradients, ctx.dim)
+        return None, None, *ctx.back(gradients)
 
 
 def copied(parts):
@@ -99,7 +71,7 @@ def copied(parts):
 
     Takes equal tensors, one a device, and returns the same tensors, a tuple.
     """
-    return _Copied.apply(*parts)
+    return _Step.apply(lambda parts: tuple(part.view_as(part) for part in parts), _sum, *parts)
 
 
 def summed(parts):
@@ -107,7 +79,7 @@ def summed(parts):
 
     Takes tensors of one shape, one a device, and returns the replicated sum, a tuple.
     """
-    return _Summed.apply(*parts)
+    return _Step.apply(_sum, tuple, *parts)
 
 
 def gathered(parts, dim):
@@ -116,7 +88,8 @@ def gathered(parts, dim):
     Takes tensors, one a device, whose shapes may differ along `dim`, the split dimension, and
     returns the whole tensor, replicated: a tuple.
     """
-    return _Gathered.apply(dim, *parts)
+    sizes = [part.shape[dim] for part in parts]
+    return _Step.apply(partial(_gather, dim=dim), partial(_cut, sizes=sizes, dim=dim), *parts)
 
 
 def cut(parts, dim):
@@ -125,7 +98,8 @@ def cut(parts, dim):
     Takes equal tensors, one a device, and returns a tuple of pieces along `dim`, of `split_sizes`.
     Raises ValueError if there are fewer features than devices.
     """
-    return _Cut.apply(dim, *parts)
+    sizes = split_sizes(parts[0].shape[dim], len(parts))
+    return _Step.apply(partial(_cut, sizes=sizes, dim=dim), partial(_gather, dim=dim), *parts)
 
 
 def split_sizes(n, k):

@@ -5,6 +5,7 @@ dashes, bars by lightness and hatching: printed in grey they can still be told a
 """
 
 import base64
+import contextlib
 import functools
 import io
 import sys
@@ -26,26 +27,19 @@ KINDS = {  # kind of a span: colour, hatch, colour of the hatch
 }
 
 
+@contextlib.contextmanager
 def style():
-    """Return a context in which new artists have the style of the chapters' figures.
+    """Make a context, or a decorator, in which new artists have the style of the chapters' figures.
 
     Raises ImportError when matplotlib is not installed; says how to install it.
     """
     try:
-        from matplotlib import rc_context
+        from matplotlib.style import context
     except ModuleNotFoundError as error:
         raise ImportError("figures need matplotlib: pip install matplotlib") from error
 
-    return rc_context(_settings())
-
-
-@functools.cache
-def _settings():
-    from matplotlib import rc_params_from_file
-
-    return rc_params_from_file(
-        Path(__file__).parent / "chapters.mplstyle", use_default_template=False
-    )
+    with context(Path(__file__).parent / "chapters.mplstyle"):
+        yield
 
 
 @functools.cache

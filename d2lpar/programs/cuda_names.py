@@ -8,7 +8,6 @@
 """
 
 import contextlib
-import re
 from types import SimpleNamespace
 
 import torch
@@ -43,22 +42,14 @@ def switch_on(gpus, visible=None, values=True):
         ValueError: `gpus` is malformed, or no GPU and no machine has the name.
         RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
     """
-    kind, number = parse(gpus)
-    count = len(_visible(visible, number))
+    kind, _, number = gpus.partition(":")
+    count = len(_visible(visible, int(number)))
     if count:
         model = None if kind == "vgpu" else kind
         as_cuda.stand_for_cuda(count, model=model, values=values)
         _replace_names()
         nccl.redirect_nccl()
         only_cuda.refuse_extensions()
-
-
-def parse(gpus):
-    """Return the kind and the number in a string such as "vgpu:4" or "v100:8"."""
-    known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
-    if not known:
-        raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
-    return known[1], int(known[2])
 
 
 def _visible(visible, number):
@@ -94,8 +85,7 @@ def _replace_names():
         dump_snapshot=history.dump_snapshot,
         refusing=refusing,
     )
-    types = {name: _tensor_type(name, dtype) for name, dtype in _TENSOR_TYPES.items()}
-    replace(torch.cuda, **types)
+    replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     vgpu.Stream.cuda_stream = property(lambda stream: stream.stream_id)
     vgpu.Stream.priority_range = staticmethod(lambda: (0, 0))
@@ -183,18 +173,10 @@ _ONLY_ON_A_GPU = """
 
 _OF_NCCL = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()
 
-_TENSOR_TYPES = {
-    "FloatTensor": torch.float32,
-    "DoubleTensor": torch.float64,
-    "HalfTensor": torch.float16,
-    "BFloat16Tensor": torch.bfloat16,
-    "ByteTensor": torch.uint8,
-    "CharTensor": torch.int8,
-    "ShortTensor": torch.int16,
-    "IntTensor": torch.int32,
-    "LongTensor": torch.int64,
-    "BoolTensor": torch.bool,
-}
+_TENSOR_TYPES = """
+    FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor
+    LongTensor BoolTensor
+""".split()
 
 
 def _set_default_tensor_type(t):
@@ -202,7 +184,7 @@ def _set_default_tensor_type(t):
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     on_gpu = name.startswith("torch.cuda.")
     torch.set_default_device("cuda" if on_gpu else "cpu")
-    torch.set_default_dtype(_TENSOR_TYPES[name.rpartition(".")[2]])
+    torch.set_default_dtype(getattr(torch, name.rpartition(".")[2]).dtype)
 
 
 class _TensorType(type):
@@ -212,12 +194,12 @@ class _TensorType(type):
         return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
 
 
-def _tensor_type(name, dtype):
-    """Return a stand-in for a type such as `torch.cuda.FloatTensor`."""
-
-    def __new__(cls, *args):
-        values = getattr(torch, name)(*args)
-        return values.cuda()
-
-    namespace = {"__new__": __new__, "dtype": dtype, "__module__": "torch.cuda", "is_cuda": True}
-    return _TensorType(name, (), namespace)
+def _tensor_type(on_cpu):
+    """Return a stand-in for `torch.cuda.FloatTensor`, given `torch.FloatTensor`, and the like."""
+    namespace = {
+        "__new__": lambda cls, *args: on_cpu(*args).cuda(),
+        "dtype": on_cpu.dtype,
+        "__module__": "torch.cuda",
+        "is_cuda": True,
+    }
+    return _TensorType(on_cpu.__name__, (), namespace)

@@ -14,7 +14,6 @@ import os
 import sys
 import threading
 import time
-from array import array
 from collections import Counter, defaultdict, deque
 from multiprocessing.process import BaseProcess
 from multiprocessing.util import Finalize, register_after_fork
@@ -32,7 +31,7 @@ from d2lpar.virtual import hardware_name, registry, scheduler
 from .summary import RAY_WORKER, SPAN
 
 SECONDS_BETWEEN_REPORTS = 1.0
-MOST_GAPS = 10_000  # between steps that a process keeps; of more it keeps a part, evenly spread
+MOST_GAPS = 10_000  # between steps that a process keeps, the last ones
 
 
 def report_to(folder, with_spans=False):
@@ -190,7 +189,6 @@ class Report:
                     "busy": self._busy[where],
                     "ops": self._ops[where],
                     "peak": device.memory.highest,
-                    "memory": device.memory.limit,
                 }
         for steps in list(self._steps):
             steps.settle()
@@ -221,11 +219,9 @@ class _Steps:
 
     def __init__(self):
         self.number = 0
-        self.gaps = array("d")
+        self.gaps = deque(maxlen=MOST_GAPS)
         self._pending = deque()  # (when the host had issued it, the ops to wait for)
-        self._settled = 0
-        self._last = 0.0
-        self._every = 1
+        self._last = None
 
     def note(self, now, work):
         """Count a step that the host has issued at `now`, and that ends when `work`, ops, does."""
@@ -237,12 +233,8 @@ class _Steps:
         while self._pending and all(op.done for op in self._pending[0][1]):
             now, work = self._pending.popleft()
             end = max([now, *(op.end for op in work)])
-            if self._settled % self._every == 0 and self._settled:
+            if self._last is not None:
                 self.gaps.append(end - self._last)
-                if len(self.gaps) == MOST_GAPS:
-                    self.gaps = self.gaps[::2]
-                    self._every *= 2
-            self._settled += 1
             self._last = end
 
 

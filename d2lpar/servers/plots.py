@@ -1,7 +1,5 @@
 """Figures of what the workers of parameter servers did."""
 
-import functools
-
 from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 
 _PARTS = {
@@ -11,18 +9,7 @@ _PARTS = {
 }
 
 
-def _styled(plot):
-    """Decorate a function so that it draws in the style of the chapters."""
-
-    @functools.wraps(plot)
-    def styled(*args, **kwargs):
-        with style():
-            return plot(*args, **kwargs)
-
-    return styled
-
-
-@_styled
+@style()
 def plot_seconds(runs, ends):
     """Return a figure of where the time of each worker went, like figure 10 of OSDI'14.
 
@@ -54,7 +41,7 @@ def plot_seconds(runs, ends):
     return figure
 
 
-@_styled
+@style()
 def plot_pushes(moments, killed):
     """Return a figure with a row for each worker and a stroke for each acknowledged push.
 

@@ -10,11 +10,11 @@ import torch
 
 from d2lpar.devices import synchronize, try_all_gpus
 from d2lpar.other_programs import look, while_timed
+from d2lpar.plotting.figures import KINDS, in_notebook
 from d2lpar.timelines.chrome_trace import chrome_trace
+from d2lpar.timelines.gantt import plot_timeline
 from d2lpar.timelines.intervals import overlap, union
 from d2lpar.virtual import clock, clock_in_force, hardware_name, registry
-
-KINDS = ("kernel", "copy", "collective", "wait")
 
 ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
@@ -196,9 +196,8 @@ class Timeline:
             _check_one_of(kind, KINDS, "kind")
             spans = [span for span in spans if span.kind == kind]
         if engine is not None:
-            _check_one_of(
-                engine, {**dict.fromkeys((*ENGINES, *(s.engine for s in spans)))}, "engine"
-            )
+            known = dict.fromkeys([*ENGINES, *(span.engine for span in spans)])
+            _check_one_of(engine, known, "engine")
             spans = [span for span in spans if span.engine == engine]
         if stream is not None:
             stream = getattr(stream, "stream_id", stream)
@@ -268,8 +267,6 @@ class Timeline:
         Raises:
             ValueError: the part is empty, or a kind is unknown.
         """
-        from d2lpar.timelines.gantt import plot_timeline
-
         _check_kinds(kinds)
         return plot_timeline(self, title, start, end, kinds)
 
@@ -287,8 +284,6 @@ class Timeline:
         return f"Timeline({on}, {self.seconds:.2f} s)"
 
     def _repr_mimebundle_(self, include=None, exclude=None):
-        from d2lpar.plotting.figures import in_notebook
-
         if self._state != "done" or not in_notebook():
             return {}
         return {**self.plot()._repr_mimebundle_(), "text/plain": "<Timeline>"}

@@ -125,23 +125,9 @@ def _flash_shape(query, key, value, *args, scale=None):
     return _like_flash(query, value), _sums(query), None, None, *lengths, _seed_like(query), *empty
 
 
-def _flash_backward(
-    grad,
-    query,
-    key,
-    value,
-    out,
-    sums,
-    _,
-    __,
-    ___,
-    ____,
-    dropout_p,
-    is_causal,
-    seed,
-    _____,
-    scale=None,
-):
+def _flash_backward(grad, query, key, value, out, sums, *rest, scale=None):
+    """Return the gradients; `rest` is lengths (4), dropout_p, is_causal, seed and offset."""
+    dropout_p, is_causal, seed = rest[4:7]
     return _gradients(grad, query, key, value, None, dropout_p, is_causal, scale, seed)
 
 

@@ -5,7 +5,7 @@ The lists are CUDA's (PyTorch documentation, "Autocast Op Reference").
 
 import torch
 
-from .private.operators import below_autocast
+from .private.operators import below_autocast, tree_leaves
 from .tensor import VirtualTensor
 
 LOWER_PRECISION = """
@@ -28,18 +28,12 @@ FLOAT32 = """
 WIDEST = """
     addcdiv addcmul atan2 bilinear cross dot grid_sampler index_put scatter_add tensordot
 """.split()
-REFUSED = {
-    "binary_cross_entropy": (
-        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
-        "use binary_cross_entropy_with_logits or BCEWithLogitsLoss"
-    )
-}
 
 
 def register(library):
     for names, choose in (
-        (LOWER_PRECISION, lambda tensors: torch.get_autocast_dtype("vgpu")),
-        (FLOAT32, lambda tensors: torch.float32),
+        (LOWER_PRECISION, lambda arguments: torch.get_autocast_dtype("vgpu")),
+        (FLOAT32, lambda arguments: torch.float32),
         (WIDEST, _widest),
     ):
         for name in names:
@@ -47,25 +41,15 @@ def register(library):
             packet = getattr(torch.ops.aten, packet, None)
             if packet is not None:
                 library.impl(name, _casting(getattr(packet, overload or "default"), choose), _KEY)
-    for name, reason in REFUSED.items():
-        library.impl(name, _refusing(reason), _KEY)
+    library.impl("binary_cross_entropy", _refuse_binary_cross_entropy, _KEY)
 
 
 _KEY = "AutocastPrivateUse1"
 
 
-def _widest(tensors):
-    dtypes = {tensor.dtype for tensor in tensors}
+def _widest(arguments):
+    dtypes = {leaf.dtype for leaf in tree_leaves(arguments) if type(leaf) is VirtualTensor}
     return torch.float32 if torch.float32 in dtypes else torch.get_autocast_dtype("vgpu")
-
-
-def _tensors(value):
-    if type(value) is VirtualTensor:
-        if value.is_floating_point() and value.dtype != torch.float64:
-            yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
 
 
 def _cast(value, dtype):
@@ -87,7 +71,7 @@ def _casting(func, choose):
     def kernel(*args, **kwargs):
         with below_autocast():
             if kwargs.get("dtype") is None:
-                dtype = choose(list(_tensors((args, tuple(kwargs.values())))))
+                dtype = choose((args, kwargs))
                 args = _cast(args, dtype)
                 kwargs = {name: _cast(value, dtype) for name, value in kwargs.items()}
             return func(*args, **kwargs)
@@ -95,8 +79,8 @@ def _casting(func, choose):
     return kernel
 
 
-def _refusing(reason):
-    def kernel(*args, **kwargs):
-        raise RuntimeError(reason)
-
-    return kernel
+def _refuse_binary_cross_entropy(*args, **kwargs):
+    raise RuntimeError(
+        "torch.nn.functional.binary_cross_entropy and torch.nn.BCELoss are unsafe to autocast: "
+        "use binary_cross_entropy_with_logits or BCEWithLogitsLoss"
+    )

@@ -1,6 +1,7 @@
 """Kernels measured once, alone, on one device, so that a simulation can use their times."""
 
 import time
+from collections import defaultdict
 from itertools import pairwise
 from statistics import fmean, median
 
@@ -138,10 +139,7 @@ class _Timing(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.seconds = {}
-
-    def note(self, kernel, seconds):
-        self.seconds.setdefault(kernel, []).append(seconds)
+        self.seconds = defaultdict(list)
 
 
 class _TimingVirtual(_Timing):
@@ -179,7 +177,7 @@ class _TimingVirtual(_Timing):
     def _watch(self, op):
         """Note the time of an op that has run; called by its engine."""
         if op.kind == "kernel" and op.engine is self._device.compute:
-            self.note(kernel_of(op), op.end - op.start)
+            self.seconds[kernel_of(op)].append(op.end - op.start)
         elif op.kind == "copy":
             num_bytes, seconds = self._copied.get(op.engine.name, (0, 0.0))
             self._copied[op.engine.name] = num_bytes + op.num_bytes, seconds + op.end - op.start
@@ -214,7 +212,7 @@ class _TimingCuda(_Timing):
         out = tree_map_only(torch.Tensor, lambda tensor: _new_cell(tensor, given), result)
         written = [position for position, _ in operator.written]
         kernel = describe_kernel(operator.name, *cells, out, written)
-        self.note(kernel, start.elapsed_time(end) / 1e3)
+        self.seconds[kernel].append(start.elapsed_time(end) / 1e3)
         return result
 
     def launch_seconds(self, program):

@@ -24,7 +24,8 @@ class Layout:
     @classmethod
     def of(cls, device, tensor):
         """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
-        check_dense(tensor)
+        if tensor.layout is not torch.strided:
+            refuse_sparse(tensor.layout)
         return cls._get(
             device,
             tensor.dtype,
@@ -72,14 +73,8 @@ class Layout:
         return with_bits(tensor, self)
 
 
-def check_dense(tensor):
-    """Raise NotImplementedError for a sparse tensor: its memory is not one storage."""
-    if tensor.layout is not torch.strided:
-        refuse_sparse(tensor.layout)
-
-
 def refuse_sparse(layout):
-    """Raise NotImplementedError for tensors of a sparse layout, and say what to do instead."""
+    """Raise NotImplementedError for tensors of a sparse layout, whose memory is not one storage."""
     raise NotImplementedError(
         f"a tensor of the layout {layout} cannot be on a virtual GPU: keep it on the CPU, or make "
         "it dense there by to_dense(); nn.Embedding has dense gradients without sparse=True"

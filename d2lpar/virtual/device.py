@@ -9,21 +9,11 @@ import torch
 
 from . import scheduler
 from .engines import Engine
-from .generators import new_generator
+from .generators import Generator
 from .memory import Memory
-from .scheduler import wait_all
+from .scheduler import Resource, wait_all
 from .streams import Stream
 from .threads import thread
-
-
-class Direction:
-    """A direction of a device's link to other processes.
-
-    Attributes:
-        free_at: seconds on the wall clock at which what it carries will have arrived.
-    """
-
-    free_at = 0.0
 
 
 class Device:
@@ -40,7 +30,7 @@ class Device:
             the CPU and to another device; and a tuple of these.
         own_engines: the threads that are its engines on the wall clock.
         collective_engines: further engines, which process groups have added.
-        sending, receiving: the `Direction`s of its link to other processes.
+        sending, receiving: the `Resource`s of its link to other processes.
         model: its `Model` while it is modelled; None on the wall clock.
         has_values: whether its kernels compute anything.
         default_stream: the stream that is current unless another was chosen.
@@ -61,9 +51,9 @@ class Device:
             Engine("p2p", self),
         )
         self.collective_engines = ()
-        self.sending, self.receiving = Direction(), Direction()
+        self.sending, self.receiving = Resource(), Resource()
         self.default_stream = Stream(self, 0)
-        self.generator = new_generator(self)
+        self.generator = Generator(self, torch.initial_seed())
         self._streams = (weakref.ref(self.default_stream),)
         self._num_streams = 1
         self._making = threading.RLock()

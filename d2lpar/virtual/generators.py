@@ -120,8 +120,3 @@ def checked(generator, device):
             f"Expected a '{device.torch_device}' generator device but found '{found.device}'"
         )
     return found
-
-
-def new_generator(owner):
-    """Return a generator of the `Device` `owner` with the seed of torch's own generator."""
-    return Generator(owner, torch.initial_seed())

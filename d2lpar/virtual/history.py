@@ -9,6 +9,7 @@ On others each block is a segment, because freed memory is free at once. A free 
 latest when the device next allocates, and has no stack.
 """
 
+import functools
 import os
 import pickle
 import sys
@@ -17,6 +18,7 @@ from collections import deque
 from typing import NamedTuple
 
 from . import registry, scheduler
+from .caching import SMALL_SEGMENT
 
 _OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep  # code that no stack shows
 _SHIFT = 44  # bits of an address within a device
@@ -116,13 +118,13 @@ class History:
         """Return the segments and the trace of the device, two lists of dicts."""
         self._memory.collect()
         self._follow_segments()
-        frames = _Frames()
-        entries = [_as_dict(entry, frames) for entry in tuple(self._entries)]
-        segments = self._snapshot_of_segments(frames)
+        place_of = functools.cache(_place)  # equal frames are one dict, which makes small files
+        entries = [_as_dict(entry, place_of) for entry in tuple(self._entries)]
+        segments = self._snapshot_of_segments(place_of)
         self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
         return segments, entries
 
-    def _snapshot_of_segments(self, frames):
+    def _snapshot_of_segments(self, place_of):
         held = self._memory.held_keys()
         inside = {number: [] for number in self._segments}
         for key, known in tuple(self._blocks.items()):
@@ -132,7 +134,7 @@ class History:
                 "size": size,
                 "requested_size": known.size,
                 "state": "active_pending_free" if key in held else "active_allocated",
-                "frames": frames.of(known.frames),
+                "frames": [place_of(*each) for each in known.frames],
             }
             inside.setdefault(segment, []).append((block, known.stream))
         segments = []
@@ -150,7 +152,7 @@ class History:
                     "active_size": active,
                     "requested_size": sum(block["requested_size"] for block in blocks),
                     "stream": 0 if number in self._segments else pairs[0][1],
-                    "segment_type": "small" if total <= self._memory.small else "large",
+                    "segment_type": "small" if total <= SMALL_SEGMENT else "large",
                     "segment_pool_id": (0, 0),
                     "is_expandable": False,
                     "frames": [],
@@ -178,7 +180,7 @@ def _with_gaps(blocks, address, total):
             address = block["address"] + block["size"]
 
 
-def _as_dict(entry, frames):
+def _as_dict(entry, place_of):
     place = "device_free" if entry.action == "oom" else "addr"
     return {
         "action": entry.action,
@@ -186,23 +188,12 @@ def _as_dict(entry, frames):
         "size": entry.size,
         "stream": entry.stream,
         "time_us": entry.microseconds,
-        "frames": frames.of(entry.frames),
+        "frames": [place_of(*each) for each in entry.frames],
     }
 
 
-class _Frames:
-    """Turns frames into dicts, equal ones into the same dict, which makes small files."""
-
-    def __init__(self):
-        self._known = {}
-
-    def of(self, frames):
-        known = self._known
-        for code, line in frames:
-            if (code, line) not in known:
-                place = {"filename": code.co_filename, "line": line, "name": code.co_name}
-                known[code, line] = place
-        return [known[frame] for frame in frames]
+def _place(code, line):
+    return {"filename": code.co_filename, "line": line, "name": code.co_name}
 
 
 def _stack():

@@ -21,7 +21,6 @@ from .plans import (
     draw,
     find_operator,
     find_plan,
-    has_no_plan,
     issue_op,
     keep_plan,
     operator_of,
@@ -88,7 +87,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     if operator.written:
         key.append(_first_places(tensors))
     plan = find_plan(tuple(key))
-    if plan is None:
+    if not plan:
         return Call(operator, args, {}).issue()
     return plan.issue(tensors, values, None)
 
@@ -206,28 +205,27 @@ class Call:
         plan = find_plan(key)
         if plan is None:
             check_kernel(self.operator.func)
-            if has_no_plan(key):
-                return self.run_now()
-            plan = self._plan(key)
+            plan = self._plan()
             if plan is None:
                 result = self.run_now()
                 self._warn()
                 return result
             keep_plan(key, plan)
-        return plan.issue(self.tensors, self.values, self.kwvalues)
+        return plan.issue(self.tensors, self.values, self.kwvalues) if plan else self.run_now()
 
-    def _plan(self, key):
+    def _plan(self):
         """Infer the layouts of the results on meta tensors; return a `Plan`.
 
-        It returns None where only running the operator determines the layouts, and where the
-        inference raises, because the operator itself says better what is wrong. An exception from
+        It returns False where only running the operator ever determines the layouts, and None where
+        it does for these arguments or the inference raises, because the operator itself says better
+        what is wrong. An exception from
         elsewhere, such as a time-out, is passed on: its place is not the same each time.
         """
         errors, places = [], []
         try:
             for _ in range(3):
                 try:
-                    plan = self._infer(key)
+                    plan = self._infer()
                 except Exception as error:
                     errors.append(error)
                     places.append(_place(error))
@@ -242,7 +240,7 @@ class Call:
         finally:
             del errors  # otherwise the tracebacks would keep the tensors
 
-    def _infer(self, key):
+    def _infer(self):
         metas = []
         places = _first_places(self.tensors)
 
@@ -269,8 +267,7 @@ class Call:
         except RuntimeError as error:
             if not lacks_shape_inference(operator.func, error):
                 raise
-            keep_plan(key, None)
-            return None
+            return False
         flat, spec = (result,), None
         if isinstance(result, (list, tuple)):
             flat, spec = result, type(result)

@@ -316,13 +316,10 @@ def _described(value):
 
 
 def _mm(args, out):
+    """Return the product of two matrices, or of two batches of them."""
     a, b = _sizes(args[:2])
-    return [Product(1, a[0], b[1], a[1], aligned=_are_aligned(args[:2], out))]
-
-
-def _bmm(args, out):
-    a, b = _sizes(args[:2])
-    return [Product(a[0], a[1], b[2], a[2], aligned=_are_aligned(args[:2], out))]
+    aligned = _are_aligned(args[:2], out)
+    return [Product(prod(a[:-2]), a[-2], b[-1], a[-1], aligned=aligned)]
 
 
 def _are_aligned(matrices, out):
@@ -488,10 +485,10 @@ def _sizes(cells):
 
 _PRODUCTS = {
     "mm": _mm,
-    "bmm": _bmm,
+    "bmm": _mm,
     "addmm": lambda args, out: _mm(args[1:], out),
-    "baddbmm": lambda args, out: _bmm(args[1:], out),
-    "addbmm": lambda args, out: _bmm(args[1:], out),
+    "baddbmm": lambda args, out: _mm(args[1:], out),
+    "addbmm": lambda args, out: _mm(args[1:], out),
     "_addmm_activation": lambda args, out: _mm(args[1:], out),
     "_int_mm": _mm,
     "_native_multi_head_attention": _attention,

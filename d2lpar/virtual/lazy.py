@@ -6,6 +6,12 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from .tensor import VirtualTensor
 
 
+def _materialize(self, shape, device=None, dtype=None):
+    """Give the tensor a shape and memory, in place."""
+    self.__class__ = VirtualTensor
+    self.data = torch.empty(shape, device=device or self.device, dtype=dtype or self.dtype)
+
+
 class UninitializedVirtualParameter(UninitializedParameter, VirtualTensor):
     """A parameter on a virtual GPU whose shape is not known yet."""
 
@@ -17,20 +23,13 @@ class UninitializedVirtualParameter(UninitializedParameter, VirtualTensor):
         self.requires_grad = requires_grad
         return self
 
-    def materialize(self, shape, device=None, dtype=None):
-        _materialize(self, shape, device, dtype)
+    materialize = _materialize
 
 
 class UninitializedVirtualBuffer(UninitializedBuffer, VirtualTensor):
     """A buffer on a virtual GPU whose shape is not known yet."""
 
-    def materialize(self, shape, device=None, dtype=None):
-        _materialize(self, shape, device, dtype)
-
-
-def _materialize(tensor, shape, device, dtype):
-    tensor.__class__ = VirtualTensor
-    tensor.data = torch.empty(shape, device=device or tensor.device, dtype=dtype or tensor.dtype)
+    materialize = _materialize
 
 
 def uninitialized(target, source):

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 
 from . import scheduler
-from .caching import SMALL_SEGMENT, CachingAllocator
+from .caching import CachingAllocator
 from .scheduler import under_way, wait
 
 MIB = 2**20
@@ -68,11 +68,9 @@ class Memory:
         num_retries: how often an allocation had to wait for memory that was held.
         num_ooms: how often an allocation failed.
         history: the `History` that is kept of it; or None.
-        small: bytes of a segment of the small pool of CUDA's allocator.
     """
 
     history = None
-    small = SMALL_SEGMENT
 
     def __init__(self, device, limit):
         self.device = device

@@ -7,7 +7,8 @@ from . import scheduler
 from .kernels import kernel_of
 from .links import PRESETS
 from .private.operators import tf32_is_allowed
-from .simulation import ModelledEngine, Resource, Simulation
+from .scheduler import Resource
+from .simulation import ModelledEngine, Simulation
 
 # Bytes/s of a channel of NCCL, which keeps a multiprocessor: 20 to 24 GB/s over NVLink
 CHANNEL = 20e9
@@ -61,16 +62,16 @@ class Model:
         self._collective = 0.0, 0.0  # until when one is under way, and its part of the GPU
         number = device.index - self.host * (machine.gpus or 0)  # its place in the machine
         self._switch = self.host, number // machine.gpus_per_switch
-        up, down = Resource("link up"), Resource("link down")
-        self._out = up if over_link else Resource("out")
-        self._in = down if over_link else Resource("in")
+        up, down = Resource(), Resource()
+        self._out = up if over_link else Resource()
+        self._in = down if over_link else Resource()
         self._trunk_up, self._trunk_down = (
-            shared.setdefault((direction, "switch", self._switch), Resource(direction))
+            shared.setdefault((direction, "switch", self._switch), Resource())
             for direction in ("up", "down")
         )
         card = number * machine.network_cards // (machine.gpus or number + 1)
         self._network_out, self._network_in = (
-            shared.setdefault((direction, "card", self.host, card), Resource(direction))
+            shared.setdefault((direction, "card", self.host, card), Resource())
             for direction in ("out", "in")
         )
         compute, h2d, d2h, p2p = self.engines

@@ -78,22 +78,6 @@ def _native_dropout(tensor, p, train, generator):
     return tensor * mask * (1 / (1 - p)), mask.bool()
 
 
-def _rand_like(tensor, generator, **options):
-    return torch.empty_like(tensor, **options).uniform_(generator=generator)
-
-
-def _randn_like(tensor, generator, **options):
-    return torch.empty_like(tensor, **options).normal_(generator=generator)
-
-
-def _randint_like(tensor, high, generator, **options):
-    return torch.empty_like(tensor, **options).random_(0, high, generator=generator)
-
-
-def _randint_like_low(tensor, low, high, generator, **options):
-    return torch.empty_like(tensor, **options).random_(low, high, generator=generator)
-
-
 # -- products of float16, for which most CPUs take ten times as long as for products of float32
 
 
@@ -219,10 +203,10 @@ for _name in (
 
 _random = {
     aten.native_dropout.default: _native_dropout,
-    aten.rand_like.default: _rand_like,
-    aten.randn_like.default: _randn_like,
-    aten.randint_like.default: _randint_like,
-    aten.randint_like.low_dtype: _randint_like_low,
+    aten.rand_like.default: aten.rand_like.generator,
+    aten.randn_like.default: aten.randn_like.generator,
+    aten.randint_like.default: aten.randint_like.generator,
+    aten.randint_like.low_dtype: aten.randint_like.low_generator_dtype,
 }
 tables.run.update(_random)
 tables.random.update(_random)

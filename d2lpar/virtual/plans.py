@@ -77,21 +77,19 @@ class Operator:
         self.nested = any("Tensor" in type and "List" in type for type in types)
         values_matter = namespace != "aten" or packet in tables.keyed_by_value
         self.by_value = [values_matter or not _is_number(type) for type in types]
-        self.by_value_of = dict(
-            zip((argument.name for argument in schema.arguments), self.by_value, strict=True)
-        )
+        names = [argument.name for argument in schema.arguments]
+        self.by_value_of = dict(zip(names, self.by_value, strict=True))
         self.written = [
             (position, argument.name)
             for position, argument in enumerate(schema.arguments)
             if argument.alias_info is not None and argument.alias_info.is_write
         ]
         self.statistics = [
-            (position, argument.name)
-            for position, argument in enumerate(schema.arguments)
-            if packet in UPDATES_STATISTICS and argument.name.startswith("running_")
+            (position, name)
+            for position, name in enumerate(names)
+            if packet in UPDATES_STATISTICS and name.startswith("running_")
         ]
         self.only_layout = torch.Tag.inplace_view in func.tags
-        names = [argument.name for argument in schema.arguments]
         self.generator = names.index("generator") if "generator" in names else None
         self.random = func in tables.random or self.generator is not None
         self.run = tables.run.get(func, function_of(func))
@@ -138,24 +136,14 @@ def operator_of(func):
 
 find_operator = _operators.get
 _plans = {}
-find_plan = _plans.get
-_without_plan = set()  # keys of operators whose results' shapes depend on values
+find_plan = _plans.get  # None for a new key
 
 
 def keep_plan(key, plan):
-    """Keep the plan of a key; it is None where only running the operator determines its results."""
-    if len(_plans) + len(_without_plan) >= MAX_PLANS:
+    """Keep the plan of a key; False where only running the operator determines its results."""
+    if len(_plans) >= MAX_PLANS:
         _plans.clear()
-        _without_plan.clear()
-    if plan is None:
-        _without_plan.add(key)
-    else:
-        _plans[key] = plan
-
-
-def has_no_plan(key):
-    """Return whether it is known that only running the operator determines its results."""
-    return key in _without_plan
+    _plans[key] = plan
 
 
 class Plan:

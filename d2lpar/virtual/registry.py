@@ -89,9 +89,3 @@ def current():
 
 
 chosen = False  # whether a thread has made a device its current one
-
-
-def set_current(index):
-    global chosen
-    thread.device = find(index).index
-    chosen = True

@@ -69,14 +69,7 @@ class WallClock:
     def advance(self, seconds):
         """Do nothing: what the host does takes its own time."""
 
-    def host_allocates(self, num_bytes):
-        """Do nothing, for the same reason."""
-
-    def enter_module(self, seconds):
-        """Do nothing, for the same reason."""
-
-    def copy_modules(self, number):
-        """Do nothing, for the same reason."""
+    host_allocates = enter_module = copy_modules = advance
 
     def ask_and_wait(self, function, *arguments):
         """Call a function."""
@@ -109,6 +102,16 @@ class WallClock:
 
 
 WALL_CLOCK = clock = WallClock()  # `clock` is the one in force
+
+
+class Resource:
+    """Something that serves one op at a time: an engine, or one direction of a link.
+
+    Attributes:
+        free_at: seconds of the clock at which the last op that it was given ends.
+    """
+
+    free_at = 0.0
 
 
 class Op:

@@ -40,23 +40,11 @@ from .cells import (
 from .engines import Worker, set_thread_count
 from .plans import VIEW
 from .private.autograd import backward_number, in_backward
-from .scheduler import QUEUE_LIMIT
+from .scheduler import QUEUE_LIMIT, Resource
 
 # The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
 # copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
 NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
-
-
-class Resource:
-    """Something that serves one op at a time: an engine, or one direction of a link.
-
-    Attributes:
-        free_at: seconds at which the last op that it was given ends.
-    """
-
-    def __init__(self, name):
-        self.name = name
-        self.free_at = 0.0
 
 
 class ModelledEngine(Resource):
@@ -70,7 +58,7 @@ class ModelledEngine(Resource):
     """
 
     def __init__(self, name, device, simulation):
-        super().__init__(name)
+        self.name = name
         self.device = device
         self.clock = simulation
         self.hand_over = simulator.ops.append

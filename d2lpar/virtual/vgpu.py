@@ -43,9 +43,6 @@ class Stream(BaseStream):
         self._stream = stream
         return self
 
-    def __init__(self, device=None, priority=0, *, _stream=None):
-        pass
-
     @property
     def device(self):
         return self._stream.device.torch_device
@@ -124,9 +121,6 @@ class Event(BaseEvent):
         self._clock = None  # the clock in force when it was recorded
         self._point = None  # where it was recorded: the device, the ops before it, the time
         return self
-
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False):
-        pass
 
     def record(self, stream=None):
         """Record this event behind the work of `stream`, the current one by default."""
@@ -221,9 +215,7 @@ class StreamContext:
             self._stream.__exit__(*exception)
 
 
-def stream(stream):
-    """Return a context manager that issues the calling thread's work to `stream`."""
-    return StreamContext(stream)
+stream = StreamContext
 
 
 def is_available():
@@ -262,7 +254,8 @@ def current_device():
 
 def set_device(device):
     """Make `device` the calling thread's current device."""
-    registry.set_current(registry.find(device).index)
+    threads.thread.device = registry.find(device).index
+    registry.chosen = True
 
 
 def synchronize(device=None):

@@ -89,7 +89,7 @@ class Table:
 
     def __init__(self, store, rank, size, global_ranks, timeout):
         self.store, self.rank, self.size = store, rank, size
-        self.global_ranks = list(global_ranks) or list(range(size))
+        self.global_ranks = global_ranks
         self.timeout = timeout
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._host = host_number()
@@ -143,12 +143,14 @@ class Table:
 
     def _agree(self, call, row, failure, ranks, exchange):
         """Exchange rows with `exchange`, and texts where ranks disagree."""
-        with self._complaining(call):
+        try:
             table = torch.stack(exchange(row))
             if failure is None and not self._disagree(table):
                 return self._agreement(table, row[1].item())
             text = call if failure is None else f"{call}, but cannot: {failure}"
             texts = map(_as_text, exchange(_as_bytes(text)))
+        except RuntimeError as error:  # gloo has given up
+            raise self._failed(call, error) from None
         raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
 
     def _row(self, call, ready, link, failure):
@@ -171,15 +173,8 @@ class Table:
     def _names(self, ranks):
         return in_words(self.global_ranks[rank] for rank in ranks)
 
-    @contextlib.contextmanager
-    def _complaining(self, call):
-        """Name the missing ranks when gloo gives up."""
-        try:
-            yield
-        except RuntimeError as error:
-            raise self._failed(call, error) from None
-
     def _failed(self, call, error):
+        """Return an exception that names the missing ranks, after an error of gloo's."""
         reason = " ".join(str(error).split())
         seconds = self.timeout.total_seconds()
         late = is_gloo_timeout(reason)

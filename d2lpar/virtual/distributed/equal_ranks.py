@@ -5,7 +5,7 @@ import contextlib
 import torch.distributed as dist
 
 from .. import scheduler
-from ..private.process_groups import fake_store, kind_of_reduction
+from ..private.process_groups import fake_store
 from .meetings import has_values
 from .routes import route, way_between, way_inside
 
@@ -93,7 +93,7 @@ class Equals:
 
     def allreduce(self, tensors, options):
         """Reduce `size` equal tensors to one: MIN and MAX of them are the tensor itself."""
-        kind = kind_of_reduction(options.reduceOp)
+        kind = options.reduceOp.op
         for tensor in tensors:
             if kind == Op.SUM:
                 tensor *= self._size

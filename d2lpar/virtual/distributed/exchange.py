@@ -9,16 +9,6 @@ import torch
 import torch.distributed as dist
 
 from ..cells import fetch
-from ..private.process_groups import (
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ScatterOptions,
-    factor_of_reduction,
-    kind_of_reduction,
-)
 from ..tensor import VirtualTensor
 
 Op = dist.ReduceOp.RedOpType
@@ -35,10 +25,10 @@ class Reduction:
     """
 
     def __init__(self, op, k):
-        self.kind, self.k = kind_of_reduction(op), k
+        self.kind, self.k = op.op, k
         if self.kind not in REDUCTIONS:
             raise ValueError(f"ReduceOp.{self.kind.name} is not one of NCCL's, nor of vccl's")
-        self.factor = factor_of_reduction(op) if self.kind == Op.PREMUL_SUM else None
+        self.factor = op.factor if self.kind == Op.PREMUL_SUM else None
         self.name = self.kind.name.lower()
 
     def check(self, dtype):
@@ -80,7 +70,7 @@ class Reduction:
 
     def combine(self, parts, dtype):
         """Return the reduction of the parts of all ranks."""
-        kind = kind_of_reduction(self.gloo_op(dtype))
+        kind = self.gloo_op(dtype).op
         total = parts[0].clone()
         for part in parts[1:]:
             if kind == Op.SUM:
@@ -96,7 +86,7 @@ def all_reduce(gloo, inputs, outputs, reduction):
     """Leave the sum over the ranks in every output; inputs and outputs share their memory."""
     for value, out in zip(inputs, outputs, strict=True):
         total = reduction.prepared(value)
-        options = AllreduceOptions()
+        options = dist.AllreduceOptions()
         options.reduceOp = reduction.gloo_op(value.dtype)
         gloo.allreduce([total], options).wait()
         reduction.finish(total, out)
@@ -108,7 +98,7 @@ def reduce(gloo, inputs, outputs, reduction, root):
         total = reduction.prepared(value)
         if total is value:
             total = value.clone()
-        options = ReduceOptions()
+        options = dist.ReduceOptions()
         options.reduceOp, options.rootRank = reduction.gloo_op(value.dtype), root
         gloo.reduce([total], options).wait()
         if gloo.rank() == root:
@@ -117,7 +107,7 @@ def reduce(gloo, inputs, outputs, reduction, root):
 
 def broadcast(gloo, inputs, outputs, root):
     """Leave the root's tensors in every output; inputs and outputs share their memory."""
-    options = BroadcastOptions()
+    options = dist.BroadcastOptions()
     options.rootRank = root
     for out in outputs:
         gloo.broadcast([_bytes(out)], options).wait()
@@ -167,14 +157,14 @@ def _swap(gloo, sent, received):
     sent, received = [[*map(_bytes, tensors)] for tensors in (sent, received)]
     out_sizes, in_sizes = [[t.numel() for t in tensors] for tensors in (received, sent)]
     out = torch.empty(sum(out_sizes), dtype=torch.uint8)
-    gloo.alltoall_base(out, torch.cat(sent), out_sizes, in_sizes, AllToAllOptions()).wait()
+    gloo.alltoall_base(out, torch.cat(sent), out_sizes, in_sizes, dist.AllToAllOptions()).wait()
     for tensor, part in zip(received, out.split(out_sizes), strict=True):
         tensor.copy_(part)
 
 
 def gather(gloo, inputs, outputs, root):
     """Leave the input of rank i in output i of the root."""
-    options = GatherOptions()
+    options = dist.GatherOptions()
     options.rootRank = root
     out = [[_bytes(each) for each in outputs]] if gloo.rank() == root else []
     gloo.gather(out, [_bytes(inputs[0])], options).wait()
@@ -182,7 +172,7 @@ def gather(gloo, inputs, outputs, root):
 
 def scatter(gloo, inputs, outputs, root):
     """Leave input i of the root in the output of rank i."""
-    options = ScatterOptions()
+    options = dist.ScatterOptions()
     options.rootRank = root
     sent = [[_bytes(each) for each in inputs]] if gloo.rank() == root else []
     gloo.scatter([_bytes(outputs[0])], sent, options).wait()

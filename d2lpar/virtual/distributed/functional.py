@@ -9,15 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..plans import tables
-from ..private.process_groups import (
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    AllToAllOptions,
-    BroadcastOptions,
-    ReduceScatterOptions,
-    resolve_process_group,
-    waits_when_used,
-)
+from ..private.process_groups import resolve_process_group, waits_when_used
 from .work import wait_for_writer
 
 
@@ -79,14 +71,14 @@ def _part(tensor, k):
 @_issues_in_place("_c10d_functional::all_reduce")
 def all_reduce_(tensor, reduce_op, group_name):
     """Sum a tensor over the ranks, in place."""
-    _group(group_name).allreduce([tensor], _reduction(AllreduceOptions(), reduce_op))
+    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions(), reduce_op))
     return tensor
 
 
 @_issues_in_place("_c10d_functional::all_reduce_coalesced")
 def all_reduce_coalesced_(tensors, reduce_op, group_name):
     """Sum each tensor over the ranks, in place."""
-    options = _reduction(AllreduceCoalescedOptions(), reduce_op)
+    options = _reduction(dist.AllreduceCoalescedOptions(), reduce_op)
     _group(group_name).allreduce_coalesced(tensors, options)
     return tensors
 
@@ -94,7 +86,7 @@ def all_reduce_coalesced_(tensors, reduce_op, group_name):
 @_issues_in_place("_c10d_functional::broadcast")
 def broadcast_(tensor, src, group_name):
     """Copy a tensor of the rank `src` of the group to all others."""
-    options = BroadcastOptions()
+    options = dist.BroadcastOptions()
     options.rootRank = src
     _group(group_name).broadcast([tensor], options)
     return tensor
@@ -126,7 +118,7 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
 @_issues("_c10d_functional::reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
     """Write this rank's part of the sum over the ranks to `out`."""
-    options = _reduction(ReduceScatterOptions(), reduce_op)
+    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
     _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), options)
     return out
 
@@ -142,7 +134,7 @@ def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
     """Do `reduce_scatter_tensor` with each tensor."""
     outputs = [_part(tensor, group_size) for tensor in tensors]
-    options = _reduction(ReduceScatterOptions(), reduce_op)
+    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
     tensors = [tensor.contiguous() for tensor in tensors]
     _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
     return outputs
@@ -153,7 +145,7 @@ def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name)
     """Send this many rows to each rank, by default even parts; return the rows received."""
     rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
     out = tensor.new_empty((rows, *tensor.shape[1:]))
-    options = AllToAllOptions()
+    options = dist.AllToAllOptions()
     group, tensor = _group(group_name), tensor.contiguous()
     group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes, options)
     return out

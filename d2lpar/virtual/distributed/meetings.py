@@ -8,7 +8,7 @@ import torch.distributed as dist
 from ..cells import is_known
 from .agreement import host_number
 from .routes import Route, way_between, way_inside
-from .timekeeper import Member
+from .timekeeper import Member, Post
 
 _LOST = "the connection to the rank that keeps the time is lost"
 
@@ -37,10 +37,8 @@ class Meetings:
             if kind == "go":
                 (self._leave,) = message
             elif kind == "meet":
-                key, start, *met = message
-                if key in self.pending:
-                    op = self.pending.pop(key)
-                    route, known = met
+                key, start, route, known = message
+                if (op := self.pending.pop(key, None)) is not None:
                     op.meet(Route(*route), known)
                     op.ready = start
                     self._simulation.make_ready(op)
@@ -68,21 +66,20 @@ class Meetings:
         host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
         ways = way_inside(op), way_between(op, self._num_here, host[-1])
         try:
-            self._member.post(
-                now, op.key, op.members, op.text, op.ready, host, *ways, has_values(op)
-            )
+            post = Post(op.text, op.ready, host, *ways, has_values(op))
+            self._member.post(now, op.key, op.members, post)
         except OSError:
             self._fail_all(_LOST)
 
     def waits_for_values(self, op):
         """Report to the keeper that this rank waits for values of others, at the time of the op."""
-        self._member.waits_for_values(op.key, op.start)
+        self._member.tell("at", op.start, op.key)
 
     def done(self, op):
         """Report to the keeper that this rank is done with a collective."""
         key = op.key
         self._done[key[:-1]] = key[-1]
-        self._member.done(key)
+        self._member.tell("at", 0.0, key)
 
     def _run_to(self, key, is_posted_by_all):
         """Simulate, in the simulator's thread, until this rank has posted or done a collective."""
@@ -94,7 +91,7 @@ class Meetings:
         def run():
             self._simulation.run_while(is_ahead)
             if is_ahead():
-                self._member.is_idle()
+                self._member.tell("idle")
 
         self._simulation.ask(run)
 
@@ -105,7 +102,7 @@ class Meetings:
 
     def leave(self):
         """Leave, because another clock is in force now."""
-        self._member.leave()
+        self._member.tell("end")
 
 
 _numbers = itertools.count()

@@ -23,11 +23,6 @@ from ..cells import Failure, Unavailable, fail, fetch, revive
 from ..engines import Engine, sleep_until
 from ..private.operators import tree_flatten
 from ..private.process_groups import (
-    SUM,
-    BroadcastOptions,
-    GatherOptions,
-    ReduceOptions,
-    ScatterOptions,
     add_gloo,
     default_store,
     fake_store_of,
@@ -96,17 +91,16 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
         self._fake_store = fake_store_of(store)  # torch would lose it
-        self._store = store = _store_of_attempt(store)
+        self._store = _store_of_attempt(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
         self._table, self._peers = None, Equals(rank, size)  # one rank stands for all
+        self._for_cpu = None
         if self._fake_store is None:
-            store = dist.PrefixStore("vgpu", store)
+            store = dist.PrefixStore("vgpu", self._store)
             self._table = Table(store, rank, size, self._ranks, timeout)
             self._peers = self._table.gloo
-        self._for_cpu = None
-        if self._table is not None:
             store = dist.PrefixStore("cpu", self._store)
             gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
             group = dist.ProcessGroup(store, rank, size)  # has more functions than gloo's
@@ -146,11 +140,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def name(self):
         return BACKEND
 
-    def getBackendName(self):
-        return BACKEND
-
-    def _get_backend_name(self):
-        return BACKEND
+    getBackendName = _get_backend_name = name
 
     @property
     def _device_types(self):
@@ -158,14 +148,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def _get_backend(self, device):
         return self
-
-    @property
-    def group_name(self):
-        return self._name
-
-    @property
-    def group_desc(self):
-        return self._description
 
     def _set_group_name(self, name):
         self._name = name
@@ -180,6 +162,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._description
 
     setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
 
     @property
     def options(self):
@@ -243,7 +226,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     @_by_device
     def reduce(self, tensors, opts=None):
         """Sum each tensor over the ranks; the root has the sum."""
-        opts = opts or ReduceOptions()
+        opts = opts or dist.ReduceOptions()
         reduction = self._reduction(opts, tensors)
         move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
         detail = f"{reduction.name}, {self._root(opts.rootRank)}"
@@ -252,7 +235,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     @_by_device
     def broadcast(self, tensors, opts=None):
         """Copy each tensor of the root to all ranks."""
-        root = (opts or BroadcastOptions()).rootRank
+        root = (opts or dist.BroadcastOptions()).rootRank
         move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
         is_read = self._rank == root
         return self._issue(
@@ -340,14 +323,14 @@ class VirtualProcessGroup(dist.ProcessGroup):
     @_by_device
     def gather(self, output_lists, inputs, opts=None):
         """Copy the tensor of each rank to the root."""
-        root = (opts or GatherOptions()).rootRank
+        root = (opts or dist.GatherOptions()).rootRank
         outputs = self._parts_of("gather", output_lists, inputs)
         return self._issue(self._at_root("gather", inputs, outputs, root, inputs), outputs)
 
     @_by_device
     def scatter(self, outputs, input_lists, opts=None):
         """Copy tensor i of the root to rank i."""
-        root = (opts or ScatterOptions()).rootRank
+        root = (opts or dist.ScatterOptions()).rootRank
         inputs = self._parts_of("scatter", input_lists, outputs)
         return self._issue(self._at_root("scatter", inputs, outputs, root, outputs))
 
@@ -414,7 +397,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     # -- issuing
 
     def _reduction(self, opts, tensors):
-        reduction = Reduction(SUM if opts is None else opts.reduceOp, self._size)
+        reduction = Reduction((opts or dist.AllreduceOptions()).reduceOp, self._size)
         for tensor in tensors:
             reduction.check(tensor.dtype)
         return reduction

@@ -75,14 +75,14 @@ def _line(tcp):
 
 
 class Post(NamedTuple):
-    """What a rank reports about a collective whose inputs are ready there; see `Member.post`."""
+    """What a rank reports about a collective whose inputs are ready there."""
 
     text: str
-    ready: float
+    ready: float  # seconds at which its link is free, too
     host: tuple
-    link: tuple
+    link: tuple  # `way_inside` and, below, `way_between` of this rank; see routes.py
     network: tuple
-    has_values: bool
+    has_values: bool  # those that others read
 
 
 class Meeting:
@@ -163,7 +163,7 @@ class Keeper:
                     self._take(number, rank, kind, *message)
         with self._lock:
             if rank is not None and not rank.ended:
-                self._leave(number, rank)
+                self._on_end(number, rank)
             line.close()  # so that the other end's thread ends
 
     def _take(self, number, rank, kind, *message):
@@ -208,7 +208,8 @@ class Keeper:
             has_values = all(post.has_values for post in posts)
             self._tell(meeting, "meet", key, start, way, has_values)
         else:
-            gone = [other for other in meeting.missing() if self._has_ended(other)]
+            ended = {other for other, its in self._ranks.items() if its.ended}
+            gone = [other for other in meeting.missing() if other in ended]
             if gone:
                 self._fail(meeting, key, f"{in_words(gone)} ended before {post.text}")
 
@@ -222,7 +223,7 @@ class Keeper:
         rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
 
     def _on_at(self, number, rank, seconds, key):
-        """The rank is at this time, and waits there for the values of the others."""
+        """The rank waits at this time for the values of the others; one that needs none says 0."""
         rank.bound = max(rank.bound, seconds)
         meeting = self._meetings.get(key)
         if meeting is None:
@@ -232,16 +233,7 @@ class Keeper:
         if len(meeting.here) == len(meeting.members):
             del self._meetings[key]
 
-    def _on_done(self, number, rank, key):
-        """The rank needs no values."""
-        self._on_at(number, rank, 0.0, key)
-
     def _on_end(self, number, rank):
-        self._leave(number, rank)
-
-    # -- what the keeper says
-
-    def _leave(self, number, rank):
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
             if number in meeting.missing() and meeting.posts and meeting.failure is None:
@@ -250,8 +242,7 @@ class Keeper:
         self._give_leave()
         self._lock.notify_all()
 
-    def _has_ended(self, number):
-        return number in self._ranks and self._ranks[number].ended
+    # -- what the keeper says
 
     def _fail(self, meeting, key, text):
         meeting.failure = text
@@ -434,17 +425,18 @@ class Member:
         (wall, cpu), self._clocks = self._clocks, now
         return now[1] - cpu > _WORKS * (now[0] - wall)
 
-    def post(self, now, key, members, text, ready, host, link, network, has_values):
+    def post(self, now, key, members, post):
         """Report that a collective's inputs are ready.
 
         Args:
             now: seconds; this rank does nothing earlier from here on.
             key: identifies the collective on all of its ranks.
-            ready: seconds at which its link is free, too.
-            link, network: `way_inside` and `way_between` of this rank; see routes.py.
-            has_values: whether this rank has the values that others read.
+            members: the ranks that take part, numbered as in the default group.
+            post: its `Post`.
+
+        Raises:
+            OSError: the connection is lost.
         """
-        post = Post(text, ready, host, link, network, has_values)
         self._connection.send(("post", now, key, members, post))
 
     def ask(self, seconds):
@@ -464,28 +456,13 @@ class Member:
         self._heard += sum(message[0] in ("meet", "failed") for message in messages)
         return messages
 
-    def waits_for_values(self, key, seconds):
-        """Report that this rank is at `seconds` and waits for the values of a collective."""
+    def tell(self, kind, *what):
+        """Report something else; the methods `_on_...` of `Keeper` say what there is."""
         with contextlib.suppress(OSError):  # what is posted next will fail
-            self._connection.send(("at", seconds, key))
-
-    def is_idle(self):
-        """Report that this rank has done all that it was given, though others wait for more."""
-        with contextlib.suppress(OSError):
-            self._connection.send(("idle",))
-
-    def done(self, key):
-        """Report that this rank is done with a collective."""
-        with contextlib.suppress(OSError):
-            self._connection.send(("done", key))
-
-    def leave(self):
-        """Stop taking part."""
-        with contextlib.suppress(OSError):
-            self._connection.send(("end",))
+            self._connection.send((kind, *what))
 
     def end(self):
         """Leave; the rank that keeps the time waits until all others have left."""
-        self.leave()
+        self.tell("end")
         if self._keeper is not None:
             self._keeper.wait_for_the_end()

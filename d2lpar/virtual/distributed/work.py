@@ -77,10 +77,6 @@ class VirtualWork(dist.Work):
         """Return the list of the tensors that are written."""
         return self._result
 
-    def source_rank(self):
-        """Raise RuntimeError: as in NCCL, no message is received from any source."""
-        raise RuntimeError("sourceRank() may only be called on a message from any source")
-
     def get_future(self):
         """Return a future of `result`."""
         current = threads.thread.current

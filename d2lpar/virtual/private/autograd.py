@@ -56,17 +56,13 @@ def patch_backward(streams_of_forward):
         if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
             with _on_real_gpus():
                 return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
-        multithreading = torch._C._is_multithreading_enabled()
         try:
-            torch._C._set_multithreading_enabled(False)
             with streams_of_forward():
-                return run_backward(tensors, *args, **kwargs)
+                return _in_this_thread(run_backward, tensors, *args, **kwargs)
         except BaseException:
             if not in_backward():  # no other backward is around this one
                 drop_tasks()
             raise
-        finally:
-            torch._C._set_multithreading_enabled(multithreading)
 
     def drop_tasks():
         """Make torch drop the tasks of a failed backward, and the tensors in them.
@@ -109,17 +105,22 @@ def patch_distributed_backward():
 
         @functools.wraps(backward)
         def _backward(context_id, roots, retain_graph=False):
-            multithreading = torch._C._is_multithreading_enabled()
-            try:
-                torch._C._set_multithreading_enabled(False)
-                backward(context_id, roots, retain_graph)
-            finally:
-                torch._C._set_multithreading_enabled(multithreading)
+            _in_this_thread(backward, context_id, roots, retain_graph)
 
         if module.is_available():
             replace(module, backward=_backward)
 
     when_imported("torch.distributed.autograd", change)
+
+
+def _in_this_thread(run, *args, **kwargs):
+    """Call a function that runs a backward pass, without torch's threads for GPUs."""
+    multithreading = torch._C._is_multithreading_enabled()
+    try:
+        torch._C._set_multithreading_enabled(False)
+        return run(*args, **kwargs)
+    finally:
+        torch._C._set_multithreading_enabled(multithreading)
 
 
 def _roots(tensors):

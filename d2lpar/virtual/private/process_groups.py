@@ -38,20 +38,7 @@ def patch_process_groups(translate):
 
 
 if torch.distributed.is_available():
-    from torch._C._distributed_c10d import (  # noqa: F401
-        AllreduceCoalescedOptions,
-        AllreduceOptions,
-        AllToAllOptions,
-        BroadcastOptions,
-        GatherOptions,
-        ReduceOptions,
-        ReduceScatterOptions,
-        ScatterOptions,
-    )
-
     resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # by its name
-
-    SUM = torch.distributed.ReduceOp(torch.distributed.ReduceOp.SUM)
 
 
 def register_process_groups(name, create, is_virtual):
@@ -152,16 +139,6 @@ def num_collectives(group=None):
 def start_counting(group):
     """Have a process group count its collectives."""
     group._set_sequence_number_for_group()
-
-
-def kind_of_reduction(op):
-    """Return the `ReduceOp.RedOpType` of a `ReduceOp`, or of such a type itself."""
-    return op.op if hasattr(op, "op") else op
-
-
-def factor_of_reduction(op):
-    """Return the factor of a `ReduceOp.PREMUL_SUM`, a number or a tensor."""
-    return op.factor
 
 
 def default_store():

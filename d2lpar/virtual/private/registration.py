@@ -171,23 +171,15 @@ def patch_accelerator(module, device_type):
         module: the module.
         device_type: what programs call the devices.
     """
-    for name, function in {
-        "current_accelerator": lambda check_available=False: torch.device(device_type),
-        "current_device_index": module.current_device,
-        "current_device_idx": module.current_device,
-        "set_device_index": module.set_device,
-        "set_device_idx": module.set_device,
-        "current_stream": module.current_stream,
-        "set_stream": module.set_stream,
-        "synchronize": module.synchronize,
-        "device_index": module.device,
-        "memory_allocated": module.memory_allocated,
-        "max_memory_allocated": module.max_memory_allocated,
-        "memory_reserved": module.memory_reserved,
-        "max_memory_reserved": module.max_memory_reserved,
-        "memory_stats": module.memory_stats,
-        "reset_peak_memory_stats": module.reset_peak_memory_stats,
-        "empty_cache": module.empty_cache,
-    }.items():
-        setattr(torch.accelerator, name, function)
+    for name in (
+        *("current_stream", "set_stream", "synchronize", "memory_allocated"),
+        *("max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"),
+        *("reset_peak_memory_stats", "empty_cache"),
+    ):
+        setattr(torch.accelerator, name, getattr(module, name))
+    torch.accelerator.current_accelerator = lambda check_available=False: torch.device(device_type)
+    torch.accelerator.current_device_index = module.current_device
+    torch.accelerator.current_device_idx = module.current_device
+    torch.accelerator.set_device_index = torch.accelerator.set_device_idx = module.set_device
+    torch.accelerator.device_index = module.device
     torch._C._get_accelerator = lambda check=None: torch.device(device_type)
