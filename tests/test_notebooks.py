@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ import nbformat
 import pytest
 import run
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
@@ -468,7 +468,7 @@ def test_interrupt_ends_kernels_and_run(long_run):
     process, folder = long_run
     kernels = [folder / name for name in SLOW]
     for kernel in kernels:
-        wait_for(lambda k=kernel: k.exists() and k.read_text(), 60)
+        wait_until(lambda k=kernel: k.exists() and k.read_text(), 60)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -476,16 +476,8 @@ def test_interrupt_ends_kernels_and_run(long_run):
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
     for kernel in kernels:
         assert re.search(rf"^{kernel.name} .* interrupted$", out, re.MULTILINE)
-        wait_for(lambda k=kernel: not Path("/proc", k.read_text()).exists(), 20)
+        wait_until(lambda k=kernel: not Path("/proc", k.read_text()).exists(), 20)
     assert not (folder / "never").exists()
-
-
-def wait_for(condition, seconds):
-    """Wait until a condition holds; fail after some seconds."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def test_chapters_by_number_name_and_path(tmp_path):

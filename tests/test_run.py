@@ -9,15 +9,15 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from programs import d2lpar, environment, written
+from waiting import is_alive
 
 import d2lpar as d2lpar_package
-from d2lpar.__main__ import MODELS
+from d2lpar.__main__ import MODELS, main
 from d2lpar.programs import report as report_module
 from d2lpar.programs import run
 from d2lpar.programs.run import run_command
@@ -180,17 +180,30 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_wrong_arguments(tmp_path):
-    for arguments in (["run"], ["run", "--gpus", "0", "true"], ["run", "--gpus", "x", "true"], []):
-        assert d2lpar(tmp_path, *arguments).returncode == 2
-    for option in (["--no-values"], ["--clock", "model"]):
-        done = d2lpar(tmp_path, "run", *option, "true")
-        assert done.returncode == 2 and f"{' '.join(option)} is for modelled GPUs" in done.stderr
-    assert d2lpar(tmp_path, "run", "--clock", "wall", "true").returncode == 0
-    done = d2lpar(tmp_path, "run", "--model", "z80", "echo", "ran")
-    assert done.returncode == 2 and done.stdout == "", "the command ran"
-    assert "'z80'" in done.stderr and "v100-32gb" in done.stderr
-    assert d2lpar(tmp_path, "run", "--model", "V100", "true").returncode == 0
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("", "usage"),
+        ("run", "usage"),
+        ("run --gpus 0 echo ran", "'0'"),
+        ("run --gpus x echo ran", "'x'"),
+        ("run --no-values echo ran", "--no-values is for modelled GPUs"),
+        ("run --clock model echo ran", "--clock model is for modelled GPUs"),
+        ("run --model z80 echo ran", "'z80'"),
+        ("run --model z80 echo ran", "v100-32gb"),
+    ],
+)
+def test_wrong_arguments(capfd, arguments, said):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments.split())
+    printed, error = capfd.readouterr()
+    assert ended.value.code == 2 and not printed and said in error
+
+
+@pytest.mark.parametrize("option", [("--clock", "wall"), ("--model", "V100")])
+def test_right_arguments(capfd, option):
+    assert main(["run", *option, "echo", "ran"]) == 0
+    assert capfd.readouterr().out.startswith("ran\n")
 
 
 def test_the_models_that_can_be_named():
@@ -198,13 +211,6 @@ def test_the_models_that_can_be_named():
 
 
 # -- ending
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def test_what_the_command_leaves_is_ended(tmp_path, capfd):
@@ -218,7 +224,7 @@ def test_what_the_command_leaves_is_ended(tmp_path, capfd):
         open({str(tmp_path / "pid")!r}, "w").write(str(child.pid))
     """
     assert run_command([sys.executable, written(tmp_path, code)], 1) == 0
-    assert not alive(int((tmp_path / "pid").read_text()))
+    assert not is_alive(int((tmp_path / "pid").read_text()))
 
 
 def test_what_the_command_leaves_may_end_by_itself(tmp_path, monkeypatch):

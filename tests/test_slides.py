@@ -361,7 +361,8 @@ def test_page_down_shows_the_path_alone_and_space_all(build, tab):
             slides_of_the_deck,
         )
         seen = []
-        for _ in range(3 * len(expected)):  # a slide may have steps
+        steps = tab.execute_script("return document.querySelectorAll('.slides .fragment').length")
+        for _ in range(len(expected) + steps):
             place = tab.execute_script("return [Reveal.getIndices().h, Reveal.getIndices().v]")
             seen += [place] if place not in seen else []
             tab.find_element("tag name", "body").send_keys(key)
