@@ -1,6 +1,7 @@
 """The command `d2lpar`: `d2lpar run`, `d2lpar plan` and `d2lpar doctor`."""
 
 import argparse
+import contextlib
 import sys
 
 # What `--model` may name: what `virtual/datasheets.py` and `hardware.py` have. They import torch,
@@ -106,18 +107,18 @@ def main(arguments=None):
 
 
 def _positive(text):
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"a positive number, not {text}")
-    return number
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"a positive integer, not {text!r}")
+    return int(text)
 
 
 def _amount(text):
     factor = {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}.get(text[-1:].upper())
-    number = float(text) if factor is None else float(text[:-1]) * factor
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"a positive number such as 3.6B, not {text}")
-    return number
+    with contextlib.suppress(ValueError):
+        number = float(text) if factor is None else float(text[:-1]) * factor
+        if 0 < number < float("inf"):
+            return number
+    raise argparse.ArgumentTypeError(f"a positive number such as 3.6B, not {text!r}")
 
 
 if __name__ == "__main__":

@@ -204,6 +204,7 @@ def test_a_network_that_fits_nowhere(rows, capsys):
         (["--gpus", "8", "--parameters", "5B"], "5B parameters is not known, only .* 3.6B"),
         (["--gpus", "8", "--parameters", "3.6B", "--heads", "4"], "not both"),
         (["--gpus", "8", "--parameters", "-1"], "positive number"),
+        (["--gpus", "8", "--parameters", "many"], "a positive number such as 3.6B, not 'many'"),
         (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "add --tokens"),
         (["--gpus", "8", "--parameters", "3.6B", "--zero", "2"], "--zero: invalid choice"),
         (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no machine named 'dgx9'"),

@@ -185,8 +185,8 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     [
         ("", "usage"),
         ("run", "usage"),
-        ("run --gpus 0 echo ran", "'0'"),
-        ("run --gpus x echo ran", "'x'"),
+        ("run --gpus 0 echo ran", "a positive integer, not '0'"),
+        ("run --gpus x echo ran", "a positive integer, not 'x'"),
         ("run --no-values echo ran", "--no-values is for modelled GPUs"),
         ("run --clock model echo ran", "--clock model is for modelled GPUs"),
         ("run --model z80 echo ran", "'z80'"),

@@ -458,17 +458,16 @@ PIPELINE = """
 
 
 def test_the_tutorial_on_model_parallelism_prints_the_times_of_the_model(tmp_path):
-    """Its curve has a minimum between small parts and the whole; every run prints the same."""
+    """Its curve has a minimum between small parts and the whole."""
     program = sys.executable, written(tmp_path, PIPELINE)
     options = "run", "--gpus", "2", "--model", "v100", "--no-values"
-    first, second = (run_command(tmp_path, *options, *program) for _ in range(2))
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
-    small, middle, whole = (float(line.split()[0]) for line in first.stdout.splitlines())
+    done = run_command(tmp_path, *options, *program)
+    assert done.returncode == 0, done.stderr
+    small, middle, whole = (float(line.split()[0]) for line in done.stdout.splitlines())
     assert middle < small and middle < whole
     # 3 steps, 3 products each in 8 layers, at most 15.7 TFLOPS of float32 on each of two V100s
     assert 3 * 3 * 8 * 2 * 2048 * 4096**2 / 15.7e12 / 2 < middle < 1
-    assert "modelled, no values; the program's clock: model" in first.stderr
+    assert "modelled, no values; the program's clock: model" in done.stderr
 
 
 TRAIN = """
@@ -521,10 +520,9 @@ def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
     program = written(tmp_path, TRAIN)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     options = "run", "--gpus", "2", "--model", "v100", "--no-values"
-    first, second = (run_command(tmp_path, *options, *torchrun, program) for _ in range(2))
-    assert first.returncode == 0, first.stderr
-    assert first.stdout == second.stdout
-    epochs = [line.split() for line in first.stdout.splitlines()]
+    done = run_command(tmp_path, *options, *torchrun, program)
+    assert done.returncode == 0, done.stderr
+    epochs = [line.split() for line in done.stdout.splitlines()]
     assert [epoch[:4] for epoch in epochs] == [
         ["epoch", "0:", "nan", "65536.0"],
         ["epoch", "1:", "nan", "65536.0"],
