@@ -6,9 +6,10 @@ virtual GPUs take by the wall clock. The median of the errors is at most 10 % on
 """
 
 import sys
+from statistics import median
 
 import torch
-from report import median, ratio_row
+from report import ratio_row
 from torch import nn
 
 import d2lpar

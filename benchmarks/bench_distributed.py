@@ -6,11 +6,12 @@
 
 from collections import Counter
 from functools import partial
+from statistics import median
 
 import torch
 import torch.distributed as dist
 from published.vision import sgd
-from report import median, ratio_row
+from report import ratio_row
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 

@@ -7,10 +7,10 @@ overlap the sum of both. What is measured should lie between the two, in the med
 
 import sys
 from pathlib import Path
+from statistics import median
 
 import torch
 from hosts import NotAllowed, output_of, torchrun, torchrun_on, two_hosts
-from report import median
 
 ROUNDS, BATCH_SIZE = 5, 64
 HERE = Path(__file__).resolve().parent

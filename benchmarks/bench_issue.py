@@ -12,9 +12,10 @@ import contextlib
 import sys
 import threading
 import time
+from statistics import median
 
 import torch
-from report import median, ratio_row
+from report import ratio_row
 
 import d2lpar
 from d2lpar.virtual.registry import find

@@ -24,11 +24,11 @@ import warnings
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.nn.functional as F
 from published import modelled, neusight, seconds_of, vision
-from report import median
 
 from d2lpar.virtual.datasheets import GPUS
 

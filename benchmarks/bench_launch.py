@@ -7,13 +7,13 @@
 import os
 import subprocess
 import sys
-import time
+from statistics import median
 
 import ddp_step
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from hosts import CPUS
-from report import cores_of_two_threads, median, ratio_row
+from report import cores_of_two_threads, ratio_row, seconds
 
 import d2lpar
 
@@ -29,12 +29,6 @@ def empty_in_group(rank, port):
     """What a function that `spawn` calls has to do to have a process group too."""
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=PROCESSES)
     dist.destroy_process_group()
-
-
-def seconds_of(work):
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
 
 
 def spawn(round):
@@ -57,8 +51,8 @@ def main():
     d2lpar.launch(empty, nproc=PROCESSES)
     warm, spawned = [], []
     for round in range(ROUNDS):
-        warm.append(seconds_of(lambda: d2lpar.launch(empty, nproc=PROCESSES)))
-        spawned.append(seconds_of(lambda round=round: spawn(round)))
+        warm.append(seconds(lambda: d2lpar.launch(empty, nproc=PROCESSES)))
+        spawned.append(seconds(lambda round=round: spawn(round)))
     gains, against = [], []
     for _ in range(ROUNDS):
         one, two, by_torchrun = launched_step(1), launched_step(PROCESSES), torchrun_step()

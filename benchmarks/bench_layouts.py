@@ -14,10 +14,10 @@ The null model has neither communication nor a host.
 import sys
 import time
 from collections import defaultdict
-from statistics import fmean
+from statistics import fmean, median
 
 from published import free, gpt
-from report import median, nine_of_ten, ratio_row
+from report import nine_of_ten, ratio_row
 
 LEAST = 4  # layouts of a choice that counts
 

@@ -21,6 +21,7 @@ import multiprocessing
 import sys
 import warnings
 from pathlib import Path
+from statistics import median
 
 import torch
 from published import (
@@ -33,7 +34,7 @@ from published import (
     vision,
     without_communication,
 )
-from report import median, nine_of_ten, ratio_row, seconds
+from report import nine_of_ten, ratio_row, seconds
 from torch import nn
 
 from d2lpar.models import resnet18

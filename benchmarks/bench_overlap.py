@@ -5,9 +5,10 @@ the two totals. It is at least 0.95.
 """
 
 import sys
+from statistics import median
 
 import torch
-from report import median, ratio_row
+from report import ratio_row
 
 import d2lpar
 from d2lpar.virtual import Link

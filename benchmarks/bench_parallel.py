@@ -11,10 +11,11 @@
 
 import socket
 import sys
+from statistics import median
 
 import torch
 from processes import seconds_of_products, seconds_of_training
-from report import median, ratio_row, seconds
+from report import ratio_row, seconds
 
 import d2lpar
 from d2lpar.models import resnet18

@@ -7,9 +7,10 @@ of it: the median of rounds, in each of which all take turns.
 
 import sys
 from functools import partial
+from statistics import median
 
 import torch
-from report import cores_of_two_threads, median, ratio_row, seconds
+from report import cores_of_two_threads, ratio_row, seconds
 from torch import nn
 from torch.nn import functional as F
 

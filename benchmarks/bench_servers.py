@@ -8,10 +8,11 @@ bare one.
 
 import sys
 import time
+from statistics import median
 
 import numpy as np
 import torch
-from report import median, ratio_row
+from report import ratio_row
 
 from d2lpar.servers.ray_setup import start_ray
 from d2lpar.servers.store import parameter_servers

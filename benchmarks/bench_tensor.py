@@ -8,9 +8,10 @@
 """
 
 import sys
+from statistics import median
 
 import torch
-from report import cores_of_two_threads, median, ratio_row, seconds
+from report import cores_of_two_threads, ratio_row, seconds
 from torch import nn
 
 import d2lpar

@@ -1,16 +1,11 @@
 """What the benchmarks share: a clock, and a row for each ratio beside the limit it must keep."""
 
-import statistics
 import threading
 import time
 
 import torch
 
 import d2lpar
-
-
-def median(values):
-    return statistics.median(values)
 
 
 def nine_of_ten(errors):
