@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import fresh
-import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("bench_*.py")))
-def test_what_a_benchmark_imports_is_there(name):
-    done = fresh.run(f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import {name}", fresh.SET_UP)
-    assert done.returncode == 0, done.stderr
+def test_what_benchmarks_import_is_there():
+    names = sorted(path.stem for path in FOLDER.glob("bench_*.py"))
+    code = f"import sys; sys.path.insert(0, {str(FOLDER)!r}); import {', '.join(names)}"
+    done = fresh.run(code, fresh.SET_UP)
+    assert len(names) > 10 and done.returncode == 0, done.stderr
