@@ -407,7 +407,7 @@ def test_questions(timeline):
 def test_errors_name_what_is_known(timeline):
     with pytest.raises(ValueError, match="no device cuda:2 on this timeline; it knows cuda:0, cu"):
         timeline.busy("cuda:2")
-    with pytest.raises(ValueError, match="'kernels': choose one of kernel, copy, collective"):
+    with pytest.raises(ValueError, match="'kernels': choose one of kernel, copy, wait, collective"):
         timeline.select(kind="kernels")
     with pytest.raises(ValueError, match="'nic': choose one of compute, h2d"):
         timeline.select(engine="nic")

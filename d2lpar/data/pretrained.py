@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from d2lpar._d2l import import_torchvision
+from d2lpar import _d2l
 from d2lpar.data.sources import STALL_SECONDS, cache, require_connection, socket_timeout
 
 URL = "https://download.pytorch.org/models/resnet18-f37072fd.pth"
@@ -36,7 +36,7 @@ def imagenet_body(side=32):
         if os.environ.get("D2LPAR_DATA") == "synthetic":
             raise ValueError("D2LPAR_DATA=synthetic")
         weights = _weights()
-        net = import_torchvision().models.resnet18()
+        net = _d2l.import_torchvision().models.resnet18()
         net.load_state_dict(weights)
     except Exception as error:
         reason = (getattr(error, "strerror", None) or str(error)).split("\n")[0]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from d2lpar._d2l import import_torchvision
+from d2lpar import _d2l
 from d2lpar.data import drawing
 
 PROBE_SECONDS = 4  # how long to look for a connection
@@ -121,7 +121,7 @@ class Source:
                 tensors = self.read(root)
                 if tensors is not None:
                     return tensors
-            torchvision = import_torchvision()
+            torchvision = _d2l.import_torchvision()
             with tempfile.TemporaryDirectory(dir=root) as folder, socket_timeout(STALL_SECONDS):
                 getattr(torchvision.datasets, self.dataset)(folder, download=True)
                 tensors = self.read(Path(folder))
