@@ -4,6 +4,9 @@ import difflib
 import importlib
 import importlib.util
 import sys
+import threading
+
+_lock = threading.Lock()
 
 
 def lookup(name):
@@ -58,22 +61,23 @@ def import_torchvision():
     of torch, and its import stops at "operator torchvision::nms does not exist". With the schemas
     of two operators defined, everything but these operators works: data sets, transforms, models.
     """
-    try:
-        return importlib.import_module("torchvision")
-    except RuntimeError as error:
-        if "torchvision::nms does not exist" not in str(error):
-            raise
-    import torch
+    with _lock:  # two threads would take each other's modules away
+        try:
+            return importlib.import_module("torchvision")
+        except RuntimeError as error:
+            if "torchvision::nms does not exist" not in str(error):
+                raise
+        import torch
 
-    for operator in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, operator):
-            torch.library.define(
-                f"torchvision::{operator}",
-                "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
-            )
-    for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
-        del sys.modules[module]
-    return importlib.import_module("torchvision")
+        for operator in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, operator):
+                torch.library.define(
+                    f"torchvision::{operator}",
+                    "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+                )
+        for module in [m for m in sys.modules if m.split(".")[0] == "torchvision"]:
+            del sys.modules[module]
+        return importlib.import_module("torchvision")
 
 
 def install_command():

@@ -9,6 +9,7 @@ import textwrap
 import fresh
 import pytest
 
+from d2lpar.programs.cuda_names import switch_on
 from d2lpar.programs.nccl import translate
 
 SWITCH_ON = """
@@ -449,6 +450,12 @@ def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
     number, *name = run(program, gpus, visible)
     assert int(number) == count and (name[0] == "Tesla") == gpus.startswith("v100")
+
+
+@pytest.mark.parametrize("gpus", ["4", "vgpu", "vgpu:0", "vgpu:-1", ":2", "a:b:2"])
+def test_what_names_no_gpus(gpus):
+    with pytest.raises(ValueError, match="D2LPAR_CUDA is vgpu:N or GPU:N"):
+        switch_on(gpus, None)
 
 
 def test_no_visible_device_leaves_torch_alone():

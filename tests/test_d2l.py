@@ -144,7 +144,7 @@ def test_real_d2l_shows_images():
     import torch, d2lpar
     print(len(d2lpar.show_images([torch.rand(28, 28)] * 4, 1, 4)))
     from d2l import torch as d2l
-    assert d2lpar.show_images is d2l.show_images
+    assert d2lpar.show_images is d2l.show_images and d2lpar.Animator is d2l.Animator
     """
     assert run(code) == "4\n"
 

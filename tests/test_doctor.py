@@ -123,6 +123,13 @@ def test_a_python_that_is_not_supported(found, monkeypatch):
     assert "this is PyPy" in found()["Python"]
 
 
+def test_a_torch_without_distributed(found, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.distributed, "is_available", lambda: False)
+    assert found()["processes"] == "this torch has no torch.distributed: launch cannot work"
+
+
 def test_no_entry_point(found, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [])
     assert "install the package" in found()["entry point"]

@@ -558,7 +558,7 @@ def test_what_a_student_is_told(cells, line):
 
 
 def test_what_a_student_is_told_in_a_kernel():
-    """The stories with exceptions, which IPython remembers, in one kernel."""
+    """The stories of errors and slips, whose exceptions IPython remembers, in one kernel."""
     stories = [story for name, story in STORIES.items() if "error" in name or "slip" in name]
     forget = "%reset -f\nfrom d2lpar.exercises import marks as d\nd.wrong_tries.clear()\ndel d"
     cells = [[forget, SETUP, *cells] for cells, _ in stories]

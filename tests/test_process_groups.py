@@ -971,7 +971,7 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
 
     for call in (uneven, to_scatter, to_gather, gathered, reduced):
         dist.barrier()
-        rank, device, group = set_up(timeout=1)
+        rank, device, group = set_up(timeout=2)
         text = failure_of(functools.partial(call, rank, device, group))
         assert "nothing was raised" not in text, call.__name__
 

@@ -11,7 +11,7 @@ def is_alive(pid):
     """Return whether there is such a process, and it has not ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:  # it has gone, or goes while it is read
         return False
 
 

@@ -572,7 +572,7 @@ def grade_fairly(submissions, parallel, **how):
     if parallel > 1 and len(graded) > 1 and slow:
         print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
         for one in slow:
-            one.scores, one.remarks = {}, []
+            one.scores, one.remarks, one.fault = {}, [], ""
         grade_all(slow, 1, **how)
 
 

@@ -383,7 +383,7 @@ def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
         gpus: the number of GPUs.
         batch: sequences of a step.
         model: a machine, see `d2lpar.virtual_gpus`; its host is that of Megatron.
-        progress: show a progress bar.
+        progress: show a progress bar, where tqdm is installed.
         zero: the stage of ZeRO, 0 or 1.
 
     Raises:

@@ -223,7 +223,7 @@ def sweep(
         batch: examples of a step, where `step` returns a function of m.
         flops: the FLOPs of the network in a step, over all GPUs, for `Planned.mfu`; for a
             transformer of P parameters about 6 P for each token.
-        progress: show a progress bar.
+        progress: show a progress bar, where tqdm is installed.
 
     Returns:
         A list of `Planned`, one for each layout, in its order.

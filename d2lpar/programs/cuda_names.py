@@ -43,6 +43,8 @@ def switch_on(gpus, visible=None, values=True):
         RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
     """
     kind, _, number = gpus.partition(":")
+    if not (kind and number.isdecimal() and int(number)):
+        raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
     count = len(_visible(visible, int(number)))
     if count:
         model = None if kind == "vgpu" else kind

@@ -177,6 +177,9 @@ def _names_of_cuda():
 def _processes():
     import torch.distributed as dist
 
+    if not dist.is_available():
+        yield "processes", "this torch has no torch.distributed", "launch cannot work"
+        return
     backends = [
         name
         for name, known in (("gloo", dist.is_gloo_available), ("nccl", dist.is_nccl_available))

@@ -218,8 +218,8 @@ class Call:
 
         It returns False where only running the operator ever determines the layouts, and None where
         it does for these arguments or the inference raises, because the operator itself says better
-        what is wrong. An exception from
-        elsewhere, such as a time-out, is passed on: its place is not the same each time.
+        what is wrong. An exception from elsewhere, such as a time-out, is passed on: its place is
+        not the same each time.
         """
         errors, places = [], []
         try:
