@@ -87,8 +87,8 @@ def go_on(step):
 def is_of_threading(error):
     """Return whether an interrupt became this error in Python's threading module.
 
-    Its Condition leaves its lock as it should not where it is interrupted; and `Thread.start`, whose
-    thread has begun already, removes it a second time from those that have not.
+    Its Condition leaves its lock as it should not where it is interrupted; and `Thread.start` whose
+    thread has begun removes it a second time from those that have not.
     """
     *_, (frame, _) = traceback.walk_tb(error.__traceback__)
     in_start = isinstance(error, KeyError) and frame.f_code.co_name == "start"
