@@ -575,6 +575,28 @@ def test_data_is_set_in_one_step_under_a_default_device():
 # -- errors in a notebook
 
 
+class TimeIsUp(Exception):
+    """What the handler of a signal raises."""
+
+
+@pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
+def test_a_time_out_right_behind_the_step_that_sets_data_leaves_it_done(monkeypatch, where):
+    devices = virtual_gpus(1)
+    x, new = torch.ones(3, device=devices[0]), torch.full((2, 2), 7.0, device=where)
+    set_data = tensor_module._set_data
+
+    def then_time_out(*arguments):
+        set_data(*arguments)
+        raise TimeIsUp
+
+    monkeypatch.setattr(tensor_module, "_set_data", then_time_out)
+    with pytest.raises(TimeIsUp):
+        x.data = new
+    monkeypatch.undo()
+    assert x.device == new.device and x.tolist() == [[7, 7], [7, 7]]
+    assert (x + 1).sum().item() == 32
+
+
 @pytest.mark.parametrize("cause", [False, True])
 def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
     a, b = (torch.ones(3, device=device) for device in virtual_gpus(2))

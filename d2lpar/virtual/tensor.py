@@ -308,8 +308,9 @@ def _change_device(tensor, new):
             tensor.__class__ = kind
             tensor.__dict__ = attributes
             _set_data(tensor, new)
-    except Exception:
-        keys.value, tensor.__class__, tensor.__dict__ = before
+    except Exception as error:
+        if _is_refused(error):
+            keys.value, tensor.__class__, tensor.__dict__ = before
         raise
 
 
@@ -327,10 +328,19 @@ def become(tensor, new):
             tensor._block = new._block
             _set_data(tensor, new)
     except BaseException as error:
-        if isinstance(error, Exception) or tensor._cell is cell:  # refused, or not begun
+        if _is_refused(error) or tensor._cell is cell:  # which has not begun then
             _set_bits(tensor, new._cell.layout, cell.layout)
             tensor._cell, tensor._block = cell, block
         raise
+
+
+def _is_refused(error):
+    """Return whether torch raised an exception that was caught around `_set_data`.
+
+    That of a signal's handler, which may come once all is done, has the handler's frame; but for
+    KeyboardInterrupt, whose handler is in C.
+    """
+    return isinstance(error, Exception) and error.__traceback__.tb_next is None
 
 
 def _set_bits(tensor, before, after):
