@@ -99,7 +99,8 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     num_inputs = width
     for stage in (1, 2, 3, 4):
         num_channels = width * 2 ** (stage - 1)
-        first = Residual(num_channels, stage > 1, 2 if stage > 1 else 1, num_inputs)
+        strides = 1 if stage == 1 else 2
+        first = Residual(num_channels, stage > 1, strides, in_channels=num_inputs)
         net.add_module(f"resnet_block{stage}", nn.Sequential(first, Residual(num_channels)))
         num_inputs = num_channels
     net.add_module("global_avg_pool", nn.AdaptiveAvgPool2d((1, 1)))
@@ -122,7 +123,8 @@ def resnet_body(widths=(16, 32, 64), in_channels=3):
     convolution = nn.Conv2d(in_channels, num_inputs, kernel_size=3, stride=2, padding=1)
     body.add_module("stem", nn.Sequential(convolution, nn.BatchNorm2d(num_inputs), nn.ReLU()))
     for stage, num_channels in enumerate(widths, 1):
-        block = Residual(num_channels, stage > 1, 2 if stage > 1 else 1, num_inputs)
+        strides = 1 if stage == 1 else 2
+        block = Residual(num_channels, stage > 1, strides, in_channels=num_inputs)
         body.add_module(f"stage{stage}", block)
         num_inputs = num_channels
     body.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten()))

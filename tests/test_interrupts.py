@@ -572,13 +572,6 @@ def test_data_is_set_in_one_step_under_a_default_device():
     assert torch.Tensor.data.__set__ not in seen
 
 
-# -- errors in a notebook
-
-
-class TimeIsUp(Exception):
-    """What the handler of a signal raises."""
-
-
 @pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
 def test_a_time_out_right_behind_the_step_that_sets_data_leaves_it_done(monkeypatch, where):
     devices = virtual_gpus(1)
@@ -587,14 +580,17 @@ def test_a_time_out_right_behind_the_step_that_sets_data_leaves_it_done(monkeypa
 
     def then_time_out(*arguments):
         set_data(*arguments)
-        raise TimeIsUp
+        raise TimeoutError  # as the handler of a signal may
 
     monkeypatch.setattr(tensor_module, "_set_data", then_time_out)
-    with pytest.raises(TimeIsUp):
+    with pytest.raises(TimeoutError):
         x.data = new
     monkeypatch.undo()
     assert x.device == new.device and x.tolist() == [[7, 7], [7, 7]]
     assert (x + 1).sum().item() == 32
+
+
+# -- errors in a notebook
 
 
 @pytest.mark.parametrize("cause", [False, True])

@@ -8,6 +8,7 @@
 """
 
 import contextlib
+import re
 from types import SimpleNamespace
 
 import torch
@@ -42,10 +43,11 @@ def switch_on(gpus, visible=None, values=True):
         ValueError: `gpus` is malformed, or no GPU and no machine has the name.
         RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
     """
-    kind, _, number = gpus.partition(":")
-    if not (kind and number.isdecimal() and int(number)):
+    known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
+    if not known:
         raise ValueError(f"D2LPAR_CUDA is vgpu:N or GPU:N, not {gpus!r}")
-    count = len(_visible(visible, int(number)))
+    kind, number = known[1], int(known[2])
+    count = len(_visible(visible, number))
     if count:
         model = None if kind == "vgpu" else kind
         as_cuda.stand_for_cuda(count, model=model, values=values)

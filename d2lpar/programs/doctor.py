@@ -195,8 +195,11 @@ def _entry_point():
     if "d2lpar" in known:
         yield "entry point", "torch.backends lists d2lpar", ""
     else:
-        advice = "programs under d2lpar run would not find the GPUs; install the package: pip "
-        yield "entry point", "torch.backends lacks d2lpar", f"{advice}install -e ."
+        advice = (
+            "programs under d2lpar run would not find the GPUs; install the package: "
+            "pip install -e ."
+        )
+        yield "entry point", "torch.backends lacks d2lpar", advice
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         text = "TORCH_DEVICE_BACKEND_AUTOLOAD switches it off here; d2lpar run does not"
         yield "", text, ""

@@ -5,6 +5,7 @@ import numbers
 
 import torch
 
+from .patching import replace
 from .tensors import CPUGenerator
 from .virtual_tables import DeviceGuard, Hooks, answer_without_python
 
@@ -164,6 +165,12 @@ def name_numbered_devices(device_type):
     torch.jit._builtins._register_builtin(torch.device, "aten::device")
 
 
+_SAME_IN_ACCELERATOR = """
+    current_stream set_stream synchronize memory_allocated max_memory_allocated memory_reserved
+    max_memory_reserved memory_stats reset_peak_memory_stats empty_cache
+""".split()
+
+
 def patch_accelerator(module, device_type):
     """Replace functions of torch.accelerator by functions of `module`, which is torch.vgpu.
 
@@ -171,15 +178,14 @@ def patch_accelerator(module, device_type):
         module: the module.
         device_type: what programs call the devices.
     """
-    for name in (
-        *("current_stream", "set_stream", "synchronize", "memory_allocated"),
-        *("max_memory_allocated", "memory_reserved", "max_memory_reserved", "memory_stats"),
-        *("reset_peak_memory_stats", "empty_cache"),
-    ):
-        setattr(torch.accelerator, name, getattr(module, name))
-    torch.accelerator.current_accelerator = lambda check_available=False: torch.device(device_type)
-    torch.accelerator.current_device_index = module.current_device
-    torch.accelerator.current_device_idx = module.current_device
-    torch.accelerator.set_device_index = torch.accelerator.set_device_idx = module.set_device
-    torch.accelerator.device_index = module.device
+    replace(
+        torch.accelerator,
+        **{name: getattr(module, name) for name in _SAME_IN_ACCELERATOR},
+        current_accelerator=lambda check_available=False: torch.device(device_type),
+        current_device_index=module.current_device,
+        current_device_idx=module.current_device,
+        set_device_index=module.set_device,
+        set_device_idx=module.set_device,
+        device_index=module.device,
+    )
     torch._C._get_accelerator = lambda check=None: torch.device(device_type)
