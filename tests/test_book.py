@@ -6,9 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 import zlib
 from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
 from html.parser import HTMLParser
+from io import StringIO
 from pathlib import Path
 
 import book_check
@@ -23,17 +26,12 @@ ROOT = Path(__file__).resolve().parents[1]
 CHAPTERS = sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
-def make_book(folder, *options):
-    """Build a book as `make book` does; return the process."""
-    command = [sys.executable, ROOT / "tools" / "book.py", "--build", folder, *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=280)
-
-
 @pytest.fixture(scope="session")
 def html(tmp_path_factory):
-    """Build the book; return the folder of its pages."""
+    """Build the book as `make book` does; return the folder of its pages."""
     folder = tmp_path_factory.mktemp("book")
-    done = make_book(folder)
+    command = [sys.executable, ROOT / "tools" / "book.py", "--build", folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no problems" in done.stdout and not done.stderr, done.stderr
     return folder / "html"
@@ -196,7 +194,11 @@ def exercise():
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    """Build a small book with an exercise, pages, an address and two faults."""
+    """Build a small book with an exercise, pages, an address and two faults, in this process.
+
+    It lacks the reference, which takes as long as all else. Returns its folder, the status of the
+    command and what it printed.
+    """
     root, folder = tmp_path_factory.mktemp("root"), tmp_path_factory.mktemp("small")
     (root / "notebooks" / "exercises").mkdir(parents=True)
     (root / "teaching").mkdir()
@@ -218,11 +220,20 @@ def small(tmp_path_factory):
     )
     nbformat.write(exercise(), root / "notebooks" / "exercises" / "01_a.ipynb")
     (root / "teaching" / "course.md").write_text("# The course\n\n[one](../notebooks/01_a.ipynb)")
-    return folder, make_book(folder, "--root", root)
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        redirect_stdout(StringIO()) as out,
+        redirect_stderr(StringIO()) as err,
+        warnings.catch_warnings(action="ignore"),  # of Sphinx's extensions, for their authors
+    ):
+        monkeypatch.setattr("multiprocessing.cpu_count", lambda: 1)  # Sphinx forks no processes
+        monkeypatch.setattr(book, "reference", dict)
+        status = book.main(["--build", str(folder), "--root", str(root)])
+    return folder, status, out.getvalue(), err.getvalue()
 
 
 def test_no_solution_gets_into_the_book(small):
-    folder, _ = small
+    folder, *_ = small
     page = (folder / "html" / "notebooks" / "exercises" / "01_a.html").read_text()
     assert "YOUR CODE HERE" in page and "lab</span>" in page
     assert 'href="exercises/01_a.html"' in (folder / "html" / "notebooks" / "01_a.html").read_text()
@@ -235,13 +246,13 @@ def test_no_solution_gets_into_the_book(small):
 
 
 def test_pages_for_teachers_are_in_the_book(small):
-    folder, _ = small
+    folder, *_ = small
     page = (folder / "html" / "teaching" / "course.html").read_text()
     assert 'href="../notebooks/01_a.html"' in page
 
 
 def test_links_to_files_lead_to_the_repository_once_it_has_an_address(small):
-    folder, _ = small
+    folder, *_ = small
     page = (folder / "html" / "notebooks" / "01_a.html").read_text()
     assert 'href="https://github.com/ada/course/blob/main/a.py">a tool</a>' in page
     assert 'href="https://colab.research.google.com/github/ada/course/' in page
@@ -250,10 +261,10 @@ def test_links_to_files_lead_to_the_repository_once_it_has_an_address(small):
 
 
 def test_a_warning_of_sphinx_fails_the_build(small):
-    _, done = small
-    assert done.returncode == 1
-    assert "02_b.ipynb" in done.stderr and "unknown formula: \\nosuchcommand" in done.stderr
-    assert "Sphinx warns" in done.stdout
+    _, status, out, err = small
+    assert status == 1
+    assert "02_b.ipynb" in err and "unknown formula: \\nosuchcommand" in err
+    assert "Sphinx warns" in out
 
 
 # The check: it finds each fault in an otherwise good book, and only that one.

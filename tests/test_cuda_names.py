@@ -1,7 +1,8 @@
 """Programs that say `torch.cuda`: what they do and what they see on virtual GPUs.
 
 Each program runs in a process of its own, a fork of one that has imported torch, because the names
-stay changed. A program that fails shows its traceback.
+stay changed; where it has the usual GPUs, in a fork of one that has changed the names already. A
+program that fails shows its traceback.
 """
 
 import textwrap
@@ -20,10 +21,29 @@ from torch import nn
 """
 
 
-def run(program, gpus="vgpu:2", visible=None):
-    """Run a program in a process that has these GPUs; return what it prints, in words."""
+SWITCHED_ON = fresh.SET_UP + SWITCH_ON.format(gpus="vgpu:2", visible=None)
+PROGRAM = """
+import os, sys, torch
+from torch import nn
+{}
+sys.stdout.flush()
+os._exit(0)  # to tear the modules down takes ten times as long as most programs
+"""
+
+
+def run(program):
+    """Run a program in a process that has two GPUs; return what it prints, in words."""
+    return printed(PROGRAM.format(textwrap.dedent(program)), SWITCHED_ON)
+
+
+def run_with(gpus, visible, program):
+    """Run a program in a process that has these GPUs, to its end; return what it prints."""
     code = SWITCH_ON.format(gpus=gpus, visible=visible) + textwrap.dedent(program)
-    done = fresh.run(code, fresh.SET_UP)
+    return printed(code, fresh.SET_UP)
+
+
+def printed(code, imports):
+    done = fresh.run(code, imports)
     assert done.returncode == 0 and "Failed to record CUDA" not in done.stderr, done.stderr
     return done.stdout.split()
 
@@ -89,8 +109,7 @@ def test_devices_and_their_number():
 
 
 def test_memory_that_a_stream_holds_is_cached():
-    run(
-        """
+    run_with("v100:1", None, """
     side, x = torch.cuda.Stream(), torch.ones(1024, device="cuda")
     before = torch.cuda.memory_allocated()
     with torch.cuda.stream(side):
@@ -100,9 +119,7 @@ def test_memory_that_a_stream_holds_is_cached():
     assert torch.cuda.memory_allocated() == before - 4096
     assert torch.cuda.memory_cached() == torch.cuda.memory_reserved() == 2**21  # a segment
     assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved() == 2**21
-    """,
-        "v100:1",
-    )
+    """)  # fmt: skip
 
 
 def test_errors_are_those_of_cuda():
@@ -448,7 +465,7 @@ def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
 )
 def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
-    number, *name = run(program, gpus, visible)
+    number, *name = run_with(gpus, visible, program)
     assert int(number) == count and (name[0] == "Tesla") == gpus.startswith("v100")
 
 
@@ -459,10 +476,8 @@ def test_what_names_no_gpus(gpus):
 
 
 def test_no_visible_device_leaves_torch_alone():
-    assert run("print(torch.zeros(1).is_cuda, hasattr(torch, 'vgpu'))", visible="") == [
-        "False",
-        "False",
-    ]
+    program = "print(torch.zeros(1).is_cuda, hasattr(torch, 'vgpu'))"
+    assert run_with("vgpu:2", "", program) == ["False", "False"]
 
 
 @pytest.mark.parametrize(
