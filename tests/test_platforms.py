@@ -235,76 +235,68 @@ def only_spawn(monkeypatch):
     monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
 
 
-def test_launch_without_a_fork_server(only_spawn, capfd):
+def test_launch_without_a_fork_server(only_spawn):
     scale = 10
 
-    def rank_and_sum():
+    def scaled(x):
+        return scale * x, "spawn_main" in " ".join(sys.orig_argv)
+
+    assert d2lpar.launch(scaled, 3, nproc=1) == [(30, True)]
+
+
+def test_ranks_that_were_spawned_and_one_that_fails(only_spawn, capfd):
+    def fail():
         rank = torch.distributed.get_rank()
         x = torch.full((2,), rank + 1.0, device="vgpu")
         torch.distributed.all_reduce(x)
         print("rank", rank, "prints")
         subprocess.run([sys.executable, "-c", "print('a child prints')"], check=True)
-        return scale * rank, x.cpu().tolist(), "spawn_main" in " ".join(sys.orig_argv)
+        torch.distributed.barrier()  # both have printed
+        if rank == 1:
+            raise KeyError(x.cpu().tolist())
+        torch.distributed.barrier()
 
-    assert d2lpar.launch(rank_and_sum) == [(0, [3.0, 3.0], True), (10, [3.0, 3.0], True)]
+    with pytest.raises(KeyError) as caught:
+        d2lpar.launch(fail)
+    assert caught.value.args == ([3.0, 3.0],)
+    assert "raised in rank 1" in caught.value.__notes__[0]
     lines = capfd.readouterr().out.splitlines()
     for rank in (0, 1):
         assert f"[{rank}] rank {rank} prints" in lines and f"[{rank}] a child prints" in lines
 
 
-def test_a_rank_that_was_spawned_and_fails(only_spawn, capfd):
-    def fail():
-        if torch.distributed.get_rank() == 1:
-            raise KeyError("missing")
-        torch.distributed.barrier()
-
-    with pytest.raises(KeyError, match="missing") as caught:
-        d2lpar.launch(fail)
-    assert "raised in rank 1" in caught.value.__notes__[0]
-
-
 @pytest.mark.parametrize("can_fork", {workers.CAN_FORK, False})
 def test_workers_know_the_classes_of_a_notebook(can_fork, monkeypatch):
-    """Both by a fork and in new processes, here with a class that no module has."""
-    monkeypatch.setattr(workers, "CAN_FORK", can_fork)
+    """Both by a fork and in new processes, here with a class that no module has.
 
-    class Squares(Dataset):
+    It applies a transform of torchvision.
+    """
+    from torchvision.transforms import v2
+
+    monkeypatch.setattr(workers, "CAN_FORK", can_fork)
+    images = torch.arange(6.0).view(6, 1, 1, 1) + torch.tensor([0.0, 0.5])
+
+    class Mirrored(Dataset):
         def __len__(self):
             return 6
 
         def __getitem__(self, index):
-            return index**2, os.getpid()
+            return v2.RandomHorizontalFlip(p=1.0)(images[index]), index**2, os.getpid()
 
-    def collate(pairs):
-        return [value for value, _ in pairs], {pid for _, pid in pairs}
-
-    context = workers.worker_context(2)
-    assert (context == "fork") == can_fork
-    loader = DataLoader(
-        Squares(), 2, num_workers=2, multiprocessing_context=context, collate_fn=collate
-    )
-    assert isinstance(loader.dataset, Squares)
-    values, pids = zip(*loader, strict=True)
-    assert values == ([0, 1], [4, 9], [16, 25])
-    assert len(set.union(*pids)) == 2 and os.getpid() not in set.union(*pids)
-
-
-def test_workers_that_are_spawned_apply_transforms_of_torchvision(monkeypatch):
-    monkeypatch.setattr(workers, "CAN_FORK", False)
-    from torchvision.transforms import v2
-
-    images = torch.arange(16.0).view(4, 1, 2, 2)
-
-    class Mirrored(Dataset):
-        def __len__(self):
-            return len(images)
-
-        def __getitem__(self, index):
-            return v2.RandomHorizontalFlip(p=1.0)(images[index])
+    def collate(items):
+        mirrored, values, pids = zip(*items, strict=True)
+        return torch.stack(mirrored), [*values], {*pids}
 
     context = workers.worker_context(1)
-    (X,) = DataLoader(Mirrored(), 4, num_workers=1, multiprocessing_context=context)
-    assert torch.equal(X, images.flip(-1))
+    assert (context == "fork") == can_fork
+    loader = DataLoader(
+        Mirrored(), 2, num_workers=1, multiprocessing_context=context, collate_fn=collate
+    )
+    assert isinstance(loader.dataset, Mirrored)
+    mirrored, values, pids = zip(*loader, strict=True)
+    assert torch.equal(torch.cat(mirrored), images.flip(-1))
+    assert values == ([0, 1], [4, 9], [16, 25])
+    assert os.getpid() not in set.union(*pids)
 
 
 def test_the_runner_without_unix_sockets(tmp_path, monkeypatch, capsys):
@@ -344,5 +336,5 @@ atexit.register(at_exit)  # the last one, so it runs first
 
 def test_a_rank_ends_where_no_thread_begins_at_exit():
     # Python 3.12 refuses it: "Exception ignored in atexit callback", and nobody waited.
-    done = fresh.run(NO_THREADS, fresh.TORCH)
+    done = fresh.run(NO_THREADS, fresh.SET_UP)
     assert (done.returncode, done.stdout, done.stderr) == (0, "[1.0, 1.0, 1.0]\n", "")
