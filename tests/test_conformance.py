@@ -1,17 +1,21 @@
 """PyTorch's own conformance suites, run on a virtual GPU against the CPU.
 
-`op_db`: every operator that runs on the CPU in float32, all sample inputs: its results, and where
-it has gradients those of every input that has one, for random gradients of its outputs. No sample
-is left out, but of some operators torch makes fewer that ask for gradients than that do not
+`op_db`: every operator that runs on the CPU in float32: its results, and where it has gradients
+those of every input that has one, for random gradients of its outputs. Of some operators torch
+makes fewer samples that ask for gradients than that do not
 (`nn.functional.multi_head_attention_forward`: 1 of 192); then both kinds run. Not in here: what
 `op_db` has besides for in-place and `out=` variants.
 `module_db`: every module, forward, backward and one step of SGD; in training and in evaluation
 where that makes a difference.
+Where torch makes more than `FEW` samples, which are then all combinations of some arguments (1,440
+of `max_pool2d`), every argument comes with every value, and with every value of each other one that
+it ever comes with: the samples that bring nothing new in this sense are left out.
 """
 
 import copy
 import functools
 import inspect
+import itertools
 import random
 import warnings
 
@@ -22,11 +26,18 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_map,
+    tree_map_only,
+)
 
 import d2lpar
 
 INDEX = 1
+FEW = 25  # samples of an operator or a module, all of which run
 SPARSE = "a virtual GPU has dense tensors only"
 OP_EXCEPTIONS = {
     "sparse.sampled_addmm": SPARSE,
@@ -144,6 +155,29 @@ def copied(value, device=CPU):
     return tree_map(copy, value)
 
 
+def varied(samples, arguments_of):
+    """Return the samples that bring a value of an argument, or a pair of two, not seen before.
+
+    A tensor counts as its layout, and which arguments there are as a value, too.
+    """
+    if len(samples) <= FEW:
+        return samples
+    seen, kept = set(), []
+    for sample in samples:
+        found = {
+            keystr(path): (leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad)
+            if isinstance(leaf, torch.Tensor)
+            else repr(leaf)
+            for path, leaf in tree_flatten_with_path(arguments_of(sample))[0]
+        }
+        found["names"] = tuple(found)
+        pairs = set(itertools.combinations_with_replacement(found.items(), 2))
+        if pairs - seen:
+            kept.append(sample)
+            seen |= pairs
+    return kept
+
+
 def samples_of(op):
     """Return the sample inputs of `op`: those that ask for gradients, where it has any.
 
@@ -202,8 +236,7 @@ def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     if name in TOLERANCE:
         tolerance["rtol"], tolerance["atol"] = TOLERANCE[name]
     ran = trained = 0
-    samples = samples_of(op)
-    for sample in samples:
+    for sample in varied(samples_of(op), lambda each: (each.input, each.args, each.kwargs)):
         original = (sample.input, *sample.args), sample.kwargs
         args, kwargs = cpu_arguments = copied(original)
         seed(1)  # what comes first after a seed are the same numbers on the CPU and the device
@@ -270,16 +303,20 @@ def train_step(net, args, kwargs):
     return output, parameters, [grad for grad in gradients if grad is not None]
 
 
+def arguments_of_both(sample):
+    """Return the arguments of the constructor and of `forward` of a sample of a module."""
+    return [(each.args, each.kwargs) for each in (sample.constructor_input, sample.forward_input)]
+
+
 @pytest.mark.parametrize("which", cases(NETS, net_name, MODULE_EXCEPTIONS))
 def test_module_trains_to_the_values_of_the_cpu(which, device):
     info, training = which
     samples = info.module_inputs_func(
         info, device="cpu", dtype=torch.float32, requires_grad=True, training=training
     )
+    samples = [sample for sample in samples if sample.forward_input is not None]
     ran = 0
-    for sample in samples:
-        if sample.forward_input is None:
-            continue
+    for sample in varied(samples, arguments_of_both):
         seed(0)
         made = sample.constructor_input
         reference = info.module_cls(*made.args, **made.kwargs).train(training)
