@@ -21,6 +21,7 @@ from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
+import fresh
 import hosts
 import pytest
 import torch
@@ -489,10 +490,8 @@ def test_rank_that_waits_somewhere_in_torch_is_missing_by_its_count(impatient):
 
 def test_hang_at_the_end_names_who_is_missing(impatient):
     def work():
-        if dist.get_rank() != 1:
-            return
-        while True:
-            pass
+        if dist.get_rank() == 1:
+            time.sleep(1000)
 
     with pytest.raises(TimeoutError, match="waited 1.5 s at the end; rank 1 had not arrived"):
         d2lpar.launch(work, nproc=3, timeout=1.5)
@@ -688,8 +687,9 @@ def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
     assert not logger.disabled
 
 
-def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
-    """What holds the process group is collected before its end, and the roll call ends after it."""
+@pytest.fixture
+def only_rank(monkeypatch):
+    """The environment of the only rank of a job of torchrun."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
@@ -698,6 +698,10 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch):
     }  # fmt: skip
     for name, value in environment.items():
         monkeypatch.setenv(name, str(value))
+
+
+def test_a_rank_tears_down_what_could_abort_it(monkeypatch, only_rank):
+    """What holds the process group is collected before its end, and the roll call ends after it."""
     alive, calls, destroy, num_threads = [], [], dist.destroy_process_group, torch.get_num_threads()
 
     class RollCall(rank_module.RollCall):
@@ -923,7 +927,7 @@ def test_names_that_launch_and_the_function_share():
     assert d2lpar.launch(partial, 1, timeout=60, nproc=1) == [(1, 8)]
 
 
-# In a notebook, and with torchrun
+# With torchrun
 
 TRAIN = """
 import hashlib
@@ -959,34 +963,8 @@ def test_arguments_are_literals_or_texts():
         rank_module._argument("0.1")
 
 
-CELLS = [
-    "import torch, d2lpar\ndevices = d2lpar.virtual_gpus(2)\nscale = 10\n"
-    "class Trouble(Exception): pass",
-    "def work(x):\n    rank = torch.distributed.get_rank()\n    print('hello from', rank)\n"
-    "    total = torch.tensor(x + rank)\n    torch.distributed.all_reduce(total)\n"
-    "    return total.item() * scale\nd2lpar.launch(work, 1)",
-    "def fail():\n    raise Trouble('in a cell')\n"
-    "try:\n    d2lpar.launch(fail)\nexcept Trouble as error:\n    print(error.__notes__[0])",
-    "d2lpar.launch(fail)",
-    "d2lpar.launch(work, 2)",
-]
-
-
-def executed(folder):
-    """Execute a notebook with the cells above; return it."""
-    import nbclient
-    import nbformat
-
-    cells = [nbformat.v4.new_code_cell(cell) for cell in CELLS]
-    cells[3].metadata["tags"] = ["raises-exception"]
-    notebook = nbformat.v4.new_notebook(cells=cells)
-    environment = {**hosts.CPUS, "D2LPAR_DEVICES": "vgpu", "TMPDIR": str(folder)}
-    client = nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3")
-    return client.execute(cwd=folder, env=environment)
-
-
-def on_this_machine(folder, nproc, *arguments):
-    job = hosts.torchrun(folder, "--standalone", f"--nproc-per-node={nproc}", arguments=arguments)
+def on_this_machine(folder, *arguments):
+    job = hosts.torchrun(folder, "--standalone", "--nproc-per-node=2", arguments=arguments)
     return hosts.output_of(job)
 
 
@@ -1003,33 +981,26 @@ def jobs(tmp_path_factory):
     (folder / "train.py").write_text(TRAIN)  # torchrun needs a file, and nothing else
     with ThreadPoolExecutor() as pool:
         yield {
-            "notebook": pool.submit(executed, tmp_path_factory.mktemp("n")),
             "two hosts": pool.submit(on_two_hosts, folder),
-            "one host": pool.submit(on_this_machine, folder, 2, "num_steps=3", "name=Ann"),
-            "error": pool.submit(on_this_machine, folder, 1, "num_steps=[]"),
+            "one host": pool.submit(on_this_machine, folder, "num_steps=3", "name=Ann"),
         }
-
-
-def test_in_a_notebook(jobs):
-    pytest.importorskip("nbformat")
-    pytest.importorskip("nbclient")
-    _, good, caught, raised, again = jobs["notebook"].result().cells
-    assert sorted(good.outputs[0].text.splitlines()) == ["[0] hello from 0", "[1] hello from 1"]
-    assert good.outputs[-1].data["text/plain"] == "[30, 30]"
-    assert "raise Trouble('in a cell')" in caught.outputs[0].text  # the source of the cell
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(raised.outputs[-1].traceback))
-    assert raised.outputs[-1].ename == "Trouble" and "raised in rank" in shown
-    assert again.outputs[-1].data["text/plain"] == "[50, 50]"
 
 
 def test_torchrun_on_this_machine(jobs):
     assert jobs["one host"].result().split()[:3] == ["Ann", "1", "1"]
 
 
-def test_torchrun_shows_the_error_of_the_function(jobs):
-    with pytest.raises(RuntimeError) as caught:
-        jobs["error"].result()
-    assert ", in train\n" in str(caught.value) and "cannot be interpreted" in str(caught.value)
+def test_an_error_of_the_function_is_shown_and_torchrun_is_told(tmp_path, only_rank, monkeypatch):
+    """In a process such as torchrun starts."""
+    (tmp_path / "train.py").write_text(TRAIN)
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"{tmp_path}/error.json")
+    arguments = ["rank.py", f"{tmp_path}/train.py:train", "num_steps=[]"]
+    code = f"import sys; sys.argv = {arguments}; from d2lpar.processes import rank; rank.main()"
+    done = fresh.run(code, fresh.SET_UP)
+    assert done.returncode == 1
+    told = json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["py_callstack"]
+    for text in done.stderr, told:
+        assert ", in train\n" in text and "cannot be interpreted" in text
 
 
 def sent_over(host):

@@ -1,11 +1,35 @@
-"""What a cell of a real kernel shows when it is stopped, and the cell after it."""
+"""What a cell of a real kernel shows when it launches ranks, when it is stopped, and after that."""
 
 from pathlib import Path
 
 import pytest
 from stops import NEXT, RIGHT, SET_UP, Kernel
 
-FOLDER = "import tempfile\nfrom pathlib import Path\nfolder = Path(tempfile.mkdtemp())\n"
+FOLDER = """
+import os, tempfile
+from pathlib import Path
+folder = Path(tempfile.mkdtemp())
+os.environ["D2LPAR_DEVICES"] = "vgpu"  # wherever this runs
+"""
+WORK = """
+scale = 10
+class Trouble(Exception): pass
+def work(x):
+    rank = torch.distributed.get_rank()
+    print("hello from", rank)
+    total = torch.tensor(x + rank)
+    torch.distributed.all_reduce(total)
+    return total.item() * scale
+print(d2lpar.launch(work, 1))
+"""
+FAIL = """
+def fail():
+    raise Trouble("in a cell")
+try:
+    d2lpar.launch(fail)
+except Trouble as error:
+    print(error.__notes__[0])
+"""
 LAUNCH = """
 import torch.distributed as dist
 from waiting import note_when_in
@@ -45,6 +69,15 @@ def kernel():
     kernel = Kernel(SET_UP + FOLDER, NEXT, RIGHT, patience=60)
     yield kernel
     kernel.end()
+
+
+def test_launch_in_a_notebook(kernel):
+    *hello, result = kernel.run(WORK).printed.splitlines()
+    assert sorted(hello) == ["[0] hello from 0", "[1] hello from 1"] and result == "[30, 30]"
+    assert 'raise Trouble("in a cell")' in kernel.run(FAIL).printed  # the source of the cell
+    raised = kernel.run("d2lpar.launch(fail)")
+    assert raised.error == "Trouble" and "raised in rank" in raised.traceback
+    assert kernel.run("print(d2lpar.launch(work, 2))").printed.endswith("[50, 50]\n")
 
 
 def stop_once(kernel, word):
