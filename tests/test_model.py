@@ -801,7 +801,7 @@ def test_what_python_calls_at_its_exit_can_still_ask():
 
 
 def test_a_process_gets_no_functions_for_each_engine_and_its_switch_interval_back():
-    result = fresh.run(PROCESS, fresh.TORCH)
+    result = fresh.run(PROCESS, fresh.SET_UP)
     assert result.stdout.split() == ["0", "0.007"], result.stderr
 
 

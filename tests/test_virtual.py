@@ -5,8 +5,6 @@ Most tests hold an engine with a `Gate`, so that they do not depend on how fast 
 
 import contextlib
 import gc
-import subprocess
-import sys
 import threading
 import weakref
 from operator import ne
@@ -1099,9 +1097,7 @@ print("end", flush=True)
 
 
 def test_a_process_does_not_wait_for_what_is_queued_when_it_ends():
-    result = subprocess.run(
-        [sys.executable, "-c", END], capture_output=True, text=True, timeout=120
-    )
+    result = fresh.run(END, fresh.SET_UP)
     assert (result.returncode, result.stdout) == (0, "end\n"), result.stderr
 
 
