@@ -214,17 +214,6 @@ DAMAGED = {
     ),
 }
 
-# What answers to the second exercise give, and why that is nothing.
-ODD = "class Odd:\n    def __radd__(self, other): return {}\n\ndef two(): return Odd()"
-WORTHLESS = {
-    "wrong": ("def two(): return 0", "wrong"),
-    "no Python": ("def two() return 2", "answer failed"),
-    "raises": ("def two(): return 1 / 0", "check failed"),
-    "a text": (ODD.format("'a text'"), "no number"),
-    "no result": (ODD.format("None"), "no number"),
-    "silent": ("print = lambda *_: None\ndef two(): return 0", "silent"),
-}
-
 
 def write(notebook, path):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -238,6 +227,7 @@ def course(folder):
     return folder / "source" / "exercises"
 
 
+ODD = "class Odd:\n    def __radd__(self, other): return {}\n\ndef NAME(): return Odd()"
 # What code of an exercise does: (answer, its points of two, the word of the remark).
 # Before it does what would harm everybody, it makes sure that there is nobody else.
 ALONE = "assert sum(name.isdecimal() for name in os.listdir('/proc')) < 9"
@@ -291,13 +281,13 @@ if not pid:
 return 2 * (os.waitpid(pid, 0)[1] == 0)"""
 ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
     "Waits": {
-        "endless loop": (body("while True: pass"), 0, "time"),
+        "endless loop": (body("while True: time.sleep(0.01)"), 0, "time"),
         "loop in C": (body("return sum(iter(int, 1))"), 0, "time"),
         "deaf loop": (
             body(
                 "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))",
                 "signal.signal(signal.SIGINT, signal.SIG_IGN)",
-                "while True: pass",
+                "while True: time.sleep(0.01)",
             ),
             0,
             "time",
@@ -471,6 +461,14 @@ ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
             "check failed",
         ),
     },
+    "errs": {
+        "wrong": ("def NAME(): return 0", 0, "wrong"),
+        "no Python": ("def NAME() return 2", 0, "answer failed"),
+        "raises": ("def NAME(): return 1 / 0", 0, "check failed"),
+        "a text": (ODD.format("'a text'"), 0, "no number"),
+        "no result": (ODD.format("None"), 0, "no number"),
+        "silent": ("print = lambda *_: None\ndef NAME(): return 0", 0, "silent"),
+    },
 }
 SLOTS = {"first": 1, **{f"slot{i}": 2 for i in range(max(map(len, ATTACKS.values())))}, "last": 3}
 
@@ -586,7 +584,7 @@ def graded(tmp_path_factory):
         assignments.NOTEBOOKS,
     ]
     names = f"PLACES = {[str(place) for place in places]}\nPORT = {server.getsockname()[1]}\n"
-    for student in ("Anna", "Mia", "zoe", "\u00c5sa \u6797"):
+    for student in ("Anna", "zoe", "\u00c5sa \u6797"):
         write(answered(), submitted / student / f"{NAME}.ipynb")
     write(exercises(SLOTS), folder / "attacked" / f"{ATTACKED}.ipynb")
     for student, attacks in ATTACKS.items():
@@ -610,8 +608,6 @@ def graded(tmp_path_factory):
     write(answered(), submitted / "Eve.ipynb")
     (submitted / "packed").mkdir()
     (submitted / "packed" / "answers.zip").write_bytes(b"PK")
-    for student, (answer, _) in WORTHLESS.items():
-        write(answered(two=answer), submitted / student / f"{NAME}.ipynb")
     for student, (damage, _, _) in DAMAGED.items():
         notebook = answered()
         damage(notebook.cells)
@@ -698,7 +694,7 @@ def test_what_is_no_submission_is_named(graded, student):
 
 
 @needs_sandbox
-@pytest.mark.parametrize("student", ["Anna", "Mia", "zoe", "\u00c5sa \u6797", "nbgrader"])
+@pytest.mark.parametrize("student", ["Anna", "zoe", "\u00c5sa \u6797", "nbgrader"])
 def test_honest_students_get_their_points(graded, student):
     assert graded.points[student] == POINTS
     assert not any(graded.remarks[student].values())
@@ -728,14 +724,6 @@ def test_table(graded):
     assert {*graded.remarks["downloaded"].values()} == {"renamed"}
     assert grade.FAULTS["renamed"] in graded.page("downloaded")
     assert f"as <code>{NAME} (1).ipynb</code>" in graded.page("two downloads")
-
-
-@needs_sandbox
-@pytest.mark.parametrize("student", WORTHLESS)
-def test_an_answer_without_points_is_told_why(graded, student):
-    word = WORTHLESS[student][1]
-    assert graded.points[student] == {"one": 1, "two": 0, "three": 3}
-    assert list(graded.remarks[student].values()) == ["", word, ""]
 
 
 @needs_sandbox
