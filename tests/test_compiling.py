@@ -2,9 +2,9 @@
 
 import os
 import signal
-import subprocess
 import sys
 
+import fresh
 import pytest
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ def test_an_interrupt_waits_until_the_compiler_is_set_up(monkeypatch, undecided)
     assert compile_backend() == "inductor"
 
 
-def test_machine_without_compiler(tmp_path):
+def test_machine_without_compiler(tmp_path, monkeypatch):
     """A process whose compiler does not exist finds out, and what it falls back to works."""
     program = (
         "import torch\n"
@@ -77,13 +77,9 @@ def test_machine_without_compiler(tmp_path):
         "print(backend, torch.compile(lambda x: 2 * x + 1, backend=backend)(x).tolist())\n"
         "print('processes', torch._inductor.config.compile_threads)\n"
     )
-    environment = {
-        **os.environ,
-        "CXX": "no-such-compiler",
-        "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}",
-    }
-    command = [sys.executable, "-c", program]
-    done = subprocess.run(command, env=environment, text=True, capture_output=True)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}")
+    done = fresh.run(program, fresh.TORCH)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "no-such-compiler" in lines[0]
