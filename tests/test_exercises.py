@@ -107,6 +107,15 @@ def every_reference():
                             yield pytest.param(path, exercise, "\n".join(answer), id=label)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """With tensors as small as these, more threads of the CPU only spin."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def devices_as_before():
     """Leave two virtual GPUs by the wall clock behind, and no memory in use."""
