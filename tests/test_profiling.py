@@ -27,7 +27,7 @@ def test_operators_have_the_time_of_their_kernels():
     x = torch.ones(4000, 4000, device="cuda")
     small = torch.ones(8, device="cuda:1")
     with profile(activities=[CPU, CUDA], record_shapes=True, with_stack=True) as p:
-        for _ in range(4):
+        for _ in range(2):
             x @ x
         with record_function("mine"):
             for _ in range(5):
@@ -35,16 +35,16 @@ def test_operators_have_the_time_of_their_kernels():
         small * 2
         x.cpu()
     rows = {event.key: event for event in p.key_averages()}
-    assert abs(rows["aten::mm"].device_time_total / 4 - 0.466e6 / 50) < 150, rows["aten::mm"]
+    assert abs(rows["aten::mm"].device_time_total / 2 - 0.466e6 / 50) < 150, rows["aten::mm"]
     assert rows["aten::mm"].self_device_time_total == rows["aten::matmul"].device_time_total
-    assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::mm"].count == 4
+    assert rows["aten::matmul"].self_device_time_total == 0 and rows["aten::mm"].count == 2
     assert abs(rows["aten::add"].device_time_total - 5 * 3) < 0.1
     assert abs(rows["mine"].device_time_total - 5 * 3) < 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it is deprecated
         assert abs(next(e for e in p.events() if e.name == "aten::add").cuda_time_total - 3) < 0.1
     kernel = rows["aten.mm"]
-    assert kernel.count == 4 and kernel.device_type == torch.profiler.DeviceType.CUDA
+    assert kernel.count == 2 and kernel.device_type == torch.profiler.DeviceType.CUDA
     assert kernel.self_device_time_total == rows["aten::mm"].device_time_total
     assert rows["Memcpy DtoH"].device_time_total == rows["aten::to"].device_time_total > 5000
     if hasattr(p.events()[0], "is_python_function"):  # not in torch 2.11
