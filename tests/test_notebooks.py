@@ -573,7 +573,7 @@ def test_a_chapter_that_never_shows_it_is_not_written(gate):
 def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
     monkeypatch.setattr(idle, "wait", pytest.fail)
     declare(gate, 1.0)
-    assert runner(gate, *options).returncode == 0
+    assert runner(gate, "03", *options).returncode == 0
     assert (gate / "count").read_text() == "1"
 
 

@@ -1,6 +1,7 @@
 """The decks that `make slides` writes for the cores of all chapters."""
 
 import base64
+import functools
 import re
 
 import nbformat
@@ -205,6 +206,13 @@ def test_links_lead_to_decks_that_are_there(tmp_path, build):
 # All chapters.
 
 
+@functools.cache
+def core_and_slides(path):
+    """Return the core of a chapter and the cells of its slides, which the tests leave alone."""
+    core = read_chapter(path, core=True)
+    return core, slides.slides(core).cells
+
+
 def without_blank_lines(source):
     """Return code as it is compared; where it is cut, it may lose a blank line."""
     return re.sub(r"\n{2,}", "\n", source.strip())
@@ -212,7 +220,7 @@ def without_blank_lines(source):
 
 @all_chapters
 def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
-    core = read_chapter(path, core=True)
+    core, deck = core_and_slides(path)
     expected, found = [], []
     for cell in core.cells:
         if cell.cell_type == "markdown":
@@ -230,7 +238,7 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
                 if "image/png" in output.get("data", {})
             ]
     begun = ""
-    for cell in slides.slides(core).cells:
+    for cell in deck:
         if cell.metadata.kind in ("ask", "asked"):
             found.append(cell.source.split("\n")[0])
         elif cell.metadata.kind == "code":
@@ -246,9 +254,9 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
 
 @all_chapters
 def test_no_output_is_beside_a_prediction_and_what_is_printed_follows_its_code(path):
-    core = read_chapter(path, core=True)
+    core, deck = core_and_slides(path)
     code, goes_on = "", False
-    for cells in split(slides.slides(core).cells):
+    for cells in split(deck):
         assert kinds(cells) == ["ask"] or "ask" not in kinds(cells)
         if "asked" in kinds(cells):
             assert {*kinds(cells)} <= {"text", "code", "asked"}
@@ -275,8 +283,8 @@ def test_the_path_has_every_section_of_the_plan_and_can_be_shown_in_45_minutes(p
 
 @all_chapters
 def test_whole_paragraphs_are_in_the_notes(path):
-    core = read_chapter(path, core=True)
-    said = notes(slides.slides(core).cells)
+    core, deck = core_and_slides(path)
+    said = notes(deck)
     for kind, content in slides.blocks(core):
         if kind == "paragraph":
             assert content in said
