@@ -25,31 +25,12 @@ from d2lpar.programs.summary import read_reports, summary, write_trace
 from d2lpar.virtual import Span
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.hardware import MACHINES
-from d2lpar.virtual.host import EAGER
-
-STEPS = """
-    import gc, torch
-    from torch import nn
-
-    def train(device, steps):
-        net = nn.Linear(4, 4).to(device)
-        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(steps):
-            net(torch.ones(2, 4, device=device)).sum().backward()
-            trainer.step()
-
-    torch.empty(2**20, device="cuda")
-    torch.cuda.reset_peak_memory_stats()
-    for device, steps in (("cpu", 9), ("cuda", 3), ("cuda", 5), ("cuda", 4)):
-        train(device, steps)
-        gc.collect()
-"""
 
 TRAIN = """
-    import os, torch
+    import multiprocessing, torch
     from torch import nn
-    rank = int(os.environ.get("LOCAL_RANK", 0))
-    torch.cuda.set_device(rank)
+    from d2lpar.programs import report
+    report.SECONDS_BETWEEN_REPORTS = 1000  # so that a fork finds what its parent has yet to write
     net = nn.Linear(64, 64).cuda()
     trainer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _ in range(4):
@@ -58,7 +39,14 @@ TRAIN = """
         loss = net(x).square().mean()
         loss.backward()
         trainer.step()
+    torch.cuda.synchronize()
+    child = multiprocessing.get_context("fork").Process(target=int)
+    child.start()
+    child.join()
     print("trained", loss.device, torch.cuda.device_count())
+    x = torch.ones(1000, 1000, device="cuda:2")
+    for _ in range(40):
+        x @ x
 """
 
 
@@ -69,11 +57,12 @@ def rows(text):
 
 def steps_of(text):
     """Return the rank and the number of steps in each row of the last table of a summary."""
-    table = text.rpartition("steps/s")[2].splitlines()[1:]
+    table = text.rpartition("steps/s")[2].partition("(times of")[0].splitlines()[1:]
     return [line.split()[:2] for line in table if line.startswith("  ")]
 
 
 def test_a_program_and_its_summary(tmp_path):
+    """A child has its parent's spans, and leaves them alone; what is queued at the end counts."""
     program = written(tmp_path, TRAIN)
     trace = tmp_path / "trace.json"
     done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
@@ -86,6 +75,8 @@ def test_a_program_and_its_summary(tmp_path):
     copied = f"{(4 * 32 * 64 + 64 * 64 + 64) * 4 / 1e6:.3f}"
     assert ["-", "cpu", "->", "cuda:0", "6", copied] in [row[:6] for row in said]
     assert steps_of(done.stderr) == [["-", "4"]]
+    (queued,) = [row[2] for row in said if row[:2] == ["-", "cuda:2"]]
+    assert queued == "41", done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     spans = [event for event in events if event["ph"] == "X"]
     assert sum(event["name"] == "copy" for event in spans) == 6
@@ -93,7 +84,10 @@ def test_a_program_and_its_summary(tmp_path):
 
 
 def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tmp_path):
-    """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms."""
+    """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms.
+
+    The products on another GPU are not simulated yet when the program ends.
+    """
     program = written(
         tmp_path,
         """
@@ -104,38 +98,19 @@ def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tm
         for _ in range(4):
             net(x).sum().backward()
             trainer.step()
+        x = torch.ones(1000, 1000, device="cuda:1")
+        for _ in range(40):
+            x @ x
         """,
     )
-    done = d2lpar(tmp_path, "run", "--model", "v100", "--no-values", sys.executable, program)
+    options = "--gpus", "2", "--model", "v100", "--no-values"
+    done = d2lpar(tmp_path, "run", *options, sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert steps_of(done.stderr) == [["-", "4"]], done.stderr
     (step,) = [row for row in rows(done.stderr) if row[:2] == ["-", "4"]]
     assert step[3] == "ms" and 1e3 * 4 * 8192**3 / 15.7e12 < float(step[2]) < 180, done.stderr
-
-
-def test_steps_are_those_of_one_optimizer_on_a_gpu(tmp_path):
-    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, written(tmp_path, STEPS))
-    assert done.returncode == 0, done.stderr
-    assert steps_of(done.stderr) == [["-", "5"]], done.stderr
-    (peak,) = [row[9] for row in rows(done.stderr) if row[:2] == ["-", "cuda:0"]]
-    assert peak == "4.0", "a peak counts though the program has reset its own"
-
-
-def test_ranks_of_torchrun_on_modelled_gpus(tmp_path):
-    program = written(tmp_path, TRAIN)
-    trace = tmp_path / "trace.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    arguments = ["--gpus", "2", "--model", "v100", "--trace", str(trace), *torchrun, program]
-    done = d2lpar(tmp_path, "run", *arguments)
-    assert done.returncode == 0, done.stderr
-    head = f"d2lpar run: 2 x V100-SXM2-16GB, {EAGER}, modelled; the program's clock: model\n"
-    assert f"{head}processes that used them: 2;" in done.stderr
-    devices = [row[:2] for row in rows(done.stderr)]
-    assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
-    events = json.loads(trace.read_text())["traceEvents"]
-    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
-    assert names == ["rank 0, host", "rank 0, cuda:0", "rank 1, host", "rank 1, cuda:1"]
-    assert len({event["pid"] for event in events}) == 4
+    (queued,) = [row[2] for row in rows(done.stderr) if row[:2] == ["-", "cuda:1"]]
+    assert queued == "41", done.stderr
 
 
 @pytest.mark.parametrize("code", ["exit 0", "exit 3", "kill -TERM $$"])
@@ -429,42 +404,102 @@ def test_names_of_processes(monkeypatch, argv, parent, test, name):
     assert report_module._name_of_this_process() == name
 
 
-def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
-    monkeypatch.delenv("PYTEST_CURRENT_TEST")  # otherwise it is in the children's names
-    program = written(
-        tmp_path,
-        """
-        import multiprocessing, os, signal, sys, torch
+CHILDREN = """
+    import gc, multiprocessing, os, signal, sys, time
+    import torch, torch._dynamo
+    import torch.distributed as dist
+    from torch import nn
+    from torch.distributed.fsdp import fully_shard
+    from d2lpar.virtual import scheduler
 
-        def work(how):
-            torch.ones(10, device="cuda").cpu()
-            if how == "error":
-                raise ValueError
-            if how == "exit":
-                sys.exit(1)
-            if how == "exit after an error":
-                try:
-                    raise KeyError
-                except KeyError:
-                    sys.exit(1)  # as torch.multiprocessing.spawn does
-            if how == "killed":
-                from d2lpar.virtual import scheduler
-                scheduler._recordings[0]._write(ended=False)
-                os.kill(os.getpid(), signal.SIGKILL)
-            sys.exit(0)
+    def fails():
+        torch.ones(10, device="cuda:1").cpu()
+        raise ValueError
 
-        for how in ("error", "exit", "exit after an error", "killed", "well"):
-            child = multiprocessing.get_context("fork").Process(target=work, args=(how,))
-            child.start()
-            child.join()
-        work("error")
-        """,
-    )
-    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
-    found = [line.split("%  ")[1] for line in done.stderr.splitlines() if "%  " in line]
+    def exits():
+        torch.ones(10, device="cuda").cpu()
+        sys.exit(1)
+
+    def exits_after_an_error():
+        torch.ones(10, device="cuda").cpu()
+        try:
+            raise KeyError
+        except KeyError:
+            sys.exit(1)  # as torch.multiprocessing.spawn does
+
+    def is_killed():
+        torch.ones(10, device="cuda").cpu()
+        for _ in range(400):
+            time.sleep(0.05)
+            if os.path.exists(f"{os.environ['D2LPAR_REPORTS']}/{os.getpid()}.json"):
+                break
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def ends_well():
+        torch.ones(10, device="cuda").cpu()
+        sys.exit(0)
+
+    def is_asked_to_end_while_a_wait_is_noted():
+        x = torch.ones(3, device="cuda")
+        x.cpu()
+        signal.signal(signal.SIGTERM, lambda *_: print("saved", x.sum().item(), flush=True))
+
+        class Spans(tuple):
+            def __iter__(self):
+                signal.raise_signal(signal.SIGTERM)
+                return super().__iter__()
+
+        (report,) = scheduler._recordings
+        report.extend(Spans())
+        report._contents(ended=False)
+
+    def steps():
+        torch.empty(2**20, device="cuda")
+        torch.cuda.reset_peak_memory_stats()
+        for device, steps in (("cpu", 9), ("cuda", 3), ("cuda", 5), ("cuda", 4)):
+            train(nn.Linear(4, 4).to(device), device, steps)
+            gc.collect()
+
+    def steps_of_sharded_parameters():
+        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        train(fully_shard(nn.Linear(4, 4).cuda()), "cuda", 3)
+        dist.destroy_process_group()
+
+    def train(net, device, steps):
+        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(steps):
+            net(torch.ones(2, 4, device=device)).sum().backward()
+            trainer.step()
+
+    for function in (
+        fails, exits, exits_after_an_error, is_killed, ends_well,
+        is_asked_to_end_while_a_wait_is_noted, steps, steps_of_sharded_parameters,
+    ):
+        child = multiprocessing.get_context("fork").Process(target=function)
+        child.start()
+        child.join(60)
+        child.kill()
+    fails()
+"""
+
+
+@pytest.fixture(scope="module")
+def children(tmp_path_factory):
+    """What a command printed whose children, by fork, have done one thing each."""
+    folder = tmp_path_factory.mktemp("children")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("PYTEST_CURRENT_TEST")  # otherwise it is in the children's names
+        program = written(folder, CHILDREN)
+        return d2lpar(folder, "run", "--gpus", "2", sys.executable, program)
+
+
+def test_processes_say_who_they_are_and_how_they_ended(children):
+    said = children.stderr
+    assert "processes that used them: 9;" in said and "did not" not in said, said
+    found = [line.split("%  ")[1] for line in said.splitlines() if "%  " in line]
     program = "program.py"
-    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in range(1, 6))], done.stderr
-    _, _, notes = done.stderr.rpartition("(times of")
+    assert found == [program, *(f"ForkProcess-{i}: {program}" for i in range(1, 9))], said
+    _, _, notes = said.rpartition("(times of")
     said = [line.partition("(")[2] for line in notes.splitlines() if line.startswith("process ")]
     assert [text.partition(")")[::2] for text in said] == [
         (program, " ended with an error: ValueError"),
@@ -476,6 +511,18 @@ def test_processes_say_who_they_are_and_how_they_ended(tmp_path, monkeypatch):
             " was killed, or left without Python's clean-up: its figures",
         ),
     ], notes
+
+
+def test_a_signal_handler_may_use_a_gpu_while_a_wait_is_noted(children):
+    """SIGTERM comes as spans are read, which the main thread did with a lock in its hands."""
+    assert children.stdout == "saved 3.0\n", children.stderr
+
+
+def test_steps_are_those_of_one_optimizer_on_a_gpu(children):
+    """Those of DTensors count, which have tensors on virtual GPUs and are none."""
+    assert steps_of(children.stderr) == [["-", "5"], ["0", "3"]], children.stderr
+    (peak,) = [row[9] for row in rows(children.stderr) if "MiB" in row]
+    assert peak == "4.0", "a peak counts though the program has reset its own"
 
 
 def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
@@ -531,86 +578,6 @@ def test_a_trace_of_a_rank_that_was_killed_as_it_wrote(tmp_path, modelled, start
     write_trace(path, [{**REPORT, "modelled": modelled}], tmp_path, 10.0)
     (event,) = [e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]
     assert (event["ts"], event["dur"], event["args"]) == (start, 1e6, {"issued_us": issued})
-
-
-def test_a_killed_rank_leaves_its_report(tmp_path):
-    program = written(
-        tmp_path,
-        """
-        import os, signal, time, torch
-        x = torch.ones(10, device="cuda").cpu()
-        for _ in range(400):
-            time.sleep(0.05)
-            if [name for name in os.listdir(os.environ["D2LPAR_REPORTS"]) if "json" in name]:
-                break
-        time.sleep(0.05)
-        os.kill(os.getpid(), signal.SIGKILL)
-        """,
-    )
-    done = d2lpar(tmp_path, "run", sys.executable, program)
-    assert done.returncode == 128 + signal.SIGKILL
-    assert "processes that used them: 1;" in done.stderr and "was killed" in done.stderr
-
-
-def test_children_by_fork_report(tmp_path):
-    program = written(
-        tmp_path,
-        """
-        import multiprocessing, torch
-        def work(index):
-            torch.ones(10, device=f"cuda:{index}").cpu()
-        context = multiprocessing.get_context("fork")
-        children = [context.Process(target=work, args=(index,)) for index in range(2)]
-        for child in children:
-            child.start()
-        for child in children:
-            child.join()
-        """,
-    )
-    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, program)
-    assert "processes that used them: 2;" in done.stderr and "did not" not in done.stderr, (
-        done.stderr
-    )
-
-
-@pytest.mark.parametrize("model", [[], ["--model", "v100"]])
-def test_what_is_queued_when_a_program_ends_counts(tmp_path, model):
-    """40 products of 1000 x 1000 are still queued, or on a modelled GPU not simulated."""
-    program = written(
-        tmp_path,
-        """
-        import torch
-        x = torch.ones(1000, 1000, device="cuda")
-        for _ in range(40):
-            x @ x
-        """,
-    )
-    done = d2lpar(tmp_path, "run", "--gpus", "1", *model, sys.executable, program)
-    (row,) = [row for row in rows(done.stderr) if row[:2] == ["-", "cuda:0"]]
-    assert row[2] == "41", done.stderr
-
-
-def test_a_fork_leaves_the_report_of_its_parent_alone(tmp_path):
-    """The child, which ends as a worker of multiprocessing does, has its parent's spans, too."""
-    program = written(
-        tmp_path,
-        """
-        import multiprocessing, torch
-        from d2lpar.programs import report
-        report.SECONDS_BETWEEN_REPORTS = 1000
-        torch.ones(10, device="cuda").cpu()
-        torch.zeros(10, device="cuda").cpu()
-        child = multiprocessing.get_context("fork").Process(target=print)
-        child.start()
-        child.join()
-        """,
-    )
-    trace = tmp_path / "trace.json"
-    arguments = ["--gpus", "1", "--trace", str(trace), sys.executable, program]
-    done = d2lpar(tmp_path, "run", *arguments)
-    assert "processes that used them: 1;" in done.stderr, done.stderr
-    spans = [e for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"]
-    assert sum(span["name"] == "copy" for span in spans) == 2
 
 
 def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
@@ -711,53 +678,6 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = d2lpar(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
-
-
-def test_a_signal_handler_may_use_a_gpu_while_a_wait_is_noted(tmp_path):
-    """SIGTERM comes as spans are read, which the main thread did with a lock in its hands."""
-    program = written(
-        tmp_path,
-        """
-        import faulthandler, signal, torch
-        from d2lpar.virtual import scheduler
-        faulthandler.dump_traceback_later(60, exit=True)
-        x = torch.ones(3, device="cuda")
-        x.cpu()
-        signal.signal(signal.SIGTERM, lambda *_: print("saved", x.sum().item()))
-
-        class Spans(tuple):
-            def __iter__(self):
-                signal.raise_signal(signal.SIGTERM)
-                return super().__iter__()
-
-        (report,) = scheduler._recordings
-        report.extend(Spans())
-        report._contents(ended=False)
-        """,
-    )
-    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
-    assert (done.returncode, done.stdout) == (0, "saved 3.0\n"), done.stderr
-
-
-def test_steps_of_fully_sharded_parameters_count(tmp_path):
-    """They are DTensors, which have tensors on virtual GPUs and are none."""
-    program = written(
-        tmp_path,
-        """
-        import torch, torch.distributed as dist
-        from torch.distributed.fsdp import fully_shard
-        dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
-        net = fully_shard(torch.nn.Linear(4, 4).cuda())
-        trainer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for _ in range(3):
-            net(torch.ones(2, 4, device="cuda")).sum().backward()
-            trainer.step()
-        dist.destroy_process_group()
-        """,
-    )
-    done = d2lpar(tmp_path, "run", "--gpus", "1", sys.executable, program)
-    assert done.returncode == 0, done.stderr
-    assert steps_of(done.stderr) == [["0", "3"]], done.stderr
 
 
 def test_a_child_that_may_not_be_signalled_is_left_alone(monkeypatch, capfd):
