@@ -98,25 +98,6 @@ def test_a_parameter_that_moves_stays_what_it_is(move, devices):
     assert kept["object"] and kept["called"] == ["hook", True] * 2
 
 
-def test_what_a_move_keeps_by_the_name_of_cuda(tmp_path):
-    program = f"""
-import json, weakref
-import torch
-from torch import nn
-
-{inspect.getsource(what_a_move_keeps)}
-moves = (
-    ("cpu", nn.Module.cuda), ("cuda:0", nn.Module.cpu), ("cuda:0", lambda net: net.cuda(1)),
-    ("cuda:1", nn.Module.double), ("cpu", lambda net: net.to(torch.device(1))),
-)
-print(json.dumps([what_a_move_keeps(*move) for move in moves]))
-"""
-    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, written(tmp_path, program))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.split("\n")[-2])
-    assert found == [what_a_move_keeps("cpu", nn.Module.double)] * 5
-
-
 @pytest.mark.parametrize("start", ["cpu", "vgpu:0"])
 @pytest.mark.parametrize("move", [lambda layer: layer.to("vgpu:1"), nn.Module.cpu, nn.Module.half])
 def test_a_layer_moves_while_a_graph_of_the_network_lives(start, move, devices):
@@ -191,77 +172,98 @@ def test_the_type_of_a_tensor_makes_a_parameter_or_a_tensor_of_the_cpu(wall):
     assert type(type(weight)(2, 3)) is torch.Tensor  # as torch.Tensor(2, 3)
 
 
-@pytest.mark.parametrize("gpu", [False, True])
-def test_jagged_tensors(gpu, tmp_path):
-    """NestedTensor gives torch its device by place, not by name."""
-    program = """
-        import json, sys
-        import torch
-        from torch import nn
-        where = sys.argv[1]
-        torch.manual_seed(0)
-        rows = [torch.rand(2, 3), torch.rand(4, 3)]
-        jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).to(where)
-        assert jagged.device == torch.empty(0, device=where).device
-        layer = nn.Linear(3, 2).to(where)
-        out = layer(jagged).tanh()
-        out.values().sum().backward()
-        padded = out.to_padded_tensor(0.0)
-        print(json.dumps([out.values().tolist(), layer.weight.grad.tolist(), padded.sum().item()]))
-    """
-    path = written(tmp_path, program)
-    done = d2lpar(tmp_path, "run", sys.executable, path, "cuda" if gpu else "cpu")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.split("\n")[-2])
+# -- by the name of CUDA
 
+PROGRAM = f"""
+import copy, json, pickle, typing, weakref
+import numpy as np
+import torch
+from torch import nn
+
+{inspect.getsource(what_a_move_keeps)}
+
+moves = (
+    ("cpu", nn.Module.cuda), ("cuda:0", nn.Module.cpu), ("cuda:0", lambda net: net.cuda(1)),
+    ("cuda:1", nn.Module.double), ("cpu", lambda net: net.to(torch.device(1))),
+)
+kept = [what_a_move_keeps(*move) for move in moves]
+
+
+def with_jagged_tensors(where):
+    torch.manual_seed(0)
+    rows = [torch.rand(2, 3), torch.rand(4, 3)]
+    jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).to(where)
+    assert jagged.device == torch.empty(0, device=where).device
+    layer = nn.Linear(3, 2).to(where)
+    out = layer(jagged).tanh()
+    out.values().sum().backward()
+    padded = out.to_padded_tensor(0.0)
+    return [out.values().tolist(), layer.weight.grad.tolist(), padded.sum().item()]
+
+
+jagged = dict((where, with_jagged_tensors(where)) for where in ("cpu", "cuda"))
+
+numbered = []
+for one in 1, np.int64(1), np.int32(1):
+    generators = torch.Generator(one), torch.Generator(device=one)
+    devices = torch.device(one), *(each.device for each in generators)
+    numbered += [str(device) for device in (*devices, torch.Stream(device=one).device)]
+assert torch.device(1) == torch.device("cuda:1") == torch.zeros(1, device=1).device
+assert torch.device(0).type == "cuda" and isinstance(torch.device(0), torch.device)
+assert isinstance(torch.device("cpu"), torch.device | None)
+assert torch.device(type="cuda", index=1) == copy.deepcopy(torch.device(1))
+assert pickle.loads(pickle.dumps(torch.device)) is torch.device
+assert pickle.loads(pickle.dumps(torch.device(1))) == torch.device(1)
+torch.save(torch.device(1), "device.pt")
+assert torch.load("device.pt") == torch.device(1)
+with torch.device(1):
+    assert torch.zeros(1).device == torch.device(1)
+
+@torch.jit.script
+def zeros(device: torch.device):
+    return torch.zeros(1, device=device) + torch.zeros(1, device=torch.device("cpu"))
+
+@torch.library.custom_op("test::to", mutates_args=())
+def to(
+    x: torch.Tensor, where: torch.device, other: typing.Optional[torch.device] = None
+) -> torch.Tensor:
+    return x.to(where, copy=True)
+
+cpu = torch.device("cpu")
+assert zeros(cpu).tolist() == to(torch.zeros(1), cpu).tolist() == [0]
+
+print(json.dumps(dict(kept=kept, jagged=jagged, numbered=numbered)))
+"""
+
+
+@pytest.fixture(scope="module")
+def by_the_name_of_cuda(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cuda")
+    done = d2lpar(folder, "run", "--gpus", "2", sys.executable, written(folder, PROGRAM))
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.split("\n")[-2])
+
+
+def test_what_a_move_keeps_by_the_name_of_cuda(by_the_name_of_cuda):
+    assert by_the_name_of_cuda["kept"] == [what_a_move_keeps("cpu", nn.Module.double)] * 5
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_jagged_tensors(where, by_the_name_of_cuda):
+    """NestedTensor gives torch its device by place, not by name."""
     torch.manual_seed(0)
     rows = torch.cat([torch.rand(2, 3), torch.rand(4, 3)])
     layer = nn.Linear(3, 2)
     values = layer(rows).tanh()
     values.sum().backward()
     wanted = [values.tolist(), layer.weight.grad.tolist(), values.sum().item()]
-    for a, b in zip(found, wanted, strict=True):
+    for a, b in zip(by_the_name_of_cuda["jagged"][where], wanted, strict=True):
         torch.testing.assert_close(torch.tensor(a), torch.tensor(b))
 
 
-def test_numbered_devices_are_called_cuda(tmp_path):
+def test_numbered_devices_are_called_cuda(by_the_name_of_cuda):
     """And what stands for `torch.device` is one wherever torch looks at the class itself."""
-    program = """
-        import copy, pickle, sys, typing
-        import numpy as np
-        import torch
-
-        for one in 1, np.int64(1), np.int32(1):
-            assert str(torch.device(one)) == "cuda:1"
-            assert str(torch.Generator(one).device) == "cuda:1"
-            assert str(torch.Generator(device=one).device) == "cuda:1"
-            assert str(torch.Stream(device=one).device) == "cuda:1"
-        assert torch.device(1) == torch.device("cuda:1") == torch.zeros(1, device=1).device
-        assert torch.device(0).type == "cuda" and isinstance(torch.device(0), torch.device)
-        assert isinstance(torch.device("cpu"), torch.device | None)
-        assert torch.device(type="cuda", index=1) == copy.deepcopy(torch.device(1))
-        assert pickle.loads(pickle.dumps(torch.device)) is torch.device
-        assert pickle.loads(pickle.dumps(torch.device(1))) == torch.device(1)
-        torch.save(torch.device(1), "device.pt")
-        assert torch.load("device.pt") == torch.device(1)
-        with torch.device(1):
-            assert torch.zeros(1).device == torch.device(1)
-
-        @torch.jit.script
-        def zeros(device: torch.device):
-            return torch.zeros(1, device=device) + torch.zeros(1, device=torch.device("cpu"))
-
-        @torch.library.custom_op("test::to", mutates_args=())
-        def to(
-            x: torch.Tensor, where: torch.device, other: typing.Optional[torch.device] = None
-        ) -> torch.Tensor:
-            return x.to(where, copy=True)
-
-        cpu = torch.device("cpu")
-        assert zeros(cpu).tolist() == to(torch.zeros(1), cpu).tolist() == [0]
-    """
-    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, written(tmp_path, program))
-    assert done.returncode == 0, done.stderr
+    assert by_the_name_of_cuda["numbered"] == ["cuda:1"] * 12
 
 
 @pytest.mark.parametrize("where", ["cpu", "vgpu:0"])
