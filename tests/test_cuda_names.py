@@ -16,34 +16,27 @@ from d2lpar.programs.nccl import translate
 SWITCH_ON = """
 from d2lpar.programs.cuda_names import switch_on
 switch_on({gpus!r}, {visible!r})
+"""
+BEGIN = """
+import os, sys
 import torch
 from torch import nn
 """
-
-
-SWITCHED_ON = fresh.SET_UP + SWITCH_ON.format(gpus="vgpu:2", visible=None)
-PROGRAM = """
-import os, sys, torch
-from torch import nn
-{}
+END = """
 sys.stdout.flush()
 os._exit(0)  # to tear the modules down takes ten times as long as most programs
 """
+USUAL = "vgpu:2", None
 
 
-def run(program):
-    """Run a program in a process that has two GPUs; return what it prints, in words."""
-    return printed(PROGRAM.format(textwrap.dedent(program)), SWITCHED_ON)
-
-
-def run_with(gpus, visible, program):
-    """Run a program in a process that has these GPUs, to its end; return what it prints."""
-    code = SWITCH_ON.format(gpus=gpus, visible=visible) + textwrap.dedent(program)
-    return printed(code, fresh.SET_UP)
-
-
-def printed(code, imports):
-    done = fresh.run(code, imports)
+def run(program, gpus="vgpu:2", visible=None):
+    """Run a program in a process that has these GPUs; return what it prints, in words."""
+    code = BEGIN + textwrap.dedent(program)
+    switch_on = SWITCH_ON.format(gpus=gpus, visible=visible)
+    if (gpus, visible) == USUAL:
+        done = fresh.run(code + END, fresh.SET_UP + switch_on)
+    else:
+        done = fresh.run(switch_on + code, fresh.SET_UP)
     assert done.returncode == 0 and "Failed to record CUDA" not in done.stderr, done.stderr
     return done.stdout.split()
 
@@ -109,7 +102,7 @@ def test_devices_and_their_number():
 
 
 def test_memory_that_a_stream_holds_is_cached():
-    run_with("v100:1", None, """
+    run("""
     side, x = torch.cuda.Stream(), torch.ones(1024, device="cuda")
     before = torch.cuda.memory_allocated()
     with torch.cuda.stream(side):
@@ -119,7 +112,7 @@ def test_memory_that_a_stream_holds_is_cached():
     assert torch.cuda.memory_allocated() == before - 4096
     assert torch.cuda.memory_cached() == torch.cuda.memory_reserved() == 2**21  # a segment
     assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved() == 2**21
-    """)  # fmt: skip
+    """, "v100:1")  # fmt: skip
 
 
 def test_errors_are_those_of_cuda():
@@ -465,7 +458,7 @@ def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
 )
 def test_visible_devices(gpus, visible, count):
     program = "print(torch.cuda.device_count(), torch.cuda.get_device_name(0))"
-    number, *name = run_with(gpus, visible, program)
+    number, *name = run(program, gpus, visible)
     assert int(number) == count and (name[0] == "Tesla") == gpus.startswith("v100")
 
 
@@ -477,7 +470,7 @@ def test_what_names_no_gpus(gpus):
 
 def test_no_visible_device_leaves_torch_alone():
     program = "print(torch.zeros(1).is_cuda, hasattr(torch, 'vgpu'))"
-    assert run_with("vgpu:2", "", program) == ["False", "False"]
+    assert run(program, visible="") == ["False", "False"]
 
 
 @pytest.mark.parametrize(
