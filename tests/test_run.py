@@ -470,6 +470,7 @@ CHILDREN = """
         for _ in range(steps):
             net(torch.ones(2, 4, device=device)).sum().backward()
             trainer.step()
+        torch.cuda.synchronize()  # a child does not wait at its end
 
     for function in (
         fails, exits, exits_after_an_error, is_killed, ends_well,
