@@ -320,6 +320,8 @@ def test_an_interrupt_leaves_what_is_reserved_right(device):
         torch.vgpu.empty_cache()
         torch.vgpu.reset_peak_memory_stats()
 
+    gc.collect()
+    gc.freeze()  # so that the collections below take a moment only
     try:
         places = []
         while True:
