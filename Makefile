@@ -46,10 +46,11 @@ NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
-# Two processes: one executes the chapters, the other runs the tests (see tests/conftest.py). With
-# three, which two cores could feed, Ray Train's test took more than its 300 s.
+# Three processes: two begin with the chapters, the third with the files of tests (see
+# tests/conftest.py); what waits in one leaves its core to the others. With the frameworks two: among
+# three, Ray Train's test took more than its 300 s.
 # After the death of a process xdist would run its test again and again, or wait for ever.
-PYTEST := -n 2 --no-loadscope-reorder --max-worker-restart 0
+PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
 SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
 SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
