@@ -32,6 +32,17 @@ def wall_clock_for_the_next_file():
         virtual.virtual_gpus(2)
 
 
+@pytest.fixture(scope="module")
+def one_thread():
+    """The CPU gets one thread, as a device has: with small tensors more of them only wait."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 HANGS = 300  # seconds that a test, or its tear-down, may take
 STACKS = "D2LPAR_TEST_STACKS"  # the folder for the stacks of what took longer, one file a process
 _stacks = []  # the file of this process
@@ -121,7 +132,7 @@ class Scheduling(LoadScopeScheduling):
         path = nodeid.partition("::")[0]
         if not path.endswith(".ipynb"):
             return path
-        return f"chapters {re.search('[13579]_', path) is not None}"
+        return "odd chapters" if re.search("[13579]_", path) else "other chapters"
 
 
 def pytest_xdist_make_scheduler(config, log):

@@ -49,9 +49,10 @@ exec(code, {{"__name__": "__main__"}})
 
 @functools.cache
 def server(imports):
-    """Return the socket of a process that has imported `imports` and forks when it is asked to.
+    """Return the socket of a process that forks when it is asked to.
 
-    It ends when the socket is closed, at the latest with this process.
+    It has imported `imports`, and run the statements in the lines after them, if there are any. It
+    ends when the socket is closed, at the latest with this process.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-c", SERVER.format(imports=imports), str(theirs.fileno())]

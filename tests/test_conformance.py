@@ -36,6 +36,8 @@ from torch.utils._pytree import (
 
 import d2lpar
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 INDEX = 1
 FEW = 25  # samples of an operator or a module, all of which run
 SPARSE = "a virtual GPU has dense tensors only"
@@ -99,15 +101,6 @@ def cases(items, name, exceptions):
 @pytest.fixture(scope="module")
 def device():
     return d2lpar.virtual_gpus(2)[INDEX]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """The CPU too gets one thread, as a device has: with small tensors more of them only wait."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

@@ -26,14 +26,13 @@ END = """
 sys.stdout.flush()
 os._exit(0)  # to tear the modules down takes ten times as long as most programs
 """
-USUAL = "vgpu:2", None
 
 
 def run(program, gpus="vgpu:2", visible=None):
     """Run a program in a process that has these GPUs; return what it prints, in words."""
     code = BEGIN + textwrap.dedent(program)
     switch_on = SWITCH_ON.format(gpus=gpus, visible=visible)
-    if (gpus, visible) == USUAL:
+    if gpus == "vgpu:2" and visible is None:
         done = fresh.run(code + END, fresh.SET_UP + switch_on)
     else:
         done = fresh.run(switch_on + code, fresh.SET_UP)

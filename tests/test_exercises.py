@@ -23,6 +23,8 @@ from run import Kernel, own_settings
 import d2lpar
 from d2lpar.exercises import Marks, at_most, expect, marks
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 WRONG = Path(__file__).with_name("wrong_answers")
 FOLDER = Path(marks.__file__).parent
 NAMES = {path.stem[3:] for path in NOTEBOOKS}
@@ -105,15 +107,6 @@ def every_reference():
                         label = f"{path.stem[:2]}-{exercise.name}-{reference}-{way}"
                         if chosen:
                             yield pytest.param(path, exercise, "\n".join(answer), id=label)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """With tensors as small as these, more threads of the CPU only spin."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

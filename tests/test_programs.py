@@ -307,10 +307,9 @@ SPAWNED = """
     def main(rank, world_size, path):
         store = f"file://{path}"
         dist.init_process_group("nccl", init_method=store, rank=rank, world_size=world_size)
-        device = rank
         torch.manual_seed(rank)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-        model = DDP(model.to(device), device_ids=[rank])
+        model = DDP(model.to(rank), device_ids=[rank])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         batches = torch.randn(4, 8, 1, 8, 8)
         dist.barrier()  # on the current device, whichever the ones of the model are
@@ -321,19 +320,19 @@ SPAWNED = """
         model.load_state_dict(torch.load(f"{path}.pt", map_location=location))
         for number, batch in enumerate(batches):
             if number % 2:
-                loss = model(batch.to(device)).square().mean()
+                loss = model(batch.to(rank)).square().mean()
             else:
                 with model.no_sync():
-                    loss = model(batch.to(device)).square().mean()
+                    loss = model(batch.to(rank)).square().mean()
             loss.backward()
             if number % 2:
                 optimizer.step()
                 optimizer.zero_grad()
         losses = [torch.empty_like(loss) for _ in range(world_size)]
         dist.all_gather(losses, loss.detach())
-        received = torch.zeros(2, device=device)
+        received = torch.zeros(2, device=rank)
         if rank == 0:
-            dist.send(torch.tensor([1.0, 2.0], device=device), 1)
+            dist.send(torch.tensor([1.0, 2.0], device=rank), 1)
             dist.recv(received, world_size - 1)
         else:
             dist.recv(received, rank - 1)
