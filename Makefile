@@ -51,8 +51,9 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # three, Ray Train's test took more than its 300 s.
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
-SLOW := launch servers stress conformance faults notebooks ddp distributed_training programs
-SLOW += exercises process_groups modelled_groups frameworks run cuda_names platforms packaging book grading slides
+# Those that wait for time-outs come first, while two processes compute chapters.
+SLOW := launch process_groups modelled_groups servers stress conformance faults notebooks ddp
+SLOW += distributed_training programs exercises frameworks run cuda_names platforms packaging book grading slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
