@@ -52,8 +52,8 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
 # Those that wait for time-outs come first, while two processes compute chapters.
-SLOW := launch process_groups modelled_groups servers stress conformance faults notebooks ddp
-SLOW += distributed_training programs exercises frameworks run cuda_names platforms packaging book grading slides
+SLOW := launch grading process_groups modelled_groups servers stress conformance faults notebooks
+SLOW += ddp distributed_training programs exercises frameworks run cuda_names platforms packaging book slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
 ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)

@@ -103,7 +103,7 @@ def code_in_folds(notebook):
 
 
 # What chapters repeat, for their readers' medians and accuracies, and how often tests do.
-_REPEATED = {
+REPEATED = {
     r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)",
     r"\brounds=7\)": "rounds=3)",
     r"for seed in range\(.+\)$": "for seed in range(3)",
@@ -113,7 +113,7 @@ _REPEATED = {
 
 
 def pytest_collection_modifyitems(items):
-    """Give nbval the code of answers after the last cell of a chapter, and `_REPEATED` less often.
+    """Give nbval the code of answers after the last cell of a chapter, and `REPEATED` less often.
 
     The answers run in the kernel of the chapter.
     """
@@ -132,7 +132,7 @@ def pytest_collection_modifyitems(items):
         ]
     for item in items:
         if isinstance(item, IPyNbCell):
-            for many, few in _REPEATED.items():
+            for many, few in REPEATED.items():
                 item.cell.source = re.sub(many, few, item.cell.source, flags=re.MULTILINE)
 
 

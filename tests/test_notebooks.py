@@ -17,6 +17,7 @@ import idle
 import nbformat
 import pytest
 import run
+from conftest import REPEATED
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from waiting import wait_until
 
@@ -29,6 +30,13 @@ PNG = "iVBORw0KGgo="
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_hygiene(path, check):
     assert not hygiene.problems(path, [check])
+
+
+@pytest.mark.parametrize("pattern", REPEATED)
+def test_what_tests_repeat_less_often_is_in_a_chapter(pattern):
+    chapters = (nbformat.read(path, as_version=4) for path in NOTEBOOKS)
+    code = [cell.source for chapter in chapters for cell in chapter.cells]
+    assert any(re.search(pattern, source, re.MULTILINE) for source in code)
 
 
 # The checks: each finds its fault in an otherwise good chapter, and only that one.
