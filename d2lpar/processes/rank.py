@@ -132,7 +132,6 @@ def serve(folder, timeout):
     signal.signal(signal.SIGINT, partial(_leave_to_parent, os.getpid()))
     # Back to the default: a DataLoader would start a fork server of its own, which imports torch.
     multiprocessing.set_start_method(None, force=True)
-    gc.freeze()  # what was imported stays: collecting it takes longer than starting
     _write_to_files(folder)
     rank = int(os.environ["RANK"])
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
