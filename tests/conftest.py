@@ -15,6 +15,7 @@ from nbformat.v4 import new_code_cell
 from nbval.plugin import IPyNbCell, IPyNbFile
 from xdist.scheduler import LoadScopeScheduling
 
+gc.disable()  # until all tests are collected: what they import and make is no garbage
 os.environ["OMP_WAIT_POLICY"] = "passive"  # threads that wait for work leave their core to others
 
 
@@ -137,9 +138,9 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Leave out of later collections what the collection of tests has made, the largest part."""
-    gc.collect()
+    """Leave out of collections of garbage what the collection of tests has made, the most of it."""
     gc.freeze()
+    gc.enable()
 
 
 class Scheduling(LoadScopeScheduling):

@@ -1,7 +1,8 @@
 """Processes that begin with torch imported, and nothing else done: each a fork of one that waits.
 
 To import torch takes seconds; a fork takes none. What runs in a fork is the main program of a
-process of its own, with this process's environment, and ends as a process does.
+process of its own, with this process's environment. It ends as a process does where it ends with
+`sys.exit`; otherwise its modules are not torn down.
 """
 
 import contextlib
@@ -18,11 +19,12 @@ TORCH = "torch"
 SET_UP = "torch, torch._dynamo"  # what `virtual_gpus` imports, too
 
 SERVER = """
-import gc, os, signal, socket, sys
+import atexit, gc, os, signal, socket, sys, threading
+gc.disable()  # what is imported is no garbage
 import {imports}
 
-gc.collect()
 gc.freeze()  # else the end of each process goes through it
+gc.enable()
 channel = socket.socket(fileno=int(sys.argv.pop()))
 while True:
     request, files, _, _ = socket.recv_fds(channel, 2**20, 3)
@@ -44,6 +46,12 @@ os.environ.clear()
 os.environ.update(environment)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 exec(code, {{"__name__": "__main__"}})
+# The end of a process, but that modules stay: to tear them down takes longer than most programs.
+threading._shutdown()
+atexit._run_exitfuncs()
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(0)
 """
 
 
