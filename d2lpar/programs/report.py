@@ -151,12 +151,12 @@ class Report:
                 cause = error.__context__ if isinstance(error, SystemExit) else None
                 self._error = type(cause or error).__name__
             self._write(ended=True)
-            self._started = False
 
     def _write(self, ended):
         with self._writing:
             if not self._started:  # the last report is written
                 return
+            self._started = not ended  # with the lock: a thread that waits for it writes no more
             contents = self._contents(ended)
             self._write_spans()
             path = os.path.join(self._folder, f"{self._pid}.json")
