@@ -13,10 +13,8 @@ import socket
 import subprocess
 import sys
 
-sys.modules["rfc3987_syntax"] = None  # jsonschema would read its grammar for two seconds
-
-from nbclient import NotebookClient  # noqa: E402
-from nbformat.v4 import new_code_cell, new_notebook  # noqa: E402
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_notebook
 
 OUTPUT = 2**20  # bytes that a cell may show
 PR_SET_DUMPABLE = 4

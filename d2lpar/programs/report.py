@@ -156,13 +156,13 @@ class Report:
         with self._writing:
             if not self._started:  # the last report is written
                 return
-            self._started = not ended  # with the lock: a thread that waits for it writes no more
             contents = self._contents(ended)
             self._write_spans()
             path = os.path.join(self._folder, f"{self._pid}.json")
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump(contents, file)
             os.replace(f"{path}.new", path)
+            self._started = not ended  # with the lock: a thread that waits for it writes no more
 
     def _write_spans(self):
         if self._spans is None:
