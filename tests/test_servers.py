@@ -312,6 +312,20 @@ def test_workers_that_have_returned_are_not_cancelled(ray, store, monkeypatch):
     assert cancelled == []
 
 
+def test_a_cancellation_that_ray_drops_is_repeated(ray, store, monkeypatch):
+    cancel, calls = ray.cancel, []
+
+    def cancel_at_the_second_call(ref, **options):
+        calls.append(ref)
+        if len(calls) > 1:
+            cancel(ref, **options)
+
+    monkeypatch.setattr(ray, "cancel", cancel_at_the_second_call)
+    run = store.start(lambda worker: time.sleep(1000))
+    run.stop()
+    assert run.done() and len(calls) > 1
+
+
 # Faults
 
 

@@ -15,7 +15,7 @@ from d2lpar.servers import actors
 from d2lpar.servers.clients import Client, Worker, to_arrays
 from d2lpar.servers.ray_setup import ray_module, start_ray
 
-SECONDS_TO_STOP = 10.0
+TRIES_TO_STOP, SECONDS_A_TRY = 5, 2.0
 
 
 @contextlib.contextmanager
@@ -251,12 +251,17 @@ class Run:
         """End the workers that are still under way."""
         ray = ray_module()
         refs = list(self.tasks.values())
-        # Ray 2.60 may abort this process if a task is cancelled in the moment in which it ends
+        # Ray 2.60 may abort this process if a task is cancelled in the moment in which it ends, and
+        # drops a cancellation that overtakes its task on the way to the process (CancelTask in
+        # normal_task_submitter.cc)
         _, waiting = ray.wait(refs, num_returns=len(refs), timeout=0)
-        for ref in waiting:
-            with contextlib.suppress(Exception):
-                ray.cancel(ref, force=True)
-        ray.wait(refs, num_returns=len(refs), timeout=SECONDS_TO_STOP)
+        for _ in range(TRIES_TO_STOP):
+            for ref in waiting:
+                with contextlib.suppress(Exception):
+                    ray.cancel(ref, force=True)
+            _, waiting = ray.wait(refs, num_returns=len(refs), timeout=SECONDS_A_TRY)
+            if not waiting:
+                break
         ray.get([self._clock.leave.remote(rank) for rank in self.tasks])
 
 
