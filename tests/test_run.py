@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from types import SimpleNamespace
 
@@ -566,6 +567,45 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
         ["cpu", str(device), 100, 0.75, 2], [str(device), str(device), 8, 2.0, 1]
     ]  # fmt: skip
     assert (said["steps"], said["step_seconds"]) == (4, 3.0)  # the median of 2, 3 and 80
+
+
+def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
+    """Neither by a thread that waits for the lock in that moment, nor for an op that ends later."""
+    report = report_module.Report(tmp_path, False)
+    report._started, report._pid = True, os.getpid()
+    threads = []
+    monkeypatch.setattr(
+        report_module._thread, "start_new_thread", lambda *args: threads.append(args)
+    )
+
+    class Announced:
+        """A lock that says when the other thread has come to it."""
+
+        lock, reached = threading.Lock(), threading.Event()
+
+        def __enter__(self):
+            if threading.current_thread() is other:
+                self.reached.set()
+            self.lock.acquire()
+
+        def __exit__(self, *error):
+            self.lock.release()
+
+    report._writing = Announced()
+    other = threading.Thread(target=report._write, args=(False,))
+
+    def contents(ended):
+        if ended:
+            other.start()
+            assert Announced.reached.wait(60)
+        return {"ended": ended}
+
+    report._contents = contents
+    report.write_last()
+    other.join()
+    report.extend([Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)])
+    assert json.loads((tmp_path / f"{os.getpid()}.json").read_text()) == {"ended": True}
+    assert threads == []
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,8 @@ class Report:
         self._steps_of = WeakKeyDictionary()  # optimizer -> one of the following
         self._steps = []
         self._rank = os.environ.get("RANK")
-        self._started = False
+        self._started = False  # whether a thread writes
+        self._ended = False  # whether the last report is written
         self._raised = None  # what has ended this process, if it is a child of multiprocessing
         self._error = None  # the name of the exception that has ended the process
 
@@ -154,7 +155,7 @@ class Report:
 
     def _write(self, ended):
         with self._writing:
-            if not self._started:  # the last report is written
+            if self._ended:  # while this thread waited for the lock, perhaps
                 return
             contents = self._contents(ended)
             self._write_spans()
@@ -162,7 +163,7 @@ class Report:
             with open(f"{path}.new", "w", encoding="utf-8") as file:
                 json.dump(contents, file)
             os.replace(f"{path}.new", path)
-            self._started = not ended  # with the lock: a thread that waits for it writes no more
+            self._ended = ended
 
     def _write_spans(self):
         if self._spans is None:
