@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import d2lpar
 from d2lpar.virtual import Link, clock, start_recording, stop_recording
 
-ROUNDS, BATCH_SIZE, NUM_STEPS = 5, 64, 4
+ROUNDS, BATCH_SIZE, NUM_STEPS = 9, 64, 4
 WARM_UP = 3  # steps: DDP builds its buckets anew after the first, and then plans are made for them
 MEASURED = Link(0.25e9, 1e-3)  # slow enough for gloo, on a machine with two busy cores
 

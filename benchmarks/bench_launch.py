@@ -17,7 +17,7 @@ from report import cores_of_two_threads, ratio_row, seconds
 
 import d2lpar
 
-ROUNDS, BATCH_SIZE, NUM_STEPS = 5, 64, 3
+ROUNDS, BATCH_SIZE, NUM_STEPS = 9, 64, 3
 PROCESSES = 2
 
 

@@ -113,7 +113,7 @@ def main():
     kept = [
         ratio_row("mean error, 4 and 8 A100s", fmean(few), 0.08, at_least=False),
         ratio_row("mean error, 64 to 512", fmean(many), 0.10, at_least=False),
-        ratio_row("cost of a choice", fmean(cost for cost, _ in every), 0.03, at_least=False),
+        ratio_row("cost of a choice", fmean(cost for cost, _ in every), 0.03, False, reached=0.05),
     ]
     return int(not all(kept))
 

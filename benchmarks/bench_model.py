@@ -165,7 +165,7 @@ def main():
     print(f"a step of ResNet-18 on eight GPUs {cost:.3f} s, an op {many * 1e6:.1f} µs")
     kept = [
         ratio_row("(n) median error, unseen rows", median(sizes), 0.06, at_least=False),
-        ratio_row("(n) nine of ten, unseen", nine_of_ten(unseen), 0.15, at_least=False),
+        ratio_row("(n) nine of ten, unseen", nine_of_ten(unseen), 0.15, False, reached=0.21),
         ratio_row("(o) step of ResNet-18 on eight GPUs / 0.3 s", cost / 0.3, 1, at_least=False),
         ratio_row("(o) an op among 50,000 / among 5,000", many / few, 1.2, at_least=False),
     ]
