@@ -570,7 +570,7 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
 
 
 def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
-    """Neither by a thread that waits for the lock in that moment, nor for an op that ends later."""
+    """Neither by a thread that waits for the lock at that moment, nor for an op that ends later."""
     report = report_module.Report(tmp_path, False)
     report._started, report._pid = True, os.getpid()
     threads = []
@@ -602,7 +602,7 @@ def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
 
     report._contents = contents
     report.write_last()
-    other.join()
+    other.join(60)
     report.extend([Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)])
     assert json.loads((tmp_path / f"{os.getpid()}.json").read_text()) == {"ended": True}
     assert threads == []

@@ -315,12 +315,12 @@ def test_workers_that_have_returned_are_not_cancelled(ray, store, monkeypatch):
 def test_a_cancellation_that_ray_drops_is_repeated(ray, store, monkeypatch):
     cancel, calls = ray.cancel, []
 
-    def cancel_at_the_second_call(ref, **options):
+    def cancel_from_the_second_call_on(ref, **options):
         calls.append(ref)
         if len(calls) > 1:
             cancel(ref, **options)
 
-    monkeypatch.setattr(ray, "cancel", cancel_at_the_second_call)
+    monkeypatch.setattr(ray, "cancel", cancel_from_the_second_call_on)
     run = store.start(lambda worker: time.sleep(1000))
     run.stop()
     assert run.done() and len(calls) > 1

@@ -18,7 +18,7 @@ import warnings
 import torch
 
 from ..devices import num_gpus, synchronize
-from .comparing import agree, describe, expect_type, fitting_hint, short, show
+from .answers import agree, describe, expect_type, fitting_hint, short, show
 
 _check = None  # the file of the latest check cell, as Python names it
 wrong_tries = {}  # the wrong tries at each prediction in this kernel

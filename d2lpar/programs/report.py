@@ -155,7 +155,7 @@ class Report:
 
     def _write(self, ended):
         with self._writing:
-            if self._ended:  # while this thread waited for the lock, perhaps
+            if self._ended:  # perhaps while this thread waited for the lock
                 return
             contents = self._contents(ended)
             self._write_spans()

@@ -8,6 +8,7 @@ OSDI'14); how far workers may run apart is up to their ticks (Ho et al., NeurIPS
 import contextlib
 import traceback
 import uuid
+import warnings
 
 import cloudpickle
 
@@ -251,9 +252,9 @@ class Run:
         """End the workers that are still under way."""
         ray = ray_module()
         refs = list(self.tasks.values())
-        # Ray 2.60 may abort this process if a task is cancelled in the moment in which it ends, and
-        # drops a cancellation that overtakes its task on the way to the process (CancelTask in
-        # normal_task_submitter.cc)
+        # Ray 2.60 may abort this process if a task is cancelled just as it ends, and drops a
+        # cancellation that reaches the worker before its task does (CancelTask in
+        # normal_task_submitter.cc).
         _, waiting = ray.wait(refs, num_returns=len(refs), timeout=0)
         for _ in range(TRIES_TO_STOP):
             for ref in waiting:
@@ -262,6 +263,8 @@ class Run:
             _, waiting = ray.wait(refs, num_returns=len(refs), timeout=SECONDS_A_TRY)
             if not waiting:
                 break
+        else:
+            warnings.warn(f"Ray did not end {len(waiting)} of {len(refs)} workers", stacklevel=2)
         ray.get([self._clock.leave.remote(rank) for rank in self.tasks])
 
 

@@ -1,4 +1,4 @@
-"""Compares what an answer gave with what it should give: first the types, then the values."""
+"""Compares an answer with what it should be: first the types, then the values."""
 
 import numbers
 
