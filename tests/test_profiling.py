@@ -66,6 +66,31 @@ def test_operators_have_the_time_of_their_kernels():
     """)
 
 
+def test_kernels_are_below_their_operators_though_the_start_was_held_up():
+    """The profiler's clock is not that of the kernels; one is read 50 ms after the other here."""
+    profiled("""
+    import time
+    from types import SimpleNamespace
+    from d2lpar.virtual import profiling
+    delays = [0.05]
+
+    def late():
+        now = time.time_ns()
+        time.sleep(delays.pop() if delays else 0)
+        return now
+
+    profiling.time = SimpleNamespace(time_ns=late, perf_counter=time.perf_counter)
+    x = torch.ones(64, 64, device="cuda")
+    with profile(activities=[CPU, CUDA]) as p:
+        for _ in range(3):
+            x @ x
+            time.sleep(0.02)
+    assert not delays
+    on = [e.device_time_total > 0 for e in p.events() if e.name == "aten::mm"]
+    assert on == [True] * 3, on
+    """)
+
+
 def test_the_exported_trace_has_kernels_and_who_launched_them():
     profiled("""
     x = torch.ones(64, 64, device="cuda")

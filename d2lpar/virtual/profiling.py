@@ -38,7 +38,8 @@ class Work:
         self._kinds = {kind for name in names for kind in _KINDS.get(name, ())}
         self._clock = scheduler.clock
         # Times here are ns from now on: with those of the epoch, a float is off by 256 ns.
-        self._unix, self._wall, self._model = time.time_ns(), time.perf_counter(), self._clock.now()
+        self._unix, self._wall = _unix_and_wall()
+        self._model = self._clock.now()
         self._spans = scheduler.start_recording()
 
     def stop(self):
@@ -234,6 +235,18 @@ class _Owners:
                 return self._order[place]
             place -= 1
         return None
+
+
+def _unix_and_wall():
+    """Return `time.time_ns` and `time.perf_counter` at one moment.
+
+    Another thread may run between the two calls; of a few readings the closest one counts.
+    """
+    readings = []
+    for _ in range(5):
+        before, unix, after = time.perf_counter(), time.time_ns(), time.perf_counter()
+        readings.append((after - before, unix, (before + after) / 2))
+    return min(readings)[1:]
 
 
 def _name(span):
