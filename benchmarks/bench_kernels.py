@@ -14,7 +14,7 @@
   output channels, and the height and width of kernel, padding and stride.
 
 Half of each, by chance, was set aside before any was compared. With the other halves, figures of
-the model were changed, see `datasheets.py`, `gpu.py` and `kernels.py`.
+the model were changed, see `datasheets.py`, `modelled_gpu.py` and `kernels.py`.
 
 A ratio above 1 is a kernel that the model makes too slow.
 """

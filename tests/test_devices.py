@@ -13,7 +13,7 @@ import d2lpar
 from d2lpar import devices as module
 from d2lpar import virtual
 from d2lpar.other_programs import Taken
-from d2lpar.virtual import PRESETS, Link, configuration, engines, memory_of_this_process, registry
+from d2lpar.virtual import PRESETS, Link, device_setup, engines, memory_of_this_process, registry
 from d2lpar.virtual.links import as_link, format_bytes
 from d2lpar.virtual.private import check_version
 
@@ -313,12 +313,12 @@ def settings_of(device):
 
 
 def test_memory_and_cores_are_those_of_this_process(monkeypatch):
-    monkeypatch.setattr(configuration, "memory_of_this_process", lambda: 10**9)
+    monkeypatch.setattr(device_setup, "memory_of_this_process", lambda: 10**9)
     devices = d2lpar.virtual_gpus(2)
     assert {registry.find(device).memory.limit for device in devices} == {4 * 10**8}
-    monkeypatch.setattr(configuration, "cores_of_this_process", lambda: 99)
+    monkeypatch.setattr(device_setup, "cores_of_this_process", lambda: 99)
     with pytest.warns(UserWarning, match="793 threads of virtual GPUs share 99 CPU cores"):
-        configuration._warn_of_crowding(793)
+        device_setup._warn_of_crowding(793)
 
 
 def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
@@ -615,7 +615,7 @@ def test_unknown_versions_of_torch_are_refused(version):
 
 
 def test_the_threads_of_all_devices_together_are_said_to_be_too_many(gpus, monkeypatch):
-    monkeypatch.setattr("d2lpar.virtual.configuration.cores_of_this_process", lambda: 1)
+    monkeypatch.setattr("d2lpar.virtual.device_setup.cores_of_this_process", lambda: 1)
     with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
         d2lpar.virtual_gpus(2, threads=5)
 

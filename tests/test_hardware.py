@@ -24,16 +24,16 @@ from d2lpar.virtual import (
     hardware_name,
     host_takes,
     issuing,
+    modelled_gpu,
     scheduler,
     virtual_gpus,
 )
-from d2lpar.virtual import gpu as gpu_figures
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.device import Device
-from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
 from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
 from d2lpar.virtual.kernels import Kernel, Product
+from d2lpar.virtual.modelled_gpu import GPU
 from d2lpar.virtual.tensor import VirtualTensor
 
 LINK = Link(1e9)
@@ -180,8 +180,8 @@ def test_over_the_network_its_link_counts():
 
 def test_the_longest_of_three_counts():
     mine = gpu(bandwidth=1e6, peaks={"float32": 1e6})
-    assert mine.kernel_seconds(kernel()) == gpu_figures.LEAST_SECONDS
-    by_bytes = 1000 / (1e6 * gpu_figures.MEMORY_EFFICIENCY)
+    assert mine.kernel_seconds(kernel()) == modelled_gpu.LEAST_SECONDS
+    by_bytes = 1000 / (1e6 * modelled_gpu.MEMORY_EFFICIENCY)
     assert mine.kernel_seconds(kernel(num_bytes=1000)) == pytest.approx(by_bytes, rel=1e-12)
     product = Product(1, 128, 128, 64)
     by_product = mine.product_seconds(product)
@@ -193,9 +193,9 @@ def test_the_longest_of_three_counts():
 @pytest.mark.parametrize("waves", [1, 2, 5])
 def test_full_waves_of_the_largest_tiles_reach_the_fitted_part_of_the_peak(waves):
     """In float32 a tile takes as long as if its sums had nine terms more."""
-    mine, (tile, _), k = gpu(), gpu_figures.TILES[0], 1000
+    mine, (tile, _), k = gpu(), modelled_gpu.TILES[0], 1000
     product = Product(1, tile * waves, tile * 4, k)
-    expected = product.flops * (k + 9) / k / (gpu_figures.PRODUCT_EFFICIENCY * 1e9)
+    expected = product.flops * (k + 9) / k / (modelled_gpu.PRODUCT_EFFICIENCY * 1e9)
     assert mine.product_seconds(product) == pytest.approx(expected, rel=1e-12)
     assert mine.product_seconds(Product(waves, tile, tile * 4, k)) == pytest.approx(expected)
 
@@ -212,7 +212,7 @@ def test_no_tile_of_a_product_in_float32_is_narrower_than_64():
 
 
 def test_one_row_more_takes_longer_and_small_products_reach_little():
-    mine, (tile, _) = gpu(), gpu_figures.TILES[0]
+    mine, (tile, _) = gpu(), modelled_gpu.TILES[0]
     full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
     assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
     small = Product(1, 1, 1, 4096)
@@ -321,7 +321,7 @@ def test_more_work_on_tensor_cores_never_takes_less_time():
 def test_each_gpu_reaches_its_part_of_the_peak_of_tensor_cores():
     mine, half = on_tensor_cores(), on_tensor_cores(tensor_efficiency=0.44)
     huge = Product(1, 256 * 64, 128 * 64, 1 << 16)
-    assert mine.tensor_efficiency == gpu_figures.TENSOR_CORE_EFFICIENCY == 0.88
+    assert mine.tensor_efficiency == modelled_gpu.TENSOR_CORE_EFFICIENCY == 0.88
     ratio = half.product_seconds(huge, torch.float16) / mine.product_seconds(huge, torch.float16)
     assert ratio == pytest.approx(2, rel=1e-3)
     assert half.product_seconds(huge) == mine.product_seconds(huge)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import d2lpar
-from d2lpar.virtual import gpu, virtual_gpus
+from d2lpar.virtual import modelled_gpu, virtual_gpus
 from d2lpar.virtual.kernels import Product, may_do_products
 
 
@@ -376,7 +376,7 @@ halved.register_fake(torch.empty_like)
     ],
 )
 def test_an_operator_with_products_that_are_not_known_says_so_once(name, program):
-    gpu._warn_of_unknown_products.cache_clear()
+    modelled_gpu._warn_of_unknown_products.cache_clear()
     (device,) = virtual_gpus(1, model="v100")
     with pytest.warns(UserWarning) as noted:
         for size in (30, 30, 40):
@@ -407,7 +407,7 @@ def everything_else(device):
 
 def test_operators_without_products_and_known_ones_say_nothing():
     (device,) = virtual_gpus(1, model="v100")
-    gpu._warn_of_unknown_products.cache_clear()
+    modelled_gpu._warn_of_unknown_products.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         everything_else(device)

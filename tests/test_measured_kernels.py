@@ -58,7 +58,7 @@ def measured(gpu, name):
     return seconds
 
 
-# A kernel for each rule of `gpu.py` and `kernels.py`, and how far the model may be off.
+# A kernel for each rule of `modelled_gpu.py` and `kernels.py`, and how far the model may be off.
 KERNELS = {
     "h100": {
         "convolution 64x128x56x128x3x1x32 float16 NHWC forward": 0.4,  # narrow groups together

@@ -29,9 +29,9 @@ from d2lpar.parallel.gpt import Split, Sum
 from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
-from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
+from d2lpar.virtual.modelled_gpu import GPU
 from published import Row, modelled, seconds_of
 
 GB, GIB = 1e9, 2**30

@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from d2lpar.virtual import equal_ranks
 from d2lpar.virtual.datasheets import MIB
-from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import MACHINES, Machine
+from d2lpar.virtual.modelled_gpu import GPU
 
 from . import Row, seconds_of
 from .language import GPT2Block

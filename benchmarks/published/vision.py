@@ -20,9 +20,9 @@ from d2lpar._d2l import import_torchvision
 from d2lpar.parallel.side_streams import receive, send
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
 from d2lpar.virtual.datasheets import GPUS, MIB
-from d2lpar.virtual.gpu import GPU
 from d2lpar.virtual.hardware import Machine
 from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
+from d2lpar.virtual.modelled_gpu import GPU
 
 from . import Row, modelled, seconds_of
 

@@ -21,7 +21,7 @@ While GPUs are modelled:
     model       the model of a device: a GPU in a machine, and the links that it shares
     hardware    machines, and how models are found by name
     host        what the host takes to run a program; fitting: hosts and GPUs that fit measurements
-    gpu         a GPU as its data sheet describes it, and the time of a kernel
+    modelled_gpu  a GPU as its data sheet describes it, and the time of a kernel
     datasheets  the published figures of GPUs
     calibration times of kernels that were measured
     kernels     the work of a kernel: products and bytes
@@ -29,7 +29,7 @@ While GPUs are modelled:
 
 Beside them:
 
-    configuration  virtual_gpus: how many devices, and their figures
+    device_setup  virtual_gpus: how many devices, and their figures
     links       how fast bytes travel: wires as they are sold, and as they were measured
     clocks      the clock in force, as a program sees it
     process_limits  the cores and the memory that this process may use
@@ -51,7 +51,7 @@ Beside them:
 import importlib
 
 from .clocks import clock, clock_in_force, hardware_name, host_takes
-from .configuration import figures_of_ranks, virtual_gpus
+from .device_setup import figures_of_ranks, virtual_gpus
 from .links import PRESETS, Link
 from .process_limits import cores_of_this_process, memory_of_this_process
 from .scheduler import start_recording, stop_recording

@@ -17,9 +17,9 @@ benchmarks/bench_kernels.py.
 
 from dataclasses import replace
 
-from .gpu import GPU, Overheads
 from .identity import V100, Product
 from .links import PRESETS
+from .modelled_gpu import GPU, Overheads
 
 MIB = 2**20
 GPUS = {
