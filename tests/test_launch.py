@@ -288,7 +288,28 @@ def test_output_is_shown_while_the_function_runs(tmp_path, monkeypatch):
     assert d2lpar.launch(ask, seen, nproc=1) == [True]
 
 
+def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
+    monkeypatch.setattr("d2lpar.processes.agent._SECONDS_BETWEEN_LOOKS", 3600)
+    assert d2lpar.launch(dist.get_rank) == [0, 1]
+
+
 # Faults
+
+
+def test_a_rank_that_has_ended_does_not_keep_the_agent_busy(monkeypatch, impatient):
+    from d2lpar.processes import agent
+
+    looks, look = [], agent.Agent._monitor_workers
+
+    def counted(self, group):
+        looks.append(self.settled)
+        return look(self, group)
+
+    monkeypatch.setattr(agent.Agent, "_monitor_workers", counted)
+    with pytest.raises(RuntimeError, match="rank 0 ended with exit code 3"):
+        d2lpar.launch(lambda: time.sleep(1000) if dist.get_rank() else os._exit(3))
+    while_the_other_lives = [settled for settled in looks if settled]
+    assert 1 <= len(while_the_other_lives) <= 5  # 0.3 s, a look in 0.1
 
 
 def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impatient):
@@ -371,7 +392,8 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
 
     now, story = 100.0, []
     monkeypatch.setattr(module.time, "monotonic", lambda: now)
-    processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None)]
+    living, held = os.pipe()  # the sentinel of a process that never ends
+    processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None, sentinel=living)]
     agent = SimpleNamespace(
         output=SimpleNamespace(show=lambda: story.append("show")), interrupts=0, nproc=2,
         processes=processes, settled=None, error=None, _remaining_restarts=0,
@@ -397,6 +419,8 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
         path.touch()
     agent.error = OSError("of an earlier attempt")
     assert look() == ("SUCCEEDED", ["show"]) and agent.error is None
+    os.close(living)
+    os.close(held)
 
 
 def test_exception_that_does_not_pickle_comes_as_its_text():
