@@ -51,8 +51,8 @@ def cores_of_two_threads(count=40, size=1000):
 def ratio_row(name, ratio, limit, at_least=True, reached=None):
     """Print a ratio beside its limit; return False if it fails.
 
-    `reached` is a looser bound, for an aim that is not met reliably: a ratio between the two is SHORT,
-    and does not fail.
+    `reached` is a looser bound, for an aim that is not met reliably: a ratio between the two is
+    SHORT, and does not fail.
     """
 
     def keeps(bound):
