@@ -391,7 +391,7 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
     from d2lpar.processes import agent as module
 
     now, story = 100.0, []
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     living, held = os.pipe()  # the sentinel of a process that never ends
     processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None, sentinel=living)]
     agent = SimpleNamespace(
