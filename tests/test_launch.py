@@ -289,8 +289,25 @@ def test_output_is_shown_while_the_function_runs(tmp_path, monkeypatch):
 
 
 def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
-    monkeypatch.setattr("d2lpar.processes.agent._SECONDS_BETWEEN_LOOKS", 3600)
+    from d2lpar.processes import agent
+
+    ready, wait, files = [], agent.wait, agent.Agent._files
+
+    def noted(sentinels, timeout):
+        ready.append(wait(sentinels, timeout))
+        if len(ready) == 1:
+            raise InterruptedError  # as on Windows at Ctrl-C
+
+    def while_all_end(self, kind):
+        """Let the ranks end between a look at their exit codes and the next."""
+        for process in self.processes:
+            process.join()
+        return files(self, kind)
+
+    monkeypatch.setattr(agent, "wait", noted)
+    monkeypatch.setattr(agent.Agent, "_files", while_all_end)
     assert d2lpar.launch(dist.get_rank) == [0, 1]
+    assert ready[-1]  # otherwise the time had to run out
 
 
 # Faults
@@ -396,7 +413,7 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
     processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None, sentinel=living)]
     agent = SimpleNamespace(
         output=SimpleNamespace(show=lambda: story.append("show")), interrupts=0, nproc=2,
-        processes=processes, settled=None, error=None, _remaining_restarts=0,
+        processes=processes, codes=[1, None], settled=None, error=None, _remaining_restarts=0,
         _files=lambda kind: [tmp_path / "0", tmp_path / "1"],
         kill=lambda: story.append("kill"), _why=lambda codes: story.append(codes),
     )  # fmt: skip

@@ -6,7 +6,7 @@ shows what the ranks print, finds out why one failed, and never waits for ever.
 
 import contextlib
 import logging
-import multiprocessing.connection
+import multiprocessing
 import os
 import signal
 import sys
@@ -14,6 +14,7 @@ import time
 import traceback
 import types
 import uuid
+from multiprocessing.connection import wait
 from pathlib import Path
 
 import cloudpickle
@@ -35,6 +36,7 @@ START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _PRELOAD = ["d2lpar.processes.preload"]
 _ADDRESS = "127.0.0.1"
 _SECONDS_BETWEEN_LOOKS = 0.1  # at most; each takes 0.3 ms of a core, which busy ranks would lose
+_MOST_AT_ONCE = 60  # Windows waits for 63 objects at most
 _SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
 
 
@@ -107,6 +109,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group):
         self.settled = None
+        self.codes = [None] * self.nproc  # the exit codes of the last look
         with _isolated():
             return super()._start_workers(worker_group)
 
@@ -116,8 +119,10 @@ class Agent(LocalElasticAgent):
         Replaces the method of torch's agent, which keeps neither exceptions nor signals, and waits
         30 s, without taking interrupts, for a process that does not end.
         """
-        alive = [process.sentinel for process in self.processes if process.exitcode is None]
-        multiprocessing.connection.wait(alive, _SECONDS_BETWEEN_LOOKS)
+        ranks = zip(self.processes, self.codes, strict=True)
+        alive = [process.sentinel for process, code in ranks if code is None]
+        with contextlib.suppress(InterruptedError):  # how Windows ends the wait at Ctrl-C
+            wait(alive[:_MOST_AT_ONCE], _SECONDS_BETWEEN_LOOKS)
         self.output.show()
         if self.interrupts:
             store = store_of(self.folder, self._attempt, self.nproc)
@@ -125,7 +130,7 @@ class Agent(LocalElasticAgent):
             self.kill()
             self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
-        codes = [process.exitcode for process in self.processes]
+        self.codes = codes = [process.exitcode for process in self.processes]
         done = [path.exists() for path in self._files("result")]
         if codes == [0] * self.nproc and all(done):
             self.error = None
