@@ -17,6 +17,9 @@
 #                 agree: names that Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
 # make bench      the benchmarks
+# make machines   chapters, exercises and quick tests as on other machines: other instruction sets and
+#                 seeds, one core, 8 GB, no network and more, some hours; CONDITIONS="avx2 sse4" for
+#                 some of them, PARTS="chapters" and CHAPTERS="03 09" for less
 # make assignments
 #                 what make lab opens, under build/assignments, to hand out
 # make grade SUBMITTED=folder
@@ -62,8 +65,8 @@ ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SL
 logged = $(1) >> $(LOG) 2>&1 || \
 	{ tail -n 25 $(LOG); echo "Set-up failed. The whole log is in $(LOG)."; exit 1; }
 
-.PHONY: run test book slides lab notebooks exercises drawings lessons check browser bench assignments \
-	grade address
+.PHONY: run test book slides lab notebooks exercises drawings lessons check browser bench machines \
+	assignments grade address
 .DELETE_ON_ERROR:
 
 # Most chapters use modelled GPUs, beside which torch computes no gradients on real ones.
@@ -110,6 +113,10 @@ bench: $(READY)
 	@status=0; for file in $(BENCHMARKS); do \
 	    echo "== $$file"; $(BIN)/python $$file || status=1; \
 	done; exit $$status
+
+machines: $(READY)
+	@$(BIN)/python tools/machines/matrix.py $(CONDITIONS) $(if $(PARTS),--parts $(PARTS)) \
+	    $(if $(CHAPTERS),--names $(CHAPTERS))
 
 assignments: $(READY)
 	@$(BIN)/python tools/assignments.py $(CHAPTERS)

@@ -307,7 +307,7 @@ class _SplitCrossEntropy(torch.autograd.Function):
         labels = labels.unsqueeze(-1) - group.rank() * num_classes
         here = (labels >= 0) & (labels < num_classes)
         labels = labels.clamp(0, num_classes - 1)
-        z = outputs.to(torch.float32, copy=True)
+        z = outputs.to(torch.promote_types(outputs.dtype, torch.float32), copy=True)
         largest = z.amax(-1, keepdim=True)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
         z -= largest
@@ -322,5 +322,5 @@ class _SplitCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         softmax, labels, here = ctx.saved_tensors
-        softmax.scatter_add_(-1, labels, -here.float())
+        softmax.scatter_add_(-1, labels, -here.to(softmax.dtype))
         return softmax.mul_(gradient / here.numel()), None, None

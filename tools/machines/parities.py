@@ -1,0 +1,169 @@
+"""Records how far apart the numbers are that an assertion compares, beside its bound.
+
+`matrix.py` names this file in PYTHONSTARTUP, so that each kernel runs it, and loads it into pytest
+as a plug-in. It writes a line of JSON for each comparison to the file that `D2LPAR_PARITIES` names.
+
+In notebooks it sees `assert x < 1e-5` and its kin, if the bound has a number below `SMALL` in it,
+and calls of `torch.testing.assert_close`, `numpy.testing.assert_allclose` and `expect`. In tests it
+sees `torch.testing.assert_close`.
+"""
+
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+
+FILE = "D2LPAR_PARITIES"
+SMALL = 0.01
+CALLS = ("assert_close", "assert_allclose", "expect")
+
+
+class Recorded(ast.NodeTransformer):
+    """Rewrites a cell so that its comparisons are recorded; what they mean stays the same.
+
+    Args:
+        shell: IPython's, which numbers the cells.
+    """
+
+    def __init__(self, shell):
+        self.shell = shell
+
+    def visit_Assert(self, node):
+        """Rewrite `left < right` in the test of an assertion."""
+        node.test = Comparisons(self._key(node)).visit(node.test)
+        return node
+
+    def visit_Call(self, node):
+        """Rewrite `expect(...)`, `assert_close(...)` and `assert_allclose(...)`."""
+        key, name = self._key(node), ast.unparse(node.func).rpartition(".")[2]
+        self.generic_visit(node)
+        if name not in CALLS:
+            return node
+        node.args = [ast.Constant(key), node.func, *node.args]
+        node.func = _attribute(name)
+        return node
+
+    def _key(self, node):
+        chapter = Path(os.environ.get("JPY_SESSION_NAME", "")).stem[:2]
+        number = self.shell.execution_count - 1  # it counts a cell before the cell runs
+        return f"{chapter} cell {number:<3} {ast.unparse(node)}"
+
+
+class Comparisons(ast.NodeTransformer):
+    """Rewrites each `left < right` of one assertion."""
+
+    def __init__(self, key):
+        self.key = key
+
+    def visit_Compare(self, node):
+        """Rewrite a comparison whose right side has a small number in it."""
+        self.generic_visit(node)
+        if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
+            return node
+        numbers = [n.value for n in ast.walk(node.comparators[0]) if isinstance(n, ast.Constant)]
+        if not any(isinstance(n, float) and 0 < n < SMALL for n in numbers):
+            return node
+        strict = ast.Constant(isinstance(node.ops[0], ast.Lt))
+        arguments = [ast.Constant(self.key), node.left, node.comparators[0], strict]
+        return ast.Call(func=_attribute("less"), args=arguments, keywords=[])
+
+
+def _attribute(name):
+    return ast.Attribute(value=ast.Name("__parities__", ast.Load()), attr=name, ctx=ast.Load())
+
+
+def note(key, difference, bound):
+    """Write a line: what was compared, by how much it differed, and what was allowed."""
+    if path := os.environ.get(FILE):
+        line = json.dumps({"key": key, "difference": float(difference), "bound": float(bound)})
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+
+def less(key, left, right, strict):
+    """Return `left < right`, or `left <= right`, and note both."""
+    note(key, left, right)
+    return left < right if strict else left <= right
+
+
+def assert_close(key, function, actual, expected, *args, **options):
+    """Call `torch.testing.assert_close` and note the entry that is nearest to its bound."""
+    function(actual, expected, *args, **options)
+    for a, e in _pairs(actual, expected):
+        _note_worst(key, a, e, *_tolerances(a, e, options))
+
+
+def assert_allclose(key, function, actual, desired, rtol=1e-7, atol=0, **options):
+    """Call `numpy.testing.assert_allclose` and note the entry that is nearest to its bound."""
+    import torch
+
+    function(actual, desired, rtol=rtol, atol=atol, **options)
+    _note_worst(key, torch.as_tensor(actual), torch.as_tensor(desired), rtol, atol)
+
+
+def expect(key, function, what, got, want, **options):
+    """Call the `expect` of the exercises' checks and note the largest relative difference."""
+    function(what, got, want, **options)
+    if tolerance := options.get("tolerance"):
+        for a, e in _pairs(got, want):
+            scale = e.detach().abs().max().item() if e.numel() else 0
+            difference = (a.detach().cpu().double() - e.detach().cpu().double()).abs()
+            if scale:
+                note(key, difference.max() / scale, tolerance)
+
+
+def _tolerances(a, e, options):
+    import torch
+    from torch.testing._comparison import default_tolerances
+
+    if options.get("rtol") is not None:
+        return options["rtol"], options["atol"]
+    tensors = [x for x in (a, e) if isinstance(x, torch.Tensor)]
+    return default_tolerances(*tensors)
+
+
+def _pairs(actual, expected):
+    """Yield pairs of tensors out of numbers, tensors, and lists and dicts of them."""
+    import torch
+
+    if isinstance(expected, dict):
+        for name in expected:
+            yield from _pairs(actual[name], expected[name])
+    elif isinstance(expected, (list, tuple)):
+        for pair in zip(actual, expected, strict=True):
+            yield from _pairs(*pair)
+    elif isinstance(expected, (torch.Tensor, int, float)):
+        a, e = (torch.as_tensor(x) for x in (actual, expected))
+        if (a.is_floating_point() or e.is_floating_point()) and a.layout is torch.strided:
+            yield a, e
+
+
+def _note_worst(key, a, e, rtol, atol):
+    a, e = (x.detach().cpu().double().flatten() for x in (a, e))
+    difference, bound = (a - e).abs().nan_to_num(), atol + rtol * e.abs().nan_to_num(posinf=0)
+    if len(e) and bound.max() > 0:
+        i = (difference / bound.clamp(min=1e-300)).argmax()
+        note(key, difference[i], bound[i])
+
+
+def pytest_configure(config):
+    """Record the calls of `torch.testing.assert_close` in tests, by file and line."""
+    import torch
+
+    function = torch.testing.assert_close
+
+    def recorded(actual, expected, *args, **options):
+        frame = sys._getframe(1)
+        key = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+        assert_close(key, function, actual, expected, *args, **options)
+
+    torch.testing.assert_close = recorded
+
+
+if __name__ == "__main__" and "get_ipython" in globals():
+    import parities
+
+    __parities__ = parities
+    get_ipython().ast_transformers.append(parities.Recorded(get_ipython()))  # noqa: F821
+    del parities
