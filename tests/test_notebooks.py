@@ -1,5 +1,7 @@
 """Hygiene of the committed notebooks, and tests of the checks and of the runner themselves."""
 
+import asyncio
+import gc
 import io
 import json
 import os
@@ -18,8 +20,12 @@ import nbformat
 import pytest
 import run
 from conftest import REPEATED
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from waiting import wait_until
+from tqdm import tqdm
+from waiting import is_alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
@@ -236,6 +242,14 @@ def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
 
 
 SLOW = "02_slow", "03_slow"  # chapters, executed at the same time
+WAIT = """
+import os, subprocess, tempfile, time
+tempfile.mkdtemp()
+child = subprocess.Popen(["sleep", "200"], start_new_session=True)
+open("part of {0}", "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename("part of {0}", "{0}")
+time.sleep(200)
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -244,12 +258,13 @@ def long_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("long")
     write_chapter(folder / "01_first.ipynb", "1 + 1")
     for name in SLOW:
-        mark = f"open('{name}', 'w').write(str(os.getpid()))"
-        write_chapter(folder / f"{name}.ipynb", f"import os, time; {mark}; time.sleep(200)")
+        write_chapter(folder / f"{name}.ipynb", WAIT.format(name))
     write_chapter(folder / "04_never.ipynb", "open('never', 'w')")
+    (folder / "tmp").mkdir()
     command = [sys.executable, ROOT / "tools" / "run.py", "--folder", folder]
     process = subprocess.Popen(
         [*command, "--build", folder / "build"],
+        env=os.environ | {"TMPDIR": f"{folder}/tmp"}, process_group=0,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         # a job in the background ignores it
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -473,20 +488,102 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
 
 
 def test_interrupt_ends_kernels_and_run(long_run):
-    """Ctrl-C: no further chapter, neither of two kernels left, status 130, the table so far."""
+    """Ctrl-C in a terminal: no further chapter, status 130, the table so far.
+
+    Of two kernels nothing is left: no process of another session, and no temporary file.
+    """
     process, folder = long_run
-    kernels = [folder / name for name in SLOW]
-    for kernel in kernels:
-        wait_until(lambda k=kernel: k.exists() and k.read_text(), 60)
-    process.send_signal(signal.SIGINT)
+    for name in SLOW:
+        wait_until((folder / name).exists, 60)
+    os.killpg(process.pid, signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err, out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
-    for kernel in kernels:
-        assert re.search(rf"^{kernel.name} .* interrupted$", out, re.MULTILINE)
-        wait_until(lambda k=kernel: not Path("/proc", k.read_text()).exists(), 20)
+    for name in SLOW:
+        assert re.search(rf"^{name} .* interrupted$", out, re.MULTILINE)
+        assert not any(map(is_alive, (folder / name).read_text().split()))
     assert not (folder / "never").exists()
+    assert not [*(folder / "tmp").iterdir()]
+
+
+def test_ctrl_c_during_a_look_at_the_kernel(tmp_path, monkeypatch):
+    """nbclient looks once a second whether a kernel is alive, and fails when it has gone."""
+    look, begun, gone = NotebookClient._async_check_alive, asyncio.Event(), asyncio.Event()
+
+    async def held_look(self):
+        begun.set()
+        await gone.wait()
+        await look(self)
+
+    monkeypatch.setattr(NotebookClient, "_async_check_alive", held_look)
+    path = write_chapter(tmp_path / "01_slow.ipynb", "import time; time.sleep(200)")
+    troubles = []
+
+    async def interrupted():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: troubles.append(context["message"]))
+        chapter = asyncio.create_task(run.execute(path, tqdm(disable=True)))
+        await begun.wait()
+        chapter.cancel()
+        result = await chapter
+        gone.set()
+        while asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0)
+        gc.collect()
+        return result
+
+    with run.own_settings():
+        assert run._until_done(interrupted()).failure == run.INTERRUPTED
+    assert not troubles
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [(AsyncKernelClient, "wait_for_ready"), (AsyncKernelManager, "_async_request_shutdown")],
+    ids=["starts", "ends"],
+)
+def test_ctrl_c_while_a_kernel(of, name, tmp_path, monkeypatch):
+    pids = []
+
+    async def held(self, **_):
+        pids.append((self if of is AsyncKernelManager else self.parent).provisioner.pid)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(of, name, held)
+    write_chapter(tmp_path / "01_first.ipynb", "1 + 1")
+    done = runner(tmp_path)
+    assert done.returncode == 130
+    assert re.search(r"^01_first .* interrupted$", done.stdout, re.MULTILINE)
+    (pid,) = pids
+    assert not is_alive(pid)
+
+
+def test_another_ctrl_c_tears_nothing_apart(tmp_path, monkeypatch):
+    clean_up = AsyncKernelManager.cleanup_resources
+
+    def interrupted(self, **options):
+        signal.raise_signal(signal.SIGINT)
+        return clean_up(self, **options)
+
+    monkeypatch.setattr(run.Kernel, "cleanup_resources", interrupted)
+    interrupt = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(200)"
+    write_chapter(tmp_path / "01_first.ipynb", interrupt)
+    done = runner(tmp_path)
+    assert done.returncode == 130
+    assert re.search(r"^01_first .* interrupted$", done.stdout, re.MULTILINE)
+
+
+def test_ctrl_c_while_the_run_is_imported(tmp_path):
+    interrupt = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    (tmp_path / "nbformat.py").write_text(interrupt)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "run.py"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_chapters_by_number_name_and_path(tmp_path):
@@ -603,6 +700,30 @@ def test_nothing_is_executed_on_a_machine_that_stays_busy(gate, monkeypatch):
     assert not (gate / "count").exists() and not (gate / "last").exists()
     assert len(waits) == 1  # it does not wait once more for the second chapter
     assert (gate / "03_count.ipynb").read_bytes() == before
+
+
+def test_ctrl_c_while_the_run_waits_for_an_idle_machine(gate, monkeypatch):
+    monkeypatch.setattr(idle, "wait", lambda say: signal.raise_signal(signal.SIGINT))
+    done = runner(gate, "--in-place")
+    assert done.returncode == 130
+    assert re.search("^03_count .* interrupted$", done.stdout, re.MULTILINE)
+    assert not (gate / "count").exists() and not (gate / "last").exists()
+
+
+def test_ctrl_c_while_a_chapter_is_written_back(gate, monkeypatch):
+    write = nbformat.write
+
+    def interrupted(notebook, file):
+        signal.raise_signal(signal.SIGINT)
+        write(notebook, file)
+
+    monkeypatch.setattr(nbformat, "write", interrupted)
+    declare(gate, 1.4)
+    done = runner(gate, "--in-place")
+    assert done.returncode == 130
+    assert printed(gate / "03_count.ipynb") == ["the ratio: 1.4\n"]
+    assert not (gate / "last").exists()
+    assert {path.suffix for path in gate.iterdir() if path.is_file()} == {"", ".ipynb", ".toml"}
 
 
 # The drawings.

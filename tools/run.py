@@ -8,14 +8,22 @@ python tools/run.py --in-place       write the executed chapters back, cleaned, 
                                      headlines.toml declares; one at a time, on an idle machine
 """
 
+import os
+import signal
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    # There is nothing to clean up yet; in `run` there is.
+    signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
+
 import argparse
 import asyncio
+import atexit
 import contextlib
+import ctypes
 import functools
+import getpass
 import itertools
-import os
 import re
-import signal
 import sys
 import tempfile
 import time
@@ -42,6 +50,7 @@ TRIES = 3  # at showing what a chapter declares
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
+_PR_SET_CHILD_SUBREAPER = 36
 _DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _kernels = itertools.count()
@@ -81,16 +90,96 @@ class Kernel(AsyncKernelManager):
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         return KernelSpec(argv=command, display_name="Python 3")
 
+    async def end(self):
+        """Kill the kernel and its process group, whatever they do, unless they have ended."""
+        if self.has_kernel:
+            await self.provisioner.kill()
+            await self.provisioner.wait()
+        await self.cleanup_resources()
+
+
+class Client(NotebookClient):
+    """nbclient's client, of which nothing stays when Ctrl-C cancels it.
+
+    nbclient itself forgets the task that looks once a second whether the kernel is alive, which
+    then fails; and a kernel that is starting or ending.
+    """
+
+    watch = None
+
+    async def _async_poll_kernel_alive(self):
+        self.watch = asyncio.current_task()
+        await super()._async_poll_kernel_alive()
+
+    async def run(self):
+        """Execute the notebook, and end its kernel; when cancelled by Ctrl-C, at once."""
+        kernel = self.create_kernel_manager()
+        task = asyncio.create_task(self.async_execute())
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            self.shutdown_kernel = "immediate"
+            tasks = [task, self.watch] if self.watch else [task]
+            for each in tasks:
+                each.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await kernel.end()
+            if self.kc:
+                self.kc.stop_channels()
+            atexit.unregister(self._cleanup_kernel)
+            raise
+
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that leaves signals to `asyncio.Runner`.
+    """An event loop that leaves signals to `CtrlC`.
 
     nbclient would take Ctrl-C for itself, end the kernel, and go on with the next chapter.
     """
 
     def add_signal_handler(self, *args):
         """Refuse; nbclient goes on without."""
-        raise RuntimeError("signals are the runner's")
+        raise RuntimeError("signals are the run's")
+
+
+class CtrlC:
+    """Ctrl-C during a run: the first has a meaning, any other has none.
+
+    It is noted and raises nothing, so that what cleans up, or writes a file, comes to its end.
+    """
+
+    def __init__(self):
+        self.noted = False
+        self._act = None
+
+    def __call__(self, *_):
+        first, self.noted = not self.noted, True
+        if first and self._act:
+            self._act()
+
+    @contextlib.contextmanager
+    def taken(self):
+        """Take it in the block, unless it is ignored, as in a job in the background."""
+        self.noted, before = False, signal.getsignal(signal.SIGINT)
+        if before is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, self)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    @contextlib.contextmanager
+    def calls(self, act):
+        """Let it call a function in the block, at once if it has come before."""
+        self._act = act
+        try:
+            if self.noted:
+                act()
+            yield
+        finally:
+            self._act = None
+
+
+ctrl_c = CtrlC()
 
 
 class Lines:
@@ -182,7 +271,7 @@ async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=l
     result = Result(path, notebook, seconds=0.0)
     start = time.perf_counter()
     try:
-        await _execute(client)
+        await client.run()
     except asyncio.CancelledError:
         result.failure = INTERRUPTED
     except Exception as error:
@@ -215,7 +304,9 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
     say = functools.partial(bar.write, file=sys.stdout)
     before, tries = bar.n, []
     for number in range(1, TRIES + 1):
-        if disturbed := idle.wait(say):
+        with ctrl_c.calls(_raise_interrupt):
+            disturbed = idle.wait(say)
+        if disturbed:
             return Result(path, read_chapter(path), 0.0, failure=BUSY, details=disturbed)
         bar.n, watch = before, idle.Watch()
         result = _until_done(execute(path, bar, cell_seconds, after_cell=watch.note))
@@ -232,14 +323,24 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
 
 
 def _until_done(coroutine):
-    """Run a coroutine in an event loop of its own, and return its result."""
+    """Run a coroutine in an event loop of its own, and return its result; Ctrl-C cancels it."""
+
+    async def cancellable():
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        with ctrl_c.calls(lambda: loop.call_soon_threadsafe(task.cancel)):
+            return await coroutine
+
     with asyncio.Runner(loop_factory=Loop) as runner:
-        return runner.run(coroutine)
+        return runner.run(cancellable())
+
+
+def _raise_interrupt():
+    raise KeyboardInterrupt
 
 
 def _client(path, notebook, cell_seconds, started, executed):
     """Return nbclient's client for a chapter; it calls `started` and `executed` for each cell."""
-    return NotebookClient(
+    return Client(
         notebook,
         timeout=cell_seconds,
         kernel_name="python3",
@@ -261,18 +362,6 @@ def _failure(error, cell, source):
     where = f"in cell {cell}" if cell else "before the first cell"  # a dead kernel, a slow cell
     kind = type(error).__name__
     return f"failed {where}: {kind}", f"{source}\n\n{kind}: {error}"
-
-
-async def _execute(client):
-    """Run a notebook; when cancelled by Ctrl-C, end the kernel first."""
-    task = asyncio.create_task(client.async_execute())
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        client.shutdown_kernel = "immediate"
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise
 
 
 def clean(notebook):
@@ -340,9 +429,13 @@ def table(results):
 
 @contextlib.contextmanager
 def own_settings():
-    """Keep the user's Jupyter and IPython settings out of the run, and the run out of them."""
+    """Keep the user's Jupyter and IPython settings out of the run, and the run out of them.
+
+    What chapters leave in the temporary folder goes with the run, but for what torch has compiled.
+    """
     with tempfile.TemporaryDirectory(prefix="d2lpar-") as folder:
         settings = {
+            "TMPDIR": f"{folder}/tmp",
             "IPYTHONDIR": f"{folder}/ipython",
             "JUPYTER_CONFIG_DIR": f"{folder}/config",
             "JUPYTER_DATA_DIR": f"{folder}/data",
@@ -351,9 +444,45 @@ def own_settings():
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
             "PYTHONHASHSEED": "0",
         }
-        os.mkdir(settings["JUPYTER_RUNTIME_DIR"], mode=0o700)
+        if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
+            with contextlib.suppress(ImportError, KeyError, OSError):  # a user without a name
+                compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
+                settings["TORCHINDUCTOR_CACHE_DIR"] = compiled  # torch's default
+        for name in ("JUPYTER_RUNTIME_DIR", "TMPDIR"):
+            os.mkdir(settings[name], mode=0o700)
         with unittest.mock.patch.dict(os.environ, settings):
             yield
+
+
+@contextlib.contextmanager
+def no_orphans():
+    """End after the block, on Linux, what kernels have started and left behind.
+
+    Ray's servers, for one, are in process groups of their own. They come to this process when their
+    parents end.
+    """
+    if sys.platform != "linux":
+        yield
+        return
+    prctl, before = ctypes.CDLL(None).prctl, _children()
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        while left := _children() - before:
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _children():
+    """Return the pids of the children of this process."""
+    found = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            found.update(map(int, file.read_text().split()))
+    return found
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
@@ -403,24 +532,27 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
         with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
             await asyncio.gather(*(one_after_the_other() for _ in range(AT_A_TIME)))
 
-    with own_settings(), bar:
-        if in_place:
-            _write_back(waiting, bar, cell_seconds, keep)
-        else:
-            _until_done(at_the_same_time())
-    results.sort(key=lambda result: chapters.index(result.path))
-    print(table(results))
-    if not in_place and len(chapters) > 1:
-        print(f"{AT_A_TIME} at a time shared the cores, and take longer than one alone")
-    print(f"executed chapters: {os.path.relpath(build)}")
-    if any(result.failure == INTERRUPTED for result in results):
-        return 128 + signal.SIGINT
+    with ctrl_c.taken():
+        with own_settings(), no_orphans(), bar:
+            if in_place:
+                _write_back(waiting, bar, cell_seconds, keep)
+            else:
+                _until_done(at_the_same_time())
+        results.sort(key=lambda result: chapters.index(result.path))
+        print(table(results) if results else INTERRUPTED)
+        if not in_place and len(chapters) > 1:
+            print(f"{AT_A_TIME} at a time shared the cores, and take longer than one alone")
+        print(f"executed chapters: {os.path.relpath(build)}", flush=True)
+        if ctrl_c.noted:
+            return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
 
 
 def _write_back(paths, bar, cell_seconds, keep):
     """Execute chapters one by one, write back what shows what it declares, and keep each result."""
     for path in paths:
+        if ctrl_c.noted:
+            return
         try:
             result = execute_until_it_shows(path, bar, cell_seconds)
         except KeyboardInterrupt:  # while it waited for an idle machine
