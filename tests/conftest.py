@@ -7,7 +7,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -64,11 +64,33 @@ def pytest_unconfigure(config):
         shutil.rmtree(os.environ.pop(STACKS))
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter):
-    """Show where each thread of a process that hung was: its innermost five calls."""
+    """Show where each thread of a process that hung was, its innermost five calls, and what to do
+    for tests that were skipped: between pytest's reasons and its last line."""
+    result = yield
     for file in Path(os.environ[STACKS]).iterdir():
-        for stack in file.read_text().split("\n\n"):
+        for stack in filter(None, file.read_text().split("\n\n")):
             terminalreporter.write_line("\n".join(stack.splitlines()[:6]))
+    skipped = terminalreporter.stats.get("skipped", ())
+    if advice := how_to_run(report.longrepr[2] for report in skipped):
+        terminalreporter.write_line(advice)
+    return result
+
+
+# A test that is skipped for want of a program says so, and names the command that installs it.
+_CURE = re.compile(
+    r"(?:not installed|on the PATH)\b.*?"
+    r"((?:apt-get|pip) install [a-z0-9-]+(?: [a-z0-9-]+)*|make test [A-Z]+=1)",
+    re.DOTALL,
+)
+
+
+def how_to_run(reasons):
+    """Return a line with the commands that such reasons name, "" if they name none."""
+    found = Counter(cure[1] for cure in map(_CURE.search, reasons) if cure)
+    commands = [f"{command} ({number})" for command, number in found.most_common()]
+    return f"To run what was skipped: {', '.join(commands)}" if commands else ""
 
 
 @pytest.hookimpl(tryfirst=True)

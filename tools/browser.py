@@ -38,7 +38,7 @@ def find_browser():
     if browser and driver:
         return (browser, driver), ""
     missing = "no Chromium" if not browser else "no chromedriver"
-    return None, f"{missing} on the PATH (Debian: apt install chromium chromium-driver)"
+    return None, f"{missing} on the PATH (Debian: apt-get install chromium chromium-driver)"
 
 
 @contextlib.contextmanager
