@@ -220,6 +220,15 @@ def lean_prefetch(batches, device):
             2,
             "Does the next copy run while a batch is used?",
         ),
+        "two batches exchanged": (
+            """
+def lean_prefetch(batches, device):
+    for batch in [*batches[:8], batches[9], batches[8]]:
+        yield batch.to(device, non_blocking=True)
+""",
+            0,
+            "Each batch is to be handed out once, in order",
+        ),
         "the host waits": (
             LEAN % ("compute.synchronize()", "compute.wait_event(ahead[0][1])"),
             1,
