@@ -102,7 +102,8 @@ class Client(NotebookClient):
     """nbclient's client, of which nothing stays when Ctrl-C cancels it.
 
     nbclient itself forgets the task that looks once a second whether the kernel is alive, which
-    then fails; and a kernel that is starting or ending.
+    then fails; and a kernel that is starting or ending. The kernel finds the name of its notebook
+    where Jupyter puts it.
     """
 
     watch = None
@@ -114,7 +115,8 @@ class Client(NotebookClient):
     async def run(self):
         """Execute the notebook, and end its kernel; when cancelled by Ctrl-C, at once."""
         kernel = self.create_kernel_manager()
-        task = asyncio.create_task(self.async_execute())
+        variables = os.environ | {"JPY_SESSION_NAME": self.resources["metadata"]["name"]}
+        task = asyncio.create_task(self.async_execute(env=variables))
         try:
             await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -345,7 +347,7 @@ def _client(path, notebook, cell_seconds, started, executed):
         timeout=cell_seconds,
         kernel_name="python3",
         kernel_manager_class=Kernel,
-        resources={"metadata": {"path": str(path.parent)}},
+        resources={"metadata": {"path": str(path.parent), "name": path.name}},
         record_timing=False,
         store_widget_state=False,
         coalesce_streams=True,

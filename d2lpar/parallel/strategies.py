@@ -92,7 +92,7 @@ def _side_by_side(net, device):
     """Allocate the gradients of a network as views of one flat tensor of zeros; return it."""
     params = list(net.parameters())
     sizes = [param.numel() for param in params]
-    flat = torch.zeros(sum(sizes), device=device)
+    flat = torch.zeros(sum(sizes), dtype=params[0].dtype, device=device)
     for param, piece in zip(params, flat.split(sizes), strict=True):
         param.grad = piece.view_as(param)
     return flat

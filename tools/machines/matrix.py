@@ -203,15 +203,21 @@ def _proportional_set_size(pid):
 
 
 def run(name, condition, parts, names):
-    """Run the parts under one condition.
+    """Run the parts under one condition, and write what was found behind that of other parts.
+
+    It is a dictionary: failures, pairs of a part and a text; peaks, bytes by chapter; seconds by
+    part.
 
     Returns:
-        A dictionary to print: failures, a list of pairs (part, text); peaks, bytes by chapter;
-        seconds by part.
+        The number of failures.
     """
     out = OUT / name
     out.mkdir(parents=True, exist_ok=True)
     found = {"failures": [], "peaks": {}, "seconds": {}}
+    if (file := out / "result.json").exists():
+        found = json.loads(file.read_text())
+        found["failures"] = [each for each in found["failures"] if each[0] not in parts]
+    before = len(found["failures"])
     with tree(condition) as root, busy(condition.busy):
         variables = os.environ | condition.variables
         variables["PYTHONPATH"] = os.pathsep.join([str(root), str(HERE)])
@@ -229,15 +235,17 @@ def run(name, condition, parts, names):
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )
-                    peak = Peak(process.pid)
+                    peak = Peak(process.pid) if condition.one_by_one else None
                     status = process.wait()
+                if peak:
                     found["peaks"][label] = peak.stop()
                 text = (out / f"{label}.log").read_text("utf-8", "replace")
                 failures = _failures(part, text) or ([f"exit status {status}"] if status else [])
                 found["failures"] += [(part, failure) for failure in failures]
             found["seconds"][part] = round(time.monotonic() - start)
+            file.write_text(json.dumps(found))
             print(f"{name}: {part} took {found['seconds'][part]} s", flush=True)
-    return found
+    return len(found["failures"]) - before
 
 
 def _commands(part, root, out, names, one_by_one):
@@ -313,16 +321,14 @@ def main(arguments=None):
     known = conditions()
     if unknown := {*options.conditions} - {*known}:
         parser.error(f"no condition {min(unknown)!r}; there are: {', '.join(known)}")
-    status = 0
+    failures = 0
     for name in () if options.table else options.conditions or known:
         if reason := why_not(name, known[name]):
             print(f"{name}: not run: {reason}", flush=True)
             continue
-        result = run(name, known[name], options.parts, options.names)
-        (OUT / name / "result.json").write_text(json.dumps(result))
-        status = status or int(bool(result["failures"]))
+        failures += run(name, known[name], options.parts, options.names)
     print(tables())
-    return status
+    return int(failures > 0)
 
 
 if __name__ == "__main__":
