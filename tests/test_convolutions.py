@@ -41,17 +41,19 @@ def convolved(x, weight, bias, **options):
 def test_a_convolution_has_the_layout_of_images_or_weights_and_the_values_of_the_cpu(
     of_x, of_weight, dims, options
 ):
-    """CUDA takes channels_last where either is, see cudnn_conv_suggest_memory_format in torch."""
+    """CUDA takes channels_last where either is, see cudnn_conv_suggest_memory_format in torch.
+
+    The values are whole numbers, whose sums are exact in any order.
+    """
     torch.manual_seed(0)
-    x = torch.randn(2, 4, *[5] * dims).to(memory_format=of_x)
-    weight = torch.randn(6, 4 // options.get("groups", 1), *[3] * dims)
-    weight, bias = weight.to(memory_format=of_weight), torch.randn(6)
+    shapes = (2, 4, *[5] * dims), (6, 4 // options.get("groups", 1), *[3] * dims), (6,)
+    x, weight, bias = (torch.randint(-4, 5, shape).float() for shape in shapes)
+    x, weight = x.to(memory_format=of_x), weight.to(memory_format=of_weight)
     expected = convolved(x, weight, bias, **options)
     (device,) = virtual_gpus(1)
     found = convolved(*(each.to(device) for each in (x, weight, bias)), **options)
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.shape == theirs.shape
-        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-4)
+        assert torch.equal(ours.cpu(), theirs)
     last = next((each for each in (of_x, of_weight) if each is not PLAIN), PLAIN)
     assert found[0].is_contiguous(memory_format=last)
     assert found[0].is_contiguous() == (last is PLAIN)
