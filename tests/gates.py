@@ -7,6 +7,7 @@ import time
 
 import d2lpar
 from d2lpar.virtual import engines, registry, scheduler, start_recording, stop_recording
+from d2lpar.virtual.distributed import process_group
 from d2lpar.virtual.scheduler import Op
 from d2lpar.virtual.streams import Stream
 
@@ -147,6 +148,28 @@ class HeldLink:
 
     def __exit__(self, *exception):
         self.open.set()
+
+
+@contextlib.contextmanager
+def held_collectives():
+    """Keep the link of this rank's collectives busy until the block ends, at least.
+
+    Gives an Event that is set once the first of them is under way.
+    """
+    under_way, ended, sleep_until = threading.Event(), threading.Event(), process_group.sleep_until
+
+    def sleep_until_then(moment):
+        under_way.set()
+        if not ended.wait(30):
+            raise TimeoutError("the block does not end")
+        sleep_until(moment)
+
+    process_group.sleep_until = sleep_until_then
+    try:
+        yield under_way
+    finally:
+        process_group.sleep_until = sleep_until
+        ended.set()
 
 
 class LateClock:

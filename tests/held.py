@@ -8,21 +8,21 @@ import torch
 
 
 @contextlib.contextmanager
-def held():
-    """Keep the first copy over a slow link, or a `torch.vgpu._sleep`, under way until the block
-    ends: a device sleeps for as long as they take, here until then."""
-    asleep, awake, sleep = threading.Event(), threading.Event(), time.sleep
+def held(count=1):
+    """Keep the first copy over a slow link, or a `torch.vgpu._sleep`, of each of `count` engines
+    under way until the block ends: an engine sleeps for as long as they take, here until then."""
+    asleep, awake, sleep = threading.Semaphore(0), threading.Event(), time.sleep
 
     def sleep_until_awake(seconds):
         if threading.current_thread() is threading.main_thread():
             return sleep(seconds)
-        asleep.set()
+        asleep.release()
         awake.wait(30)
 
     time.sleep = sleep_until_awake
     try:
         yield
-        assert asleep.wait(10), "nothing was held"
+        assert all(asleep.acquire(timeout=30) for _ in range(count)), "not all of them were held"
     finally:
         time.sleep = sleep
         awake.set()

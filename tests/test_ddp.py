@@ -5,9 +5,11 @@ import contextlib
 import pytest
 import torch
 import torch.distributed as dist
+from gates import held_collectives, named, recorded
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the backend "fake"
+from waiting import wait_until
 
 import d2lpar
 from d2lpar import Mark, Timeline, training
@@ -16,7 +18,7 @@ from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.virtual import Link, Span
 
 CAP = 0.001  # MiB: a bucket for each layer of the classifier
-LAST, FIRST = 4 * (100 * 10 + 10), 4 * (200 * 100 + 100)  # bytes of its layers
+LAST, FIRST = 8 * (100 * 10 + 10), 8 * (200 * 100 + 100)  # bytes of its layers in float64
 LINK = Link((LAST + FIRST) / 0.2, latency=0.01)  # 0.2 s for all gradients of two ranks
 
 
@@ -52,16 +54,19 @@ def everything():
 
 def recorded_step(X, y):
     """Return a `Timeline` of the second step, which has DDP's final buckets, and its gradients."""
-    net = DistributedDataParallel(classifier().to(ddp.device_of_rank()), bucket_cap_mb=CAP)
-    X, y = ddp.batch_of_rank(X, y)
+    net = classifier().double().to(ddp.device_of_rank())
+    net = DistributedDataParallel(net, bucket_cap_mb=CAP)
+    X, y = ddp.batch_of_rank(X.double(), y)
     for _ in range(2):
         net.zero_grad()
         dist.barrier()
         with Timeline() as timeline:
             with timeline.mark("forward"):
                 loss = torch.nn.functional.cross_entropy(net(X), y)
-            with timeline.mark("backward"):
+            with timeline.mark("backward"), recorded() as spans, held_collectives():
                 loss.backward()
+                # The backward pass goes on beside its buckets, or this waits in vain.
+                wait_until(lambda: named(spans, "aten.threshold_backward"))  # noqa: B023
     return timeline, [p.grad.cpu() for p in net.parameters()]
 
 
@@ -87,7 +92,7 @@ def test_a_step_is_recorded_with_its_phases_and_every_bucket_on_the_link(ranks):
 
 
 def test_a_bucket_is_sent_while_the_backward_pass_goes_on(ranks):
-    """The link needs 10 ms for the last layer, whose gradients are ready first."""
+    """The gradients of the last layer are ready first; their sum ends with the backward pass."""
     for results in ranks:
         timeline, _ = results["step"]
         last, first = sent(timeline)
@@ -227,8 +232,8 @@ def test_a_batch_whose_labels_do_not_fit_has_no_parts():
 
 def test_recorded_step_has_the_gradients_of_one_process(ranks):
     X, y = (tensor[:4] for tensor in BATCH)
-    net = classifier()
-    torch.nn.functional.cross_entropy(net(X), y).backward()
+    net = classifier().double()
+    torch.nn.functional.cross_entropy(net(X.double()), y).backward()
     for _, gradients in (results["step"] for results in ranks):
         torch.testing.assert_close(gradients, [p.grad for p in net.parameters()])
 

@@ -4,6 +4,7 @@ import gc
 
 import pytest
 import torch
+from gates import Gate
 
 import d2lpar
 from d2lpar.virtual import registry
@@ -71,14 +72,14 @@ def test_the_system_has_the_pages_back(device):
 def test_streams_that_use_the_memory_hold_it(device):
     base = allocated()
     tensor, side = torch.ones(1000, device=device), torch.vgpu.Stream()
-    with side:
-        torch.vgpu._sleep(0.2)
-        result = tensor * 2
-    tensor.record_stream(side)
-    reserved = torch.vgpu.memory_reserved()
-    tensor.untyped_storage().resize_(0)
-    assert allocated() == base + result.nbytes
-    assert torch.vgpu.memory_reserved() == reserved
+    with Gate(device, side):
+        with side:
+            result = tensor * 2
+        tensor.record_stream(side)
+        reserved = torch.vgpu.memory_reserved()
+        tensor.untyped_storage().resize_(0)
+        assert allocated() == base + result.nbytes
+        assert torch.vgpu.memory_reserved() == reserved
     side.synchronize()
     assert torch.vgpu.memory_reserved() == reserved - tensor.nbytes
     assert result.sum().item() == 2000

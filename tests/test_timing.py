@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gates import Gate
+from held import held
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
@@ -621,29 +623,29 @@ def test_trace_of_the_cuda_profiler():
 
 def test_profiler_runs_and_shares_our_clock(monkeypatch):
     """On a machine without CUDA the profiler still writes a trace with the mark."""
-    traces = []
+    anchors = []
 
     def parse(trace, anchored):
-        [mark] = [e for e in trace["traceEvents"] if e["name"] == cuda._ANCHOR]
-        ops = [e for e in trace["traceEvents"] if e["name"] == "aten::mm"]
-        traces.append([anchored + (e["ts"] - mark["ts"]) / 1e6 for e in ops])
+        anchors.append(anchored)
+        events = [e for e in trace["traceEvents"] if e["name"] in (cuda._ANCHOR, "aten::mm")]
+        first, *ops = sorted(events, key=lambda event: event["ts"])
+        assert first["name"] == cuda._ANCHOR
         return ops
 
     monkeypatch.setattr(cuda, "parse", parse)
     X = torch.ones(8, 8)
     outer = cuda.start_recording()
     X @ X
-    inner = cuda.start_recording()
     before = time.perf_counter()
-    X @ X
+    inner = cuda.start_recording()
     after = time.perf_counter()
+    X @ X
     cuda.stop_recording(inner)
     X @ X
     cuda.stop_recording(outer)
     assert (len(outer), len(inner)) == (3, 1)
     assert cuda._recordings == [] and cuda._profile is None
-    [issued] = traces[1]
-    assert before - 1e-3 <= issued <= after + 1e-3
+    assert len(anchors) == 3 and before <= anchors[1] <= after
 
 
 @pytest.fixture
@@ -654,12 +656,11 @@ def devices():
 
 
 def test_timeline_of_virtual_gpus(devices):
-    """A copy of 25,000 floats over 1 MB/s takes 0.1 s."""
     accel = torch.get_device_module(devices[0])
     X = torch.ones(25_000).pin_memory()
     side = accel.Stream(devices[0])
     with Timeline() as timeline:
-        with timeline.mark("scatter"):
+        with timeline.mark("scatter"), held(2):
             parts = [X.to(device, non_blocking=True) for device in devices]
         with timeline.mark("forward"):
             sums = [part.exp() for part in parts]
@@ -678,7 +679,6 @@ def test_timeline_of_virtual_gpus(devices):
         [h2d] = timeline.select(device, "copy", engine="h2d", mark="scatter")
         [exp] = timeline.select(device, "kernel", name="exp", mark="forward")
         assert h2d.stream == exp.stream == 0 and exp.engine == "compute"
-        assert h2d.seconds > 0.09
         assert h2d.issued <= h2d.start and h2d.end <= exp.start
     [d2h] = timeline.select(engine="d2h")
     assert timeline.select(stream=side, kind="copy") == [d2h]
@@ -689,38 +689,28 @@ def test_timeline_of_virtual_gpus(devices):
 
 
 def test_a_stream_waits_from_when_it_has_nothing_else_to_do(devices):
-    accel = torch.get_device_module(devices[0])
-    X = torch.ones(25_000).pin_memory()
-    side = accel.Stream(devices[0])
+    side = torch.vgpu.Stream(devices[0])
     with Timeline() as timeline:
-        longer = X.repeat(3).pin_memory().to(devices[1], non_blocking=True)
-        with accel.stream(side):
-            X.to(devices[0], non_blocking=True)
-        side.wait_stream(accel.default_stream(devices[1]))
-        with accel.stream(side):
-            torch.zeros(1, device=devices[0])
-    del longer
-    [own], [other] = (timeline.select(device, "copy") for device in devices)
+        with Gate(devices[1]):
+            with Gate(devices[0], side):
+                side.wait_stream(torch.vgpu.default_stream(devices[1]))
+                with torch.vgpu.stream(side):
+                    torch.zeros(1, device=devices[0])
+    [own], [other] = (timeline.select(device, name="gate") for device in devices)
     [wait] = timeline.select(devices[0], "wait", engine="stream", stream=side)
     assert wait.issued < own.end <= wait.start < other.end <= wait.end
 
 
 def test_benchmark_waits_for_every_virtual_gpu(devices, capsys):
-    """100,000 floats to each of two devices take 0.4 s, for which the host does not wait."""
-    X = torch.ones(100_000).pin_memory()
-    with Benchmark("issued", sync=False) as issued:
-        copies = [X.to(device, non_blocking=True) for device in devices]
-    with Benchmark("all"):  # waits first for what is still under way
-        pass
-    with Benchmark("all") as both:
-        copies = [X.to(device, non_blocking=True) for device in devices]
-    del copies
-    assert issued.seconds < 0.39 < both.seconds
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "issued",
-        "all",
-        "all",
-    ]
+    for device in devices:
+        with Gate(device), Benchmark("issued", sync=False):
+            pass
+        with Gate(device) as gate, gate.opened_later():  # it waits for what is still under way
+            benchmark = Benchmark("all").__enter__()
+        with Gate(device) as gate, gate.opened_later():
+            benchmark.__exit__(None, None, None)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines] == ["issued", "all"] * 2
 
 
 def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
