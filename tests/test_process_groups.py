@@ -857,7 +857,8 @@ def test_ranks_agree_on_the_last_start_and_the_slowest_link():
     for rows in ((one, other), (other, one)):
         assert agreed(*rows) == Agreement(start=6.0, bandwidth=1e9, latency=3e-6)
     elsewhere = (1, 1e12, 1e9, 3e-6, 8, 0)  # the time on another host says nothing here
-    assert time.perf_counter() < agreed(one, elsewhere).start + 60 < 1e12
+    before, start = time.perf_counter(), agreed(one, elsewhere).start
+    assert max(5.0, before) <= start <= max(5.0, time.perf_counter())
 
 
 def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
