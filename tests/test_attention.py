@@ -147,7 +147,9 @@ def test_dropout_draws_what_the_cpu_draws_from_the_same_seed(device):
         out = with_dropout(leaf, 3)
         out.square().sum().backward()
         found.append((out.detach().cpu(), leaf.grad.cpu()))
-    torch.testing.assert_close(*found)
+    for ours, theirs in zip(*found, strict=True):
+        # sums of float32, of less than 100 terms: a thousand times its rounding
+        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4 * ours.abs().max().item())
     assert fused(lambda: with_dropout(x.to(device), 3)) == ["efficient_attention"]
 
 
@@ -250,7 +252,9 @@ def test_transformed_functions_get_the_same(device, case):
         x = x[0]
     else:
         program = torch.func.vmap(lambda x: attention(x, x, x))
-    torch.testing.assert_close(program(x.to(device)).cpu(), program(x), rtol=1e-5, atol=1e-5)
+    found, expected = program(x.to(device)).cpu(), program(x)
+    # sums of float32, of less than 100 terms: a thousand times its rounding
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
 # -- which kernel

@@ -36,12 +36,12 @@ def small_net():
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 36, 5)
-    )
+    ).double()
 
 
 def batch(n=12):
     generator = torch.Generator().manual_seed(1)
-    X = torch.rand(n, 1, 8, 8, generator=generator)
+    X = torch.rand(n, 1, 8, 8, generator=generator).double()
     return X, torch.randint(5, (n,), generator=generator)
 
 
@@ -368,9 +368,8 @@ def steps(optimizer_class, where, matrices_only=False, **options):
     net = nn.Sequential(nn.Linear(6, 5, bias=not matrices_only), nn.Tanh(), nn.Linear(5, 3))
     if matrices_only:
         net[2].bias.requires_grad_(False)
-    X, y = torch.rand(7, 6), torch.rand(7, 3)
-    net.to(where)
-    X, y = X.to(where), y.to(where)
+    X, y = (torch.rand(7, n).double().to(where) for n in (6, 3))
+    net.double().to(where)
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
     optimizer = optimizer_class(parameters, **options)
 
@@ -392,9 +391,8 @@ def test_optimizers_take_the_steps_of_the_cpu(name, device):
     only = name == "Muon"
     got = steps(*arguments, device, only, **options)
     wanted = steps(*arguments, CPU, only, **options)
-    tolerance = {"rtol": 1e-2, "atol": 1e-3} if name == "Muon" else {}
     for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b, **tolerance)
+        torch.testing.assert_close(a, b)
 
 
 @pytest.mark.parametrize("foreach", [True, False])
@@ -557,7 +555,7 @@ def test_autocast_nests_and_leaves_the_cpu_alone(device):
 
 def test_autocast_trains_with_gradients_in_float32(device):
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
+    net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.LayerNorm(8), nn.Linear(8, 3)).to(device)
     X = torch.rand(5, 6, device=device)
     y = torch.arange(5, device=device) % 3
     full, wanted = gradients(net, X, y)
@@ -568,10 +566,10 @@ def test_autocast_trains_with_gradients_in_float32(device):
         loss = F.cross_entropy(output, y)
     assert (output.dtype, loss.dtype) == (bf16, f32)
     loss.backward()
-    close(loss, full, rtol=0.05, atol=0.02)
+    close(loss, full, rtol=0.05, atol=0)  # twelve times the rounding of bfloat16
     for parameter, grad in zip(net.parameters(), wanted, strict=True):
         assert parameter.grad.dtype == f32
-        close(parameter.grad, grad, rtol=0.1, atol=0.02)
+        close(parameter.grad, grad, rtol=0, atol=0.08 * grad.abs().max().item())  # twenty times
 
 
 def test_autocast_refuses_binary_cross_entropy(device):
@@ -1027,7 +1025,7 @@ def test_inference_mode_evaluates_a_net(device):
         assert losses[1].to("vgpu:0").device.index == 0
         output = nets[1](X.to(device))
         assert (output.argmax(1) == y.to(device)).float().mean().item() <= 1
-        assert repr(output).endswith("device='vgpu:1')")
+        assert "device='vgpu:1'" in repr(output)
         encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
         z = torch.rand(2, 3, 4)
         close(copy.deepcopy(encoder).to(device)(z.to(device)), encoder(z), rtol=1e-4, atol=1e-5)

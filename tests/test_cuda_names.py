@@ -40,9 +40,9 @@ def test_a_training_loop_gives_what_the_cpu_gives():
     run("""
     def train(device):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).to(device)
+        net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).double().to(device)
         trainer = torch.optim.Adam(net.parameters(), lr=1e-2)
-        x, y = torch.randn(32, 8), torch.randn(32, 1)
+        x, y = torch.randn(32, 8).double(), torch.randn(32, 1).double()
         for _ in range(5):
             trainer.zero_grad()
             loss = nn.functional.mse_loss(net(x.to(device)), y.to(device))

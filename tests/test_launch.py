@@ -196,11 +196,11 @@ def test_each_rank_has_a_virtual_gpu_with_the_figures_of_those_here(monkeypatch,
 
 def test_ddp_takes_the_step_of_one_process_and_is_torn_down_well():
     torch.manual_seed(0)
-    X, y = torch.randn(8, 5), torch.randn(8, 1)
+    X, y = torch.randn(8, 5).double(), torch.randn(8, 1).double()
 
     def step(X, y, rank=0, world_size=1):
         torch.manual_seed(1)
-        net = torch.nn.Linear(5, 1)
+        net = torch.nn.Linear(5, 1).double()
         if world_size > 1:
             net = torch.nn.parallel.DistributedDataParallel(net)
             net.cycle = [net]  # lives until it is collected

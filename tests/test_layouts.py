@@ -200,7 +200,7 @@ def test_all_three_splits_at_once_take_the_step_of_one_device(capsys):
     assert len(ranks) == 4
     losses, expected, gradients = zip(*ranks, strict=True)
     assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-5)
-    assert 0 < max(gradients) < 1e-5
+    assert max(gradients) < 1e-5  # of the largest entry: 160 roundings of float32
 
 
 def test_a_sweep_leaves_the_garbage_collector_as_it_was():

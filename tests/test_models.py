@@ -137,7 +137,7 @@ def test_lenet_is_that_of_d2l_12_5():
         return y_hat
 
     torch.manual_seed(0)
-    net, X = lenet(), torch.rand(3, 1, 28, 28)
+    net, X = lenet().double(), torch.rand(3, 1, 28, 28).double()
     torch.testing.assert_close(net(X), theirs(X, list(net.parameters())))
 
 

@@ -190,7 +190,7 @@ def test_backward(device):
 
 def test_gradients_of_two_halves_do_not_depend_on_each_other(devices):
     torch.manual_seed(0)
-    W, X = torch.randn(3, 2), torch.randn(8, 3)
+    W, X = torch.randn(3, 2).double(), torch.randn(8, 3).double()
     with OperatorGraph() as graph:
         grads = []
         for part, device in zip(X.chunk(2), devices, strict=True):

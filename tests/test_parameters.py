@@ -143,11 +143,11 @@ def test_moved_parameters_in_all_that_takes_parameters(wall):
 
     def results(where):
         torch.manual_seed(0)
-        net = nn.Sequential(nn.Linear(3, 3), parametrizations.weight_norm(nn.Linear(3, 2)))
+        net = nn.Sequential(nn.Linear(3, 3), parametrizations.weight_norm(nn.Linear(3, 2))).double()
         plain = copy.deepcopy(net.state_dict())
         net.to(where)
         optimizer = torch.optim.Adam(net.parameters())
-        net(torch.ones(1, 3, device=where)).sum().backward()
+        net(torch.ones(1, 3, device=where, dtype=torch.float64)).sum().backward()
         optimizer.step()
         vector_to_parameters(parameters_to_vector(net.parameters()) * 2, net.parameters())
         first = net[0]

@@ -82,7 +82,8 @@ def test_bubble_of_marks():
 @pytest.mark.parametrize("make", SCHEDULES)
 @pytest.mark.parametrize("p, m, b", [(1, 2, 16), (2, 4, 16), (2, 3, 7), (4, 8, 16)])
 def test_gradients_are_those_of_the_whole_network(make, p, m, b):
-    net, (X, y) = network(), batch(b)
+    net, (X, y) = network().double(), batch(b)
+    X = X.double()
     expected = F.cross_entropy(net(X), y)
     expected.backward()
     stages = even_stages(net, p)
@@ -92,7 +93,7 @@ def test_gradients_are_those_of_the_whole_network(make, p, m, b):
         torch.testing.assert_close(got.cpu(), expected.detach())
         params = [param for stage in stages for param in stage.parameters()]
         for param, whole in zip(params, net.parameters(), strict=True):
-            torch.testing.assert_close(param.grad.cpu(), step * whole.grad, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(param.grad.cpu(), step * whole.grad)
 
 
 def test_what_is_sent_and_what_is_kept():
@@ -155,13 +156,14 @@ def test_a_modelled_part_has_its_last_kernel():
 @pytest.mark.parametrize("names", [["cpu", "vgpu:0"], ["vgpu:0", "cpu"], ["cpu", "cpu"]])
 def test_stages_may_lie_on_the_cpu(names):
     d2lpar.virtual_gpus(1)
-    net, (X, y) = network(4), batch()
+    net, (X, y) = network(4).double(), batch()
+    X = X.double()
     F.cross_entropy(net(X), y).backward()
     stages = pipelines.split_layers(net, [2], names)
     pipeline_step(stages, X, y, F.cross_entropy, gpipe(2, 3))
     params = [param for stage in stages for param in stage.parameters()]
     for param, whole in zip(params, net.parameters(), strict=True):
-        torch.testing.assert_close(param.grad.cpu(), whole.grad, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(param.grad.cpu(), whole.grad)
 
 
 def test_stages_are_copies_on_their_devices():

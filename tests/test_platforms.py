@@ -65,7 +65,7 @@ assert PLATFORM != "win32" or memory_of_this_process() == 3 * 2**30
 
 def losses(net, device):
     torch.manual_seed(1)
-    X, y = torch.rand(8, 10), torch.randint(3, (8,))
+    X, y = torch.rand(8, 10).double(), torch.randint(3, (8,))
     optimizer, seen = torch.optim.SGD(net.parameters(), lr=0.1), []
     for _ in range(3):
         optimizer.zero_grad()
@@ -77,7 +77,7 @@ def losses(net, device):
 
 def build():
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3)).double()
 
 on_cpu = losses(build(), "cpu")
 with d2lpar.Timeline() as timeline:

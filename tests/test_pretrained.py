@@ -41,10 +41,10 @@ def write(path, monkeypatch):
 
 
 def test_the_body_has_the_weights_of_the_file(checkpoint, monkeypatch, capsys):
-    net = write(checkpoint, monkeypatch).eval()
-    body = pretrained.imagenet_body(side=64).eval()
+    net = write(checkpoint, monkeypatch).eval().double()
+    body = pretrained.imagenet_body(side=64).eval().double()
     assert "are here" in capsys.readouterr().out
-    images = torch.rand(2, 3, 64, 64)
+    images = torch.rand(2, 3, 64, 64).double()
     mean, std = (torch.tensor(x).view(3, 1, 1) for x in (pretrained.MEAN, pretrained.STD))
     expected = net((images - mean) / std)
     torch.testing.assert_close(net.fc(body(images)), expected)

@@ -201,7 +201,8 @@ def test_synchronous_steps_equal_allreduce(store):
             d2lpar.allreduce([part[name] for part in parts])
             params[name] = params[name] - lr / 12 * parts[0][name]
     for name, value in trained.items():
-        torch.testing.assert_close(value, params[name], rtol=1e-5, atol=1e-6)
+        # numbers of about 1: the rounding of float32 for each of 12 examples in 5 steps, and more
+        torch.testing.assert_close(value, params[name], rtol=0, atol=2e-5)
 
 
 # Who waits for whom

@@ -3,6 +3,7 @@ import copy
 import pytest
 import torch
 import torch.distributed as dist
+from held import held
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,7 +37,7 @@ def replicated(X, devices):
 
 def assert_same(tensors, expected):
     for a, b in zip(tensors, expected, strict=True):
-        torch.testing.assert_close(a.detach().cpu(), b.detach().cpu(), atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(a.detach().cpu(), b.detach().cpu())
 
 
 def backward_on_each(outputs):
@@ -63,10 +64,10 @@ def test_allgather_sends_from_all_devices_at_once():
 
     two = d2lpar.virtual_gpus(2, peer_link=Link(1e9, latency=0.05))
     data = [torch.ones(8, device=device) for device in two]
-    with d2lpar.Timeline() as timeline:
+    with d2lpar.Timeline() as timeline, held(2):
         collectives.allgather(data)
     d2lpar.virtual_gpus(2)
-    assert timeline.overlap(*(timeline.select(device, "copy") for device in two)) > 0.02
+    assert timeline.overlap(*(timeline.select(device, "copy") for device in two)) > 0
 
 
 def values(parts):
@@ -116,7 +117,7 @@ LAYERS = {
 def test_a_split_layer_has_the_outputs_and_gradients_of_the_whole(devices, way, kind, k):
     make, shape = LAYERS[kind]
     torch.manual_seed(0)
-    layer, X = make(), torch.randn(shape, requires_grad=True)
+    layer, X = make().double(), torch.randn(shape).double().requires_grad_()
     split, parts = WAYS[way](layer, devices[:k]), replicated(X, devices[:k])
     expected, outputs = layer(X), split(parts)
     backward_on_each([expected, *outputs])
@@ -200,7 +201,7 @@ def convnet():
 @pytest.mark.parametrize("k", [1, 2, 3, 4])
 def test_a_split_network_takes_the_step_of_the_whole(devices, k):
     torch.manual_seed(0)
-    net, X, y = convnet(), torch.randn(6, 1, 10, 10), torch.randint(5, (6,))
+    net, X, y = convnet().double(), torch.randn(6, 1, 10, 10).double(), torch.randint(5, (6,))
     split, expected = tensor_parallel(net, devices[:k]), copy.deepcopy(net)
     outputs = split([X.to(device) for device in devices[:k]])
     torch.autograd.backward([F.cross_entropy(out, y.to(out.device)) for out in outputs])
@@ -270,11 +271,11 @@ def test_a_cross_entropy_of_parts_is_that_of_the_whole():
     torch.manual_seed(0)
     outputs = 1000 * torch.randn(3, 5, 8)
     labels = torch.tensor([[0, 3, 4, 7, 1]] * 3)  # at both ends of both parts
-    whole = outputs.clone().requires_grad_()
+    whole = outputs.double().requires_grad_()
     expected = F.cross_entropy(whole.flatten(0, 1), labels.flatten())
     (3 * expected).backward()
     ranks = d2lpar.launch(_losses_of_parts, outputs, labels)
     gradient = torch.cat([part for _, part in ranks], -1)
     for loss, _ in ranks:
         assert loss == pytest.approx(expected.item(), rel=1e-5)
-    torch.testing.assert_close(gradient, whole.grad)
+    torch.testing.assert_close(gradient, whole.grad.float())

@@ -79,7 +79,8 @@ def test_evaluate_accuracy_of_no_data():
 def test_data_parallel_step_is_that_of_one_device():
     devices = d2lpar.virtual_gpus(2)
     torch.manual_seed(0)
-    net, X, y = torch.nn.Linear(6, 3), torch.randn(7, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    net, X = torch.nn.Linear(6, 3).double(), torch.randn(7, 6).double()
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     start = net.weight.detach().clone()
     new = strategies.data_parallel_step(net, X, y, devices, lr=0.5)
     assert torch.equal(net.weight, start) and net.weight.grad is None
