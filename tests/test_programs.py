@@ -91,11 +91,11 @@ TRAINER = """
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl")
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(128, 20), torch.randint(5, (128,)))
+    data = TensorDataset(torch.randn(128, 20).double(), torch.randint(5, (128,)))
     loader = DataLoader(data, 16, pin_memory=True, sampler=DistributedSampler(data))
     model = nn.Sequential(
         nn.Linear(20, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5)
-    )
+    ).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     trainer = Trainer(model, loader, optimizer, torch.device("cuda", rank), "snapshot.pt")
     result = {"loss": trainer.train(3), "resumed after": trainer.epochs_run}
@@ -111,11 +111,11 @@ def test_a_trainer_that_torchrun_starts_again(tmp_path):
     torchrun = *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1"
     (found,) = on_gpus(tmp_path, 2, TRAINER, "--model", "v100", *torchrun)
     torch.manual_seed(0)
-    data = TensorDataset(torch.randn(128, 20), torch.randint(5, (128,)))
+    data = TensorDataset(torch.randn(128, 20).double(), torch.randint(5, (128,)))
     samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
     model = nn.Sequential(
         nn.Linear(20, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 5)
-    )
+    ).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for epoch in range(3):
         for sampler in samplers:
@@ -128,7 +128,7 @@ def test_a_trainer_that_torchrun_starts_again(tmp_path):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
     norms = [parameter.norm().item() for parameter in model.parameters()]
-    assert found == about({"loss": loss.item(), "resumed after": 1, "norms": norms}, rel=1e-4)
+    assert found == about({"loss": loss.item(), "resumed after": 1, "norms": norms}, rel=1e-9)
 
 
 SHARDED = """
@@ -172,8 +172,12 @@ SHARDED = """
                 x = block(x)
             return self.head(x)
 
+    def norm_of(tensor):
+        whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        return whole.detach().norm().item()
+
     torch.manual_seed(0)
-    net, tokens = Net(), torch.randint(50, (8, 17))
+    net, tokens = Net().double(), torch.randint(50, (8, 17))
     device, dp_rank, dp_size = "cpu", 0, 1
     if "RANK" in os.environ:
         device, dp_size = "cuda", 2
@@ -203,15 +207,16 @@ SHARDED = """
     for _ in range(3):
         loss = F.cross_entropy(net(part[:, :-1]).flatten(0, 1), part[:, 1:].flatten())
         loss.backward()
+        gradients = [norm_of(p.grad) for p in net.parameters()]
         optimizer.step()
         optimizer.zero_grad()
     loss = loss.detach()
     if dp_size > 1:
         dist.all_reduce(loss, dist.ReduceOp.AVG)
-    norms = [p.full_tensor() if isinstance(p, DTensor) else p for p in net.parameters()]
-    norms = [p.detach().norm().item() for p in norms]
+    norms = [norm_of(p) for p in net.parameters()]
     if dp_rank == 0 and int(os.environ.get("LOCAL_RANK", 0)) == 0:
-        print(json.dumps({"loss": loss.item(), "norms": norms}), flush=True)
+        result = {"loss": loss.item(), "norms": norms, "gradients": gradients}
+        print(json.dumps(result), flush=True)
 """
 
 SHARDED_FROM_THE_CPU = """
@@ -226,7 +231,8 @@ SHARDED_FROM_THE_CPU = """
 
     def net_on_the_cpu():
         torch.manual_seed(0)
-        return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+        layers = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)
+        return nn.Sequential(*layers).double()
 
     def losses_of(net):
         optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
@@ -239,13 +245,13 @@ SHARDED_FROM_THE_CPU = """
         return losses
 
     torch.manual_seed(1)
-    x, result = torch.randn(4, 6), {}
+    x, result = torch.randn(4, 6).double(), {}
     if "RANK" not in os.environ:
         net = net_on_the_cpu()
         wanted = losses_of(net)
         names = "fully_shard", "True", "False", "offload", "hook"
         result = {name: wanted for name in names}
-        result["norms"] = [value.float().norm().item() for value in net.state_dict().values()]
+        result["norms"] = [value.double().norm().item() for value in net.state_dict().values()]
     else:
         rank = int(os.environ["LOCAL_RANK"])
         x = x.cuda()
@@ -266,7 +272,7 @@ SHARDED_FROM_THE_CPU = """
                 state = net.state_dict()
             assert all(value.device.type == "cpu" for value in state.values())
             assert len(state) == (9 if rank == 0 else 0), state.keys()
-            result["norms"] = [value.float().norm().item() for value in state.values()]
+            result["norms"] = [value.double().norm().item() for value in state.values()]
         offload = CPUOffload(offload_params=True)
         net = FullyShardedDataParallel(net_on_the_cpu(), device_id=rank, cpu_offload=offload)
         result["offload"] = losses_of(net)
@@ -290,12 +296,15 @@ def sharded(tmp_path_factory):
 
 def test_fully_sharded_data_parallel_with_tensor_parallel(sharded):
     (found, _), (wanted, _) = sharded
-    assert found == about(wanted, rel=1e-3)
+    for name, values in wanted.items():  # some gradients of biases are zero but for rounding
+        assert found[name] == pytest.approx(values, rel=1e-7, abs=1e-12)
 
 
 def test_networks_on_the_cpu_are_moved_and_sharded(sharded):
     (_, found), (_, wanted) = sharded
-    assert found == about(wanted, rel=1e-2)
+    hook, of_hook = found.pop("hook"), wanted.pop("hook")
+    assert hook == pytest.approx(of_hook, rel=1e-2)  # whose gradients are rounded to bfloat16
+    assert found == about(wanted, rel=1e-9)
 
 
 SPAWNED = """
@@ -309,9 +318,9 @@ SPAWNED = """
         dist.init_process_group("nccl", init_method=store, rank=rank, world_size=world_size)
         torch.manual_seed(rank)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-        model = DDP(model.to(rank), device_ids=[rank])
+        model = DDP(model.double().to(rank), device_ids=[rank])
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        batches = torch.randn(4, 8, 1, 8, 8)
+        batches = torch.randn(4, 8, 1, 8, 8).double()
         dist.barrier()  # on the current device, whichever the ones of the model are
         if rank == 0:
             torch.save(model.state_dict(), f"{path}.pt")
@@ -365,7 +374,8 @@ def test_processes_of_mp_spawn(tmp_path):
     for rank in 1, 0:  # whose network is that of both
         torch.manual_seed(rank)
         model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
-        batches.insert(0, torch.randn(4, 8, 1, 8, 8))
+        model, batch = model.double(), torch.randn(4, 8, 1, 8, 8).double()
+        batches.insert(0, batch)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     for number in range(4):
         losses = [model(of_rank[number]).square().mean() for of_rank in batches]
@@ -376,7 +386,7 @@ def test_processes_of_mp_spawn(tmp_path):
     assert found.pop("names") == ["rank 0", "rank 1"]
     norms = [parameter.norm().item() for parameter in model.parameters()]
     wanted = {"losses": [loss.item() for loss in losses], "around": [1, 2], "norms": norms}
-    assert found == about(wanted, rel=1e-4)
+    assert found == about(wanted, rel=1e-9)
 
 
 FAKE = """
