@@ -18,7 +18,7 @@ from types import CodeType, SimpleNamespace
 import fresh
 import pytest
 import torch
-from gates import Gate, frame_in
+from gates import Gate
 from IPython.core.ultratb import VerboseTB
 
 import d2lpar
@@ -146,6 +146,7 @@ class Interrupter:
 
     def __exit__(self, *exception):
         self.ended = True
+        self.reference = None  # it would call back after this, should anyone keep a frame
         signal.signal(signal.SIGINT, self.before)
 
 
@@ -170,6 +171,26 @@ def step(op, stream, waits, lock, hand_over):
         stream.count += 1
         hand_over(op)
 """
+
+
+def test_an_interrupter_that_has_ended_interrupts_no_more(monkeypatch):
+    """Another thread may keep a frame of it for a while: it has all from `sys._current_frames`."""
+    frames, find, namespace = [], instructions, {}
+    exec(compile("def step(): pass", "<step>", "exec"), namespace)
+
+    def keep_frame(code):
+        frames.append(sys._getframe(1))
+        return find(code)
+
+    monkeypatch.setitem(globals(), "instructions", keep_frame)
+    with Interrupter(sys.maxsize, "<step>") as interrupter:
+        namespace["step"]()
+    assert len(interrupter.places) == len(frames) == 1  # a signal is not pending meanwhile
+    try:
+        frames.clear()
+        time.sleep(0)
+    except KeyboardInterrupt:
+        pytest.fail("it interrupted after its end")
 
 
 @pytest.mark.parametrize("before", [0, 100], ids=["cold", "specialized"])
@@ -322,7 +343,7 @@ def allocation_of_what_a_stream_holds(a, b):
     side = torch.vgpu.Stream(a)
 
     def call():
-        with held(side, until=scheduler.WALL_CLOCK.wait):
+        with held(side):
             x = torch.empty(500, device=a)
             x.record_stream(side)
             del x
@@ -332,15 +353,16 @@ def allocation_of_what_a_stream_holds(a, b):
 
 
 @contextlib.contextmanager
-def held(stream, until):
-    """Hold a stream until this thread is in the function `until`, or at the end of the block.
+def held(stream):
+    """Hold a stream until a thread waits for it, at the latest at the end of the block.
 
-    An interrupt may come anywhere in this, too.
+    An interrupt may come anywhere in this, too. No thread looks at the frames of this one, as gates
+    do: while it has one of `Interrupter.handle`, the signal is not pending.
     """
-    host, end = threading.get_ident(), threading.Event()
+    end = threading.Event()
 
     def work(op):
-        while not end.is_set() and frame_in(host, until) is None:
+        while not end.is_set() and not op.waiters:
             time.sleep(1e-4)
 
     device = stream._stream.device
@@ -371,7 +393,7 @@ def events(a, b):
     event = torch.vgpu.Event()
 
     def call():
-        with held(first, until=scheduler.WALL_CLOCK.wait):
+        with held(first):
             event.record(first)
             second.wait_event(event)
             torch.vgpu.current_stream(b).wait_stream(second)
