@@ -94,9 +94,10 @@ class Process:
 
     def end(self):
         """Kill it, if it has not ended."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.wait()
+        if self.status is None:  # else another process may have its number by now
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+            self.wait()
 
 
 def run(code, imports, timeout=120):

@@ -6,6 +6,7 @@ A wrong place may crash, so each test has a process of its own.
 import platform
 import re
 import sys
+import warnings
 
 import fresh
 import pytest
@@ -253,6 +254,23 @@ with warnings.catch_warnings():
 device, caught = switch_on()
 assert not caught, caught[0].message
 """)
+
+
+@pytest.mark.parametrize("tried", [True, False])
+def test_a_test_fails_where_torch_asks_python_despite_known_machine_code(tried, monkeypatch):
+    """Later tests, which raise in backward, may end the process of pytest without a word."""
+    from d2lpar.virtual.private import virtual_tables
+
+    def fail(patch):
+        raise RuntimeError("it hung")
+
+    monkeypatch.setattr(virtual_tables, "_failure", None)
+    monkeypatch.setattr(virtual_tables, "_try_in_a_fork", fail)
+    monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: tried)
+    said = virtual_tables.answer_without_python()
+    fails = pytest.raises(UserWarning, match="it hung")
+    with fails if tried else warnings.catch_warnings(record=True):
+        warnings.warn(said, stacklevel=1)
 
 
 def test_an_interrupt_puts_the_tables_back():

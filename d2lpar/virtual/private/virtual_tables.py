@@ -41,7 +41,7 @@ _HOOKS_METHODS = {2: "is_built", 3: "is_available", 4: "has_primary_context"}
 _GET_ALLOCATOR = 12
 _NUM_METHODS, _BEFORE = 128, 2  # far more than there are; two other words come before them
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_TIME_LIMIT_MS = 10_000  # for a fork that takes some milliseconds
+_TIME_LIMIT_MS = 60_000  # for a fork: 0.1 s, and 2 s beside twenty busy processes
 
 _failure = None  # why Python answers; None where machine code does
 _asked = set()  # names of the methods that torch has asked in Python
