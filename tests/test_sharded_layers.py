@@ -279,3 +279,17 @@ def test_a_cross_entropy_of_parts_is_that_of_the_whole():
     for loss, _ in ranks:
         assert loss == pytest.approx(expected.item(), rel=1e-5)
     torch.testing.assert_close(gradient, whole.grad.float())
+
+
+def test_a_cross_entropy_of_parts_in_float64_is_that_exactly():
+    """A step in float32 would be off by 1e-8 or more."""
+    torch.manual_seed(0)
+    outputs = torch.randn(5, 8, dtype=torch.float64, requires_grad=True)
+    labels = torch.tensor([0, 3, 4, 7, 1])
+    expected = F.cross_entropy(outputs, labels)
+    (3 * expected).backward()
+    ranks = d2lpar.launch(_losses_of_parts, outputs.detach(), labels)
+    for loss, _ in ranks:
+        assert loss == pytest.approx(expected.item(), rel=1e-12)
+    gradient = torch.cat([part for _, part in ranks], -1)
+    torch.testing.assert_close(gradient, outputs.grad, rtol=0, atol=1e-12)

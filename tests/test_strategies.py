@@ -30,22 +30,15 @@ def batch():
     return torch.randn(B, D), torch.randint(D, (B,))
 
 
-@pytest.fixture
-def in_float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_takes_the_steps_of_the_whole_network(in_float64, two, batch, way):
-    net, expected = mlp(), mlp()
-    before = copy.deepcopy(net)
-    _, trained = strategies.step_cost(way, net, *batch, two, LR, **OPTIONS.get(way, {}))
+def test_every_way_takes_the_steps_of_the_whole_network(two, batch, way):
+    net, expected = mlp().double(), mlp().double()
+    before, (X, y) = copy.deepcopy(net), batch
+    _, trained = strategies.step_cost(way, net, X.double(), y, two, LR, **OPTIONS.get(way, {}))
     optimizer = torch.optim.SGD(expected.parameters(), LR)
     for _ in range(3):
         optimizer.zero_grad()
-        F.cross_entropy(expected(batch[0]), batch[1]).backward()
+        F.cross_entropy(expected(X.double()), y).backward()
         optimizer.step()
     assert repr(trained) == repr(net)
     for ours, theirs in zip(trained.parameters(), expected.parameters(), strict=True):

@@ -76,7 +76,8 @@ def _attribute(name):
 def note(key, difference, bound):
     """Write a line: what was compared, by how much it differed, and what was allowed."""
     if path := os.environ.get(FILE):
-        line = json.dumps({"key": key, "difference": float(difference), "bound": float(bound)})
+        numbers = (float(getattr(x, "detach", lambda x=x: x)()) for x in (difference, bound))
+        line = json.dumps({"key": key, **dict(zip(("difference", "bound"), numbers, strict=True))})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
 
