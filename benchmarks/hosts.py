@@ -43,13 +43,13 @@ def two_hosts(rate):
             _call("tc", "-n", name, *shape.split())
         yield list(zip(names, ends, strict=True))
     finally:
-        for name in names:
+        for name in names if shutil.which("ip") else ():
             subprocess.run(["ip", "netns", "delete", name], capture_output=True)
 
 
 def _call(program, *words):
     if not shutil.which(program):
-        raise NotAllowed(f"two hosts need the program {program} (iproute2)")
+        raise NotAllowed(f"{program} is not installed (apt-get install iproute2)")
     done = subprocess.run([program, *words], capture_output=True, text=True)
     if done.returncode:
         raise NotAllowed(f"two hosts of network namespaces are not allowed here: {done.stderr}")
