@@ -152,9 +152,15 @@ def stacked(grad):
         (torch.neg, stacked, [-4, -4, -4]),
     ],
 )
-def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, read, expected):
-    into_a_view.target, from_the_other_device.target = torch.zeros(2, 3, device=devices[0])
-    from_the_other_device.source = torch.full((3,), 7.0, device=devices[1])
+def test_backward_waits_however_a_gradient_is_written_and_read(
+    devices, write, read, expected, monkeypatch
+):
+    targets = torch.zeros(2, 3, device=devices[0])
+    source = torch.full((3,), 7.0, device=devices[1])
+    # Not left there: later tests count what is in use.
+    monkeypatch.setattr(into_a_view, "target", targets[0], raising=False)
+    monkeypatch.setattr(from_the_other_device, "target", targets[1], raising=False)
+    monkeypatch.setattr(from_the_other_device, "source", source, raising=False)
     reading, writing = (torch.vgpu.Stream(devices[0]) for _ in range(2))
     x = torch.ones(3, device=devices[0], requires_grad=True)
     torch.vgpu.synchronize()
