@@ -2,6 +2,7 @@
 #                 CHAPTERS="03" for one, undisturbed; PART=core for what comes before "Going deeper"
 # make test       all tests: the package, and every notebook with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
+#                 OPTIONS="-x" for pytest;
 #                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
@@ -70,13 +71,13 @@ logged = $(1) >> $(LOG) 2>&1 || \
 .DELETE_ON_ERROR:
 
 # Most chapters use modelled GPUs, beside which torch computes no gradients on real ones.
-run lab notebooks: export D2LPAR_DEVICES ?= $(if $(wildcard /dev/nvidia0),vgpu)
+run lab notebooks machines: export D2LPAR_DEVICES ?= $(if $(wildcard /dev/nvidia0),vgpu)
 
 run: $(READY)
 	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
 test: $(READY) $(if $(FRAMEWORKS),$(VENV)/frameworks/ready)
-	@$(BIN)/python -m pytest $(PYTEST) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
+	@$(BIN)/python -m pytest $(PYTEST) $(OPTIONS) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
 
 book: $(READY)
 	@$(BIN)/python tools/book.py

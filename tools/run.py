@@ -91,7 +91,7 @@ class Kernel(AsyncKernelManager):
         return KernelSpec(argv=command, display_name="Python 3")
 
     async def end(self):
-        """Kill the kernel and its process group, whatever they do, unless they have ended."""
+        """Kill the kernel and its process group, unless they have ended."""
         if self.has_kernel:
             await self.provisioner.kill()
             await self.provisioner.wait()
@@ -435,7 +435,8 @@ def own_settings():
 
     What chapters leave in the temporary folder goes with the run, but for what torch has compiled.
     """
-    with tempfile.TemporaryDirectory(prefix="d2lpar-") as folder:
+    # Where nothing ends orphans, one may still write.
+    with tempfile.TemporaryDirectory(prefix="d2lpar-", ignore_cleanup_errors=True) as folder:
         settings = {
             "TMPDIR": f"{folder}/tmp",
             "IPYTHONDIR": f"{folder}/ipython",
@@ -458,10 +459,10 @@ def own_settings():
 
 @contextlib.contextmanager
 def no_orphans():
-    """End after the block, on Linux, what kernels have started and left behind.
+    """Kill after the block, on Linux, the processes that kernels have started and left behind.
 
-    Ray's servers, for one, are in process groups of their own. They come to this process when their
-    parents end.
+    Processes of a dead kernel become children of this one. Those of Ray have process groups of
+    their own, which end with no kernel.
     """
     if sys.platform != "linux":
         yield

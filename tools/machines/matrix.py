@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,16 +28,14 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "machines"
 HERE = Path(__file__).resolve().parent
 PARTS = ("chapters", "exercises", "tests")
-GIB = 2**30
-LIMIT = 8_000_000_000  # bytes, what README promises
 
 
 def instruction_set(aten, onednn, mkl):
     """Return the variables by which libraries take older kernels than the processor allows.
 
-    torch.compile obeys ATen's. But the key of its cache does not have it: code whose loops take
-    sixteen numbers at a time is then compiled for vectors of eight, and half of the results are
-    missing. So each set has a cache of its own.
+    torch.compile obeys ATen's variable, but its cache does not key on it: loops over sixteen
+    numbers from the cache are then compiled for vectors of eight, and half of the results are
+    missing. So each instruction set has a cache of its own.
     """
     return {
         "ATEN_CPU_CAPABILITY": aten,
@@ -53,79 +52,102 @@ class Condition:
     Attributes:
         variables: of the environment.
         prefix: a command that runs the command behind it in that way.
-        seeds: what is added to the number of each `manual_seed` of notebooks.
-        folder: the name of the clone in which everything runs; "" for this tree.
-        busy: how many other processes compute all the time.
-        one_by_one: run chapters alone, with the peak of their memory.
+        needs: a flag of the processor without which this machine is like that itself.
+        seeds: what is added to the number of each `manual_seed` of notebooks; tests do not run.
+        folder: the name of the copy in which everything runs, with this environment; "" for this
+            tree.
+        busy: whether other processes compute all the time, one for each core.
+        memory: a limit in bytes, 0 for none; chapters run alone, with the peak of each.
     """
 
     variables: dict = field(default_factory=dict)
     prefix: tuple = ()
+    needs: str = ""
     seeds: int = 0
     folder: str = ""
-    busy: int = 0
-    one_by_one: bool = False
+    busy: bool = False
+    memory: int = 0
 
 
-def conditions():
-    """Return all conditions by name."""
-    no_network = ("unshare", "--map-root-user", "--net", "sh", "-c")
-    return {
-        "native": Condition(),
-        "avx2": Condition(instruction_set("avx2", "AVX2", "AVX2")),
-        "sse4": Condition(instruction_set("default", "SSE41", "SSE4_2")),
-        **{f"seeds-{n}": Condition(seeds=1000 * n, folder="d2lpar") for n in (1, 2, 3)},
-        "one-core": Condition(prefix=("taskset", "--cpu-list", "0")),
-        "one-thread": Condition({"OMP_NUM_THREADS": "1"}),
-        "busy": Condition(busy=2),
-        "8-GB": Condition(prefix=_memory_limit(), one_by_one=True),
-        "not-root": Condition(
-            prefix=("unshare", "--user", "--map-user=1000", "--map-group=1000"), folder="d2lpar"
-        ),
-        "no-home": Condition({"HOME": "/dev/null/home"}),
-        "odd-path": Condition(folder="ein Weg/für alle"),
-        "c-locale": Condition({"LC_ALL": "C", "LANG": "C"}),
-        "time-zone": Condition({"TZ": "Pacific/Kiritimati"}),
-        "no-network": Condition(prefix=(*no_network, 'ip link set lo up; exec "$@"', "sh")),
-    }
+def _cores():
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
 
 
-def _memory_limit():
-    """Return the prefix of a command that may use `LIMIT` bytes with its children, or ()."""
-    scope = ("systemd-run", "--user", "--scope", "--quiet", f"--property=MemoryMax={LIMIT}")
+CONDITIONS = {
+    "native": Condition(),
+    "avx2": Condition(instruction_set("avx2", "AVX2", "AVX2"), needs="avx512f"),
+    "sse4": Condition(instruction_set("default", "SSE41", "SSE4_2"), needs="avx2"),
+    **{f"seeds-{n}": Condition(seeds=1000 * n, folder="d2lpar") for n in (1, 2, 3)},
+    "one-core": Condition(prefix=("taskset", "--cpu-list", str(_cores()[0]))),
+    "one-thread": Condition({"OMP_NUM_THREADS": "1"}),
+    "busy": Condition(busy=True),
+    "8-GB": Condition(memory=8_000_000_000),  # what README promises
+    # without the capabilities of root, but with root's files
+    "not-root": Condition(
+        prefix=("unshare", "--user", "--map-user=1000", "--map-group=1000"), folder="d2lpar"
+    ),
+    "no-home": Condition({"HOME": "/dev/null/home"}),
+    "odd-path": Condition(folder="ein Weg/für alle"),
+    "c-locale": Condition({"LC_ALL": "C", "LANG": "C"}),
+    "time-zone": Condition({"TZ": "Pacific/Kiritimati"}),
+    "no-network": Condition(
+        prefix=("unshare", "--map-root-user", "--net", "sh", "-c")
+        + ('ip link set lo up && exec "$@"', "sh")
+    ),
+}
+
+
+@contextlib.contextmanager
+def limited(num_bytes):
+    """Make a control group that may use so many bytes, and remove it after the block.
+
+    Yields:
+        The prefix of a command that runs in it, () if `num_bytes` is 0.
+
+    Raises:
+        OSError: this machine lets us make none.
+    """
+    if not num_bytes:
+        yield ()
+        return
+    scope = ["systemd-run", "--user", "--scope", "--quiet", f"--property=MemoryMax={num_bytes}"]
+    scope.append("--property=MemorySwapMax=0")
     if (
         shutil.which(scope[0])
-        and subprocess.run([*scope, "true"], capture_output=True).returncode == 0
+        and not subprocess.run([*scope, "true"], capture_output=True).returncode
     ):
-        return scope
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-        path = next(line.split(":", 2)[2] for line in lines if ":memory:" in line)
-        group = Path(f"/sys/fs/cgroup/memory{path}", "d2lpar-machines")
-        group.mkdir(exist_ok=True)
-        (group / "memory.limit_in_bytes").write_text(f"{LIMIT}")
-        return ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
-    return ()
+        yield tuple(scope)
+        return
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = [line.split(":", 2)[2] for line in lines if ":memory:" in line]
+    if not own:
+        raise OSError(
+            "there is no systemd-run --user, and no control group for memory of version 1"
+        )
+    group = Path(f"/sys/fs/cgroup/memory{own[0]}", f"d2lpar-{os.getpid()}")
+    group.mkdir()
+    try:
+        (group / "memory.limit_in_bytes").write_text(f"{num_bytes}")
+        yield "sh", "-c", f'echo $$ > {group}/cgroup.procs && exec "$@"', "sh"
+    finally:
+        group.rmdir()
 
 
-def _works(command):
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-def why_not(name, condition):
+def why_not(condition):
     """Return why a condition cannot be imitated on this machine, or ""."""
-    newer = {"avx2": "avx512f", "sse4": "avx2"}.get(name)  # that its processor lacks
-    if newer and newer not in Path("/proc/cpuinfo").read_text().split():
-        return f"this processor has no {newer} itself"
-    if name == "8-GB" and not condition.prefix:
-        return "no control group for memory can be made here, and there is no systemd-run --user"
-    if condition.prefix:
-        with contextlib.suppress(OSError):
-            done = subprocess.run([*condition.prefix, "true"], capture_output=True, text=True)
-            if done.returncode == 0:
-                return ""
-            return f"{condition.prefix[0]}: {done.stderr.strip()}"
-        return f"no command {condition.prefix[0]}"
+    try:
+        needs = condition.needs
+        if needs and needs not in Path("/proc/cpuinfo").read_text().split():
+            return f"this processor has no {needs} itself"
+        with limited(condition.memory):
+            pass
+        if condition.prefix:
+            command = [*condition.prefix, "true"]
+            subprocess.run(command, check=True, capture_output=True, text=True)
+    except subprocess.CalledProcessError as error:
+        return f"{condition.prefix[0]}: {error.stderr.strip()}"
+    except OSError as error:
+        return str(error)
     return ""
 
 
@@ -158,7 +180,8 @@ def _with_seeds(text, more):
 @contextlib.contextmanager
 def busy(number):
     """Keep some processes computing."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(number)]
+    command = [sys.executable, "-c", "while True: pass"]
+    loops = [subprocess.Popen(command) for _ in range(number)]
     try:
         yield
     finally:
@@ -203,68 +226,81 @@ def _proportional_set_size(pid):
 
 
 def run(name, condition, parts, names):
-    """Run the parts under one condition, and write what was found behind that of other parts.
+    """Run the parts under one condition, and merge what was found into its result.json.
 
-    It is a dictionary: failures, pairs of a part and a text; peaks, bytes by chapter; seconds by
-    part.
+    That is a dictionary: failures, pairs of a part and a text; peaks, bytes by chapter; ran, by
+    part how long it took and of which chapters it was.
 
     Returns:
         The number of failures.
     """
     out = OUT / name
     out.mkdir(parents=True, exist_ok=True)
-    found = {"failures": [], "peaks": {}, "seconds": {}}
+    found = {"failures": [], "peaks": {}, "ran": {}}
     if (file := out / "result.json").exists():
         found = json.loads(file.read_text())
         found["failures"] = [each for each in found["failures"] if each[0] not in parts]
     before = len(found["failures"])
-    with tree(condition) as root, busy(condition.busy):
+    loops = len(_cores()) if condition.busy else 0
+    with tree(condition) as root, busy(loops), limited(condition.memory) as limit:
         variables = os.environ | condition.variables
         variables["PYTHONPATH"] = os.pathsep.join([str(root), str(HERE)])
         for part in parts:
+            if part == "tests" and condition.seeds:
+                continue
             (parities := out / f"{part}.jsonl").unlink(missing_ok=True)
             variables["D2LPAR_PARITIES"] = str(parities)
             start = time.monotonic()
-            for label, command, more in _commands(part, root, out, names, condition.one_by_one):
-                with (out / f"{label}.log").open("w") as log:
-                    process = subprocess.Popen(
-                        [*condition.prefix, *command],
-                        cwd=root,
-                        env=variables | more,
-                        stdin=subprocess.DEVNULL,
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                    peak = Peak(process.pid) if condition.one_by_one else None
-                    status = process.wait()
-                if peak:
-                    found["peaks"][label] = peak.stop()
-                text = (out / f"{label}.log").read_text("utf-8", "replace")
+            for label, command in _commands(part, root, out, names, bool(condition.memory)):
+                text, status, peak = _run([*limit, *condition.prefix, *command], root, variables)
+                (out / f"{label}.log").write_text(text, "utf-8")
+                if condition.memory:
+                    found["peaks"][label] = peak
                 failures = _failures(part, text) or ([f"exit status {status}"] if status else [])
                 found["failures"] += [(part, failure) for failure in failures]
-            found["seconds"][part] = round(time.monotonic() - start)
+                if failures:
+                    print(*text.splitlines()[-100:], sep="\n")
+            took = f"{time.monotonic() - start:.0f} s"
+            found["ran"][part] = " ".join([*(names if part != "tests" else ()), took])
             file.write_text(json.dumps(found))
-            print(f"{name}: {part} took {found['seconds'][part]} s", flush=True)
+            print(f"{name}: {part} took {took}", flush=True)
     return len(found["failures"]) - before
 
 
+def _run(command, folder, variables):
+    """Run a command; return what it printed, its status, and the peak of its memory in bytes."""
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        peak = Peak(process.pid)
+        try:
+            status = process.wait()
+        finally:
+            process.wait()  # Ctrl-C: the command has got it, too, and cleans up
+        log.seek(0)
+        return log.read(), status, peak.stop()
+
+
 def _commands(part, root, out, names, one_by_one):
-    """Yield the name, the command and the variables of each run of a part."""
+    """Yield the name and the command of each run of a part."""
     if part == "tests":
-        make = ["make", "--no-print-directory", "test", "FAST=1", f"VENV={ROOT / '.venv'}"]
-        yield part, make, {"PYTEST_ADDOPTS": "-p parities"}
+        make = ["make", "--no-print-directory", "test", "FAST=1", "OPTIONS=-p parities"]
+        yield part, [*make, f"VENV={sys.prefix}"]
         return
     folder = root / "notebooks" / ("exercises" if part == "exercises" else "")
-    files = sorted(folder.glob("[0-9][0-9]_*.ipynb"))
-    files = [path for path in files if not names or path.stem[:2] in names]
-    if part == "chapters" and not names:
-        files.append(folder / "troubleshooting.ipynb")
-    groups = [[path] for path in files] if one_by_one else [files]
-    for group in groups:
-        label = f"{part} {group[0].stem[:2]}" if one_by_one else part
-        command = [sys.executable, "tools/run.py", "--folder", str(folder)]
-        command += ["--build", str(out / label), *(path.stem for path in group)]
-        yield label, command, {"PYTHONSTARTUP": str(HERE / "parities.py")}
+    if not names:
+        names = [path.stem for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
+        names += ["troubleshooting"] if part == "chapters" else []
+    for group in [[name] for name in names] if one_by_one else [names]:
+        label = f"{part} {group[0][:2]}" if one_by_one else part
+        run = [sys.executable, "tools/run.py", "--folder", f"{folder}", "--build", f"{out / label}"]
+        yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
 
 def _failures(part, text):
@@ -277,21 +313,21 @@ def tables():
     """Return the tables of all that has been run: failures, memory, parities."""
     lines = ["what failed"]
     peaks, seen = {}, defaultdict(dict)
-    for name, condition in conditions().items():
+    for name, condition in CONDITIONS.items():
         if not (path := OUT / name / "result.json").exists():
-            reason = why_not(name, condition)
+            reason = why_not(condition)
             lines.append(f"  {name:<11} not run{': ' * bool(reason)}{reason}")
             continue
         result = json.loads(path.read_text())
-        took = ", ".join(f"{part} {seconds} s" for part, seconds in result["seconds"].items())
+        took = ", ".join(" ".join(pair) for pair in result["ran"].items())
         lines.append(f"  {name:<11} {'ok' if not result['failures'] else 'FAILED'} ({took})")
         lines += [f"      {part}: {text}" for part, text in result["failures"]]
-        peaks = result["peaks"] if condition.one_by_one else peaks
+        peaks |= result["peaks"]
         for file in sorted((OUT / name).glob("*.jsonl")):
             for line in file.read_text().splitlines():
                 _keep_worst(seen[file.stem], json.loads(line), name)
     if peaks:
-        lines.append(f"peak of memory with all children, one at a time, of {LIMIT / 1e9:g} GB")
+        lines.append("peak of memory, with all children, one at a time")
         lines += [f"  {label:<14} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
     for part, rows in seen.items():
         lines.append(f"parities in {part}: the largest difference, its bound, their ratio, where")
@@ -318,18 +354,20 @@ def main(arguments=None):
     parser.add_argument("--names", nargs="+", default=(), metavar="NN", help="of chapters")
     parser.add_argument("--table", action="store_true", help="print the tables only")
     options = parser.parse_args(arguments)
-    known = conditions()
-    if unknown := {*options.conditions} - {*known}:
-        parser.error(f"no condition {min(unknown)!r}; there are: {', '.join(known)}")
+    if unknown := {*options.conditions} - {*CONDITIONS}:
+        parser.error(f"no condition {min(unknown)!r}; there are: {', '.join(CONDITIONS)}")
     failures = 0
-    for name in () if options.table else options.conditions or known:
-        if reason := why_not(name, known[name]):
+    for name in () if options.table else options.conditions or CONDITIONS:
+        if reason := why_not(CONDITIONS[name]):
             print(f"{name}: not run: {reason}", flush=True)
             continue
-        failures += run(name, known[name], options.parts, options.names)
+        failures += run(name, CONDITIONS[name], options.parts, options.names)
     print(tables())
     return int(failures > 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)

@@ -76,10 +76,14 @@ def _attribute(name):
 def note(key, difference, bound):
     """Write a line: what was compared, by how much it differed, and what was allowed."""
     if path := os.environ.get(FILE):
-        numbers = (float(getattr(x, "detach", lambda x=x: x)()) for x in (difference, bound))
-        line = json.dumps({"key": key, **dict(zip(("difference", "bound"), numbers, strict=True))})
+        line = json.dumps({"key": key, "difference": _number(difference), "bound": _number(bound)})
         with open(path, "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+
+def _number(x):
+    """Return a number, or the largest of a tensor, as a float."""
+    return float(x.detach().max() if hasattr(x, "detach") else x)
 
 
 def less(key, left, right, strict):
@@ -159,6 +163,7 @@ def pytest_configure(config):
         key = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
         assert_close(key, function, actual, expected, *args, **options)
 
+    recorded.function = function
     torch.testing.assert_close = recorded
 
 
