@@ -660,13 +660,14 @@ def test_timeline_of_virtual_gpus(devices):
     X = torch.ones(25_000).pin_memory()
     side = accel.Stream(devices[0])
     with Timeline() as timeline:
-        with timeline.mark("scatter"), held(2):
-            parts = [X.to(device, non_blocking=True) for device in devices]
-        with timeline.mark("forward"):
-            sums = [part.exp() for part in parts]
-        with accel.stream(side):
-            side.wait_stream(accel.default_stream(devices[0]))
-            sums[0].to("cpu", non_blocking=True)
+        with held(2):
+            with timeline.mark("scatter"):
+                parts = [X.to(device, non_blocking=True) for device in devices]
+            with timeline.mark("forward"):
+                sums = [part.exp() for part in parts]
+            with accel.stream(side):
+                side.wait_stream(accel.default_stream(devices[0]))
+                sums[0].to("cpu", non_blocking=True)
         sums[1].to(devices[0])
     assert timeline.devices == devices
     assert timeline.bytes_by_link() == {
