@@ -1,26 +1,28 @@
-# make run        execute every chapter, two at a time, write what came out under build/
-#                 CHAPTERS="03" for one, undisturbed; PART=core for what comes before "Going deeper"
-# make test       all tests: the package, and every notebook with nbval
+# make run        execute every lesson and the pages that go deeper, two at a time, write what came
+#                 out under build/; CHAPTERS="03" for a lesson and its pages, "03_threads" for one
+#                 notebook, undisturbed; PART=core for the lessons alone
+# make test       all tests: the package, and every lesson and page with nbval
 #                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
 #                 OPTIONS="-x" for pytest;
 #                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
-# make slides     a deck of slides of each chapter's core under build/slides; CHAPTERS="03"
+# make slides     a deck of slides of each lesson under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
 #                 without outputs, exercises without solutions; what you change is never overwritten
-# make notebooks  execute the chapters in place, on an idle machine, until they show what
-#                 notebooks/headlines.toml declares; CHAPTERS="03 04" for some of them
+# make notebooks  execute lessons and pages in place, on an idle machine, until they show what
+#                 notebooks/headlines.toml declares; CHAPTERS="03 04_answers" for some of them
 # make exercises  execute the exercises in place, with their solutions
-# make drawings   put the drawings of notebooks/drawings into the chapters
-# make lessons    how many minutes the core of each chapter takes a reader; CHAPTERS="03", and
-#                 WRITE=1 to put them into the chapters' first cells
+# make drawings   put the drawings of notebooks/drawings into lessons and pages
+# make lessons    words, lines, predictions, figures and minutes of each lesson, words and minutes of
+#                 each page; CHAPTERS="03", and WRITE=1 to put the minutes into the first cells
 # make check      ruff (lint and format), hygiene and headline lines of the notebooks, and what must
 #                 agree: names that Windows or macOS lacks, what GitHub reads, versions
 # make browser    a browser walks through the first hour of a newcomer, and a teacher's grading
 # make bench      the benchmarks
 # make machines   chapters, exercises and quick tests as on other machines: other instruction sets and
-#                 seeds, one core, 8 GB, no network and more, some hours; CONDITIONS="avx2 sse4" for
-#                 some of them, PARTS="chapters" and CHAPTERS="03 09" for less
+#                 seeds, one core, 8 GB, no network and more, some hours;
+#                 CONDITIONS="avx2 c-locale+no-home" for some of them, the last two at once,
+#                 PARTS="chapters" and CHAPTERS="03 09" for less
 # make assignments
 #                 what make lab opens, under build/assignments, to hand out
 # make grade SUBMITTED=folder
@@ -46,7 +48,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
-NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb))
+NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/deeper/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
@@ -57,10 +59,10 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
 # Those that wait for time-outs come first, while two processes compute chapters.
 SLOW := launch grading process_groups modelled_groups servers stress conformance faults notebooks
-SLOW += ddp distributed_training programs exercises frameworks run cuda_names platforms packaging book slides
+SLOW += lessons_on_cuda ddp distributed_training programs exercises frameworks run cuda_names platforms packaging book slides
 SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
 QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
-ALL_TESTS := --nbval-lax --nbval-sanitize-with tests/nbval.cfg $(NOTEBOOKS) $(SLOW) $(QUICK)
+ALL_TESTS := --nbval $(NOTEBOOKS) $(SLOW) $(QUICK)
 
 # $(call logged,command): its output goes to the log, and to the terminal when it fails.
 logged = $(1) >> $(LOG) 2>&1 || \
@@ -69,9 +71,6 @@ logged = $(1) >> $(LOG) 2>&1 || \
 .PHONY: run test book slides lab notebooks exercises drawings lessons check browser bench machines \
 	assignments grade address
 .DELETE_ON_ERROR:
-
-# Most chapters use modelled GPUs, beside which torch computes no gradients on real ones.
-run lab notebooks machines: export D2LPAR_DEVICES ?= $(if $(wildcard /dev/nvidia0),vgpu)
 
 run: $(READY)
 	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)

@@ -17,6 +17,7 @@ from d2lpar.models import resnet18
 from d2lpar.parallel.pipelines import gpipe, pipeline_step, split_layers
 from d2lpar.parallel.sharded_layers import tensor_parallel
 from d2lpar.parallel.strategies import data_parallel_step
+from d2lpar.timing import best_seconds
 
 LINK = 2e9  # bytes/s
 ROUNDS = 5
@@ -93,9 +94,9 @@ def main():
         for _ in range(ROUNDS):
             devices = d2lpar.virtual_gpus(2, link=LINK)
             times = d2lpar.calibrate(program([devices[0]] * 2), devices[0])
-            measured = d2lpar.best_seconds(program(devices), 3)
+            measured = best_seconds(program(devices), 3)
             d2lpar.virtual_gpus(2, model=times, values=False)
-            predicted = d2lpar.best_seconds(program(devices), 1)
+            predicted = best_seconds(program(devices), 1)
             ratios.append(predicted / measured)
         errors.append(abs(median(ratios) - 1))
         estimated = len(times.estimated)

@@ -11,39 +11,47 @@ import os
 
 __version__ = "0.1.0"
 
-_NAMES = {
-    "data.batches": ("split_batch",),
-    "data.cifar10": ("load_cifar10",),
-    "data.fashion_mnist": ("load_data_fashion_mnist",),
-    "devices": (
-        "describe",
-        "ensure_gpus",
-        "num_gpus",
-        "synchronize",
-        "try_all_gpus",
-        "try_gpu",
-        "virtual_gpus",
-    ),
-    "memory": ("SavedBytes", "peak_bytes"),
-    "models": ("Residual", "lenet", "resnet18"),
-    "parallel.collectives": ("allreduce",),
-    "plotting.charts": ("plot_bars", "plot_curves", "plot_stacks"),
-    "processes.launcher": ("launch",),
-    "timelines.gantt": ("plot_schedule",),
-    "timelines.timeline": ("Mark", "Timeline"),
+_NAMES = {  # what all chapters use comes first
     "timing": (
         "Benchmark",
         "Timer",
-        "best_seconds",
+        "seconds_in_turn",
         "compare",
         "product_flops",
-        "seconds_per_call",
     ),
-    "training": ("accuracy", "evaluate_accuracy_gpu", "sgd"),
+    "devices": (
+        "try_all_gpus",
+        "try_gpu",
+        "ensure_gpus",
+        "virtual_gpus",
+        "num_gpus",
+        "synchronize",
+        "describe",
+    ),
+    "models": ("resnet18", "Residual", "lenet"),
+    "animator": ("Animator",),
+    "plotting.progress": ("progress",),
+    "training": (
+        "Accumulator",
+        "accuracy",
+        "evaluate_accuracy_gpu",
+        "sgd",
+        "train_batch_ch13",
+        "train_ch13",
+    ),
+    "data.batches": ("split_batch",),
+    "data.fashion_mnist": ("load_data_fashion_mnist",),
+    "data.cifar10": ("load_cifar10",),
+    "parallel.collectives": ("allreduce",),
+    "plotting.charts": ("plot_bars", "plot_curves", "plot_stacks"),
+    "timelines.timeline": ("Mark", "Timeline"),
+    "timelines.gantt": ("plot_schedule",),
+    "memory": ("SavedBytes", "peak_bytes"),
+    "processes.launcher": ("launch",),
     "virtual": ("Span", "calibrate", "clock", "host_takes"),
 }
 _WINGS = "data graphs parallel plotting processes programs servers timelines virtual".split()
-_MODULES = (*_WINGS, "devices", "memory", "models", "timing", "training")
+_MODULES = (*_WINGS, "animator", "devices", "memory", "models", "timing", "training")
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = list(_HOME)

@@ -13,6 +13,7 @@ import torch
 
 from d2lpar.devices import synchronize
 from d2lpar.other_programs import look, while_timed
+from d2lpar.plotting.progress import progress
 from d2lpar.virtual import clock, clock_in_force, hardware_name
 from d2lpar.virtual.engines import set_thread_count
 
@@ -117,22 +118,6 @@ def _time(timer, work):
     timer.stop()
 
 
-def seconds_per_call(function, *args, number=1000):
-    """Return the seconds of a call of `function(*args)`: the best of five rounds of `number` calls.
-
-    A round includes the work that it leaves on the devices. Raises ValueError if `number` is less
-    than 1.
-    """
-    if number < 1:
-        raise ValueError(f"number must be at least 1: got {number}")
-
-    def calls():
-        for _ in range(number):
-            function(*args)
-
-    return best_seconds(calls, repeats=5) / number
-
-
 def product_flops(device, size=1000):
     """Return the floating-point operations per second of a device in matrix products.
 
@@ -194,7 +179,8 @@ def seconds_in_turn(ways, rounds=5):
     Each round calls one way after the other, so that whatever changes on the machine meanwhile, a
     clock rate or another program, meets all of them alike. A round before the first warms up.
     Seconds include the work that a call leaves on the devices. A table shows the median, the least
-    and the most seconds of each way.
+    and the most seconds of each way. Where tqdm is installed, a progress bar shows the rounds once
+    they have taken two seconds.
 
     Args:
         ways: a dict from the name of a way to a function without arguments.
@@ -209,7 +195,7 @@ def seconds_in_turn(ways, rounds=5):
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1: got {rounds}")
     timers = {name: Timer() for name in ways}
-    for _ in range(rounds + 1):
+    for _ in progress(range(rounds + 1), "rounds", delay=2):
         for name, way in ways.items():
             _time(timers[name], way)
     width = max(24, *(len(name) for name in ways))

@@ -1,10 +1,33 @@
-"""What the chapters' training loops share: accuracy, plain SGD, a timed step."""
+"""What the chapters' training loops share: accuracy, plain SGD, d2l's loop for several GPUs."""
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 
-from d2lpar.timing import best_seconds
+from d2lpar.animator import Animator
+from d2lpar.devices import try_all_gpus
+from d2lpar.timing import Timer
+
+
+class Accumulator:
+    """Sums over `n` variables, which start at 0."""
+
+    def __init__(self, n):
+        self.data = [0.0] * n
+
+    def add(self, *args):
+        """Add a number, or a tensor with one, to each sum; reading a tensor waits for its device.
+
+        Raises:
+            ValueError: there are not `n` numbers.
+        """
+        self.data = [a + float(b) for a, b in zip(self.data, args, strict=True)]
+
+    def reset(self):
+        """Set all sums to 0."""
+        self.data = [0.0] * len(self.data)
+
+    def __getitem__(self, idx):
+        return self.data[idx]
 
 
 def accuracy(y_hat, y):
@@ -65,6 +88,68 @@ def sgd(params, lr, batch_size):
             param.grad.zero_()
 
 
+def train_batch_ch13(net, X, y, loss, trainer, devices):
+    """Take one step with a batch, as d2l 14.1 does.
+
+    Args:
+        net: a module, or `nn.DataParallel`, whose parameters are on the first device.
+        X: the inputs (b, ...), or a list of them.
+        y: the classes (b,).
+        loss: a function of scores and classes that returns the losses (b,), not reduced.
+        trainer: an optimizer.
+        devices: a list; the batch goes to the first, and `net` sends it on.
+
+    Returns:
+        The sum of the losses, a tensor, and the number of correct predictions.
+    """
+    X = [x.to(devices[0]) for x in X] if isinstance(X, list) else X.to(devices[0])
+    y = y.to(devices[0])
+    net.train()
+    trainer.zero_grad()
+    pred = net(X)
+    loss_sum = loss(pred, y).sum()
+    loss_sum.backward()
+    trainer.step()
+    return loss_sum, accuracy(pred, y)
+
+
+def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=None):
+    """Train on several GPUs with `nn.DataParallel`, as d2l 14.1 does, and show the curves.
+
+    It prints the loss and the accuracies of the last epoch, and the examples per second of all.
+
+    Args:
+        net: a module; it is moved to the first device.
+        train_iter, test_iter: batches (X, y), with a length.
+        loss: a function of scores and classes that returns the losses (b,), not reduced.
+        trainer: an optimizer of the parameters of `net`.
+        num_epochs: how often to go through `train_iter`.
+        devices: by default `try_all_gpus()`.
+    """
+    devices = try_all_gpus() if devices is None else devices
+    timer, num_batches = Timer(), len(train_iter)
+    legend = ["train loss", "train acc", "test acc"]
+    animator = Animator("epoch", "loss, accuracy", legend, [1, num_epochs], [0, 1])
+    net = nn.DataParallel(net, device_ids=devices).to(devices[0])
+    for epoch in range(num_epochs):
+        metric = Accumulator(3)  # sum of losses, number of correct predictions, of examples
+        for i, (features, labels) in enumerate(train_iter):
+            timer.start()
+            loss_sum, acc = train_batch_ch13(net, features, labels, loss, trainer, devices)
+            metric.add(loss_sum.detach(), acc, len(labels))
+            timer.stop()
+            if (i + 1) % max(1, num_batches // 5) == 0 or i == num_batches - 1:
+                x = epoch + (i + 1) / num_batches
+                animator.add(x, (metric[0] / metric[2], metric[1] / metric[2], None))
+        test_acc = evaluate_accuracy_gpu(net, test_iter, devices[0])
+        animator.add(epoch + 1, (None, None, test_acc))
+    print(
+        f"loss {metric[0] / metric[2]:.3f}, train acc {metric[1] / metric[2]:.3f}, "
+        f"test acc {test_acc:.3f}"
+    )
+    print(f"{metric[2] * num_epochs / timer.sum():.1f} examples/sec on {[*devices]}")
+
+
 def check_none_missing(what, data):
     """Raise ValueError where an entry of `data`, a list of gradients for example, is None."""
     for i, tensor in enumerate(data):
@@ -73,25 +158,3 @@ def check_none_missing(what, data):
                 f"{what} {i} of {len(data)} is None, as a gradient is before backward(): "
                 "call backward() on a loss that uses the parameter"
             )
-
-
-def step_seconds(net, X, y, dtype=torch.float32):
-    """Return the seconds of a training step with SGD, the best of two after one to warm up.
-
-    In the second step `DistributedDataParallel` rebuilds its buckets, so the best of two counts.
-
-    Args:
-        net: a classifier, possibly wrapped in `DataParallel` or `DistributedDataParallel`.
-        X, y: a batch, (b, ...) and (b,), on the device of its (first) parameters.
-        dtype: the dtype for `torch.autocast`; float32 leaves autocast off.
-    """
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-
-    def step():
-        optimizer.zero_grad()
-        with torch.autocast(X.device.type, dtype, enabled=dtype != torch.float32):
-            loss = F.cross_entropy(net(X), y)
-        loss.backward()
-        optimizer.step()
-
-    return best_seconds(step, repeats=2)

@@ -15,6 +15,8 @@ from io import StringIO
 from pathlib import Path
 
 import book_check
+import contents
+import lessons
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -40,6 +42,7 @@ def html(tmp_path_factory):
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
 def test_chapters_are_whole(html, path):
     page = (html / "notebooks" / f"{path.stem}.html").read_text()
+    page = page.partition("<article")[2].partition("</article>")[0]  # without the sidebar
     cells = nbformat.read(path, as_version=4).cells
     text = "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
@@ -49,7 +52,8 @@ def test_chapters_are_whole(html, path):
     assert len(re.findall(r"<img [^>]*_images/[0-9a-f]{20}", page)) == figures
     assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
     assert page.count('<details class="answer">') == folds(cells) > 1
-    assert page.count("<math") > 3
+    formulas = [each for each in lessons._CODE_OR_FORMULA.findall(text) if each[0] == "$"]
+    assert page.count("<math") >= len(formulas)
     assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
     for service in book.SERVICES:
         opened = f'href="{book.link(service, book.repository(), path.name)}"'
@@ -141,7 +145,7 @@ def test_reference_has_every_shared_name_and_what_chapters_import(html):
     assert {f"d2lpar.{name}" for name in d2lpar.__all__} <= names
     assert "d2lpar.Timeline.overlap" in names
     missing = set()
-    for path in CHAPTERS:
+    for path in contents.find_chapters(contents.FOLDER, pages=True):
         cells = nbformat.read(path, as_version=4).cells
         for cell in cells:
             if cell.cell_type == "code" and "import" in cell.source:
@@ -219,6 +223,13 @@ def small(tmp_path_factory):
         new_notebook(cells=[new_markdown_cell(chapter)]), root / "notebooks" / "01_a.ipynb"
     )
     nbformat.write(exercise(), root / "notebooks" / "exercises" / "01_a.ipynb")
+    (root / "notebooks" / "deeper").mkdir()
+    nbformat.write(
+        new_notebook(
+            cells=[new_markdown_cell("# Rings\n\n[Back](../01_a.ipynb), [a](../../a.py).")]
+        ),
+        root / "notebooks" / "deeper" / "01_rings.ipynb",
+    )
     (root / "teaching" / "course.md").write_text("# The course\n\n[one](../notebooks/01_a.ipynb)")
     with (
         pytest.MonkeyPatch.context() as monkeypatch,
@@ -243,6 +254,20 @@ def test_no_solution_gets_into_the_book(small):
             assert b"secret_of_the_ring" not in data and b"hidden_one" not in data, path
             assert b"secret_number" not in data and b"secret reason" not in data, path
             assert b"secret output" not in data, path
+
+
+def test_a_page_stands_below_its_lesson_and_leads_back(small):
+    folder, *_ = small
+    page = (folder / "html" / "notebooks" / "deeper" / "01_rings.html").read_text()
+    assert 'href="../01_a.html">Back</a>' in page.replace(
+        '<span class="std std-doc">Back</span>', "Back"
+    )
+    assert 'href="https://github.com/ada/course/blob/main/a.py">a</a>' in page
+    assert "/notebooks/deeper/01_rings.ipynb" in page  # Colab opens it
+    assert 'href="../../index.html#run-it"' in page
+    text = (folder / "html" / "notebooks" / "01_a.html").read_text()
+    tables = re.findall(r"(?s)<li[^>]*current.*?</li>", text)
+    assert any('href="deeper/01_rings.html"' in table for table in tables)
 
 
 def test_pages_for_teachers_are_in_the_book(small):

@@ -24,6 +24,7 @@ import torch
 import d2lpar
 from d2lpar import _d2l
 from d2lpar.data import cifar10, fashion_mnist, sources, synthetic_garments, synthetic_objects
+from d2lpar.data.batches import ImageDataset
 
 SOURCE = fashion_mnist.SOURCE
 
@@ -647,6 +648,19 @@ def test_cached_cifar10_is_used(tmp_path, pickles):
     assert train.images.shape == (50, 3, 32, 32) and train.labels.dtype == torch.int64
     assert train.images[10, 0, 0, :3].tolist() == [1, 2, 3]  # the second file
     assert test.images[0, 1, 0, 0] == (1024 + 5) % 256 and train.classes[9] == "truck"
+
+
+def test_a_transform_gets_each_image_as_a_picture():
+    images, labels = (
+        torch.arange(2 * 3 * 4 * 5).view(2, 3, 4, 5).to(torch.uint8),
+        torch.tensor([7, 8]),
+    )
+    dataset = ImageDataset(images, labels, transform=lambda picture: picture)
+    picture, y = dataset[1]
+    assert (picture.mode, picture.size, y) == ("RGB", (5, 4), 8)
+    assert picture.getpixel((2, 1)) == tuple(images[1, :, 1, 2].tolist())
+    picture, _ = ImageDataset(images[:, :1], labels, transform=lambda picture: picture)[0]
+    assert picture.mode == "L" and picture.getpixel((4, 3)) == images[0, 0, 3, 4]
 
 
 def test_a_damaged_file_of_cifar10_is_not_unpickled(tmp_path, pickles, monkeypatch, capsys):

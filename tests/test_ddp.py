@@ -12,7 +12,7 @@ from torch.testing._internal.distributed import fake_pg  # noqa: F401  makes the
 from waiting import wait_until
 
 import d2lpar
-from d2lpar import Mark, Timeline, training
+from d2lpar import Mark, Timeline
 from d2lpar.processes import ddp
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.virtual import Link, Span
@@ -265,22 +265,3 @@ def test_what_gloo_is_given_is_counted_once(backend):
     with rank_of(1, backend), CollectiveBytes() as counted:
         dist.all_reduce(torch.ones(3))
     assert counted.calls == {"allreduce": [12]}
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_timed_is_a_step_of_sgd_each_time(monkeypatch, dtype):
-    X, y = BATCH
-    net, same, dtypes = classifier(), classifier(), []
-    net.register_forward_hook(lambda module, inputs, output: dtypes.append(output.dtype))
-    monkeypatch.setattr(training, "best_seconds", lambda step, repeats: step() or step() or 7)
-    assert training.step_seconds(net, X, y, dtype) == 7
-    optimizer = torch.optim.SGD(same.parameters(), lr=0.01)
-    for _ in range(2):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            loss = torch.nn.functional.cross_entropy(same(X), y)
-        loss.backward()
-        optimizer.step()
-    assert dtypes == [dtype] * 2
-    for ours, theirs in zip(net.parameters(), same.parameters(), strict=True):
-        assert torch.equal(ours, theirs) and ours.dtype == torch.float32

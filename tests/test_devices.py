@@ -122,7 +122,8 @@ def test_ensure_gpus_takes_virtual_ones_and_says_so(real, capsys):
     assert devices == [torch.device("vgpu:0"), torch.device("vgpu:1")]
     cores = virtual.cores_of_this_process()
     assert capsys.readouterr().out == (
-        f"2 virtual GPUs on 6 threads of {cores} CPU cores (this machine has no real GPU)\n"
+        f"2 virtual GPUs on 6 threads of {cores} CPU core{'s' * (cores > 1)} "
+        "(this machine has no real GPU)\n"
     )
     d2lpar.ensure_gpus(1)
     assert capsys.readouterr().out.startswith("1 virtual GPU on 1 thread of ")

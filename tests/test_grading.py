@@ -26,6 +26,7 @@ import grade
 import nbformat
 import pytest
 import sandbox
+from contents import FOLDER
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 TOOLS = Path(grade.__file__).parent
@@ -581,7 +582,7 @@ def graded(tmp_path_factory):
         folder / "grades",
         home,
         TOOLS,
-        assignments.NOTEBOOKS,
+        FOLDER,
     ]
     names = f"PLACES = {[str(place) for place in places]}\nPORT = {server.getsockname()[1]}\n"
     for student in ("Anna", "zoe", "\u00c5sa \u6797"):
@@ -665,7 +666,7 @@ def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
     name = "07_distributed_data_parallel.ipynb"
     (tmp_path / "submitted" / "Anna").mkdir(parents=True)
-    shutil.copy(assignments.NOTEBOOKS / "exercises" / name, tmp_path / "submitted" / "Anna")
+    shutil.copy(FOLDER / "exercises" / name, tmp_path / "submitted" / "Anna")
     assert grade.main([str(tmp_path / "submitted"), "07", "--build", str(tmp_path / "grades")]) == 0
     with open(tmp_path / "grades" / "grades.csv", encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))

@@ -131,5 +131,6 @@ def test_hygiene_refuses_a_chapter_that_contradicts(tmp_path, capsys):
 
 def test_what_is_declared_belongs_to_a_chapter():
     numbers = {path.name[:2] for path in FOLDER.glob("[0-9]*.ipynb")}
+    numbers |= {path.stem for path in FOLDER.glob("deeper/*.ipynb")}
     declared = tomllib.loads((FOLDER / "headlines.toml").read_text())
     assert declared and set(declared) <= numbers

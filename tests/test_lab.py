@@ -321,6 +321,54 @@ def test_all_of_it_is_there_without_outputs_and_solutions(handed):
             assert "SOLUTION" not in cell.source, name
 
 
+def test_pages_stand_beneath_their_lesson_answers_last(root):
+    def page(title):
+        return nbformat.writes(new_notebook(cells=[new_markdown_cell(title)])).encode()
+
+    pages = {
+        "deeper/01_answers.ipynb": page("# Answers: chapter 01"),
+        "deeper/01_rings.ipynb": page("# Rings"),
+        "deeper/01_untitled.ipynb": page("Nothing."),
+    }
+    lab.update(root / "work", files() | pages)
+    row = "[Rings](deeper/01_rings.ipynb), [01_untitled](deeper/01_untitled.ipynb), "
+    row += "[Answers: chapter 01](deeper/01_answers.ipynb)"
+    lines = lab.start_page(root / "work", root).splitlines()
+    assert f"| | *deeper:* {row} | | |" in lines[lines.index("| --- | --- | --- | --- |") + 2]
+    (root / "work" / "deeper" / "01_rings.ipynb").unlink()
+    assert "Rings" not in lab.start_page(root / "work", root)
+
+
+def test_students_get_no_answers_and_no_links_to_them(tmp_path):
+    texts = {
+        "01_a": "# A\n\nThe [answers](deeper/01_answers.ipynb), [more](deeper/01_b.ipynb).",
+        "deeper/01_b": "# B\n\n[Answers](01_answers.ipynb#cell-id=x), [back](../01_a.ipynb).",
+        "deeper/01_answers": "# Answers: chapter 01",
+    }
+    for folder in ("deeper", "exercises"):
+        (tmp_path / folder).mkdir()
+    nbformat.write(new_notebook(), tmp_path / "exercises" / "01_a.ipynb")
+    for name, text in texts.items():
+        cells = [new_markdown_cell(text), new_code_cell("1", execution_count=1)]
+        cells[1].outputs = [new_output("stream", text="1")]
+        nbformat.write(new_notebook(cells=cells), tmp_path / f"{name}.ipynb")
+
+    def handed_out(**options):
+        found = assignments.hand_out(tmp_path, **options)
+        return {name: nbformat.reads(data.decode(), 4) for name, data in found.items()}
+
+    all_of_it, students = handed_out(), handed_out(answers=False)
+    assert all_of_it.keys() == {f"{name}.ipynb" for name in texts} | {"exercises/01_a.ipynb"}
+    assert students.keys() == all_of_it.keys() - {"deeper/01_answers.ipynb"}
+    for name, text in texts.items():
+        assert all_of_it[f"{name}.ipynb"].cells[0].source == text
+        assert all_of_it[f"{name}.ipynb"].cells[1].outputs == []
+    assert (
+        students["01_a.ipynb"].cells[0].source.endswith("The answers, [more](deeper/01_b.ipynb).")
+    )
+    assert students["deeper/01_b.ipynb"].cells[0].source.endswith("Answers, [back](../01_a.ipynb).")
+
+
 def test_the_same_commit_hands_out_the_same_bytes():
     assert assignments.hand_out() == assignments.hand_out()
 
@@ -366,11 +414,14 @@ def test_chapters_and_exercises_lead_to_each_other(handed, number):
     names = sorted(name for name in handed if re.match(r"\d", name))
     (name,) = (name for name in names if name.startswith(number))
     cells = [cell.source for cell in handed[name].cells if cell.cell_type == "markdown"]
-    before = names[: names.index(name)][-1:]
-    assert all(f"]({other})" in cells[0] for other in before)
-    deeper = next(i for i, text in enumerate(cells) if text.startswith("## Going deeper"))
-    assert f"](exercises/{name})" in cells[deeper - 1]  # where the core ends
-    assert f"](exercises/{name})" in cells[-1]  # and the chapter
+    places = [i for i, text in enumerate(cells) if text.startswith("## Going deeper")]
+    if places:
+        before = names[: names.index(name)][-1:]
+        assert all(f"]({other})" in cells[0] for other in before)
+        assert f"](exercises/{name})" in cells[places[0] - 1]  # where the core ends
+        assert f"](exercises/{name})" in cells[-1]  # and the chapter
+    else:
+        assert f"](exercises/{name})" in "\n".join(cells).partition("\n## Where next\n")[2]
     first = handed[f"exercises/{name}"].cells[0].source
     rows = re.findall(r"^\| \d+\. .*$", first, re.MULTILINE)
     assert len(rows) >= 6 and all(re.search(r"\]\(\.\./\S+\.ipynb#\S+\) \|$", row) for row in rows)
@@ -383,6 +434,7 @@ def test_chapters_and_exercises_lead_to_each_other(handed, number):
 def log(tmp_path):
     """Start the lab on a copy; yield the file of what it prints."""
     own = {f"JUPYTER_{name}_DIR": str(tmp_path / name) for name in ("CONFIG", "DATA", "RUNTIME")}
+    own["HOME"] = str(tmp_path)  # IPython warns of one that cannot be written
     command = [sys.executable, ROOT / "tools" / "lab.py", "--work", tmp_path / "work"]
     path = tmp_path / "log"
     with path.open("w") as file:

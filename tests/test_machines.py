@@ -97,6 +97,23 @@ def test_the_table_names_the_worst_of_all_conditions(tmp_path, monkeypatch):
     assert "native      ok (chapters 05 9 s)" in text and "busy        not run" in text
 
 
+def test_conditions_are_joined(tmp_path, monkeypatch):
+    both = matrix.condition_of("odd-path+seeds-2+c-locale")
+    assert (both.folder, both.seeds) == ("ein Weg/für alle", 2000)
+    assert both.variables == {"LC_ALL": "C", "LANG": "C"} and both.memory == 0
+    assert matrix.condition_of("not-root+no-network").prefix == (
+        matrix.CONDITIONS["not-root"].prefix + matrix.CONDITIONS["no-network"].prefix
+    )
+    with pytest.raises(ValueError, match="no condition 'no-wifi'; there are: native, avx2"):
+        matrix.condition_of("busy+no-wifi")
+    monkeypatch.setattr(matrix, "OUT", tmp_path)
+    (tmp_path / "c-locale+no-home").mkdir()
+    result = {"failures": [], "peaks": {}, "ran": {"tests": "9 s"}}
+    (tmp_path / "c-locale+no-home" / "result.json").write_text(json.dumps(result))
+    text = matrix.tables()
+    assert "c-locale    see c-locale+no-home" in text and "c-locale+no-home ok (tests 9 s)" in text
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_peak_counts_the_children():
     """The child holds 200 MB that its parent has not touched."""

@@ -13,7 +13,9 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import contents
 import drawings
+import headlines
 import hygiene
 import idle
 import nbformat
@@ -39,7 +41,7 @@ def test_hygiene(path, check):
 
 
 def test_what_tests_repeat_less_often_is_in_a_chapter():
-    chapters = (ROOT / "notebooks").glob("*.ipynb")
+    chapters = contents.find_chapters(contents.FOLDER, pages=True)
     cells = [cell for path in chapters for cell in nbformat.read(path, as_version=4).cells]
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     missing = [pattern for pattern in REPEATED if not re.search(pattern, code, re.MULTILINE)]
@@ -590,12 +592,57 @@ def test_chapters_by_number_name_and_path(tmp_path):
     paths = [tmp_path / name for name in ("01_a.ipynb", "02_b.ipynb", "10_c.ipynb", "notes.ipynb")]
     for path in paths:
         path.touch()
-    assert run.find_chapters(tmp_path) == paths[:3]
-    assert run.find_chapters(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
-    assert run.find_chapters(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
-    assert run.find_chapters(tmp_path, ["notes"]) == [paths[3]]
+    find = contents.find_chapters
+    assert find(tmp_path) == find(tmp_path, pages=True) == paths[:3]
+    assert find(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
+    assert find(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
+    assert find(tmp_path, ["notes"]) == [paths[3]]
     with pytest.raises(ValueError, match="no chapter '07'; there are: 01_a, 02_b, 10_c"):
-        run.find_chapters(tmp_path, ["01", "07"])
+        find(tmp_path, ["01", "07"])
+
+
+@pytest.fixture
+def with_pages(tmp_path):
+    """Return the lessons 01 and 02, between them the pages of 01, of which answers are the last."""
+    (tmp_path / "deeper").mkdir()
+    names = ["01_a", "deeper/01_rings", "deeper/01_answers", "02_b"]
+    return [write_chapter(tmp_path / f"{name}.ipynb", "print(1)") for name in names]
+
+
+def test_pages_stand_behind_their_lesson_and_are_named_with_it_or_alone(with_pages):
+    folder = with_pages[0].parent
+    assert contents.find_chapters(folder) == [with_pages[0], with_pages[3]]
+
+    def find(*names):
+        return contents.find_chapters(folder, names, pages=True)
+
+    assert find() == with_pages
+    assert find("01") == with_pages[:3]
+    assert find("01_a") == with_pages[:1]
+    assert find("02", "deeper/01_rings.ipynb") == [with_pages[1], with_pages[3]]
+    with pytest.raises(ValueError, match="no chapter '01_rings'"):
+        contents.find_chapters(folder, ["01_rings"])
+
+
+def test_a_run_executes_pages_in_their_folder_and_a_run_of_cores_does_not(with_pages):
+    folder = with_pages[0].parent
+    write_chapter(with_pages[1], "import os; print(*os.listdir('..'))")
+    assert runner(folder, "--core").returncode == 0
+    assert sorted(path.stem for path in (folder / "build").iterdir()) == ["01_a", "02_b"]
+    assert runner(folder, "--in-place", "01").returncode == 0
+    built = sorted(path.stem for path in (folder / "build").iterdir())
+    assert built == ["01_a", "01_answers", "01_rings"]
+    assert "02_b.ipynb" in printed(with_pages[1])[0]
+    assert printed(with_pages[2]) == ["1\n"] and printed(with_pages[3]) == []
+
+
+def test_a_page_declares_its_headline_lines_by_its_name(with_pages):
+    folder = with_pages[0].parent
+    assert headlines.declared(with_pages[1]) is None
+    tables = '[[01]]\nline = "a"\nnumber = [0, 1]\n[[01_rings]]\nline = "b"\nnumber = [0, 1]'
+    (folder / "headlines.toml").write_text(tables)
+    found = [[table["line"] for table in headlines.declared(path)] for path in with_pages]
+    assert found == [["a"], ["b"], [], []]
 
 
 def test_no_chapter_is_no_success(tmp_path):
@@ -612,9 +659,23 @@ def test_the_core_of_a_chapter_ends_before_what_goes_deeper(tmp_path):
     done = runner(tmp_path, "--core")
     assert done.returncode == 0 and "1 ok" in done.stdout
     assert not (tmp_path / "deeper").exists()
-    assert "deeper" not in (tmp_path / "build" / "01_a.ipynb").read_text()
+    core = nbformat.read(tmp_path / "build" / "01_a.ipynb", as_version=4)
+    assert [cell.source for cell in core.cells][1:] == [
+        "print('co' + 're')",
+        "A sentence. And another.",
+    ]
     assert runner(tmp_path).returncode == 0
     assert (tmp_path / "deeper").exists()
+
+
+def test_the_core_of_a_lesson_ends_before_its_exercises(tmp_path):
+    path = write_chapter(tmp_path / "01_a.ipynb", "x", "y", text="# A\n\nNo ## Exercises yet.")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[4].source = "## Exercises\n\n1. Why?"
+    notebook.cells += [new_markdown_cell("## Where next"), new_code_cell("z")]
+    nbformat.write(notebook, path)
+    assert contents.read_chapter(path, core=True).cells == notebook.cells[:4]
+    assert contents.read_chapter(path).cells == notebook.cells
 
 
 # The gate: chapters that show what they declare, executed on an idle machine.
@@ -734,12 +795,16 @@ def test_a_drawing_is_put_behind_the_text_that_names_it(tmp_path):
     drawing = tmp_path / "drawings" / "two_boxes.py"
     text = "class Boxes:\n    svg = lambda self: '<svg>{}</svg>'\ndef draw():\n    return Boxes()\n"
     drawing.write_text(text.format(1))
-    path = write_chapter(tmp_path / "01_a.ipynb", text="# A\n\n![two boxes][two_boxes]\n\nSo.")
+    text_of_it = "# A\n\n![two boxes][two_boxes]\n\nSo."
+    path = write_chapter(tmp_path / "01_a.ipynb", text=text_of_it)
+    (tmp_path / "deeper").mkdir()
+    page = write_chapter(tmp_path / "deeper" / "01_b.ipynb", text=text_of_it)
     found = []
     for options in (["--check"], [], ["--check"], []):
         status = drawings.main(["--folder", f"{tmp_path}", *options])
         found.append((status, nbformat.read(path, as_version=4).cells[0].source))
     assert [status for status, _ in found] == [1, 0, 0, 0]
+    assert nbformat.read(page, as_version=4).cells[0].source == found[1][1]
     sources = [source for _, source in found]
     assert "data:" not in sources[0] and len({*sources[1:]}) == 1
     assert sources[1].endswith("So.\n\n[two_boxes]: data:image/svg+xml;base64,PHN2Zz4xPC9zdmc+")

@@ -357,8 +357,11 @@ def test_what_overwrites_gets_a_dashed_arrow():
     with OperatorGraph() as graph:
         x + 1
         x.add_(1)
-    [arrow] = arrows(graph.plot().axes[0])
-    assert arrow.get_linestyle() != "solid"
+        x + 1
+    waits, reads = arrows(graph.plot().axes[0])
+    assert waits.get_linestyle() != "solid" == reads.get_linestyle()
+    assert waits.get_edgecolor() != reads.get_edgecolor()
+    assert waits.get_linewidth() > reads.get_linewidth()
 
 
 def test_what_cannot_be_drawn():

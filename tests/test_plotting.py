@@ -328,6 +328,11 @@ def test_runs_without_a_result_are_counted_and_not_drawn():
         plot_runs(runs, "batch", "steps", [45])
 
 
+def test_progress_of_a_short_loop_shows_nothing(capsys):
+    assert list(progress(range(4), "epoch 1", delay=60)) == list(range(4))
+    assert capsys.readouterr() == ("", "")
+
+
 def test_progress_ends_on_a_line_without_times(capsys):
     assert list(progress(range(40), "epoch 1")) == list(range(40))
     captured = capsys.readouterr()

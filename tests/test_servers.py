@@ -24,9 +24,12 @@ pytest.importorskip("ray")
 
 @pytest.fixture(scope="module")
 def ray():
-    ray = ray_setup.start_ray()
-    yield ray
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", "/dev/null/home")  # where nothing can be written
+        patch.delenv("RAY_AUTH_TOKEN", raising=False)
+        ray = ray_setup.start_ray()
+        yield ray
+        ray.shutdown()
 
 
 def values(start=0.0):

@@ -7,8 +7,8 @@ import re
 import nbformat
 import pytest
 import slides
+from contents import FOLDER, find_chapters, read_chapter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
-from run import FOLDER, find_chapters, read_chapter
 
 CHAPTERS = find_chapters(FOLDER)
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\3\xc0\0\0\0\xf0").decode()
@@ -111,6 +111,33 @@ def test_a_prediction_stands_below_the_whole_paragraph_before_it_and_above_its_t
     before, ask, after = slides_of(f"## A\n\n{2 * long}\n\n{2 * long}", "> **x?**", "An answer.")
     assert ("few" in dict(before)) != ("text" in dict(before))  # there was no room below it
     assert ask[1:] == [("ask", "> **x?**")] and after[1:] == [("few", "An answer.")]
+
+
+def test_the_height_of_a_table_counts_the_lines_of_its_cells():
+    few, more = ("| a | b |\n| --- | --- |\n" + "| c | " + "word " * n + "|" for n in (3, 150))
+    assert slides.table_high(few) == slides.table_high("| a | b |\n| - | - |\n| - |")
+    rows = (slides.table_high(more) - slides.table_high(few)) / (26 * slides.LINE)
+    assert 7 <= rows + 1 <= 10  # 750 letters, 91 to 107 in a line
+    assert slides.table_high(more, 20) < slides.table_high(more)
+    assert slides.table_high(r"| a \| b |" + "\n| - |") > 0
+
+
+def test_the_table_of_a_box_is_written_so_small_that_it_fits():
+    table = "> **Box.**\n>\n> | a | b |\n> | - | - |" + ("\n> | c | " + "word " * 40 + "|") * 5
+    ((_, ask, _),) = slides_of(f"## A\n\n{table}")
+    assert ask == ("asked", "> **Box.**\n>")
+    cells = [new_markdown_cell("# A title"), new_markdown_cell(f"## A\n\n{table}")]
+    last = slides.slides(new_notebook(cells=cells)).cells[-1]
+    assert slides.TABLE[-1] <= last.metadata.size < slides.TABLE[0]
+
+
+def test_progress_bars_are_not_shown():
+    cell = new_code_cell("x = 1")
+    bar = new_output("stream", name="stderr", text="rounds: 100%")
+    cell.outputs = [bar, new_output("stream", text="one\n")]
+    shown = slides.slides(new_notebook(cells=[new_markdown_cell("# A"), cell])).cells
+    printed = [output.text for cell in shown for output in cell.get("outputs", [])]
+    assert printed == ["one"]
 
 
 def test_a_short_paragraph_is_whole_and_a_marked_cell_begins_a_slide():
@@ -291,13 +318,21 @@ def test_whole_paragraphs_are_in_the_notes(path):
 
 
 @all_chapters
-def test_nothing_of_going_deeper_and_nothing_from_the_network(path, build):
+def test_nothing_beyond_the_core_and_nothing_from_the_network(path, build):
     page = (build / f"{path.stem}.html").read_text()
-    whole, core = read_chapter(path), read_chapter(path, core=True)
-    assert len(core.cells) < len(whole.cells)
-    for cell in whole.cells[len(core.cells) :]:
-        for heading in re.findall(r"^#+ ([^`$\n]+)$", cell.source, re.MULTILINE):
-            assert not re.search(rf"<h\d>{re.escape(heading)}</h\d>", page)
+    headings = [
+        [
+            heading
+            for cell in notebook.cells
+            for heading in re.findall(r"^#+ ([^`$\n]+)$", cell.source, re.MULTILINE)
+            if cell.cell_type == "markdown"
+        ]
+        for notebook in (read_chapter(path), read_chapter(path, core=True))
+    ]
+    beyond = headings[0][len(headings[1]) :]
+    assert "Exercises" in beyond
+    for heading in beyond:
+        assert not re.search(rf"<h\d>{re.escape(heading)}</h\d>", page)
     markup = re.sub(r"<script>.*?</script>", "", page, flags=re.DOTALL)
     assert re.findall(r"<(?:script|link|iframe|object)\b", markup) == []
     assert re.findall(r'src="(?!data:)[^"]*', markup) == []

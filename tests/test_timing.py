@@ -11,7 +11,7 @@ from held import held
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar import other_programs, timing
+from d2lpar import other_programs, progress, timing
 from d2lpar.timelines import cuda
 from d2lpar.timelines import timeline as timeline_module
 from d2lpar.timelines.intervals import lanes, overlap, union
@@ -24,7 +24,6 @@ from d2lpar.timing import (
     in_plain_threads,
     product_flops,
     seconds_in_turn,
-    seconds_per_call,
 )
 from d2lpar.virtual import Span
 
@@ -164,20 +163,6 @@ def test_best_seconds_warms_up_and_counts_what_is_left_on_the_devices(clock):
     assert clock.num_synchronized == 2 * 4
     with pytest.raises(ValueError, match="at least 1: got 0"):
         best_seconds(work, 0)
-
-
-def test_seconds_a_call_divides_the_best_round_by_its_calls(clock):
-    durations = iter([50.0] * 4 + [3.0] * 8 + [2.0] * 4 + [3.0] * 8)
-    seen = []
-
-    def work(*args):
-        seen.append(args)
-        clock.now += next(durations)
-
-    assert seconds_per_call(work, 1, "a", number=4) == (4 * 2.0 + 1.0) / 4
-    assert seen == [(1, "a")] * 24  # a round to warm up, and five
-    with pytest.raises(ValueError, match="at least 1: got 0"):
-        seconds_per_call(work, number=0)
 
 
 def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypatch):
@@ -421,7 +406,7 @@ def test_a_change_of_threads_is_no_work_of_a_device(devices):
     with Timeline() as timeline:
         d2lpar.virtual_gpus(len(devices), threads=2)
         torch.ones(3, device=devices[0]).exp()
-    assert {span.kind for span in timeline.spans} == {"kernel", "wait"}
+    assert {span.kind for span in timeline.spans} - {"wait"} == {"kernel"}  # waits, if it is slow
     assert timeline.select(devices[0], "kernel", name="exp")
 
 
@@ -787,6 +772,27 @@ def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):
     ]
     with pytest.raises(ValueError, match="at least 1: got 0"):
         seconds_in_turn({"one": way("one")}, rounds=0)
+
+
+@pytest.mark.parametrize(("delay", "shown"), [(0, True), (60, False)])
+def test_a_bar_shows_the_rounds_of_a_comparison_that_takes_long(delay, shown, monkeypatch, capsys):
+    def progress_now(items, description, **given):
+        assert given == {"delay": 2}
+        return progress(items, description, delay=delay)
+
+    monkeypatch.setattr(timing, "progress", progress_now)
+    seconds_in_turn({"one": lambda: None}, rounds=3)
+    assert ("rounds: 100%" in capsys.readouterr().err) == shown
+
+
+def test_a_timeline_of_a_function_records_its_last_call(devices):
+    calls = []
+
+    def work():
+        calls.append(torch.ones(3, device=devices[0]).exp())
+
+    timeline = Timeline.of(work, warmups=2)
+    assert len(calls) == 3 and len(timeline.select(name="exp")) == 1
 
 
 def test_plain_threads_run_at_the_same_time_on_one_core_each():

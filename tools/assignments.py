@@ -1,9 +1,10 @@
-"""Write what students get: exercises without solutions, and chapters without outputs.
+"""Write what students get: exercises without solutions, chapters and pages without outputs.
 
 python tools/assignments.py                every exercise notebook, under build/assignments
 python tools/assignments.py 03 05          some of them
 
-`make lab` keeps its working copy with the same function, `hand_out`.
+`make lab` keeps its working copy with the same function, `hand_out`. A reader of that copy gets the
+pages of answers, too; a student does not.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import sys
 from pathlib import Path
 
 import nbformat
+from contents import ANSWERS, FOLDER, find_chapters
 from nbgrader.preprocessors import (
     CheckCellMetadata,
     ClearHiddenTests,
@@ -25,13 +27,12 @@ from nbgrader.preprocessors import (
     LockCells,
 )
 from nbgrader.utils import is_solution
-from run import find_chapters
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
-BUILD = NOTEBOOKS.parent / "build" / "assignments"
+BUILD = FOLDER.parent / "build" / "assignments"
 
 _SOLUTION = re.compile(r"BEGIN SOLUTION[^\n]*\n(.*?)\n[^\n]*END SOLUTION", re.DOTALL)
 _LINK = re.compile(r"\]\((?![a-z]+:)([^)#\s]+)[)#]")
+_TO_ANSWERS = re.compile(rf"\[([^\]]*)\]\([^)\s]*{ANSWERS}\.ipynb[^)\s]*\)")
 _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LOG = logging.getLogger("nbgrader")
 
@@ -73,25 +74,32 @@ def release(notebook):
     return released
 
 
-def hand_out(notebooks=NOTEBOOKS, names=()):
+def hand_out(notebooks=FOLDER, names=(), answers=True):
     """Return what students get, the bytes of each file by its path in their folder.
 
     The folder is laid out as the repository's own, so that every link leads somewhere: the
-    chapters, troubleshooting and notation in it, and exercises in its folder `exercises`.
+    chapters, troubleshooting and notation in it, pages in its folder `deeper`, and exercises in
+    `exercises`.
 
     Args:
         notebooks: the folder of the chapters.
         names: numbers or names of the exercises to hand out; none of them means all.
+        answers: whether to hand out the pages of answers. Without them, of a link to one only
+            its words are left.
 
     Raises:
         ValueError: a solution is left, or a link leads nowhere.
     """
-    chapters = [*find_chapters(notebooks), *notebooks.glob("troubleshooting.ipynb")]
+    chapters = [*find_chapters(notebooks, pages=True), *notebooks.glob("troubleshooting.ipynb")]
     exercises = find_exercises(notebooks / "exercises")
     texts = {path.name: path.read_text("utf-8") for path in sorted(notebooks.glob("*.md"))}
-    handed = {
-        path.name: _apply(nbformat.read(path, as_version=4), ClearOutput) for path in chapters
-    }
+    handed = {}
+    for path in chapters:
+        if answers or not path.stem.endswith(ANSWERS):
+            notebook = _apply(nbformat.read(path, as_version=4), ClearOutput)
+            for cell in notebook.cells if not answers else ():
+                cell.source = _TO_ANSWERS.sub(r"\1", cell.source)
+            handed[path.relative_to(notebooks).as_posix()] = notebook
     for path in exercises:
         try:
             handed[f"exercises/{path.name}"] = release(nbformat.read(path, as_version=4))
@@ -125,11 +133,11 @@ def main(arguments=None):
     """Write the exercises that the command line names; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
-    parser.add_argument("--folder", type=Path, default=NOTEBOOKS / "exercises")
+    parser.add_argument("--folder", type=Path, default=FOLDER / "exercises")
     parser.add_argument("--build", type=Path, default=BUILD)
     options = parser.parse_args(arguments)
     try:
-        files = hand_out(options.folder.parent, options.names)
+        files = hand_out(options.folder.parent, options.names, answers=False)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 1

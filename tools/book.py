@@ -4,8 +4,9 @@ python tools/book.py                 everything, into build/book
 python tools/book.py --build FOLDER  somewhere else
 
 The sources are gathered in a folder of their own: the README as the first page, the pages to which
-it leads, chapters with what follows each *Predict* box folded, exercises without their solutions,
-the teacher's pages, and a page for each wing of the package. Nothing is executed.
+it leads, chapters with what follows each *Predict* box folded, their deeper pages, exercises
+without their solutions, the teacher's pages, and a page for each wing of the package. Nothing is
+executed.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from address import SERVICES, link, repository
 from assignments import release
 from book_check import problems
 from book_reference import reference
+from contents import find_chapters, pages_of
+from nbformat.v4 import new_markdown_cell
 from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,14 +49,16 @@ class Sources:
     def __init__(self, folder, root=ROOT):
         self.folder, self.root, self.repository = folder, root, repository(root)
         shutil.rmtree(folder, ignore_errors=True)
-        self.chapters = sorted((root / "notebooks").glob("[0-9][0-9]_*.ipynb"))
-        self.exercises = sorted((root / "notebooks" / "exercises").glob("[0-9][0-9]_*.ipynb"))
+        self.chapters = find_chapters(root / "notebooks")
+        self.deeper = {chapter: pages_of(chapter) for chapter in self.chapters}
+        self.exercises = find_chapters(root / "notebooks" / "exercises")
         self.teaching = sorted((root / "teaching").glob("*.md"), key=lambda p: (p.stem[0] < "a", p))
         self.others = [root / "notebooks" / n for n in ("troubleshooting.ipynb", "notation.md")]
         self.readme = root / "README.md"
         named = re.findall(r"\]\((docs/\w+\.md)\)", self.readme.read_text("utf-8"))
         self.docs = [root / name for name in dict.fromkeys(named)]
         self.pages = [*self.docs, *self.chapters, *self.exercises, *self.teaching, *self.others]
+        self.pages += [page for pages in self.deeper.values() for page in pages]
 
     def write(self):
         """Write all pages that Sphinx reads."""
@@ -61,7 +66,9 @@ class Sources:
             note = self.how_to_run(path.name)
             if path.parent / "exercises" / path.name in self.exercises:
                 note += f" Its exercises check themselves: [do them](exercises/{path.name})."
-            self.write_notebook(path, f"# {path.name[:2]} ", note)
+            self.write_notebook(path, f"# {path.name[:2]} ", note, self.deeper[path])
+            for page in self.deeper[path]:
+                self.write_notebook(page, "# ", self.how_to_run(f"deeper/{page.name}"))
         for path in self.exercises:
             self.write_notebook(path, f"# {path.name[:2]} ", _how_to_do(path.name))
         for path in [*self.docs, *self.teaching, *self.others]:
@@ -81,8 +88,15 @@ class Sources:
         path.write_text(self.with_links(text, self.root / name), "utf-8")
         return str(name).rpartition(".")[0]
 
-    def write_notebook(self, path, heading, note):
-        """Write a notebook; `heading` takes the place of "# ", and `note` stands below it."""
+    def write_notebook(self, path, heading, note, below=()):
+        """Write a notebook.
+
+        Args:
+            path: where it is in the repository.
+            heading: what takes the place of "# ".
+            note: what stands below the title.
+            below: the notebooks that tables of contents show below it.
+        """
         notebook = nbformat.read(path, as_version=4)
         if path in self.exercises:
             notebook = release(notebook)
@@ -96,6 +110,10 @@ class Sources:
         first.source = re.sub(
             r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
         )
+        if below:
+            names = [other.relative_to(path.parent).with_suffix("").as_posix() for other in below]
+            text = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
+            notebook.cells.append(new_markdown_cell(text))
         target = self.folder / path.relative_to(self.root)
         target.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(notebook, target)
@@ -146,8 +164,9 @@ class Sources:
         return _LINK.sub(lead, text)
 
     def how_to_run(self, name):
-        """Return the line on top of a notebook."""
-        run = "in JupyterLab on your machine ([`make lab`](../index.md#run-it), then "
+        """Return the line on top of a notebook, given its path in the folder of the chapters."""
+        up = "../" * name.count("/")
+        run = f"in JupyterLab on your machine ([`make lab`](../{up}index.md#run-it), then "
         run += f"`{name}`)"
         for service in SERVICES if self.repository else ():
             run += f", in [{service}]({link(service, self.repository, name)})"

@@ -23,7 +23,7 @@ WINGS = {  # page: its title and its modules
         ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
     ),
     "virtual": ("Virtual and modelled GPUs", ("", "modelled_gpu", "hardware", "calibration")),
-    "data": ("Data", ("batches", "pretrained", "workers")),
+    "data": ("Data", ("batches", "workers")),
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
     "plotting": ("Figures", ("charts", "figures")),
     "others": (

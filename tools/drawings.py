@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 import nbformat
+from contents import FOLDER
 
-NOTEBOOKS = Path(__file__).resolve().parents[1] / "notebooks"
 _USE = re.compile(r"!\[[^\]]+\]\[(\w+)\]")
 DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULTILINE)
 
@@ -66,10 +66,10 @@ def main(arguments=None):
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
-    parser.add_argument("--folder", type=Path, default=NOTEBOOKS, help="where the chapters are")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     options = parser.parse_args(arguments)
     drawings = options.folder / "drawings"
-    chapters = sorted(options.folder.glob("*.ipynb"))
+    chapters = sorted([*options.folder.glob("*.ipynb"), *options.folder.glob("deeper/*.ipynb")])
     changed = [path.name for path in chapters if update(path, drawings, options.check)]
     for name in changed:
         print(f"{name}: its drawings {'are not up to date' if options.check else 'are new'}")

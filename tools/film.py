@@ -1,4 +1,4 @@
-"""Film chapter 03 at work in JupyterLab, as a GIF for the README.
+"""Film chapter 05 in JupyterLab, training on one GPU and on two, as a GIF for the README.
 
 python tools/film.py notebooks/figures/chapter.gif      needs Chromium and chromedriver
 """
@@ -12,17 +12,16 @@ from pathlib import Path
 import browser
 from PIL import Image
 
-CHAPTER = "03_automatic_parallelism.ipynb"
-UNSEEN = ("import torch\n", "d2lpar.describe(", "def run(x")  # run before the film begins
-SHOWN = ('"GPU1 & GPU2"', "def sum_or_max(", '"Two devices at the same time"')
+CHAPTER = "05_multi_gpu_from_scratch.ipynb"
+SHOWN = ("train(num_gpus=1", "train(num_gpus=2")  # what stands above them runs before the film
 SIZE = (900, 520)  # pixels
 READING = 1.8  # seconds for an output
 
 
 def film(tab):
-    """Run the first cells of the chapter one by one; return pairs (image, seconds shown).
+    """Run the two trainings of the chapter; return pairs (image, seconds shown).
 
-    The last image, a timeline, is also the first, because that is what a still page shows.
+    The last image, with both curves, is also the first, because that is what a still page shows.
     """
     frames = []
 
@@ -34,17 +33,20 @@ def film(tab):
         else:
             frames.append((image, seconds))
 
-    for text in UNSEEN:
-        tab.run(tab.number_of(text))
-        tab.finished()
+    tab.select(tab.number_of(SHOWN[0]))
+    tab.command("notebook:run-all-above")
+    tab.until(lambda: tab.status() == "busy", "the first cell runs")
+    tab.finished(300)
     for text in SHOWN:
         number = tab.number_of(text)
         tab.select(number)
         time.sleep(0.4)  # until it has scrolled
         look(0.7)
         tab.run(number)
-        tab.select(number)
-        look(0.3)
+        tab.until(lambda: tab.status() == "busy", "the training begins")
+        while tab.status() == "busy":
+            tab.select(number)
+            look(0.4)
         tab.finished()
         tab.select(number)
         time.sleep(0.4)

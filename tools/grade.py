@@ -31,10 +31,11 @@ import feedback
 import nbformat
 import sandbox
 import session
-from assignments import NOTEBOOKS, find_exercises, release, without_solutions
+from assignments import find_exercises, release, without_solutions
+from contents import FOLDER
 from nbgrader.utils import determine_grade, is_grade, is_solution
 
-BUILD = NOTEBOOKS.parent / "build" / "grades"
+BUILD = FOLDER.parent / "build" / "grades"
 CELL_SECONDS = 30.0
 NOTEBOOK_SECONDS = 300.0
 FILE_BYTES = 20 * 2**20
@@ -659,7 +660,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("submitted", type=Path, help="the folder with a folder for each student")
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
-    parser.add_argument("--folder", type=Path, default=NOTEBOOKS / "exercises", help="the source")
+    parser.add_argument("--folder", type=Path, default=FOLDER / "exercises", help="the source")
     parser.add_argument("--build", type=Path, default=BUILD, help="grades and feedback")
     options = parser.parse_args(arguments)
     start = time.perf_counter()

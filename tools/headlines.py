@@ -1,7 +1,7 @@
 """Whether the headline lines of a chapter show what its text says.
 
 `headlines.toml`, beside the chapters, declares it. A table stands for each line, under the number
-of its chapter:
+of its chapter, or under the name of a page (`[[03_threads]]`):
 
     [[03]]
     line = "at the same time: maximum"  # text that a printed line contains
@@ -17,6 +17,7 @@ import re
 import tomllib
 
 import nbformat
+from contents import is_page
 
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
 _NUMBERS_BELOW = re.compile(r"\n *(?=predicted +\S+ (?:measured|modelled) )")
@@ -24,15 +25,16 @@ _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
 
 def declared(path):
-    """Return what the chapter at `path` declares.
+    """Return what the chapter or page at `path` declares.
 
     Returns:
-        The tables of the chapter, as dicts; None where its folder has no `headlines.toml`.
+        The tables of it, as dicts; None where the folder of the chapters has no `headlines.toml`.
 
     Raises:
         ValueError: the file is not in the form above.
     """
-    file = path.with_name("headlines.toml")
+    folder, own = (path.parents[1], path.stem) if is_page(path) else (path.parent, path.name[:2])
+    file = folder / "headlines.toml"
     if not file.exists():
         return None
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -41,7 +43,7 @@ def declared(path):
         known = "line" in table and kinds in ({"ratio"}, {"number"})
         if not known or len(table[kinds.pop()]) != 2:
             raise ValueError(f"{file.name}: chapter {chapter} declares {table}")
-    return tables.get(path.name[:2], [])
+    return tables.get(own, [])
 
 
 def contradictions(notebook, tables):

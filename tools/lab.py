@@ -20,13 +20,13 @@ from itertools import count, islice
 from pathlib import Path
 
 try:
-    from assignments import NOTEBOOKS, hand_out
+    from assignments import hand_out
+    from contents import ANSWERS, FOLDER, read_chapter
     from jupyterlab.labapp import LabApp
-    from run import read_chapter
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
 
-ROOT = NOTEBOOKS.parent
+ROOT = FOLDER.parent
 SETTINGS = Path(__file__).with_name("lab_settings")
 START = "start.md"
 RECORD = ".handed_out.json"
@@ -37,7 +37,7 @@ _PAGE = """\
 
 **Next:** {next}
 {notes}
-| chapter | question | core | exercises |
+| chapter | question | lesson | exercises |
 | --- | --- | --- | --- |
 {rows}
 
@@ -51,6 +51,7 @@ When something fails or is slow: [troubleshooting](troubleshooting.ipynb). What 
 """
 _ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
+_TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _POINTS = re.compile(r"^(\d+) of \d+ points", re.MULTILINE)
 
 
@@ -212,6 +213,10 @@ def start_page(folder, root=ROOT):
             f"| [{number} {title}]({name}) | {question} | {cells} "
             f"| [{points}{exercises.points} points]({exercises.name}) |"
         )
+        pages = [path for path in record if path.startswith(f"deeper/{number}_")]
+        pages = sorted((path for path in pages if (folder / path).exists()), key=_is_answers)
+        if links := ", ".join(f"[{_title(folder / path)}]({path})" for path in pages):
+            rows.append(f"| | *deeper:* {links} | | |")
     for name in record:
         for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*")):
             new = new.relative_to(folder).as_posix()
@@ -220,6 +225,18 @@ def start_page(folder, root=ROOT):
     return _PAGE.format(
         next=_next(chapters), notes="".join(notes), rows="\n".join(rows), start=START
     )
+
+
+def _is_answers(path):
+    return path.endswith(f"{ANSWERS}.ipynb")
+
+
+def _title(path):
+    """Return the title of a notebook; its name where there is none."""
+    try:
+        return _TITLE.search(read_chapter(path).cells[0].source)[1]
+    except (OSError, ValueError, KeyError, AttributeError, IndexError, TypeError):
+        return path.stem
 
 
 def _next(chapters):

@@ -1,22 +1,23 @@
-"""How long a reader needs for each chapter: its core, which is one lesson, and *Going deeper*.
+"""How long a reader needs for each lesson and for each page that goes deeper.
 
-python tools/lessons.py              a table of all chapters
-python tools/lessons.py 03 05        of some of them
-python tools/lessons.py --write      and put the minutes into their first cells, rounded up to five
+python tools/lessons.py              a table of all
+python tools/lessons.py 03 05        of some lessons and their pages
+python tools/lessons.py --write      and put the minutes into the first cells of the lessons,
+                                     rounded up to five
 
 What counts:
 
-- **words** of prose, 165 a minute: all that has a letter or a digit between blanks, in headings,
+- **words** of prose, 170 a minute: all that has a letter or a digit between blanks, in headings,
   tables and boxes, too. The title, folded answers, pictures, HTML tags and addresses do not count.
   A formula counts as 3 words, one on lines of its own as 15: so many letters, numbers and signs
   they had on average in the cores when this was written (2.6 and 16).
-- **lines** of code that are not blank, 12 a minute: imports and comments, too, and code in prose.
-- **predictions**, one minute each: boxes that begin with "Predict" or "Before you read on".
-- **seconds** of running: those of the whole chapter in README's table; no others are stored. All of
-  them count for the core, which adds less than a minute too much; *Going deeper* has none.
+- **lines** of code that are not blank, 9 a minute: imports and comments, too, and code in prose.
+- **predictions**, two minutes each: boxes that begin with "Predict" or "Before you read on".
+- **figures**: cells that show a picture. They have no time of their own, nor has what cells print.
+- **seconds** of running: those in README's table, for a lesson; no others are stored.
 
-What cells print, and looking at figures, has no time of its own. The core is what comes before "##
-Going deeper"; neither part has the exercises and references at the end. Minutes are rounded up.
+A lesson is counted up to its exercises. Some still have a part "Going deeper", which is counted by
+itself, as a page is. Minutes are rounded up.
 """
 
 import argparse
@@ -28,14 +29,16 @@ from math import ceil
 from pathlib import Path
 
 import nbformat
+from contents import FOLDER, find_chapters, goes_deeper, pages_of, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
-from run import FOLDER, find_chapters, read_chapter
 
-LIMIT = 50  # minutes of a core
-WORDS, LINES = 165, 12  # that are read in a minute
+LIMITS = {"words": 2400, "lines": 160, "predictions": 4, "figures": 4, "minutes": 50}  # of a lesson
+COLUMNS = ("words", "lines", "predictions", "figures", "seconds", "minutes")
+WORDS, LINES, PREDICTION = 170, 9, 2  # words and lines a minute, minutes a prediction
 SYMBOL, FORMULA = 3, 15  # words that a formula counts as, within a line and on lines of its own
-SENTENCE = "The core takes {} minutes to read and to run, *Going deeper* another {}"
+SENTENCE = "The lesson takes {} minutes"
+WITH_DEEPER = "The core takes {} minutes to read and to run, *Going deeper* another {}"
 
 _END = re.compile(r"^## (?:Exercises|References)\s*$", re.MULTILINE)
 _FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
@@ -46,23 +49,28 @@ _UNREAD = re.compile(  # title, picture, target of a link, tag or address
     re.MULTILINE,
 )
 _WORD = re.compile(r"\S*[^\W_]\S*")
-_TOLD = re.compile(re.escape(SENTENCE).replace(r"\{\}", r"(\d+)"))
 
 
 @dataclass
 class Part:
-    """What a reader does in a part of a chapter."""
+    """What a reader does in a lesson, in a part of it, or in a page."""
 
     words: int = 0
     lines: int = 0
     predictions: int = 0
     seconds: int = 0
+    figures: int = 0
 
     @property
     def minutes(self):
         """How long it takes, rounded up."""
         reading = Fraction(self.words, WORDS) + Fraction(self.lines, LINES)
-        return ceil(reading + self.predictions + Fraction(self.seconds, 60))
+        return ceil(reading + PREDICTION * self.predictions + Fraction(self.seconds, 60))
+
+    def over(self):
+        """List what is over the limits of a lesson, as "lines 171 of 160"."""
+        counts = {name: getattr(self, name) for name in LIMITS}
+        return [f"{name} {n} of {LIMITS[name]}" for name, n in counts.items() if n > LIMITS[name]]
 
 
 def count(cells, seconds=0):
@@ -71,6 +79,7 @@ def count(cells, seconds=0):
     for cell in cells:
         if cell.cell_type == "code":
             part.lines += _num_lines(cell.source)
+            part.figures += any("image/png" in output.get("data", {}) for output in cell.outputs)
             continue
         text, *rest = _END.split(cell.source, maxsplit=1)
         text = DEFINITION.sub("", _FOLDED.sub("", text))
@@ -96,58 +105,73 @@ def _as_words(found):
 
 
 def parts(path):
-    """Return the `Part`s of the chapter at `path`: its core, and *Going deeper*.
+    """Return a list: the `Part` of the lesson at `path`, and that of its "Going deeper", if any.
 
     Raises:
-        ValueError: README's table has no run time of the chapter.
+        ValueError: README's table has no run time of the lesson.
     """
     readme = (path.parents[1] / "README.md").read_text("utf-8")
     seconds = re.search(rf"\]\(notebooks/{path.name}\) \|.*\| (\d+) s \|$", readme, re.MULTILINE)
     if not seconds:
         raise ValueError(f"README.md: the table of chapters has no run time of {path.name}")
-    core = read_chapter(path, core=True).cells
-    deeper = read_chapter(path).cells[len(core) :]
-    return count(core, int(seconds[1])), count(deeper)
+    core, notebook = read_chapter(path, core=True).cells, read_chapter(path)
+    found = [count(core, int(seconds[1]))]
+    return found + ([count(notebook.cells[len(core) :])] if goes_deeper(notebook) else [])
 
 
 def told(path):
-    """Return the minutes that a chapter's first cell tells, of its core and of *Going deeper*.
+    """Return the minutes that a lesson's first cell tells, of each of its `parts`.
 
     Raises:
-        ValueError: it does not tell them once, in the words of `SENTENCE`.
+        ValueError: it does not tell them once, in the words of `SENTENCE` or `WITH_DEEPER`.
     """
-    found = _TOLD.findall(read_chapter(path).cells[0].source)
+    notebook = read_chapter(path)
+    sentence = WITH_DEEPER if goes_deeper(notebook) else SENTENCE
+    found = _pattern(sentence).findall(notebook.cells[0].source)
     if len(found) != 1:
-        raise ValueError(f"{path.name}: its first cell must say once: {SENTENCE.format(50, 30)}")
-    return tuple(int(minutes) for minutes in found[0])
+        raise ValueError(f"{path.name}: its first cell must say once: {sentence.format(50, 30)}")
+    return [int(minutes) for minutes in re.findall(r"\d+", found[0])]
+
+
+def _pattern(sentence):
+    return re.compile(re.escape(sentence).replace(r"\{\}", r"\d+"))
 
 
 def to_tell(path):
-    """Return the minutes that a chapter's first cell should tell: those of `parts`, up to fives."""
-    return tuple(5 * ceil(part.minutes / 5) for part in parts(path))
+    """Return the minutes that a lesson's first cell should tell: those of `parts`, up to fives."""
+    return [5 * ceil(part.minutes / 5) for part in parts(path)]
 
 
 def write(path):
-    """Put the minutes of a chapter into its first cell; return whether they are new."""
+    """Put the minutes of a lesson into its first cell; return whether they are new."""
     minutes = to_tell(path)
     if told(path) == minutes:
         return False
     notebook = read_chapter(path)
     first = notebook.cells[0]
-    first.source = _TOLD.sub(SENTENCE.format(*minutes), first.source)
+    sentence = SENTENCE if len(minutes) == 1 else WITH_DEEPER
+    first.source = _pattern(sentence).sub(sentence.format(*minutes), first.source)
     nbformat.write(notebook, path)
     return True
 
 
 def table(paths):
-    """Return the table of some chapters."""
-    width = max(len(path.stem) for path in paths)
-    lines = [f"{'chapter':<{width}}  words  lines  predictions  seconds  core (min)  deeper (min)"]
+    """Return the table of some lessons, their pages below them."""
+    width = max(len(other.stem) + 2 for path in paths for other in (path, *pages_of(path)))
+    lines = [f"{'lesson':<{width}}  {'  '.join(COLUMNS)}"]
+
+    def add(name, part, remark=""):
+        numbers = "  ".join(f"{getattr(part, column):>{len(column)}}" for column in COLUMNS)
+        lines.append(f"{name:<{width}}  {numbers}{remark}")
+
     for path in paths:
-        core, deeper = parts(path)
-        row = f"{path.stem:<{width}}  {core.words:5}  {core.lines:5}  {core.predictions:11}"
-        row += f"  {core.seconds:7}  {core.minutes:10}  {deeper.minutes:12}"
-        lines.append(row + (f"  over {LIMIT}" if core.minutes > LIMIT else ""))
+        lesson, *deeper = parts(path)
+        over = lesson.over()
+        add(path.stem, lesson, f"  over: {', '.join(over)}" if over else "")
+        for part in deeper:
+            add("  Going deeper", part)
+        for page in pages_of(path):
+            add(f"  {page.stem}", count(read_chapter(page).cells))
     return "\n".join(lines)
 
 
@@ -155,8 +179,8 @@ def main(arguments=None):
     """Do what the command line says; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
-    parser.add_argument("--write", action="store_true", help="put the minutes into the chapters")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
+    parser.add_argument("--write", action="store_true", help="put the minutes into the lessons")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the lessons are")
     options = parser.parse_args(arguments)
     try:
         paths = find_chapters(options.folder, options.chapters)

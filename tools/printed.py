@@ -1,7 +1,8 @@
 """Whether the numbers in a chapter's text are those that its cells printed.
 
-python tools/printed.py              list what a chapter's text says and no cell prints (any more)
-python tools/printed.py --write 03   and mark what the text of chapter 03 has new from its outputs
+python tools/printed.py              list what a text says and no cell prints (any more)
+python tools/printed.py --write 03   and mark what the texts of chapter 03 and of its pages have new
+                                     from their outputs
 
 A number of two digits or more that stands in the text and in an output above it, within the
 section, is marked: it stands in the list `printed` of the text cell's metadata, which no reader
@@ -19,9 +20,9 @@ import sys
 from decimal import Decimal
 
 import nbformat
+from contents import FOLDER, find_chapters, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
-from run import FOLDER, find_chapters, read_chapter
 
 _DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 _NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w)")
@@ -109,7 +110,7 @@ def main(arguments=None):
     parser.add_argument("--write", action="store_true", help="mark what is new")
     options = parser.parse_args(arguments)
     status = 0
-    for path in find_chapters(FOLDER, options.chapters):
+    for path in find_chapters(FOLDER, options.chapters, pages=True):
         notebook = read_chapter(path)
         if options.write:
             mark(notebook)

@@ -1,10 +1,11 @@
-"""Execute the chapters, with a progress bar and a table of results.
+"""Execute lessons and the pages that go deeper, with a progress bar and a table of results.
 
-python tools/run.py                  every chapter, two at a time; the executed ones come under
+python tools/run.py                  all of them, two at a time; the executed ones come under
                                      build/
-python tools/run.py 03               one of them, with the machine to itself
-python tools/run.py --core           what a lesson needs: each up to "Going deeper"
-python tools/run.py --in-place       write the executed chapters back, cleaned, if they show what
+python tools/run.py 03               one lesson and its pages
+python tools/run.py 03_threads       one lesson or page by its name, with the machine to itself
+python tools/run.py --core           lessons only, each up to its exercises or "Going deeper"
+python tools/run.py --in-place       write the executed notebooks back, cleaned, if they show what
                                      headlines.toml declares; one at a time, on an idle machine
 """
 
@@ -33,6 +34,7 @@ from pathlib import Path
 
 import headlines
 import nbformat
+from contents import FOLDER, find_chapters, read_chapter
 from hygiene import count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
@@ -41,17 +43,15 @@ from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 from traitlets import default
 
-FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
-AT_A_TIME = 2  # chapters; alone, one keeps two cores busy for a third of its time
+AT_A_TIME = 2  # notebooks; alone, one keeps two cores busy for a third of its time
 TRIES = 3  # at showing what a chapter declares
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
 _PR_SET_CHILD_SUBREAPER = 36
-_DEEPER = re.compile(r"^## Going deeper\s*$", re.MULTILINE)
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _kernels = itertools.count()
 
@@ -198,41 +198,6 @@ class Lines:
     def flush(self):
         """Flush the stream."""
         self.stream.flush()
-
-
-def find_chapters(folder, names=()):
-    """List the chapters to run.
-
-    Args:
-        folder: the folder that holds them, as `NN_topic.ipynb`.
-        names: numbers (`03`), names or paths of chapters; none of them means all. The name of
-            another notebook of the folder is taken, too.
-
-    Returns:
-        A list of paths, in the order of the chapters.
-
-    Raises:
-        ValueError: a name fits no chapter.
-    """
-    chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
-    wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
-    found = [path for path in chapters if {path.stem, path.stem[:2]} & wanted]
-    others = sorted({*Path(folder).glob("*.ipynb")} - {*chapters})
-    found += [path for path in others if path.stem in wanted]
-    for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
-        known = ", ".join(path.stem for path in chapters) or "none"
-        raise ValueError(f"no chapter {name!r}; there are: {known}")
-    return found if names else chapters
-
-
-def read_chapter(path, core=False):
-    """Return the notebook of a chapter, or its core: what comes before "Going deeper"."""
-    notebook = nbformat.read(path, as_version=4)
-    for place, cell in enumerate(notebook.cells):
-        if core and cell.cell_type == "markdown" and _DEEPER.search(cell.source):
-            del notebook.cells[place:]
-            break
-    return notebook
 
 
 async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
@@ -571,14 +536,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
     parts = parser.add_mutually_exclusive_group()
-    parts.add_argument("--core", action="store_true", help='up to "Going deeper" only')
+    parts.add_argument("--core", action="store_true", help="lessons only, up to their exercises")
     parts.add_argument("--in-place", action="store_true", help="write the chapters back, cleaned")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
     parser.add_argument("--build", type=Path, default=FOLDER.parent / "build", help="where to")
     parser.add_argument("--timeout", type=float, default=CELL_SECONDS, help="seconds for a cell")
     options = parser.parse_args(arguments)
     try:
-        chapters = find_chapters(options.folder, options.names)
+        chapters = find_chapters(options.folder, options.names, pages=not options.core)
     except ValueError as error:
         parser.error(str(error))
     if not chapters:

@@ -19,8 +19,10 @@ The rule by which text becomes slides:
   sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
   The speaker notes (key S) have the whole paragraph.
 - Lists, formulas and tables are shown in full. A slide that has little text shows it larger.
+- The table of a prediction or a box has smaller letters where it would not fit.
 - Code stands below its text, and what it prints below the code, one step later. What does not fit
   goes to the next slide. The longer the code, the smaller its letters: 26 to 18 pixels of 720.
+- Progress bars are left out, and whatever else goes to stderr.
 - Only the notes have imports, folds, and the paragraphs of the first cell after its question.
 
 A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too. One with
@@ -36,22 +38,25 @@ import struct
 import sys
 from html import escape
 from importlib.resources import files
+from itertools import zip_longest
 from math import ceil
 from pathlib import Path
 
 import latex2mathml.converter
+from contents import FOLDER, find_chapters, read_chapter
 from jinja2 import pass_context
 from nbconvert import SlidesExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pygments.formatters import HtmlFormatter
-from run import FOLDER, find_chapters, read_chapter
 
 # Pixels of a slide. WIDE and HIGH are the room below the heading.
 WIDTH, HEIGHT = 1280, 720
 WIDE, HIGH = 1224, 644
 TEXT_HIGH = 600  # text on a slide that has nothing else: no walls
 TEXT, ASK, CAPTION, FORMULA, CODE, SMALL = 30, 38, 28, 36, 26, 18  # letters
+TABLE = (26, 24, 22, 20)  # letters that a table may have
+CELL_GAP = 16  # right of a cell
 FORMULA_HIGH = 110  # with the space around it
 LINE, CODE_LINE = 1.3, 1.17  # height of a line, in letters
 GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
@@ -98,9 +103,9 @@ html.reveal-print .reveal .slides .pdf-page section {{ padding: 14px 28px !impor
 .reveal .question, .reveal .few {{ font-size: {ASK}px }}
 .reveal .picture img {{ display: block; width: {WIDE}px; object-fit: contain }}
 .reveal .caption {{ font-size: {CAPTION}px; text-align: center }}
-.reveal table {{ border-collapse: collapse; font-size: 26px }}
-.reveal th, .reveal td {{ padding: 4px 16px 4px 0; border-bottom: 1px solid #bbb; text-align: left;
-  vertical-align: top }}
+.reveal table {{ border-collapse: collapse; font-size: var(--letters, {TABLE[0]}px) }}
+.reveal th, .reveal td {{ padding: 4px {CELL_GAP}px 4px 0; border-bottom: 1px solid #bbb;
+  text-align: left; vertical-align: top }}
 .reveal .whole {{ white-space: nowrap }}
 .reveal .formula {{ margin: 20px 0 26px }}
 .reveal .slide-number {{ top: 14px; right: 28px; bottom: auto; background: none;
@@ -121,7 +126,9 @@ _TEMPLATE = """
 </head>
 {%- endblock -%}
 {%- block markdowncell -%}
-<div class="{{ cell.metadata.kind }}">{{ cell.source | markdown2html }}</div>
+<div class="{{ cell.metadata.kind }}"
+{%- if cell.metadata.size %} style="--letters: {{ cell.metadata.size }}px"{% endif -%}
+>{{ cell.source | markdown2html }}</div>
 {%- endblock -%}
 {%- block codecell -%}
 {%- if cell.source -%}
@@ -158,6 +165,7 @@ _BLOCK = re.compile(
     r"<details[\s\S]*?</details>|```[\s\S]*?\n```|\$\$[\s\S]*?\$\$\S*|(?:[^\n]*\S[^\n]*(?:\n|$))+"
 )
 _MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # not at a line's beginning
+_CELL_END = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"^(?:[-*]|\d+\.) ", re.MULTILINE)
 _DRAWING = re.compile(r"!\[([^\]]+)\]\[(\w+)\]")
 _DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
@@ -259,6 +267,7 @@ def _output_blocks(outputs):
         for output in outputs
         if output.output_type in ("stream", "execute_result", "display_data")
         and "image/png" not in output.get("data", {})
+        and output.get("name") != "stderr"
     ]
     printed += ["\n".join(output.traceback) for output in outputs if output.output_type == "error"]
     if text := "\n".join(part.strip("\n") for part in printed if part.strip()):
@@ -321,14 +330,44 @@ def points(paragraph, few=FEW):
 
 def lines(text, size, width=WIDE - 36):
     """Return how many lines a text takes, in letters of a size."""
+    return ceil(len(_plain(text)) * size * 0.48 / width)
+
+
+def _plain(text):
+    """Return a text without markup, but for the bars of a table; a command of TeX is a letter."""
     text = re.sub(r"\]\([^)]*\)|\\[a-zA-Z]+", "x", text)
-    text = re.sub(r"[*$\\{}\[]", "", text)
-    return ceil(len(text) * size * 0.48 / width)
+    return re.sub(r"[*`${}\[]|\\(?!\|)", "", text)
 
 
 def text_high(text):
     """Return the height of a paragraph or of an item of a list."""
     return lines(text, TEXT) * TEXT * LINE + GAP
+
+
+def table_high(table, size=TABLE[0]):
+    """Return the height of a table, in letters of a size, or of code between fences.
+
+    Its columns share the width as a browser lets them: none is narrower than its longest word, and
+    what is left is given in proportion to what they lack.
+    """
+    head, *rows = table.split("\n")
+    if not head.startswith("|"):
+        return 40 * (1 + len(rows))
+
+    def wide(text):
+        return len(text) * size * 0.55 + CELL_GAP
+
+    rows = [_CELL_END.split(_plain(row).strip()[1:-1]) for row in (head, *rows[1:])]
+    columns = [[cell.strip() for cell in column] for column in zip_longest(*rows, fillvalue="")]
+    most = [max(map(wide, column)) for column in columns]
+    least = [max(wide(word) for cell in column for word in cell.split(" ")) for column in columns]
+    share = min(1, (WIDE - sum(least)) / (sum(most) - sum(least) or 1))
+    room = [low + share * (high - low) for low, high in zip(least, most, strict=True)]
+    wraps = (
+        max(ceil(wide(cell) / have - 1e-9) for cell, have in zip(row, room, strict=True))
+        for row in zip(*columns, strict=True)
+    )
+    return sum(wrap * size * LINE + 9 for wrap in wraps) + GAP
 
 
 def code_rows(texts, size):
@@ -441,13 +480,15 @@ class Deck:
         rows = source.split("\n")
         table = [row[2:] for row in rows if row.startswith("> |")]
         quote = "\n".join(row for row in rows if not row.startswith("> |"))
-        high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + 40 * len(table)
+        high = lines(quote, ASK, WIDE - 92) * ASK * LINE + 64 + GAP
+        table = "\n".join(table)
         self.leave_outputs()
-        if self.used + high > HIGH:
+        if self.used + high + (table_high(table) if table else 0) > HIGH:
             self.close()
         self.add(new_markdown_cell(quote), "asked" if self.pieces or table else "ask", high)
         if table:
-            self.add(new_markdown_cell("\n".join(table)), "text", 0)
+            fits = (size for size in TABLE if table_high(table, size) <= HIGH - self.used)
+            self.add(new_markdown_cell(table), "text", 0, size=next(fits, TABLE[-1]))
         self.used = HIGH  # the answer is not on this slide
 
     def picture(self, kind, content, caption):
@@ -545,7 +586,7 @@ def slides(notebook, sections=None):
         elif kind == "formula":
             deck.text(content, FORMULA_HIGH)
         elif kind == "table":
-            deck.text(content, 40 * len(content.split("\n")))
+            deck.text(content, table_high(content))
         elif kind == "imports":
             deck.close()
             deck.notes.append(f"```python\n{content}\n```")
@@ -604,7 +645,7 @@ def _up_to_code(queue):
         elif kind == "formula":
             high += FORMULA_HIGH
         elif kind == "table":
-            high += 40 * len(content.split("\n"))
+            high += table_high(content)
     return 0, 0
 
 

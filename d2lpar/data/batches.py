@@ -12,17 +12,24 @@ class ImageDataset(torch.utils.data.Dataset):
         name: the name of the data set, for the titles of figures.
         classes: the names of the classes, in the order of the labels.
         resize: side, or height and width, that images are scaled to when they are read.
+        transform: a function of a PIL image, as torchvision's data sets have it; an example is
+            then what it returns, and its label. `batch` does not call it.
     """
 
-    def __init__(self, images, labels, name, classes, resize=None):
+    def __init__(self, images, labels, name="", classes=(), resize=None, transform=None):
         self.images, self.labels = images, labels.to(torch.int64)
-        self.name, self.classes = name, classes
+        self.name, self.classes, self.transform = name, classes, transform
         self.resize = (resize, resize) if isinstance(resize, int) else resize
 
     def __len__(self):
         return len(self.images)
 
     def __getitem__(self, index):
+        if self.transform:
+            from PIL import Image  # as matplotlib brings it, which no rank needs
+
+            pixels = self.images[index].permute(1, 2, 0).squeeze(2).numpy()
+            return self.transform(Image.fromarray(pixels)), int(self.labels[index])
         X, y = self.batch([index])
         return X[0], int(y[0])
 

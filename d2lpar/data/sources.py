@@ -192,11 +192,11 @@ def cache():
     return Path(base) / "d2lpar"
 
 
-def require_connection(address, note, begins=(b"\x1f\x8b",)):
+def require_connection(address, note):
     """Raise ConnectionError unless a file can be read within PROBE_SECONDS.
 
-    `note` is a file whose age says when a process last failed at that. `begins` has the pairs of
-    bytes that the file at `address` may begin with, by default gzip's: a login page does not.
+    `note` is a file whose age says when a process last failed at that. The file at `address` begins
+    with gzip's two bytes: a login page does not.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -209,7 +209,7 @@ def require_connection(address, note, begins=(b"\x1f\x8b",)):
     def probe():
         with contextlib.suppress(Exception):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
-                answers.append(response.read(2) in begins)
+                answers.append(response.read(2) == b"\x1f\x8b")
 
     # In a thread, since looking up a host's name has no time limit.
     thread = threading.Thread(target=probe, daemon=True)

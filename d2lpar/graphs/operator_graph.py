@@ -15,9 +15,11 @@ _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}
 _FONT_SIZE = 7  # points, as are the next three
 _PAD = 4  # from a label to the end of an arrow
-_SPACE = 15  # between the labels of two levels
+_SPACE = 26  # between the labels of two levels
 _LINE = 16  # from one box to the next below it
 _MAX_INCHES = 40  # width of a figure
+_READS = {"color": "#777777", "linewidth": 0.7, "linestyle": "solid"}
+_WAITS = {"color": "#b3202c", "linewidth": 1.3, "linestyle": (0, (3, 1.5))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class OperatorGraph(TorchDispatchMode):
         """Return a figure: operators by device and level, with an arrow to each from what it reads.
 
         It is as large as the labels need, and 40 inches wide at most.
-        Boxes with sharp corners are copies. A dashed arrow leads to an operator that overwrites
+        Boxes with sharp corners are copies. A dashed red arrow leads to an operator that overwrites
         what the other has read.
 
         Args:
@@ -142,10 +144,10 @@ class OperatorGraph(TorchDispatchMode):
         width = min(_MAX_INCHES, 0.9 + num_levels * (max(widths) + _SPACE) / 72)
         _, [[axes]] = new_figure(figsize=(width, 0.9 + num_lines * _LINE / 72))
         for number, node in enumerate(self.nodes):
-            for dashes, sources in (("solid", node.reads), ((0, (4, 3)), node.waits)):
+            for style, sources in ((_READS, node.reads), (_WAITS, node.waits)):
                 for i in sources:
                     ends = (places[i], widths[i]), (places[number], widths[number])
-                    _draw_arrow(axes, *ends, dashes)
+                    _draw_arrow(axes, *ends, style)
             _draw_box(axes, places[number], labels[number], node.name.startswith("copy"))
         axes.set_yticks(list(ticks.values()), list(ticks), fontsize=8)
         axes.set_xticks(range(0, num_levels, 1 + num_levels // 12))
@@ -248,10 +250,11 @@ def _width(text):
     return TextPath((0, 0), text, size=_FONT_SIZE).get_extents().width if text.strip() else 0
 
 
-def _draw_arrow(axes, source, target, dashes):
+def _draw_arrow(axes, source, target, style):
     """Draw an arrow from the right side of one label to the left side of another.
 
-    `source` and `target` are pairs of a place (level, line) and the label's width in points.
+    `source` and `target` are pairs of a place (level, line) and the label's width in points,
+    `style` the color, width and dashes of the line.
     """
     from matplotlib.transforms import offset_copy
 
@@ -261,11 +264,8 @@ def _draw_arrow(axes, source, target, dashes):
     from_right, to_left = (
         offset_copy(axes.transData, axes.figure, x=x, units="points") for x in (right, left)
     )
-    style = {
+    style = style | {
         "arrowstyle": "->",
-        "color": "#777777",
-        "linewidth": 0.7,
-        "linestyle": dashes,
         "connectionstyle": f"arc3,rad={bend}",
         "shrinkA": 0,
         "shrinkB": 0,

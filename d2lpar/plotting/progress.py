@@ -3,7 +3,7 @@
 import sys
 
 
-def progress(items, description):
+def progress(items, description, delay=0):
     """Return a generator of the items of a list, under a progress bar where tqdm is installed.
 
     The bar goes to stderr and ends on a line without times, so that two runs of a notebook leave
@@ -12,6 +12,7 @@ def progress(items, description):
     Args:
         items: what to loop over; it has a length.
         description: the text before the bar.
+        delay: the seconds after which the bar appears. A loop that ends sooner leaves no text.
     """
     try:
         from tqdm import tqdm
@@ -23,6 +24,7 @@ def progress(items, description):
         total=len(items),
         desc=f"{description}: ",
         bar_format=bar + " [{elapsed}<{remaining}]",
+        delay=delay,
         mininterval=0.25,
         file=sys.stderr,
         ascii=False,

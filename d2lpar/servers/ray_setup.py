@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import secrets
 import warnings
 from pathlib import Path
 
@@ -36,6 +37,8 @@ def start_ray(address=None):
     if address != "local":
         ray.init(address, **quiet)
         return ray
+    # for its processes; otherwise Ray keeps a token in the home, which may not be writable
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # for its processes
     try:

@@ -93,7 +93,8 @@ def rows_by_device(timeline, kinds):
     for device in timeline.devices:
         others = sorted({key[1] for key in queues if key[0] == device} - {*_ENGINES})
         known = _ENGINES | {engine: engine for engine in others}  # messages: "send 1"
-        engines = [e for e in known if e == "compute" or (device, e) in queues]
+        always = {"compute"} if "kernel" in kinds else set()
+        engines = [e for e in known if e in always or (device, e) in queues]
         groups.append([(f"{device} {known[e]}", queues.get((device, e), [])) for e in engines])
     if "host" in queues:
         groups.append([("host waits", queues["host"])])

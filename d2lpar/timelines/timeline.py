@@ -89,6 +89,15 @@ class Timeline:
             self._devices = sorted(on, key=lambda device: (device.type, device.index))
 
     @classmethod
+    def of(cls, work, warmups=1):
+        """Return the timeline of a call of `work()`, after `warmups` calls without one."""
+        for _ in range(warmups):
+            work()
+        with cls() as timeline:
+            work()
+        return timeline
+
+    @classmethod
     def merged(cls, timelines, kinds=KINDS):
         """Return one timeline of what several ranks of this machine did, on the clock they share.
 

@@ -2,8 +2,8 @@
 
 from pen import DEVICES, QUIET, Drawing
 
-OPERATORS = ["1 · x", "+ 6", "· x", "+ 15", "· x"]
-LEFT, STEP, WIDE = 130, 118, 88
+OPERATORS = ["e = a + b", "f = c + d", "g = e + f"]
+LEFT, STEP, WIDE = 130, 206, 188
 
 
 def draw():
@@ -15,14 +15,14 @@ def draw():
         drawing.box(x, 44, WIDE, 36, words)
         drawing.arrow(x + WIDE / 2, 80, x + WIDE / 2, 104)
         drawing.box(x, 104, WIDE, 40, "kernel", device=0)
-        drawing.arrow(x + 20, 186, x + 20, 145)
-        if words == "· x":  # it reads two tensors, and all others one
-            drawing.arrow(x + 36, 186, x + 36, 145)
-        drawing.arrow(x + WIDE - 20, 144, x + WIDE - 20, 185)
-    for y in (62, 124):
-        drawing.text(LEFT + len(OPERATORS) * STEP - 6, y, "…", bold=True)
-    words = "Every result goes to memory, and the next kernel reads it back."
-    drawing.text(LEFT + 294, 236, words, ink=QUIET)
+        result, first, second = words[0], words[4], words[-1]
+        for place, name in ((30, first), (60, second)):  # what it reads
+            drawing.arrow(x + place, 186, x + place, 145)
+            drawing.text(x + place + 12, 166, f"*{name}*", ink=QUIET)
+        drawing.arrow(x + WIDE - 30, 144, x + WIDE - 30, 185)
+        drawing.text(x + WIDE - 42, 166, f"*{result}*", ink=QUIET)
+    words = "Every result goes to memory, and the next kernel reads *e* and *f* back."
+    drawing.text(LEFT + 300, 240, words, ink=QUIET)
     drawing.line(20, 258, 740, 258)
     drawing.text(20, 280, "Compiled: the whole graph at once", anchor="start", bold=True)
     rows(drawing, 300)
@@ -32,12 +32,13 @@ def draw():
     drawing.arrow(LEFT + 348, 318, LEFT + 378, 318)
     drawing.box(LEFT + 378, 300, 182, 36, "one launch in a call")
     drawing.arrow(LEFT + 469, 336, LEFT + 469, 360)
-    words = "one fused kernel:   ((1 · x + 6) · x + 15) · x + …   in registers"
-    drawing.box(LEFT, 360, 560, 40, words, device=0)
-    drawing.arrow(LEFT + 20, 442, LEFT + 20, 401)
-    drawing.arrow(LEFT + 540, 400, LEFT + 540, 441)
-    drawing.text(LEFT + 32, 421, "reads x", anchor="start", ink=QUIET)
-    drawing.text(LEFT + 528, 421, "writes the result", anchor="end", ink=QUIET)
+    words = "one fused kernel:   (a + b) + (c + d)   with e and f in registers"
+    drawing.box(LEFT, 360, 600, 40, words, device=0)
+    for i, name in enumerate("abcd"):
+        drawing.arrow(LEFT + 30 + 30 * i, 442, LEFT + 30 + 30 * i, 401)
+        drawing.text(LEFT + 42 + 30 * i, 422, f"*{name}*", ink=QUIET)
+    drawing.arrow(LEFT + 570, 400, LEFT + 570, 441)
+    drawing.text(LEFT + 558, 422, "*g*", ink=QUIET)
     return drawing
 
 

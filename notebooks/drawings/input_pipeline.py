@@ -14,9 +14,9 @@ def draw():
     for device, y in enumerate((60, 150)):
         drawing.arrow(450, 135, 520, y + 30)
         drawing.box(520, y, 220, 60, "augment, forward,\nbackward", device=device)
-    drawing.text(220, 26, "A: here, on the CPU,", bold=True)
+    drawing.text(220, 26, "A: augment on the CPU,", bold=True)
     drawing.text(220, 45, "image by image", size=15)
-    drawing.text(630, 26, "B: or here, on the device,", bold=True)
+    drawing.text(630, 26, "B: augment on the device,", bold=True)
     drawing.text(630, 45, "a batch at once", size=15)
     drawing.text(478, 90, "copy", size=15)
     drawing.text(220, 236, "cores of the host, shared\nby all devices", size=15)

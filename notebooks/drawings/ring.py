@@ -6,12 +6,16 @@ K, SIDE, HEIGHT, PITCH = 4, 34, 28, 42
 
 
 def draw():
-    drawing = Drawing(466, "A ring of four devices sums four chunks in six rounds")
+    drawing = Drawing(486, "A ring of four devices sums four chunks in six rounds")
     for rounds in range(2 * K - 1):
         row, column = divmod(rounds, K) if rounds < K else (1, rounds - K + 1)
-        x, top = 72 + column * 176, 46 + row * 212
+        x, top = 72 + column * 176, 66 + row * 212
         title = f"after round {rounds}" if rounds else "start"
-        drawing.text(x + K * SIDE / 2, top - 22, title, bold=True)
+        drawing.text(x + K * SIDE / 2, top - (22 if row else 42), title, bold=True)
+        for chunk in range(K if rounds == 0 else 0):
+            drawing.text(x + chunk * SIDE + 15, top - 20, f"{chunk}")
+        if rounds == 0:
+            drawing.text(x - 8, top - 20, "chunk", anchor="end")
         for device in range(K):
             y = top + device * PITCH
             if column == row:  # the first of its row
@@ -23,19 +27,19 @@ def draw():
                 words = "Σ" if terms == K else terms
                 drawing.box(x + chunk * SIDE, y, SIDE - 3, HEIGHT, words, fill=fill, ink=ink)
     for device in range(K):  # which chunk each device sends in round 1
-        x, y = 72 + device * SIDE + 15, 46 + device * PITCH + HEIGHT
+        x, y = 72 + device * SIDE + 15, 66 + device * PITCH + HEIGHT
         if device < K - 1:
             drawing.arrow(x, y + 1, x, y + PITCH - HEIGHT)
         else:  # on to device 0
             drawing.line(x, y, x, y + 10, ink=INK)
             drawing.line(x, y + 10, 214, y + 10, ink=INK)
-            drawing.line(214, y + 10, 214, 38, ink=INK)
-            drawing.line(214, 38, x, 38, ink=INK)
-            drawing.arrow(x, 36, x, 46)
-    drawing.text(24, 274, "rounds 1 to 3 add:\n*reduce-scatter*", anchor="start")
-    drawing.text(24, 334, "rounds 4 to 6 copy:\n*all-gather*", anchor="start")
+            drawing.line(214, y + 10, 214, 57, ink=INK)
+            drawing.line(214, 57, x, 57, ink=INK)
+            drawing.arrow(x, 56, x, 66)
+    drawing.text(24, 294, "rounds 1 to 3 add:\n*reduce-scatter*", anchor="start")
+    drawing.text(24, 354, "rounds 4 to 6 copy:\n*all-gather*", anchor="start")
     words = "A number says how many devices' chunks have been added up; Σ is the sum of all four."
-    drawing.text(380, 446, words)
+    drawing.text(380, 468, words)
     return drawing
 
 

@@ -23,7 +23,12 @@ def draw():
         drawing.arrow(FRONT + 2, y + TALL / 2, 530, y + TALL / 2)
     drawing.arrow(634, below + TALL + 7, 634, 264)
     drawing.box(534, 268, 200, 36, "pinned buffer 1 of the host", fill="none", ink=INK)
-    drawing.text(318, 262, "first in, first out:\neach stream keeps its order", ink=QUIET)
+    drawing.text(
+        318,
+        262,
+        "what stands at the right was launched first:\neach stream keeps its order",
+        ink=QUIET,
+    )
     return drawing
 
 

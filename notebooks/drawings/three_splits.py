@@ -6,7 +6,7 @@ LAYERS, WIDE, HIGH = 4, 34, 120
 
 
 def draw():
-    drawing = Drawing(236, "A network split by layers, inside its layers, and by data")
+    drawing = Drawing(272, "A network split by layers, inside its layers, and by data")
     titles = ("by layers", "inside the layers", "by data")
     for way, title in enumerate(titles):
         left = 26 + way * 250
@@ -34,4 +34,9 @@ def draw():
     drawing.text(130, 212, "activations cross the cut", size=15)
     drawing.text(380, 212, "every layer exchanges", size=15)
     drawing.text(630, 212, "gradients are summed", size=15)
+    drawing.box(150, 238, 22, 18, device=0)
+    drawing.text(180, 247, "on device 0", anchor="start")
+    drawing.box(300, 238, 22, 18, device=1)
+    drawing.text(330, 247, "on device 1", anchor="start")
+    drawing.text(450, 247, "each bar is a layer", anchor="start")
     return drawing

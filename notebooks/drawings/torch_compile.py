@@ -1,6 +1,6 @@
 """What torch.compile does: trace, add the backward pass, fuse and generate; guards later."""
 
-from pen import DEVICES, QUIET, Drawing
+from pen import DEVICES, INK, QUIET, Drawing
 
 WIDE, STEP = 158, 194
 
@@ -30,8 +30,12 @@ def draw():
     drawing.box(20, 268, 138, 44, "inputs")
     drawing.arrow(158, 290, 214, 290)
     drawing.box(214, 268, 138, 44, "do all\nguards hold?", fill=DEVICES[1])
-    drawing.arrow(352, 290, 602, 290, "yes")
+    drawing.arrow(352, 290, 408, 290, "yes")
+    drawing.box(408, 268, 138, 44, "record for\nautograd", fill=DEVICES[2])
+    drawing.arrow(546, 290, 602, 290)
     drawing.box(602, 268, 138, 44, "run the kernels", fill=DEVICES[2])
-    drawing.arrow(283, 268, 283, 209, dashed=True)
-    drawing.text(295, 246, "no: trace and compile again", anchor="start", ink=QUIET)
+    drawing.line(214, 280, 192, 280, ink=INK, dashed=True)
+    drawing.line(192, 280, 192, 86, ink=INK, dashed=True)
+    drawing.arrow(192, 86, 214, 86)
+    drawing.text(202, 248, "no: trace and compile again", anchor="start", ink=QUIET)
     return drawing

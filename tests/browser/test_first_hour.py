@@ -57,8 +57,8 @@ def run_cells(tab, *numbers):
 
 
 def cell_of_devices(tab):
-    """Return the number of the cell that describes the devices."""
-    return tab.number_of("d2lpar.describe(")
+    """Return the number of the cell that says which devices there are."""
+    return tab.number_of("d2lpar.ensure_gpus(")
 
 
 def test_open_a_chapter_and_run_all(tab):
@@ -144,8 +144,8 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
             look("start")
             tab.follow("03 Automatic parallelism")
             predict_run_and_stop(tab, look)
-            tab.select(tab.number_of("What now?"))
-            tab.follow("graded exercises")
+            tab.select(tab.number_of("## Where next"))
+            tab.follow("Graded exercises")
             answer_two_exercises(tab, look)
             tab.select(0)
             tab.follow("A clock that stops early")
@@ -176,20 +176,22 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
 def predict_run_and_stop(tab, look):
     """Answer the first prediction of chapter 03, run what follows, stop a loop, and go on."""
     assert tab.ask(HAS_OUTPUTS) is False
-    box = tab.number_of("On our machine each of these lines alone")
+    box = tab.number_of("The program first times")
     look("prediction")
     answer = add_cell_below(tab, box, "# My answer: 0.113 s, as both work at the same time")
-    numbers = [tab.number_of(text) for text in ("import torch\n", "d2lpar.describe(", "def run(x")]
-    run_cells(tab, *numbers, answer, answer + 1)
-    assert "GPU1 & GPU2" in tab.output(answer + 1)
+    both = 'with Benchmark("GPU1 & GPU2")'
+    texts = ("import torch\n", "def run(x", 'Benchmark("GPU1 time")', both)
+    numbers = [tab.number_of(text) for text in texts]
+    run_cells(tab, numbers[0], answer, *numbers[1:])
+    assert "GPU1 & GPU2" in tab.output(numbers[-1])
     look("after_the_prediction")
-    endless = add_cell_below(tab, answer + 1, "while True:\n    run(x_gpu1, 1)[-1].sum().item()")
+    endless = add_cell_below(tab, numbers[-1], "while True:\n    run(x_gpu1)[-1].sum().item()")
     tab.run(endless)
     tab.until(lambda: tab.status() == "busy", "the loop runs")
     tab.stop()
     tab.finished()
     assert "KeyboardInterrupt" in tab.output(endless)
-    tab.write(endless, "len(run(x_gpu1, 5))")
+    tab.write(endless, "len(run(x_gpu1))")
     run_cells(tab, endless)
     assert "5" in tab.output(endless)
     tab.save()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from contents import FOLDER, find_chapters
 from mypy import api
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -60,11 +61,11 @@ def test_the_check_finds_what_windows_lacks(tmp_path):
 @pytest.mark.parametrize("platform", ["win32", "darwin"])
 def test_the_package_and_chapters_use_nothing_that_is_missing(platform, tmp_path):
     for number in CHAPTERS:
-        (path,) = (ROOT / "notebooks").glob(f"{number:02}_*.ipynb")
-        cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
-        text = "\n".join(re.sub("^[%!]", "# ", cell.source, flags=re.MULTILINE) for cell in cells)
-        assert '"fork"' not in text, f"{path.name}: Windows cannot fork"
-        (tmp_path / f"chapter_{number:02}.py").write_text(text, encoding="utf-8")
+        for path in find_chapters(FOLDER, [f"{number:02}"], pages=True):
+            cells = [cell for cell in nbformat.read(path, 4).cells if cell.cell_type == "code"]
+            code = [re.sub("^[%!]", "# ", cell.source, flags=re.MULTILINE) for cell in cells]
+            assert '"fork"' not in "\n".join(code), f"{path.name}: Windows cannot fork"
+            (tmp_path / f"chapter_{path.stem}.py").write_text("\n".join(code), encoding="utf-8")
     assert TESTS
     tools = set((ROOT / "tools").glob("*.py")) - ON_LINUX_ONLY
     assert missing(platform, ROOT / "d2lpar", tmp_path, *sorted(tools), *TESTS) == []

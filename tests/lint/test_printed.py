@@ -1,13 +1,12 @@
 """The numbers that a chapter's text has from its outputs stand in them."""
 
-from pathlib import Path
-
 import nbformat
 import printed
 import pytest
+from contents import FOLDER, find_chapters
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-CHAPTERS = sorted((Path(__file__).resolve().parents[2] / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+CHAPTERS = find_chapters(FOLDER, pages=True)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 
 

@@ -30,7 +30,7 @@ def environment_lists():
 
 
 CONDA, PIP = environment_lists()
-PIP_REQUIREMENTS = requirements(line for line in PIP if not line.startswith("-e"))
+PIP_REQUIREMENTS = requirements(line for line in PIP if not line.startswith("-"))
 DECLARED = requirements([*PROJECT["dependencies"], *(r for rs in EXTRAS.values() for r in rs)])
 
 
@@ -43,11 +43,18 @@ def test_environment_names():
 
 
 def test_environment_installs_the_package_itself():
-    editable = [line for line in PIP if line.startswith("-e")]
+    editable = [line for line in PIP if line.startswith("-e ")]
     assert len(editable) == 1
     extras = re.fullmatch(r"-e \.\[(.+)\]", editable[0])[1].split(",")
     assert set(extras) <= set(EXTRAS)
     assert {"lab", "test"} <= set(extras)
+
+
+def test_environment_takes_builds_for_the_cpu():
+    """pip prefers 2.13.0+cpu of the second index to PyPI's 2.13.0: a local version is greater."""
+    assert PIP[0] == "--extra-index-url https://download.pytorch.org/whl/cpu"
+    assert Version("2.13.0+cpu") > Version("2.13.0")
+    assert Version("2.13.0+cpu") in PIP_REQUIREMENTS["torch"].specifier
 
 
 @pytest.mark.parametrize("name", PIP_REQUIREMENTS)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from contents import pages_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TEACHING = ROOT / "teaching"
@@ -45,8 +46,8 @@ def test_the_minutes_of_a_lesson_add_up(chapter):
 
 
 @each_chapter
-def test_sections_and_drawings_are_those_of_the_chapter(chapter):
-    page, text = page_of(chapter), markdown(chapter)
+def test_sections_and_drawings_are_those_of_the_chapter_and_its_pages(chapter):
+    page, text = page_of(chapter), "\n".join(map(markdown, [chapter, *pages_of(chapter)]))
     headings = set(re.findall(r"^##+ (.+)$", text, re.MULTILINE))
     named = re.findall(r"(?<!\*)\*([^*\n]+)\*(?!\*)", page)
     assert len(named) > 10

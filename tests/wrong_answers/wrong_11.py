@@ -174,7 +174,7 @@ def seconds_of(step, devices):
             "Some work has not ended when the clock stops",
         ),
         "the best of several": (
-            "def seconds_of(step, devices):\n    return d2lpar.best_seconds(step)",
+            "def seconds_of(step, devices):\n    return d2lpar.timing.best_seconds(step)",
             0,
             "calls of step: expected 1",
         ),

@@ -2,7 +2,8 @@
 
 python tools/machines/matrix.py                     everything, under every condition: some hours
 python tools/machines/matrix.py avx2 sse4           under two of them
-python tools/machines/matrix.py avx2 --parts chapters --names 03 09
+python tools/machines/matrix.py c-locale+no-home    under both at once: what passes, passes each
+python tools/machines/matrix.py avx2 --parts chapters --names 03 09     with their pages
 python tools/machines/matrix.py --table             the tables of what has been run so far
 
 What came out stands under build/machines, a folder for each condition.
@@ -95,6 +96,30 @@ CONDITIONS = {
         + ('ip link set lo up && exec "$@"', "sh")
     ),
 }
+
+
+def condition_of(name):
+    """Return a condition, or several at once whose names are joined by "+".
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    parts = name.split("+")
+    if unknown := [part for part in parts if part not in CONDITIONS]:
+        raise ValueError(f"no condition {unknown[0]!r}; there are: {', '.join(CONDITIONS)}")
+    conditions = [CONDITIONS[part] for part in parts]
+    variables = {}
+    for condition in conditions:
+        variables |= condition.variables
+    return Condition(
+        variables,
+        prefix=sum((condition.prefix for condition in conditions), ()),
+        needs=max(condition.needs for condition in conditions),
+        seeds=sum(condition.seeds for condition in conditions),
+        folder=max((condition.folder for condition in conditions), key=len),
+        busy=any(condition.busy for condition in conditions),
+        memory=max(condition.memory for condition in conditions),
+    )
 
 
 @contextlib.contextmanager
@@ -298,11 +323,10 @@ def _commands(part, root, out, names, one_by_one):
         yield part, [*make, f"VENV={sys.prefix}"]
         return
     folder = root / "notebooks" / ("exercises" if part == "exercises" else "")
-    if not names:
-        names = [path.stem for path in sorted(folder.glob("[0-9][0-9]_*.ipynb"))]
-        names += ["troubleshooting"] if part == "chapters" else []
-    for group in [[name] for name in names] if one_by_one else [names]:
-        label = f"{part} {group[0][:2]}" if one_by_one else part
+    paths = [*sorted(folder.glob("*.ipynb")), *sorted(folder.glob("deeper/*.ipynb"))]
+    stems = [path.stem for path in paths if not names or {path.stem, path.stem[:2]} & {*names}]
+    for group in [[stem] for stem in stems] if one_by_one else [stems or names]:
+        label = f"{part} {group[0]}" if one_by_one else part
         run = [sys.executable, "tools/run.py", "--folder", f"{folder}", "--build", f"{out / label}"]
         yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
@@ -317,10 +341,13 @@ def tables():
     """Return the tables of all that has been run: failures, memory, parities."""
     lines = ["what failed"]
     peaks, seen = {}, defaultdict(dict)
-    for name, condition in CONDITIONS.items():
+    joined = [folder.name for folder in sorted(OUT.glob("*+*"))]
+    for name in [*CONDITIONS, *joined]:
         if not (path := OUT / name / "result.json").exists():
-            reason = why_not(condition)
-            lines.append(f"  {name:<11} not run{': ' * bool(reason)}{reason}")
+            among = [each for each in joined if name in each.split("+")]
+            reason = among[0] if among else why_not(condition_of(name))
+            what = "see" if among else "not run" + ":" * bool(reason)
+            lines.append(f"  {name:<11} {what} {reason}".rstrip())
             continue
         result = json.loads(path.read_text())
         took = ", ".join(" ".join(pair) for pair in result["ran"].items())
@@ -332,7 +359,7 @@ def tables():
                 _keep_worst(seen[file.stem], json.loads(line), name)
     if peaks:
         lines.append("peak of memory, with all children, one at a time")
-        lines += [f"  {label:<14} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
+        lines += [f"  {label:<42} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
     for part, rows in seen.items():
         lines.append(f"parities in {part}: the largest difference, its bound, their ratio, where")
         for key, (difference, bound, name) in sorted(rows.items()):
@@ -358,14 +385,17 @@ def main(arguments=None):
     parser.add_argument("--names", nargs="+", default=(), metavar="NN", help="of chapters")
     parser.add_argument("--table", action="store_true", help="print the tables only")
     options = parser.parse_args(arguments)
-    if unknown := {*options.conditions} - {*CONDITIONS}:
-        parser.error(f"no condition {min(unknown)!r}; there are: {', '.join(CONDITIONS)}")
+    names = options.conditions or CONDITIONS
+    try:
+        conditions = {name: condition_of(name) for name in names}
+    except ValueError as error:
+        parser.error(str(error))
     failures = 0
-    for name in () if options.table else options.conditions or CONDITIONS:
-        if reason := why_not(CONDITIONS[name]):
+    for name, condition in () if options.table else conditions.items():
+        if reason := why_not(condition):
             print(f"{name}: not run: {reason}", flush=True)
             continue
-        failures += run(name, CONDITIONS[name], options.parts, options.names)
+        failures += run(name, condition, options.parts, options.names)
     print(tables())
     return int(failures > 0)
 

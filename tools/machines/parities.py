@@ -45,7 +45,8 @@ class Recorded(ast.NodeTransformer):
         return node
 
     def _key(self, node):
-        chapter = Path(os.environ.get("JPY_SESSION_NAME", "")).stem[:2]
+        name = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
+        chapter = name if Path.cwd().name == "deeper" else name[:2]
         number = self.shell.execution_count - 1  # it counts a cell before the cell runs
         return f"{chapter} cell {number:<3} {ast.unparse(node)}"
 

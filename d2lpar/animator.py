@@ -1,0 +1,165 @@
+"""Curves that grow while a network trains."""
+
+import functools
+import math
+import time
+
+from d2lpar.plotting.figures import in_notebook, new_figure, style
+
+SHARE = 0.03  # of the time that a training takes, which drawing may take at most
+
+
+class Animator:
+    """Plot curves that grow while a cell runs, with the arguments and attributes of d2l's class.
+
+    In a notebook one figure is updated in place, and stored with the cell. It is drawn at the first
+    point, then as often as drawing takes 3 % of the time, and once more when the cell has ended.
+    Where `xlim` rises, a bar above the axes shows how far the newest point is on its way; it
+    disappears when the cell has ended. In a script, or in a process that `launch` has started,
+    points are kept and nothing is drawn.
+
+    Args:
+        xlabel, ylabel: labels of the axes.
+        legend: a list of names, one for each curve.
+        xlim, ylim: the least and the greatest number on an axis; by default they fit the points.
+        xscale, yscale: "linear" or "log".
+        fmts: matplotlib's format strings, one for each curve.
+        nrows, ncols: of axes; all curves are drawn in the first.
+        figsize: width and height of the figure, in inches.
+
+    Attributes:
+        X, Y: for each curve a list of the x and of the y of its points; None before the first.
+    """
+
+    def __init__(
+        self,
+        xlabel=None,
+        ylabel=None,
+        legend=None,
+        xlim=None,
+        ylim=None,
+        xscale="linear",
+        yscale="linear",
+        fmts=("-", "m--", "g-.", "r:"),
+        nrows=1,
+        ncols=1,
+        figsize=(3.5, 2.5),
+    ):
+        self._shape = nrows, ncols, figsize
+        self.legend = [] if legend is None else list(legend)
+        self.X, self.Y, self.fmts = None, None, fmts
+        settings = {"xlabel": xlabel, "ylabel": ylabel, "xscale": xscale, "yscale": yscale}
+        settings |= {"xlim": xlim, "ylim": ylim}
+        self._settings = {name: value for name, value in settings.items() if value is not None}
+        self._shown, self._next, self._waiting, self._newest = None, 0.0, False, math.inf
+        if in_notebook():
+            self.draw()  # loading matplotlib takes a second, which is no part of the training
+
+    @functools.cached_property
+    def _figure(self):
+        return new_figure(*self._shape)  # made when it is needed: a rank needs none
+
+    @property
+    def fig(self):
+        """The figure."""
+        return self._figure[0]
+
+    @property
+    def axes(self):
+        """A list of its axes."""
+        return list(self._figure[1].flat)
+
+    def add(self, x, y):
+        """Add a point to each curve.
+
+        Args:
+            x: a number, or a list with one for each curve.
+            y: a number, or a list with one for each curve; where it or the x is None, the curve
+                gets no point.
+
+        Raises:
+            ValueError: there are more numbers than curves or than `fmts`.
+        """
+        y = list(y) if hasattr(y, "__len__") else [y]
+        x = list(x) if hasattr(x, "__len__") else [x] * len(y)
+        num_curves = len(self.fmts) if self.X is None else len(self.X)
+        if len(x) != len(y) or len(y) > num_curves:
+            what = "fmts" if self.X is None else "curves"
+            raise ValueError(f"{len(x)} x and {len(y)} y for {num_curves} {what}")
+        if self.X is None:
+            self.X, self.Y = [[] for _ in y], [[] for _ in y]
+        newest = []
+        for i, (a, b) in enumerate(zip(x, y, strict=True)):
+            if a is not None and b is not None:
+                self.X[i].append(float(a))
+                self.Y[i].append(float(b))
+                newest.append(float(a))
+        self._newest = max(newest, default=self._newest)
+        if in_notebook():
+            self._show()
+
+    def draw(self, bar=True):
+        """Draw all points into the figure, and the bar where there is one; return the figure."""
+        with style():
+            axes = self.axes[0]
+            axes.cla()
+            for x, y, fmt in zip(self.X or (), self.Y or (), self.fmts, strict=False):
+                axes.plot(x, y, fmt, marker="." if len(x) < 25 else "")
+            axes.set(**self._settings)
+            axes.grid()
+            if bar and self._underway():
+                self._draw_bar()
+            for legend in [*self.fig.legends]:  # those of the last drawing
+                legend.remove()
+            if self.legend and axes.lines:
+                columns = 3 if max(map(len, self.legend)) < 12 else 2
+                place = {"loc": "outside lower center", "ncols": columns, "fontsize": 8}
+                self.fig.legend(axes.lines, self.legend, **place)
+        return self.fig
+
+    def _underway(self):
+        """Return whether the newest point is on the way to the end of a rising `xlim`."""
+        limits = self._settings.get("xlim")
+        if not hasattr(limits, "__len__") or any(limit is None for limit in limits):
+            return False  # there is no end, or it moves with the points
+        first, last = self.axes[0].get_xlim()
+        return first < last and self._newest < last
+
+    def _draw_bar(self):
+        from matplotlib.patches import Rectangle
+
+        axes = self.axes[0]
+        newest = max(self._newest, axes.get_xlim()[0])
+        done, _ = (axes.transScale + axes.transLimits).transform((newest, 1))
+        for share, colour in ((1, "0.85"), (done, "0.35")):
+            place = {"transform": axes.transAxes, "clip_on": False, "color": colour}
+            axes.add_patch(Rectangle((0, 1.02), share, 0.02, **place))
+
+    def _show(self):
+        """Draw, unless it is too early; the end of the cell draws what is left, and no bar."""
+        from IPython import get_ipython
+
+        start = time.monotonic()
+        early = start < self._next
+        if not early:
+            self._update(self.draw())
+            end = time.monotonic()
+            self._next = end + (end - start) * (1 / SHARE - 1)
+        if not self._waiting and (early or self._underway()):
+            get_ipython().events.register("post_run_cell", self._end_of_cell)
+            self._waiting = True
+
+    def _update(self, figure):
+        from IPython.display import display
+
+        if self._shown is None:
+            self._shown = display(figure, display_id=True)
+        else:
+            self._shown.update(figure)
+
+    def _end_of_cell(self, result):
+        from IPython import get_ipython
+
+        get_ipython().events.unregister("post_run_cell", self._end_of_cell)
+        self._next, self._waiting = 0.0, False
+        self._update(self.draw(bar=False))
