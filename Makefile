@@ -131,7 +131,7 @@ address:
 $(READY): pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	    2> /dev/null || { \
-	    echo "d2lpar runs on Python 3.11, 3.12 and 3.13; newer ones have not been tried."; \
+	    echo "vgpu runs on Python 3.11, 3.12 and 3.13; newer ones have not been tried."; \
 	    echo "$(PYTHON) is: $$($(PYTHON) --version 2>&1). Name another one: make PYTHON=python3.12"; \
 	    exit 1; }
 	@mkdir -p $(VENV) && : > $(LOG)

@@ -13,10 +13,10 @@ from report import ratio_row
 from torch import nn
 
 import d2lpar
+from d2lpar.chapters.distributed_data_parallel import data_parallel_step
+from d2lpar.chapters.pipeline_parallelism import gpipe, pipeline_step, split_layers
+from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
 from d2lpar.models import resnet18
-from d2lpar.parallel.pipelines import gpipe, pipeline_step, split_layers
-from d2lpar.parallel.sharded_layers import tensor_parallel
-from d2lpar.parallel.strategies import data_parallel_step
 from d2lpar.timing import best_seconds
 
 LINK = 2e9  # bytes/s

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import d2lpar
-from d2lpar.virtual import Link, clock, start_recording, stop_recording
+from vgpu import Link, clock, start_recording, stop_recording
 
 ROUNDS, BATCH_SIZE, NUM_STEPS = 9, 64, 4
 WARM_UP = 3  # steps: DDP builds its buckets anew after the first, and then plans are made for them

@@ -19,8 +19,8 @@ import torch
 from report import ratio_row
 
 import d2lpar
-from d2lpar.virtual.registry import find
-from d2lpar.virtual.scheduler import Op
+from vgpu.runtime.registry import find
+from vgpu.runtime.scheduler import Op
 
 CALLS, ROUNDS = 200, 31
 

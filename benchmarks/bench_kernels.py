@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from published import modelled, neusight, seconds_of, vision
 
-from d2lpar.virtual.datasheets import GPUS
+from vgpu.modelled.datasheets import GPUS
 
 MEASURED = Path(__file__).parent / "measured"
 SOURCES = {

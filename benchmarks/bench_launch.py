@@ -47,7 +47,7 @@ def torchrun_step():
 
 
 def main():
-    os.environ["D2LPAR_DEVICES"] = "vgpu"  # gloo on CPUs, wherever this runs
+    os.environ["VGPU_DEVICES"] = "vgpu"  # gloo on CPUs, wherever this runs
     d2lpar.launch(empty, nproc=PROCESSES)
     warm, spawned = [], []
     for round in range(ROUNDS):

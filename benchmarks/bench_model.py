@@ -38,7 +38,7 @@ from report import nine_of_ten, ratio_row, seconds
 from torch import nn
 
 from d2lpar.models import resnet18
-from d2lpar.virtual.hardware import as_machine
+from vgpu.modelled.hardware import as_machine
 
 HERE = Path(__file__).parent / "published"
 ROWS = language.ROWS + vision.ROWS + later.ROWS + neusight.ROWS

@@ -11,7 +11,7 @@ import torch
 from report import ratio_row
 
 import d2lpar
-from d2lpar.virtual import Link
+from vgpu import Link
 
 ROUNDS, COUNT, SIZE = 7, 40, 1000
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.parallel import pipelines
+from d2lpar.chapters import pipeline_parallelism as pipelines
 
 ROUNDS, WIDTH, BATCH_SIZE, NUM_MICRO_BATCHES = 7, 512, 4096, 8
 

@@ -1,7 +1,7 @@
 """Programs that people learn distributed training from, and frameworks, on virtual GPUs.
 
 `python benchmarks/bench_programs.py FOLDER` runs programs unmodified from checkouts in a folder,
-each in a scratch copy, by `d2lpar run --gpus N`, and prints a table. Data sets are made on the
+each in a scratch copy, by `vgpu run --gpus N`, and prints a table. Data sets are made on the
 spot: a text, and for picotron what it would download, with the modules of flash-attn's kernels
 empty, as its options leave these kernels out. Without a FOLDER it says where to get the programs.
 
@@ -63,7 +63,7 @@ class Program:
         gpus: the numbers of GPUs that it is for; None for those of the command line.
         prepare: function of the copied folder that makes the data.
         needs: the modules, besides torch, that it imports.
-        model: options of `d2lpar run` that model GPUs, for what is too large for CPU cores.
+        model: options of `vgpu run` that model GPUs, for what is too large for CPU cores.
     """
 
     name: str
@@ -540,7 +540,7 @@ def run_program(program, folder, gpus=None, environment=Path(sys.prefix)):
         steps = [[program.on_cpu]] if gpus is None else program.steps(gpus)
         for number, commands in enumerate(steps):
             if gpus is not None:
-                run = ["python", "-m", "d2lpar", "run", "--gpus", str(gpus // len(commands))]
+                run = ["python", "-m", "vgpu", "run", "--gpus", str(gpus // len(commands))]
                 commands = [[*run, *program.model, *command] for command in commands]
             start = time.perf_counter()
             path = Path(scratch, f"printed{number}")

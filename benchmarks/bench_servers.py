@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from report import ratio_row
 
-from d2lpar.servers.ray_setup import start_ray
-from d2lpar.servers.store import parameter_servers
+from d2lpar.chapters.parameter_server.ray_setup import start_ray
+from d2lpar.chapters.parameter_server.store import parameter_servers
 
 ROUNDS, SIZES = 31, {"256 kB": 1 << 16, "1 MB": 1 << 18, "4 MB": 1 << 20}  # elements
 

@@ -15,7 +15,7 @@ from report import cores_of_two_threads, ratio_row, seconds
 from torch import nn
 
 import d2lpar
-from d2lpar.parallel import strategies
+from d2lpar.chapters.tensor_parallelism import strategies
 
 ROUNDS, BATCH, SIZE, WIDTH = 5, 512, 256, 16384
 V100_FLOPS = 15.7e12
@@ -25,7 +25,7 @@ def main():
     torch.set_num_threads(1)
     devices = d2lpar.virtual_gpus(2)
     slower = V100_FLOPS / d2lpar.product_flops(devices[0])
-    link = d2lpar.virtual.PRESETS["pcie3"].scaled(slower)
+    link = d2lpar.PRESETS["pcie3"].scaled(slower)
     devices = d2lpar.virtual_gpus(2, peer_link=link)
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(SIZE, WIDTH), nn.ReLU(), nn.Linear(WIDTH, SIZE))

@@ -59,7 +59,7 @@ def torchrun(folder, *options, function="train.py:train", arguments=(), prefix=(
     """Start torchrun for a function of a file in `folder`; return the process."""
     command = [*prefix, sys.executable, "-m", "torch.distributed.run", *options]
     return subprocess.Popen(
-        [*command, "-m", "d2lpar.processes.rank", function, *arguments],
+        [*command, "-m", "vgpu.processes.rank", function, *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

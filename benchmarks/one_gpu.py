@@ -32,9 +32,9 @@ from torch import nn
 import d2lpar
 from d2lpar._d2l import import_torchvision
 from d2lpar.models import resnet18
-from d2lpar.virtual import clock
-from d2lpar.virtual.hardware import as_machine
-from d2lpar.virtual.host import as_host
+from vgpu import clock
+from vgpu.modelled.hardware import as_machine
+from vgpu.modelled.host import as_host
 
 HERE = Path(__file__).parent / "measured"
 REPEATS = 20  # of a kernel, for one measurement

@@ -1,24 +1,18 @@
 """Devices: real GPUs where the machine has them, virtual ones where it does not."""
 
-import os
 import platform
-import re
 
 import torch
 
-from .other_programs import taken_now
-from .virtual import (
+from vgpu import (
     cores_of_this_process,
+    describe_device,
+    devices_in_use,
     hardware_name,
-    memory_of_this_process,
-    registry,
+    other_programs,
+    requested_gpus,
     virtual_gpus,
 )
-
-
-def _virtual():
-    """Return the virtual GPUs that are in use; asking does not switch them on."""
-    return [device.torch_device for device in registry.devices[: registry.count]]
 
 
 def _has_used_virtual():
@@ -27,11 +21,12 @@ def _has_used_virtual():
     From then on torch computes no gradients on real ones: autograd asks for the streams of one
     device type only, see https://github.com/pytorch/pytorch/issues/161129.
     """
-    return bool(registry.devices)
+    return bool(devices_in_use(ever=True))
 
 
 def _gpus():
-    return _virtual() or [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    count = torch.cuda.device_count()
+    return devices_in_use() or [torch.device("cuda", i) for i in range(count)]
 
 
 def num_gpus():
@@ -60,7 +55,7 @@ def ensure_gpus(n, **options):
     """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
 
     A process that has used virtual GPUs gets no real ones any more: torch would not compute
-    gradients on them. The environment variable D2LPAR_DEVICES overrides the choice: `cuda` (real
+    gradients on them. The environment variable VGPU_DEVICES overrides the choice: `cuda` (real
     ones or an error), `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or
     the name of a GPU or machine to model, such as `v100` or `v100:8`. The options do not apply to
     real and to modelled GPUs, which have memory and links of their own.
@@ -76,33 +71,33 @@ def ensure_gpus(n, **options):
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
-    devices = _virtual()
+    devices = devices_in_use()
     if len(devices) >= n and devices[0].type == "cuda":
-        print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (d2lpar run)")
+        print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (vgpu run)")
         return devices[:n]
-    choice, kind, number = _choice()
+    choice, kind, number = requested_gpus()
     if kind not in ("", "cuda", "vgpu"):
         try:
-            devices = virtual_gpus(int(number or n), model=kind)
+            devices = virtual_gpus(number or n, model=kind)
         except ValueError as error:
-            raise ValueError(f"D2LPAR_DEVICES={choice}: {error}") from None
-        print(f"modelled: {hardware_name()} (D2LPAR_DEVICES={choice})")
+            raise ValueError(f"VGPU_DEVICES={choice}: {error}") from None
+        print(f"modelled: {hardware_name()} (VGPU_DEVICES={choice})")
         return devices
     real = torch.cuda.device_count()
     if kind == "cuda" and real < n:
-        raise RuntimeError(f"D2LPAR_DEVICES={choice} asks for {n} real GPUs; there are {real}")
+        raise RuntimeError(f"VGPU_DEVICES={choice} asks for {n} real GPUs; there are {real}")
     one_kind = "torch computes no gradients on real GPUs in a process that has used virtual ones"
     if kind == "cuda" and _has_used_virtual():
-        raise RuntimeError(f"D2LPAR_DEVICES={choice}: {one_kind}; restart it")
+        raise RuntimeError(f"VGPU_DEVICES={choice}: {one_kind}; restart it")
     if kind == "cuda" or (not kind and real >= n and not _has_used_virtual()):
         names = {torch.cuda.get_device_name(i) for i in range(n)}
         print(f"{_count(n, 'real GPU')}: {', '.join(sorted(names))}")
         return [torch.device("cuda", i) for i in range(n)]
-    n = int(number) if number else n
+    n = number or n
     devices = virtual_gpus(n, **options)
     why = f"this machine has {_count(real, 'real GPU') if real else 'no real GPU'}"
     if kind:
-        why = f"D2LPAR_DEVICES={choice}"
+        why = f"VGPU_DEVICES={choice}"
     elif real >= n:
         why = one_kind
     threads = sum(torch.vgpu.get_device_properties(d).multi_processor_count for d in devices)
@@ -113,41 +108,8 @@ def ensure_gpus(n, **options):
     return devices
 
 
-def _choice():
-    """Return D2LPAR_DEVICES, and the kind and the number, or None, of devices in it."""
-    choice = os.environ.get("D2LPAR_DEVICES", "")
-    known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
-    if not known or (known[2] and known[1] in ("", "cuda")):
-        raise ValueError(f"D2LPAR_DEVICES is cuda, vgpu, vgpu:N, GPU or GPU:N, not {choice!r}")
-    return choice, *known.groups()
-
-
-def virtual_choice(n):
-    """Return the arguments of `virtual_gpus` that D2LPAR_DEVICES asks for, for at least `n` GPUs.
-
-    Raises ValueError as `ensure_gpus` does.
-    """
-    _, kind, number = _choice()
-    figures = {"n": max(n, int(number or n))}
-    return figures if kind in ("", "cuda", "vgpu") else figures | {"model": kind}
-
-
 def _count(number, noun):
     return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def synchronize(*devices):
-    """Wait for the work of `devices`; without arguments, for the work of every GPU in use.
-
-    A bare `torch.cuda.synchronize()` waits for the current device only.
-    """
-    if not devices:
-        devices = _virtual()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            devices += [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
-    for device in map(torch.device, devices):
-        if device.type != "cpu":
-            torch.get_device_module(device).synchronize(device)
 
 
 class Description:
@@ -173,44 +135,21 @@ def describe(*devices):
     Args:
         *devices: the devices to list; by default every GPU in use.
     """
-    from . import __version__
+    from d2lpar import __version__
 
     rows, facts = [], {}
-    for device in devices or _gpus():
-        device = torch.device(device)
-        if device.type == "cpu":
-            continue
-        properties = torch.get_device_module(device).get_device_properties(device)
-        found = registry.find(device) if registry.is_virtual(device) else None
-        name = properties.name  # the product's, although it is only modelled
-        if found is not None and found.model is not None:
-            name = f"Modelled {found.model.gpu.name}"
-        text = f"{name}, {properties.total_memory / 2**30:.1f} GiB"
-        if found is not None:
-            text += f", link to the CPU: {found.link or 'unlimited'}"
-            if found.peer_link is not found.link:
-                text += f", to other devices: {found.peer_link or 'unlimited'}"
-            if found.model is not None:
-                facts |= dict(found.model.machine.rows())
-        rows.append((str(device), text))
+    for device in map(torch.device, devices or _gpus()):
+        if device.type != "cpu":
+            text, of_machine = describe_device(device)
+            rows.append((str(device), text))
+            facts |= dict(of_machine)
     rows += facts.items()
-    cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
-    rows.append(("CPU", f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB"))
+    rows.append(("CPU", describe_device("cpu")[0]))
     if not hardware_name():
-        rows += [("busy", f"{sentence} just now") for sentence in taken_now().sentences()]
+        taken = other_programs.taken_now()
+        rows += [("busy", f"{sentence} just now") for sentence in taken.sentences()]
     software = (
         f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
     )
     rows.append(("software", software))
     return Description(rows)
-
-
-def _cpu_name():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()

@@ -2,7 +2,7 @@
 
 import torch
 
-from d2lpar.devices import synchronize
+from vgpu import synchronize
 
 
 def peak_bytes(work, devices):

@@ -23,28 +23,6 @@ def lenet(num_classes=10, in_channels=1):
     )
 
 
-def alexnet(num_classes=10, in_channels=1):
-    """Build AlexNet in the form of d2l 8.1 (Krizhevsky, Sutskever and Hinton 2012).
-
-    It maps images (N, in_channels, 224, 224) to logits (N, num_classes).
-    """
-    layers = []
-    for num_channels, kernel_size, stride, padding, pool in (
-        (96, 11, 4, 1, True),  # (N, 96, 26, 26) after pooling
-        (256, 5, 1, 2, True),  # (N, 256, 12, 12)
-        (384, 3, 1, 1, False),
-        (384, 3, 1, 1, False),
-        (256, 3, 1, 1, True),  # (N, 256, 5, 5)
-    ):
-        layers += [nn.Conv2d(in_channels, num_channels, kernel_size, stride, padding), nn.ReLU()]
-        layers += [nn.MaxPool2d(kernel_size=3, stride=2)] if pool else []
-        in_channels = num_channels
-    layers.append(nn.Flatten())  # (N, 6400)
-    for num_inputs in (6400, 4096):
-        layers += [nn.Linear(num_inputs, 4096), nn.ReLU(), nn.Dropout()]
-    return nn.Sequential(*layers, nn.Linear(4096, num_classes))
-
-
 class Residual(nn.Module):
     """Two 3x3 convolutions beside a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
@@ -106,26 +84,3 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     net.add_module("global_avg_pool", nn.AdaptiveAvgPool2d((1, 1)))
     net.add_module("fc", nn.Sequential(nn.Flatten(), nn.Linear(num_inputs, num_classes)))
     return net
-
-
-def resnet_body(widths=(16, 32, 64), in_channels=3):
-    """Build a small ResNet without its last layer: a body, to which a head is added.
-
-    It maps images (N, in_channels, H, W) to features (N, widths[-1]). Its children are stem,
-    stage1, stage2 and so on, and pool.
-
-    Args:
-        widths: channels of the stages. Each has one `Residual`, and all but the first halve the
-            side of the image; so does the stem before them.
-    """
-    num_inputs = widths[0]
-    body = nn.Sequential()
-    convolution = nn.Conv2d(in_channels, num_inputs, kernel_size=3, stride=2, padding=1)
-    body.add_module("stem", nn.Sequential(convolution, nn.BatchNorm2d(num_inputs), nn.ReLU()))
-    for stage, num_channels in enumerate(widths, 1):
-        strides = 1 if stage == 1 else 2
-        block = Residual(num_channels, stage > 1, strides, in_channels=num_inputs)
-        body.add_module(f"stage{stage}", block)
-        num_inputs = num_channels
-    body.add_module("pool", nn.Sequential(nn.AdaptiveAvgPool2d((1, 1)), nn.Flatten()))
-    return body

@@ -7,15 +7,12 @@ import itertools
 import math
 import statistics
 import textwrap
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from d2lpar.devices import synchronize
-from d2lpar.other_programs import look, while_timed
 from d2lpar.plotting.progress import progress
-from d2lpar.virtual import clock, clock_in_force, hardware_name
-from d2lpar.virtual.engines import set_thread_count
+from vgpu import clock, clock_in_force, hardware_name, synchronize
+from vgpu.other_programs import look, while_timed
 
 WIDTH = 72  # characters of a line: a window of 1024 pixels shows no more beside a notebook
 
@@ -208,25 +205,3 @@ def seconds_in_turn(ways, rounds=5):
         numbers = (medians[name], min(times), max(times))
         print(f"{name:<{width}}", *(f"{_short(number):>8}" for number in numbers))
     return medians
-
-
-def in_plain_threads(*works):
-    """Call each of `works` in a thread of its own that computes on one core, and wait for all.
-
-    It is the yardstick for devices that share the cores of this machine: what plain threads gain
-    on them without any device.
-
-    Args:
-        *works: functions without arguments that compute on the CPU.
-
-    Raises:
-        What the first of `works` that fails has raised.
-    """
-
-    def call(work):
-        set_thread_count(1)
-        work()
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        for done in [pool.submit(call, work) for work in works]:
-            done.result()

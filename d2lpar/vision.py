@@ -1,5 +1,8 @@
 """Importing this module makes torchvision importable, even beside a CPU build of torch."""
 
 from d2lpar._d2l import import_torchvision
+from d2lpar.data.batches import ImageDataset
+
+__all__ = ["ImageDataset"]
 
 import_torchvision()

@@ -30,7 +30,7 @@ def no_windows(monkeypatch):
 def wall_clock_for_the_next_file():
     """Leave no modelled GPUs behind: `launch` gives its ranks those of this process."""
     yield
-    if virtual := sys.modules.get("d2lpar.virtual"):
+    if virtual := sys.modules.get("vgpu"):
         virtual.virtual_gpus(2)
 
 

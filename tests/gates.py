@@ -6,10 +6,11 @@ import threading
 import time
 
 import d2lpar
-from d2lpar.virtual import engines, registry, scheduler, start_recording, stop_recording
-from d2lpar.virtual.distributed import process_group
-from d2lpar.virtual.scheduler import Op
-from d2lpar.virtual.streams import Stream
+from vgpu import start_recording, stop_recording
+from vgpu.distributed import process_group
+from vgpu.runtime import engines, registry, scheduler
+from vgpu.runtime.scheduler import Op
+from vgpu.runtime.streams import Stream
 
 _blocked = []  # engines that run, or will run, a gate that is closed
 

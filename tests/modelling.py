@@ -5,10 +5,10 @@ import contextlib
 import torch
 
 import d2lpar
-from d2lpar.virtual import Link, clock, virtual_gpus
-from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.kernels import kernel_of
-from d2lpar.virtual.streams import Stream
+from vgpu import Link, clock, virtual_gpus
+from vgpu.modelled.hardware import Machine
+from vgpu.modelled.kernels import kernel_of
+from vgpu.runtime.streams import Stream
 
 BYTE_A_SECOND = Link(1.0)
 

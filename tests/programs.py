@@ -1,4 +1,4 @@
-"""Programs run as `d2lpar run` runs them, with an entry point of torch that is the one here.
+"""Programs run as `vgpu run` runs them, with an entry point of torch that is the one here.
 
 The entry point belongs to an installed package. Where that is another one, or an older one, a
 folder with the metadata of a package of this name goes before it.
@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY_POINTS = """
 [torch.backends]
-d2lpar = d2lpar_autoload:autoload
+d2lpar = vgpu_autoload:autoload
 """
 # A short program spends a third of its time on garbage that imports have not left.
 LITTLE_COLLECTING = """

@@ -22,7 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from d2lpar.virtual import virtual_gpus
+from vgpu import virtual_gpus
 
 LIMIT = 60  # seconds for one test
 SETTLE = 3  # seconds for the other ranks, once one has failed
@@ -40,9 +40,7 @@ class Job:
 
     def __init__(self, size):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(
-            ["torch", "torch._dynamo", "d2lpar.virtual.backend", "pytest"]
-        )
+        context.set_forkserver_preload(["torch", "torch._dynamo", "vgpu.runtime.backend", "pytest"])
         self.folder = tempfile.TemporaryDirectory()
         self.connections, self.processes = [], []
         for rank in range(size):

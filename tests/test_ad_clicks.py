@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from d2lpar.servers import ad_clicks, plots
+from d2lpar.chapters.parameter_server import ad_clicks, plots
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ import torch
 from modelling import Fixed, fixed_gpus
 from test_interrupts import give_up, interrupted
 
-from d2lpar.virtual import registry, virtual_gpus
-from d2lpar.virtual.caching import CachingAllocator
-from d2lpar.virtual.memory import MOST_NEWS
+from vgpu import virtual_gpus
+from vgpu.runtime import registry
+from vgpu.tensors.caching import CachingAllocator
+from vgpu.tensors.memory import MOST_NEWS
 
 KIB, MIB = 2**10, 2**20
 

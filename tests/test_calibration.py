@@ -5,8 +5,10 @@ import torch
 from gates import Gate, named, recorded
 
 import d2lpar
-from d2lpar.virtual import Link, calibration, clock, kernels, registry
-from d2lpar.virtual.calibration import Calibration
+from vgpu import Link, clock
+from vgpu.modelled import calibration, kernels
+from vgpu.modelled.calibration import Calibration
+from vgpu.runtime import registry
 
 
 def product(m, name="aten.mm"):

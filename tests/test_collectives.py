@@ -3,8 +3,8 @@ import torch
 from held import held, run_what_is_ready
 
 import d2lpar
-from d2lpar.parallel import collectives
-from d2lpar.parallel.collectives import allgather, allreduce
+from d2lpar import collectives
+from d2lpar.collectives import allgather, allreduce
 from d2lpar.timelines.timeline import Timeline
 
 ALGORITHMS = ("star", "tree", "ring")

@@ -7,7 +7,7 @@ import torch
 from gates import Gate, recorded, run_what_can
 
 import d2lpar
-from d2lpar.virtual import comm
+from vgpu.operators import comm
 
 SHAPES = [(3, 4), (), (5,), (2, 1, 3)]
 

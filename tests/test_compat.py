@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.virtual import virtual_gpus
+from vgpu import virtual_gpus
 
 CPU = torch.device("cpu")
 

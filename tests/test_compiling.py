@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from d2lpar.graphs import compiling
-from d2lpar.graphs.compiling import (
+from d2lpar.chapters.hybridization import compiling
+from d2lpar.chapters.hybridization.compiling import (
     captured_graph,
     compile_backend,
     count_calls,
@@ -71,7 +71,7 @@ def test_machine_without_compiler(tmp_path, monkeypatch):
     """A process whose compiler does not exist finds out, and what it falls back to works."""
     program = (
         "import torch\n"
-        "from d2lpar.graphs import compiling\n"
+        "from d2lpar.chapters.hybridization import compiling\n"
         "backend = compiling.compile_backend()\n"
         "x = torch.arange(3.0)\n"
         "print(backend, torch.compile(lambda x: 2 * x + 1, backend=backend)(x).tolist())\n"

@@ -7,8 +7,8 @@ import torch
 from modelling import kernels, seconds_of
 from torch.nn import functional as F
 
-from d2lpar.virtual import virtual_gpus
-from d2lpar.virtual.datasheets import GPUS
+from vgpu import virtual_gpus
+from vgpu.modelled.datasheets import GPUS
 
 # -- layouts and values
 

@@ -5,14 +5,14 @@ import math
 import pytest
 from torch import nn
 
-from d2lpar.parallel import collectives
-from d2lpar.parallel.costs import (
+from d2lpar import collectives
+from d2lpar.chapters.scaling.costs import (
     allreduce_seconds,
     crossover_bytes,
     training_flops,
     two_level_seconds,
 )
-from d2lpar.virtual import PRESETS, Link
+from vgpu import PRESETS, Link
 
 ALGORITHMS = ("star", "tree", "ring", "sharded", "halving")
 LINK = Link(bandwidth=1e9, latency=1e-3)

@@ -10,11 +10,11 @@ import textwrap
 import fresh
 import pytest
 
-from d2lpar.programs.cuda_names import switch_on
-from d2lpar.programs.nccl import translate
+from vgpu.cuda.cuda_names import switch_on
+from vgpu.cuda.nccl import translate
 
 SWITCH_ON = """
-from d2lpar.programs.cuda_names import switch_on
+from vgpu.cuda.cuda_names import switch_on
 switch_on({gpus!r}, {visible!r})
 """
 BEGIN = """
@@ -375,7 +375,7 @@ def test_what_only_cuda_has_says_so_by_name():
     assert torch.cuda.device_memory_used() == used + 1024  # as nvidia-smi shows it
     assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
     assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
-    assert "the summary of d2lpar run" in error(torch.cuda.utilization)
+    assert "the summary of vgpu run" in error(torch.cuda.utilization)
     assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
@@ -459,7 +459,7 @@ def test_visible_devices(gpus, visible, count):
 
 @pytest.mark.parametrize("gpus", ["4", "vgpu", "vgpu:0", "vgpu:-1", ":2", "a:b:2"])
 def test_what_names_no_gpus(gpus):
-    with pytest.raises(ValueError, match="D2LPAR_CUDA is vgpu:N or GPU:N"):
+    with pytest.raises(ValueError, match="VGPU_CUDA is vgpu:N or GPU:N"):
         switch_on(gpus, None)
 
 

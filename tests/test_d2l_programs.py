@@ -225,7 +225,7 @@ def printed(tmp_path_factory):
     path = tmp_path_factory.mktemp("programs") / "programs.py"
     parts = [f"print('== {name}')\n{program}" for name, program in PROGRAMS.items()]
     path.write_text("\n".join([START, *parts, "print('matplotlib' in sys.modules)"]))
-    command = [sys.executable, "-m", "d2lpar", "run", "--gpus", "2", sys.executable, str(path)]
+    command = [sys.executable, "-m", "vgpu", "run", "--gpus", "2", sys.executable, str(path)]
     root = Path(__file__).resolve().parents[1]
     done = subprocess.run(command, capture_output=True, text=True, cwd=root, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -13,9 +13,9 @@ from waiting import wait_until
 
 import d2lpar
 from d2lpar import Mark, Timeline
-from d2lpar.processes import ddp
-from d2lpar.processes.collective_bytes import CollectiveBytes
-from d2lpar.virtual import Link, Span
+from d2lpar.chapters import distributed_data_parallel as ddp
+from vgpu import Link, Span
+from vgpu.distributed.collective_bytes import CollectiveBytes
 
 CAP = 0.001  # MiB: a bucket for each layer of the classifier
 LAST, FIRST = 8 * (100 * 10 + 10), 8 * (200 * 100 + 100)  # bytes of its layers in float64
@@ -25,7 +25,7 @@ LINK = Link((LAST + FIRST) / 0.2, latency=0.01)  # 0.2 s for all gradients of tw
 @pytest.fixture(scope="module", autouse=True)
 def on_cpus():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+        monkeypatch.setenv("VGPU_DEVICES", "vgpu")
         yield
 
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 
 import d2lpar
+import vgpu as virtual
 from d2lpar import devices as module
-from d2lpar import virtual
-from d2lpar.other_programs import Taken
-from d2lpar.virtual import PRESETS, Link, device_setup, engines, memory_of_this_process, registry
-from d2lpar.virtual.links import as_link, format_bytes
-from d2lpar.virtual.private import check_version
+from vgpu import PRESETS, Link, memory_of_this_process
+from vgpu.modelled.links import as_link, format_bytes
+from vgpu.other_programs import Taken
+from vgpu.private import check_version
+from vgpu.runtime import device_setup, engines, registry
 
 CPU = torch.device("cpu")
 
@@ -23,7 +24,7 @@ CPU = torch.device("cpu")
 @pytest.fixture(autouse=True)
 def gpus(monkeypatch):
     """Two virtual GPUs, before and after each test, and no wish of the user's."""
-    for name in ("D2LPAR_DEVICES", "D2LPAR_THREADS"):
+    for name in ("VGPU_DEVICES", "VGPU_THREADS"):
         monkeypatch.delenv(name, raising=False)
     yield d2lpar.virtual_gpus(2)
     monkeypatch.undo()
@@ -148,8 +149,8 @@ def test_beside_virtual_gpus_no_real_ones_are_taken(gpus, monkeypatch, capsys):
     assert "(torch computes no gradients on real GPUs in a process" in capsys.readouterr().out
     d2lpar.ensure_gpus(3)
     assert "(this machine has 2 real GPUs)" in capsys.readouterr().out
-    monkeypatch.setenv("D2LPAR_DEVICES", "cuda")
-    with pytest.raises(RuntimeError, match="D2LPAR_DEVICES=cuda: torch computes no .*restart it"):
+    monkeypatch.setenv("VGPU_DEVICES", "cuda")
+    with pytest.raises(RuntimeError, match="VGPU_DEVICES=cuda: torch computes no .*restart it"):
         d2lpar.ensure_gpus(2)
 
 
@@ -165,31 +166,31 @@ def test_beside_virtual_gpus_no_real_ones_are_taken(gpus, monkeypatch, capsys):
 )
 def test_the_environment_chooses(value, present, expected, real, monkeypatch, capsys):
     real(present)
-    monkeypatch.setenv("D2LPAR_DEVICES", value)
+    monkeypatch.setenv("VGPU_DEVICES", value)
     assert list(map(str, d2lpar.ensure_gpus(2))) == expected
     line = capsys.readouterr().out
     assert line.count("\n") == 1
     kind = "real" if value == "cuda" else "virtual"
     assert line.startswith(f"{len(expected)} {kind} GPU")
-    assert (f"D2LPAR_DEVICES={value}" in line) == value.startswith("vgpu")
+    assert (f"VGPU_DEVICES={value}" in line) == value.startswith("vgpu")
 
 
 def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
-    monkeypatch.setenv("D2LPAR_THREADS", "2")
+    monkeypatch.setenv("VGPU_THREADS", "2")
     d2lpar.virtual_gpus(2)
     assert figures("threads") == [2, 2]
     d2lpar.virtual_gpus(2, threads=1)
     assert figures("threads") == [1, 1]
     for text in ("0", "-1", "two"):
-        monkeypatch.setenv("D2LPAR_THREADS", text)
-        with pytest.raises(ValueError, match=f"D2LPAR_THREADS .* not '{text}'"):
+        monkeypatch.setenv("VGPU_THREADS", text)
+        with pytest.raises(ValueError, match=f"VGPU_THREADS .* not '{text}'"):
             d2lpar.virtual_gpus(2)
 
 
 def test_the_environment_asks_for_real_gpus_that_are_not_there(real, monkeypatch):
     real(1)
-    monkeypatch.setenv("D2LPAR_DEVICES", "cuda")
-    with pytest.raises(RuntimeError, match="D2LPAR_DEVICES=cuda asks for 2 real GPUs; there are 1"):
+    monkeypatch.setenv("VGPU_DEVICES", "cuda")
+    with pytest.raises(RuntimeError, match="VGPU_DEVICES=cuda asks for 2 real GPUs; there are 1"):
         d2lpar.ensure_gpus(2)
 
 
@@ -197,7 +198,7 @@ def test_the_environment_asks_for_real_gpus_that_are_not_there(real, monkeypatch
     "value", ["gpu", "cuda:2", "vgpu:x", "vgpu:-1", "VGPU", "vgpu:2:3", "vgpu:0", "vgpu:"]
 )
 def test_nonsense_in_the_environment_is_refused(value, real, monkeypatch):
-    monkeypatch.setenv("D2LPAR_DEVICES", value)
+    monkeypatch.setenv("VGPU_DEVICES", value)
     with pytest.raises(ValueError) as info:
         d2lpar.ensure_gpus(2)
     assert repr(value) in str(info.value)
@@ -276,7 +277,7 @@ def test_memory_in_use_cannot_be_configured_away(gpus):
 
 def kernel_threads(device):
     """Return how many threads the kernels of `device` have, as one of them sees it."""
-    from d2lpar.virtual.scheduler import Op, wait
+    from vgpu.runtime.scheduler import Op, wait
 
     seen = []
     found = registry.find(device)
@@ -616,7 +617,7 @@ def test_unknown_versions_of_torch_are_refused(version):
 
 
 def test_the_threads_of_all_devices_together_are_said_to_be_too_many(gpus, monkeypatch):
-    monkeypatch.setattr("d2lpar.virtual.device_setup.cores_of_this_process", lambda: 1)
+    monkeypatch.setattr("vgpu.runtime.device_setup.cores_of_this_process", lambda: 1)
     with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
         d2lpar.virtual_gpus(2, threads=5)
 
@@ -628,13 +629,13 @@ def test_figures_may_be_a_tuple(gpus):
 
 
 def test_an_empty_number_of_threads_in_the_environment_is_none(gpus, monkeypatch):
-    monkeypatch.setenv("D2LPAR_THREADS", "")
+    monkeypatch.setenv("VGPU_THREADS", "")
     d2lpar.virtual_gpus(1)
     assert torch.vgpu.get_device_properties(0).multi_processor_count == 1
 
 
 def test_a_backward_on_real_gpus_beside_virtual_ones_says_why_it_fails():
-    from d2lpar.virtual.private.autograd import _on_real_gpus
+    from vgpu.private.autograd import _on_real_gpus
 
     with pytest.raises(RuntimeError, match="no gradients on real GPUs.*161129"), _on_real_gpus():
         raise RuntimeError("opt_ready_stream && opt_parent_stream INTERNAL ASSERT FAILED")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.virtual import Link, start_recording, stop_recording
+from vgpu import Link, start_recording, stop_recording
 
 LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float64
 
@@ -21,7 +21,7 @@ LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float
 @pytest.fixture(scope="module", autouse=True)
 def on_cpus():
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+        monkeypatch.setenv("VGPU_DEVICES", "vgpu")
         yield
 
 
@@ -266,7 +266,7 @@ def spans_of_a_step(peer_link):
 
     def wait_in_backward(grad):
         assert under_way.wait(30)
-        seen.append(d2lpar.virtual.clock())
+        seen.append(d2lpar.clock())
 
     def wait_in_its_backward(module, args, output):
         output.register_hook(wait_in_backward)
@@ -277,7 +277,7 @@ def spans_of_a_step(peer_link):
     recording = start_recording()
     with held_collectives() as under_way:
         mean_square(ddp(inputs), targets).backward()
-        backward_issued = d2lpar.virtual.clock()
+        backward_issued = d2lpar.clock()
         optimizer.step()
         # The last kernels of backward run beside the bucket, or this waits in vain.
         wait_until(lambda: any(s.issued > seen[0] for s in named(recording, "aten.mm")))

@@ -1,4 +1,4 @@
-"""`d2lpar doctor`: what it says, and what it finds wrong."""
+"""`vgpu doctor`: what it says, and what it finds wrong."""
 
 import importlib.metadata
 import os
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 import pytest
 from programs import ROOT, d2lpar
 
-from d2lpar.other_programs import Taken
-from d2lpar.programs import doctor
+from vgpu.cuda import doctor
+from vgpu.other_programs import Taken
 
 REFUSAL = doctor._refusal
 
@@ -137,13 +137,13 @@ def test_no_entry_point(found, monkeypatch):
 
 def test_another_machine(found, monkeypatch, capsys):
     """What works there is not wrong: the notebooks."""
-    from d2lpar.virtual.private import virtual_tables
+    from vgpu.private import virtual_tables
 
     monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
     monkeypatch.setattr(doctor, "_refusal", lambda: "no such machine")
     assert found() == {}
     assert doctor.examine() == 0
-    assert "d2lpar run    not on" in capsys.readouterr().out
+    assert "vgpu run    not on" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path):
@@ -167,11 +167,11 @@ def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     said = REFUSAL()
     assert "the system denies executable pages" in said
     monkeypatch.setattr(doctor, "_refusal", lambda: said)
-    assert said in found()["d2lpar run"]
+    assert said in found()["vgpu run"]
 
 
 @needs_machine_code
 def test_a_system_that_allows_them(monkeypatch):
-    monkeypatch.setenv("D2LPAR_CUDA", "vgpu:2")  # as under `d2lpar run`
+    monkeypatch.setenv("VGPU_CUDA", "vgpu:2")  # as under `vgpu run`
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     assert REFUSAL() == ""

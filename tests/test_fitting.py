@@ -7,10 +7,10 @@ from modelling import schedule
 from torch import nn
 
 import d2lpar
-from d2lpar.virtual import clock, equal_ranks, virtual_gpus
-from d2lpar.virtual.fitting import fit
-from d2lpar.virtual.hardware import MACHINES, Machine
-from d2lpar.virtual.host import EAGER
+from vgpu import clock, equal_ranks, virtual_gpus
+from vgpu.modelled.fitting import fit
+from vgpu.modelled.hardware import MACHINES, Machine
+from vgpu.modelled.host import EAGER
 
 
 def step_seconds(machine, batch_size):

@@ -6,7 +6,9 @@ import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import generators, registry, virtual_gpus
+from vgpu import virtual_gpus
+from vgpu.runtime import registry
+from vgpu.tensors import generators
 
 # A seed, and the numbers of SplitMix64 that follow it: https://rosettacode.org/wiki/Pseudo-random_numbers/Splitmix64
 SEEDS = (

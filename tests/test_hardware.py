@@ -16,24 +16,17 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
-from d2lpar.virtual import (
-    PRESETS,
-    Link,
-    clock,
-    hardware_name,
-    host_takes,
-    issuing,
-    modelled_gpu,
-    scheduler,
-    virtual_gpus,
-)
-from d2lpar.virtual.datasheets import GPUS
-from d2lpar.virtual.device import Device
-from d2lpar.virtual.hardware import MACHINES, Machine, as_machine, machines_of
-from d2lpar.virtual.host import EAGER, Host, MeasuredHost, as_host
-from d2lpar.virtual.kernels import Kernel, Product
-from d2lpar.virtual.modelled_gpu import GPU
-from d2lpar.virtual.tensor import VirtualTensor
+from vgpu import PRESETS, Link, clock, hardware_name, host_takes, virtual_gpus
+from vgpu.modelled import modelled_gpu
+from vgpu.modelled.datasheets import GPUS
+from vgpu.modelled.hardware import MACHINES, Machine, as_machine, machines_of
+from vgpu.modelled.host import EAGER, Host, MeasuredHost, as_host
+from vgpu.modelled.kernels import Kernel, Product
+from vgpu.modelled.modelled_gpu import GPU
+from vgpu.operators import issuing
+from vgpu.runtime import scheduler
+from vgpu.runtime.device import Device
+from vgpu.tensors.tensor import VirtualTensor
 
 LINK = Link(1e9)
 
@@ -145,7 +138,7 @@ def test_machines_are_found_by_name_by_gpu_and_as_they_are():
 
 def test_devices_have_the_memory_and_the_links_of_what_they_model():
     virtual_gpus(3, model=["v100", "t4", "a100"])
-    from d2lpar.virtual import registry
+    from vgpu.runtime import registry
 
     found = registry.devices[:3]
     models = [GPUS[name] for name in ("v100", "t4", "a100")]
@@ -167,7 +160,7 @@ def test_a_gpu_prints_the_figures_that_it_uses():
 
 def test_over_the_network_its_link_counts():
     virtual_gpus(4, model=Machine("v100", gpus=2, network=Link(1.0, 3)))
-    from d2lpar.virtual import registry
+    from vgpu.runtime import registry
 
     first, *others = registry.devices[:4]
     links = [first.link_to(other) for other in others]
@@ -385,7 +378,7 @@ def test_tf32_is_used_where_torch_allows_it():
 
 
 def test_what_torch_allows_counts_when_the_operator_is_issued():
-    from d2lpar.virtual import clock
+    from vgpu import clock
 
     (device,) = virtual_gpus(1, model="a100")
     x = torch.ones(512, 512, device=device)
@@ -625,7 +618,7 @@ class CpuTime(threading.local):
 def cpu(monkeypatch):
     cpu = CpuTime()
     clock = SimpleNamespace(thread_time=lambda: cpu.seconds)
-    monkeypatch.setattr("d2lpar.virtual.host.time", clock)
+    monkeypatch.setattr("vgpu.modelled.host.time", clock)
     return cpu
 
 

@@ -6,7 +6,9 @@ import pytest
 import torch
 from test_cuda_names import run
 
-from d2lpar.virtual import history, registry, virtual_gpus
+from vgpu import virtual_gpus
+from vgpu.recording import history
+from vgpu.runtime import registry
 
 KEYS = {  # of torch/csrc/cuda/memory_snapshot.cpp
     "segment": "device address total_size allocated_size active_size requested_size stream "
@@ -67,7 +69,7 @@ def test_the_files_are_read_by_the_tools_of_torch():
     assert len(seen["device_traces"]) == 2 and not seen["device_traces"][1]
     names = {f["name"] for e in seen["device_traces"][0] for f in e["frames"]}
     assert "step" in names and "forward" in names, names
-    assert not any("d2lpar/virtual" in f["filename"] for e in seen["device_traces"][0]
+    assert not any("vgpu" in f["filename"] for e in seen["device_traces"][0]
                    for f in e["frames"])
     assert torch.cuda.memory_snapshot() == torch.cuda.memory._snapshot()["segments"]
     assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]

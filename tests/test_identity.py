@@ -6,9 +6,9 @@ from modelling import fixed_gpus
 from test_cuda_names import run
 
 import d2lpar
-from d2lpar.virtual import virtual_gpus
-from d2lpar.virtual.datasheets import GPUS
-from d2lpar.virtual.hardware import Scaled
+from vgpu import virtual_gpus
+from vgpu.modelled.datasheets import GPUS
+from vgpu.modelled.hardware import Scaled
 
 MIB = 2**20
 # What `print(torch.cuda.get_device_properties(0))` prints on such GPUs: outputs published with

@@ -8,8 +8,8 @@ import idle
 import pytest
 import torch
 
-from d2lpar import other_programs
-from d2lpar.other_programs import Look, Taken
+from vgpu import other_programs
+from vgpu.other_programs import Look, Taken
 
 
 def test_what_disturbs_a_run_is_told(monkeypatch):

@@ -33,7 +33,7 @@ def test_import_loads_no_other_module():
 def test_import_of_torch_loads_the_entry_point_and_no_more():
     code = "import sys, torch; print(*(name for name in sys.modules if name[:6] == 'd2lpar'))"
     loaded = set(run(code))
-    assert loaded <= {"d2lpar_autoload", "d2lpar", "d2lpar.programs", "d2lpar.programs.autoload"}
+    assert loaded <= {"vgpu_autoload", "d2lpar", "vgpu.cuda", "vgpu.cuda.autoload"}
 
 
 def test_public_names_load_no_large_module():

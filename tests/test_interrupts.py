@@ -22,12 +22,14 @@ from gates import Gate
 from IPython.core.ultratb import VerboseTB
 
 import d2lpar
-from d2lpar.virtual import notebook, plans, registry, scheduler, threads, virtual_gpus
-from d2lpar.virtual import tensor as tensor_module
-from d2lpar.virtual.device import Device
-from d2lpar.virtual.interrupts import held_back
-from d2lpar.virtual.scheduler import Op
-from d2lpar.virtual.streams import _issuing
+from vgpu import virtual_gpus
+from vgpu.operators import plans
+from vgpu.runtime import notebook, registry, scheduler, threads
+from vgpu.runtime.device import Device
+from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.scheduler import Op
+from vgpu.runtime.streams import _issuing
+from vgpu.tensors import tensor as tensor_module
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +76,7 @@ def test_other_threads_and_other_handlers_are_left_alone():
 def test_an_interrupt_waits_until_virtual_gpus_are_set_up(where):
     code = f"""
 import os, signal, torch, d2lpar
-from d2lpar.virtual import backend
+from vgpu.runtime import backend
 
 def interrupting(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGINT)

@@ -12,8 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import d2lpar
-from d2lpar.virtual import modelled_gpu, virtual_gpus
-from d2lpar.virtual.kernels import Product, may_do_products
+from vgpu import virtual_gpus
+from vgpu.modelled import modelled_gpu
+from vgpu.modelled.kernels import Product, may_do_products
 
 
 @pytest.fixture

@@ -29,20 +29,20 @@ import torch.distributed as dist
 from waiting import is_alive, wait_until
 
 import d2lpar
-from d2lpar.processes import rank as rank_module
+from vgpu.processes import rank as rank_module
 
 
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch):
     """These tests are about virtual GPUs and output that is buffered, wherever they run."""
-    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+    monkeypatch.setenv("VGPU_DEVICES", "vgpu")
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
 
 
 @pytest.fixture
 def impatient(monkeypatch):
     """Let launch wait 0.3 s, not 1.5 s, for the reasons that further ranks may have to fail."""
-    monkeypatch.setattr("d2lpar.processes.agent._SECONDS_TO_SETTLE", 0.3)
+    monkeypatch.setattr("vgpu.processes.agent._SECONDS_TO_SETTLE", 0.3)
 
 
 # There is no main guard: a rank that ran this would show its greeting.
@@ -166,7 +166,7 @@ def test_ranks_have_vccl_one_thread_and_this_environment(monkeypatch):
 
 def devices_of_rank():
     """Return what a rank knows of its devices, and what it has on its own."""
-    from d2lpar.virtual import registry
+    from vgpu.runtime import registry
 
     own = registry.current()
     dist.barrier()  # without a warning
@@ -177,7 +177,7 @@ def devices_of_rank():
 
 
 def test_each_rank_has_a_virtual_gpu_with_the_figures_of_those_here(monkeypatch, capfd):
-    link = d2lpar.virtual.Link(1e8)
+    link = d2lpar.Link(1e8)
     try:
         d2lpar.virtual_gpus(2, memory=[10**8, 2 * 10**8], peer_link=link)
         assert d2lpar.launch(devices_of_rank) == [
@@ -289,7 +289,7 @@ def test_output_is_shown_while_the_function_runs(tmp_path, monkeypatch):
 
 
 def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
-    from d2lpar.processes import agent
+    from vgpu.processes import agent
 
     ready, wait, files = [], agent.wait, agent.Agent._files
 
@@ -314,7 +314,7 @@ def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
 
 
 def test_a_rank_that_has_ended_does_not_keep_the_agent_busy(monkeypatch, impatient):
-    from d2lpar.processes import agent
+    from vgpu.processes import agent
 
     looks, look = [], agent.Agent._monitor_workers
 
@@ -352,7 +352,7 @@ def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impat
 
 
 def test_figures_of_ranks_are_those_of_the_last_call():
-    from d2lpar.virtual import figures_of_ranks
+    from vgpu import figures_of_ranks
 
     try:
         d2lpar.virtual_gpus(2, threads=2)
@@ -381,7 +381,7 @@ def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, devi
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path, how):
     """A rank may learn of another's end before the other has said what its reason was."""
-    from d2lpar.processes.agent import Agent
+    from vgpu.processes.agent import Agent
 
     broken = RuntimeError(f"[gloo/transport/tcp/pair.cc:547] Connection {how} by peer [127.0.0.1]")
     agent = SimpleNamespace(
@@ -405,7 +405,7 @@ def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path,
 
 
 def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch, tmp_path):
-    from d2lpar.processes import agent as module
+    from vgpu.processes import agent as module
 
     now, story = 100.0, []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
@@ -674,7 +674,7 @@ def test_launch_from_another_thread(capsys):
 
 
 def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch):
-    from d2lpar.processes import agent
+    from vgpu.processes import agent
 
     story = []
 
@@ -711,7 +711,7 @@ def test_what_a_rank_has_started_ends_with_it(started):
 
 @pytest.mark.parametrize("users", [None, "SIGUSR1"])
 def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
-    from d2lpar.processes.agent import _isolated
+    from vgpu.processes.agent import _isolated
 
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     if users is None:
@@ -779,7 +779,7 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch, only_rank):
 def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert not rank_module._has_gpus(2)  # on_cpus
-    monkeypatch.delenv("D2LPAR_DEVICES")
+    monkeypatch.delenv("VGPU_DEVICES")
     assert [rank_module._has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
 
 
@@ -1036,7 +1036,7 @@ def test_an_error_of_the_function_is_shown_and_torchrun_is_told(tmp_path, only_r
     (tmp_path / "train.py").write_text(TRAIN)
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", f"{tmp_path}/error.json")
     arguments = ["rank.py", f"{tmp_path}/train.py:train", "num_steps=[]"]
-    code = f"import sys; sys.argv = {arguments}; from d2lpar.processes import rank; rank.main()"
+    code = f"import sys; sys.argv = {arguments}; from vgpu.processes import rank; rank.main()"
     done = fresh.run(code, fresh.SET_UP)
     assert done.returncode == 1
     told = json.loads((tmp_path / "error.json").read_text())["message"]["extraInfo"]["py_callstack"]

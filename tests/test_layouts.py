@@ -10,11 +10,17 @@ import torch
 import torch.distributed as dist
 
 import d2lpar
-from d2lpar.parallel.gpt import GPT
-from d2lpar.parallel.layouts import Layout, candidates, layouts, sweep, why_not
-from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.links import Link
-from d2lpar.virtual.modelled_gpu import GPU
+from d2lpar.chapters.planning_a_training_run.gpt import GPT
+from d2lpar.chapters.planning_a_training_run.layouts import (
+    Layout,
+    candidates,
+    layouts,
+    sweep,
+    why_not,
+)
+from vgpu.modelled.hardware import Machine
+from vgpu.modelled.links import Link
+from vgpu.modelled.modelled_gpu import GPU
 
 CHAPTER = Path(__file__).resolve().parents[1] / "notebooks" / "14_planning_a_training_run.ipynb"
 SIZES = {"batch": 512, "layers": 30, "heads": 32}

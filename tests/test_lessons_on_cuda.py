@@ -1,6 +1,6 @@
 """Where there are enough real GPUs, lessons touch no virtual ones until they model some.
 
-`d2lpar run` stands in for CUDA: its devices are named `cuda`, and all of torch.cuda answers. So a
+`vgpu run` stands in for CUDA: its devices are named `cuda`, and all of torch.cuda answers. So a
 cell that works on devices of the type `vgpu` alone fails here, and none may name them.
 """
 
@@ -40,7 +40,7 @@ def test_a_lesson_runs_on_cuda_up_to_its_first_modelled_gpu(number, gpus, tmp_pa
     (chapter,) = find_chapters(FOLDER, [number])
     script = tmp_path / "lesson.py"
     script.write_text(program(chapter), encoding="utf-8")
-    command = [sys.executable, "-m", "d2lpar", "run", "--gpus", str(gpus), sys.executable, script]
+    command = [sys.executable, "-m", "vgpu", "run", "--gpus", str(gpus), sys.executable, script]
     result = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout[-2000:] + result.stderr[-2000:]
     assert f"the end of {chapter.stem}" in result.stdout

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from d2lpar.virtual.hardware import as_machine
+from vgpu.modelled.hardware import as_machine
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 H100 = replace(as_machine("h100"), host=0.0)

@@ -11,7 +11,8 @@ import torch
 from gates import Gate
 
 from d2lpar import SavedBytes
-from d2lpar.virtual import registry, virtual_gpus
+from vgpu import virtual_gpus
+from vgpu.runtime import registry
 
 MIB = 2**20
 
@@ -154,7 +155,7 @@ def test_what_an_op_was_given_is_free_when_it_has_run(devices):
     def work(values):
         return [values[0] * 2]
 
-    from d2lpar.virtual.issuing import issue_function
+    from vgpu.operators.issuing import issue_function
 
     y = issue_function("work", work, [x], [x._cell.layout])[0]
     torch.vgpu.synchronize()
@@ -387,7 +388,7 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
 
 def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
     """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
-    from d2lpar.virtual.streams import Stream
+    from vgpu.runtime.streams import Stream
 
     found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
     before = used(devices[0])
@@ -410,7 +411,7 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
 
 
 def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
-    from d2lpar.virtual.scheduler import Op
+    from vgpu.runtime.scheduler import Op
 
     found = registry.find(devices[0])
     x, errors = torch.ones(3, device=devices[1]), []
@@ -431,7 +432,7 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
 def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
     devices, monkeypatch
 ):
-    from d2lpar.virtual import scheduler
+    from vgpu.runtime import scheduler
 
     found, ended, errors = registry.find(devices[0]), threading.Event(), []
     x = torch.ones(3, device=devices[1])

@@ -15,21 +15,22 @@ from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.parallel import strategies
-from d2lpar.parallel.collectives import allgather, allreduce
-from d2lpar.parallel.costs import allreduce_seconds
-from d2lpar.parallel.pipelines import (
+from d2lpar.chapters.pipeline_parallelism import (
     gpipe,
     one_forward_one_backward,
     pipeline_step,
     predict_schedule,
     split_layers,
 )
-from d2lpar.parallel.sharded_layers import tensor_parallel
-from d2lpar.virtual import Link, clock, hardware_name, host_takes, registry, virtual_gpus
-from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.host import Host, MeasuredHost
-from d2lpar.virtual.scheduler import Op
+from d2lpar.chapters.scaling.costs import allreduce_seconds
+from d2lpar.chapters.tensor_parallelism import strategies
+from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
+from d2lpar.collectives import allgather, allreduce
+from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
+from vgpu.modelled.hardware import Machine
+from vgpu.modelled.host import Host, MeasuredHost
+from vgpu.runtime import registry
+from vgpu.runtime.scheduler import Op
 
 # -- closed forms
 
@@ -450,7 +451,7 @@ def from_scratch(devices):
     split = strategies.split_by_data(net, X, y, devices, 0.1)
     for _ in range(2):
         split.step()
-    return [*strategies.data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
+    return [*data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
 
 
 PROGRAMS = [
@@ -788,7 +789,7 @@ print(len(registered) - before)
 AT_EXIT = """
 import atexit, torch
 atexit.register(lambda: print(torch.vgpu.memory_reserved(), x[1].item(), torch.vgpu.synchronize()))
-from d2lpar.virtual import virtual_gpus
+from vgpu import virtual_gpus
 virtual_gpus(1, model="v100")
 x = torch.ones(3, device="vgpu") + 1
 """

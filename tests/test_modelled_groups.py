@@ -35,22 +35,22 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
-from d2lpar.virtual import (
+from vgpu import (
     PRESETS,
     Link,
     clock,
     equal_ranks,
     host_takes,
-    scheduler,
-    simulation,
     start_recording,
     stop_recording,
     virtual_gpus,
 )
-from d2lpar.virtual.distributed import timekeeper
-from d2lpar.virtual.distributed.routes import Route
-from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Post, Rank
-from d2lpar.virtual.hardware import Machine
+from vgpu.distributed import timekeeper
+from vgpu.distributed.routes import Route
+from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post, Rank
+from vgpu.modelled import simulation
+from vgpu.modelled.hardware import Machine
+from vgpu.runtime import scheduler
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -662,7 +662,7 @@ def steps(device, group=None):
 
 FAKE = """
 import sys, torch, torch.distributed as dist
-from d2lpar.virtual import virtual_gpus
+from vgpu import virtual_gpus
 from torch.testing._internal.distributed.fake_pg import FakeStore
 sys.path.insert(0, {tests!r})
 from test_modelled_groups import steps

@@ -17,7 +17,8 @@ from test_interrupts import (
     quick_figures,
 )
 
-from d2lpar.virtual import clock, hardware_name, registry, scheduler, threads, virtual_gpus
+from vgpu import clock, hardware_name, virtual_gpus
+from vgpu.runtime import registry, scheduler, threads
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -81,7 +82,7 @@ CASES = [
 def test_an_interrupt_anywhere_does_no_harm(case, monkeypatch):
     devices = virtual_gpus(2, model="v100")
     call = case(*devices)
-    for module in (scheduler, "d2lpar.virtual.simulation"):
+    for module in (scheduler, "vgpu.modelled.simulation"):
         if hasattr(call, "limit"):
             path = module if isinstance(module, str) else module.__name__
             monkeypatch.setattr(f"{path}.QUEUE_LIMIT", call.limit)

@@ -4,7 +4,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from d2lpar import _d2l
-from d2lpar.models import Residual, alexnet, lenet, resnet18, resnet_body
+from d2lpar.chapters.fine_tuning import resnet_body
+from d2lpar.chapters.scaling.workloads import alexnet
+from d2lpar.models import Residual, lenet, resnet18
 
 
 def num_parameters(net):

@@ -1,4 +1,4 @@
-"""Ranges of `torch.cuda.nvtx` in the trace of `d2lpar run`."""
+"""Ranges of `torch.cuda.nvtx` in the trace of `vgpu run`."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ import pytest
 from programs import d2lpar, written
 from test_cuda_names import run
 
-from d2lpar.virtual.host import EAGER
+from vgpu.modelled.host import EAGER
 
 OPERATOR = EAGER.operator * 1e6  # microseconds of the host, on modelled GPUs
 

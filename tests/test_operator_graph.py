@@ -7,7 +7,7 @@ import torch
 from matplotlib.patches import FancyArrowPatch
 
 import d2lpar
-from d2lpar.graphs.operator_graph import OperatorGraph
+from d2lpar.chapters.hybridization.operator_graph import OperatorGraph
 
 CPU = torch.device("cpu")
 

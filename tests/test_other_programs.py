@@ -12,8 +12,8 @@ import pytest
 from waiting import wait_until
 
 import d2lpar
-from d2lpar import other_programs
-from d2lpar.other_programs import Look, Taken, look, taken_now
+from vgpu import other_programs
+from vgpu.other_programs import Look, Taken, look, taken_now
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has these counters")
 

@@ -16,7 +16,7 @@ import pytest
 import d2lpar
 
 ROOT = Path(__file__).resolve().parents[1]
-AUTOLOAD = "d2lpar_autoload.py"
+AUTOLOAD = "vgpu_autoload.py"
 NOT_COPIED = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")
 
 
@@ -99,7 +99,7 @@ def test_the_wheel_works_in_a_clean_environment(built, clean, tmp_path):
 import d2lpar, torch
 print(d2lpar.__file__)
 from d2lpar.plotting.figures import new_figure
-from d2lpar.servers.ray_setup import RAY_PATH
+from d2lpar.chapters.parameter_server.ray_setup import RAY_PATH
 assert new_figure(1, 1) and __import__("os").listdir(RAY_PATH)
 x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
 assert (x + 1).sum().item() == 6
@@ -152,8 +152,8 @@ except ModuleNotFoundError:
 """
     for gpus in ("", "vgpu:2"):  # unasked, and asked by a command of another Python
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        options = {"cwd": tmp_path, "env": environment | {"D2LPAR_CUDA": gpus}}
-        assert run(python, "-c", gone, **options) == "d2lpar_autoload 2.0\n"
+        options = {"cwd": tmp_path, "env": environment | {"VGPU_CUDA": gpus}}
+        assert run(python, "-c", gone, **options) == "vgpu_autoload 2.0\n"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     run(*pip, "uninstall", "--yes", "d2lpar")
     assert not list(packages.glob("*d2lpar*"))

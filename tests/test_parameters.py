@@ -17,7 +17,7 @@ from programs import d2lpar, written
 from torch import nn
 from torch.nn.utils import parameters_to_vector, parametrizations, vector_to_parameters
 
-from d2lpar.virtual import virtual_gpus
+from vgpu import virtual_gpus
 
 
 @pytest.fixture(params=[{}, {"model": "v100", "values": False}], ids=["wall", "no values"])

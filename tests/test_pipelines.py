@@ -7,8 +7,13 @@ from torch.nn import functional as F
 
 import d2lpar
 from d2lpar import Mark, Timeline
-from d2lpar.parallel import pipelines
-from d2lpar.parallel.pipelines import Task, gpipe, one_forward_one_backward, pipeline_step
+from d2lpar.chapters import pipeline_parallelism as pipelines
+from d2lpar.chapters.pipeline_parallelism import (
+    Task,
+    gpipe,
+    one_forward_one_backward,
+    pipeline_step,
+)
 
 SCHEDULES = (gpipe, one_forward_one_backward)
 WIDTH = 32

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from d2lpar import __main__ as command
-from d2lpar.parallel import gpt, planning
-from d2lpar.parallel.layouts import Layout, Planned
-from d2lpar.virtual.hardware import MACHINES
+from d2lpar.chapters.planning_a_training_run import gpt, planning
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from vgpu.modelled.hardware import MACHINES
 
 SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)
 MACHINE = replace(MACHINES["dgxa100"], host=0.0)

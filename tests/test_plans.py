@@ -7,7 +7,9 @@ import pytest
 import torch
 from gates import Gate
 
-from d2lpar.virtual import cells, issuing, plans, saving, virtual_gpus
+from vgpu import virtual_gpus
+from vgpu.operators import issuing, plans
+from vgpu.tensors import cells, saving
 
 
 @pytest.fixture(autouse=True)

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 import d2lpar
 import d2lpar.vision
 from d2lpar import __main__ as command
-from d2lpar.data import workers
-from d2lpar.virtual import process_limits
+from d2lpar.chapters import image_augmentation as workers
+from vgpu import process_limits
 
 HIDE = """
 import ctypes, mmap, os, signal, sys, warnings
@@ -54,8 +54,8 @@ sys.platform = PLATFORM
 STEP = """
 import torch
 from torch import nn
-import d2lpar, d2lpar.virtual
-from d2lpar.virtual.process_limits import memory_of_this_process
+import d2lpar, vgpu
+from vgpu.process_limits import memory_of_this_process
 
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
@@ -136,11 +136,11 @@ def test_another_python_is_refused_before_anything_is_patched(change, named):
     code = f"""
 import platform, sys, sysconfig
 import torch
-import d2lpar.virtual.backend
+import vgpu.runtime.backend
 before = dict(vars(torch))
 {change}
 try:
-    d2lpar.virtual.virtual_gpus(1)
+    vgpu.virtual_gpus(1)
 except RuntimeError as error:
     print(error)
 assert torch._C._get_privateuse1_backend_name() == "privateuseone"
@@ -231,8 +231,8 @@ def test_memory_of_windows(groups, monkeypatch, tmp_path):
 @pytest.fixture
 def only_spawn(monkeypatch):
     """As on Windows: every process begins with an import of torch."""
-    monkeypatch.setattr("d2lpar.processes.agent.START_METHOD", "spawn")
-    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+    monkeypatch.setattr("vgpu.processes.agent.START_METHOD", "spawn")
+    monkeypatch.setenv("VGPU_DEVICES", "vgpu")
 
 
 def test_launch_without_a_fork_server(only_spawn):

@@ -11,23 +11,17 @@ import pytest
 import torch
 from matplotlib import colors
 
-from d2lpar.parallel.layouts import Layout, Planned
+from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
+from d2lpar.chapters.scaling.plots import plot_points, plot_runs
 from d2lpar.plotting import figures
-from d2lpar.plotting.charts import (
-    plot_bars,
-    plot_curves,
-    plot_layouts,
-    plot_points,
-    plot_runs,
-    plot_scaling,
-    plot_stacks,
-)
+from d2lpar.plotting.charts import plot_bars, plot_curves, plot_stacks
 from d2lpar.plotting.progress import progress
-from d2lpar.servers.plots import plot_pushes, plot_seconds
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_schedule, plot_timeline
 from d2lpar.timelines.timeline import Mark
-from d2lpar.virtual import Span, virtual_gpus
+from vgpu import Span, virtual_gpus
 
 ROOT = Path(__file__).parents[1]
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
@@ -283,16 +277,6 @@ def test_curves():
     assert [line.get_color() for line in others] == [line.get_color() for line in lines]
     with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
-
-
-def test_scaling_has_speed_ups_and_their_efficiencies():
-    figure = plot_scaling([1, 4], {"strong": [1, 3], "weak": [1, 4]})
-    speed_ups, efficiencies = ([list(line.get_ydata()) for line in a.lines] for a in figure.axes)
-    assert speed_ups == [[1, 3], [1, 4], [1, 4]]  # the last is the ideal
-    assert efficiencies == [[1, 0.75], [1, 1], [1, 1]]
-    assert legend_labels(figure) == ["strong", "weak", "ideal"]
-    with pytest.raises(ValueError, match="curve 'weak' has 1 values, counts has 2"):
-        plot_scaling([1, 2], {"weak": [1]})
 
 
 def test_points_have_their_names_beside_them():

@@ -31,12 +31,14 @@ from ranks import (
 from torch.utils.data import DataLoader
 from waiting import wait_until
 
-from d2lpar.virtual import Link, registry, virtual_gpus
-from d2lpar.virtual.distributed import costs, timekeeper
-from d2lpar.virtual.distributed.agreement import Agreement, Table
-from d2lpar.virtual.distributed.collective import Collective
-from d2lpar.virtual.distributed.routes import Route
-from d2lpar.virtual.distributed.timekeeper import NEVER, Keeper, Member, Post
+from vgpu import Link, virtual_gpus
+from vgpu.distributed import collective_costs as costs
+from vgpu.distributed import timekeeper
+from vgpu.distributed.agreement import Agreement, Table
+from vgpu.distributed.collective import Collective
+from vgpu.distributed.routes import Route
+from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
+from vgpu.runtime import registry
 
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]

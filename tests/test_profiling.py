@@ -57,7 +57,7 @@ def test_operators_have_the_time_of_their_kernels():
     functions = [event.name for event in p.events()]
     if hasattr(p.events()[0], "is_python_function"):
         assert any("<module>" in name for name in functions)
-        assert not any("d2lpar/virtual" in name for name in functions)
+        assert not any("vgpu" in name for name in functions)
     on = {event.device_index for event in p.events() if event.name == "aten.add"}
     assert on == {1}
     # The host's time is the model's, too: 8 µs for an operator, see `virtual.host.EAGER`. The
@@ -71,7 +71,7 @@ def test_kernels_are_below_their_operators_though_the_start_was_held_up():
     profiled("""
     import time
     from types import SimpleNamespace
-    from d2lpar.virtual import profiling
+    from vgpu.recording import profiling
     delays = [0.05]
 
     def late():

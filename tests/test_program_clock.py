@@ -15,8 +15,9 @@ from modelling import fixed_gpus
 from programs import d2lpar, written
 from torch.utils import benchmark
 
-from d2lpar.virtual import clock, program_clock, virtual_gpus
-from d2lpar.virtual.program_clock import SECONDS_OF_A_READING
+from vgpu import clock, virtual_gpus
+from vgpu.cuda import program_clock
+from vgpu.cuda.program_clock import SECONDS_OF_A_READING
 
 SECONDS = ("time", "perf_counter", "process_time")
 NANOSECONDS = tuple(f"{name}_ns" for name in SECONDS)
@@ -60,7 +61,7 @@ def test_the_date_is_todays_and_what_stays_real(device):
     before = REAL["time"]()
     record = logging.LogRecord("", 0, "", 0, "", (), None)  # Ray has a factory of its own
     assert before <= record.created <= REAL["time"](), "logs have real stamps"
-    for module in ("torch.distributed.elastic.timer", "d2lpar.programs.report", "selectors"):
+    for module in ("torch.distributed.elastic.timer", "vgpu.cuda.report", "selectors"):
         names, before = {"__name__": module, "time": time}, REAL["perf_counter"]()
         exec("now = time.perf_counter()", names)
         assert before <= names["now"] <= REAL["perf_counter"]()

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from waiting import note_when_in
 
 import d2lpar
-from d2lpar.processes import launcher, roll_call
+from vgpu.processes import launcher, roll_call
 
 
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch):
-    monkeypatch.setenv("D2LPAR_DEVICES", "vgpu")
+    monkeypatch.setenv("VGPU_DEVICES", "vgpu")
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""`d2lpar run`: what the command sees, what is said of it, and what is left behind."""
+"""`vgpu run`: what the command sees, what is said of it, and what is left behind."""
 
 import ctypes
 import json
@@ -18,19 +18,19 @@ from programs import d2lpar, environment, written
 from waiting import is_alive
 
 import d2lpar as d2lpar_package
-from d2lpar.__main__ import MODELS, main
-from d2lpar.programs import report as report_module
-from d2lpar.programs import run
-from d2lpar.programs.run import run_command
-from d2lpar.programs.summary import read_reports, summary, write_trace
-from d2lpar.virtual import Span
-from d2lpar.virtual.datasheets import GPUS
-from d2lpar.virtual.hardware import MACHINES
+from vgpu import Span
+from vgpu.__main__ import MODELS, main
+from vgpu.cuda import report as report_module
+from vgpu.cuda import run
+from vgpu.cuda.run import run_command
+from vgpu.cuda.summary import read_reports, summary, write_trace
+from vgpu.modelled.datasheets import GPUS
+from vgpu.modelled.hardware import MACHINES
 
 TRAIN = """
     import multiprocessing, torch
     from torch import nn
-    from d2lpar.programs import report
+    from vgpu.cuda import report
     report.SECONDS_BETWEEN_REPORTS = 1000  # so that a fork finds what its parent has yet to write
     net = nn.Linear(64, 64).cuda()
     trainer = torch.optim.SGD(net.parameters(), lr=0.1)
@@ -150,7 +150,7 @@ def test_children_from_before_the_command_live_on():
 def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
-    code = 'echo $D2LPAR_CUDA $TORCH_DEVICE_BACKEND_AUTOLOAD; test -d "$D2LPAR_REPORTS"'
+    code = 'echo $VGPU_CUDA $TORCH_DEVICE_BACKEND_AUTOLOAD; test -d "$VGPU_REPORTS"'
     assert run_command(["sh", "-c", code], 8, model="dgx1") == 0
     assert capfd.readouterr().out.split() == ["dgx1:8", "1"]
     assert list(tmp_path.iterdir()) == []
@@ -232,7 +232,7 @@ WAITING = """
 def started(tmp_path, handler, seconds_to_end=60):
     """Start a command that handles an interrupt so; what does not end is killed after some time."""
     program = written(tmp_path, WAITING.format(handler=handler))
-    code = f"from d2lpar.programs import run; run.SECONDS_TO_END = {seconds_to_end}; "
+    code = f"from vgpu.cuda import run; run.SECONDS_TO_END = {seconds_to_end}; "
     code += f"raise SystemExit(run.run_command([{sys.executable!r}, {program!r}], 1))"
     job = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -288,7 +288,7 @@ def test_a_terminal_belongs_to_the_command_while_it_runs(tmp_path):
     """It reads its input and gets the interrupt; what comes behind it can read again."""
     import pty
 
-    run = f"{sys.executable} -m d2lpar run {sys.executable} -c"
+    run = f"{sys.executable} -m vgpu run {sys.executable} -c"
     code = f"""{run} 'print("got", input("name? "))'; {run} 'input("stop me: ")'; """
     code += 'read -p "end? " x; echo said $x'
     child, terminal = pty.fork()
@@ -411,7 +411,7 @@ CHILDREN = """
     import torch.distributed as dist
     from torch import nn
     from torch.distributed.fsdp import fully_shard
-    from d2lpar.virtual import scheduler
+    from vgpu.runtime import scheduler
 
     def fails():
         torch.ones(10, device="cuda:1").cpu()
@@ -432,7 +432,7 @@ CHILDREN = """
         torch.ones(10, device="cuda").cpu()
         for _ in range(400):
             time.sleep(0.05)
-            if os.path.exists(f"{os.environ['D2LPAR_REPORTS']}/{os.getpid()}.json"):
+            if os.path.exists(f"{os.environ['VGPU_REPORTS']}/{os.getpid()}.json"):
                 break
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -642,7 +642,7 @@ def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
     """
     program = written(tmp_path, code)
     job = subprocess.Popen(
-        [sys.executable, "-m", "d2lpar", "run", sys.executable, program],
+        [sys.executable, "-m", "vgpu", "run", sys.executable, program],
         env=environment(tmp_path),
         cwd=tmp_path,
         stdin=subprocess.DEVNULL,
@@ -658,7 +658,7 @@ def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
 
 def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
     code = "import sys, torch; print(*(name for name in sys.modules if name.startswith('d2lpar')))"
-    variables = dict.fromkeys(("D2LPAR_CUDA", "D2LPAR_REPORTS"), "")
+    variables = dict.fromkeys(("VGPU_CUDA", "VGPU_REPORTS"), "")
     done = subprocess.run(
         [sys.executable, "-c", code],
         env=environment(tmp_path, **variables),
@@ -666,15 +666,15 @@ def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.stdout.split() == ["d2lpar_autoload"]
+    assert done.stdout.split() == ["vgpu_autoload"]
 
 
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
-    code = "from d2lpar.virtual import Link; import d2lpar; print(d2lpar.try_gpu())"
+    code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu())"
     code += "; d2lpar.ensure_gpus(2)"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(tmp_path, D2LPAR_CUDA="vgpu:2", D2LPAR_REPORTS=""),
+        env=environment(tmp_path, VGPU_CUDA="vgpu:2", VGPU_REPORTS=""),
         capture_output=True,
         text=True,
         timeout=120,

@@ -15,9 +15,9 @@ from torch.nn import functional as F
 from waiting import is_alive, wait_until
 
 import d2lpar
-from d2lpar.servers import ray_setup
-from d2lpar.servers.actors import Clock
-from d2lpar.servers.store import parameter_servers
+from d2lpar.chapters.parameter_server import ray_setup
+from d2lpar.chapters.parameter_server.actors import Clock
+from d2lpar.chapters.parameter_server.store import parameter_servers
 
 pytest.importorskip("ray")
 
@@ -67,7 +67,7 @@ def program(tmp_path_factory):
     folder = tmp_path_factory.mktemp("program")
     code = f"""
     import os, time, torch
-    from d2lpar.servers.store import parameter_servers
+    from d2lpar.chapters.parameter_server.store import parameter_servers
     from pathlib import Path
     folder = Path({str(folder)!r})
 

@@ -8,9 +8,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.parallel import collectives, sharded_layers
-from d2lpar.parallel.collectives import CollectiveCounter
-from d2lpar.parallel.sharded_layers import (
+from d2lpar import collectives
+from d2lpar.chapters.tensor_parallelism import sharded_layers
+from d2lpar.chapters.tensor_parallelism.sharded_layers import (
     ColumnParallel,
     OnEveryDevice,
     RowParallel,
@@ -18,6 +18,7 @@ from d2lpar.parallel.sharded_layers import (
     tensor_parallel,
     unsplit,
 )
+from d2lpar.collectives import CollectiveCounter
 
 WAYS = {
     "column": lambda layer, devices: ColumnParallel(layer, devices, gather_output=True),
@@ -60,7 +61,7 @@ def test_allgather_gives_all_tensors_to_all_and_keeps_its_own(devices):
 
 
 def test_allgather_sends_from_all_devices_at_once():
-    from d2lpar.virtual import Link
+    from vgpu import Link
 
     two = d2lpar.virtual_gpus(2, peer_link=Link(1e9, latency=0.05))
     data = [torch.ones(8, device=device) for device in two]

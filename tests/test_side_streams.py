@@ -3,7 +3,7 @@ from held import held, run_what_is_ready
 
 import d2lpar
 from d2lpar import Timeline
-from d2lpar.parallel.side_streams import let_go, receive, send
+from d2lpar.side_streams import let_go, receive, send
 
 NUMEL = 500  # 0.1 s over the link of these tests
 

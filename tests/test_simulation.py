@@ -10,17 +10,10 @@ import torch
 from gates import recorded
 from modelling import BYTE_A_SECOND, fixed_gpus, room, schedule, sleep, times
 
-from d2lpar.virtual import (
-    Link,
-    clock,
-    engines,
-    host_takes,
-    program_clock,
-    registry,
-    scheduler,
-    simulation,
-    virtual_gpus,
-)
+from vgpu import Link, clock, host_takes, virtual_gpus
+from vgpu.cuda import program_clock
+from vgpu.modelled import simulation
+from vgpu.runtime import engines, registry, scheduler
 
 
 @pytest.fixture(autouse=True)
@@ -700,7 +693,8 @@ def test_random_programs_run_as_in_a_naive_simulation(seed, monkeypatch):
 
 DEATH = """
 import threading, torch, d2lpar
-from d2lpar.virtual import scheduler, simulation
+from vgpu.runtime import scheduler
+from vgpu.modelled import simulation
 
 def fail(*_):
     raise ZeroDivisionError("on purpose")

@@ -9,7 +9,7 @@ FOLDER = """
 import os, tempfile
 from pathlib import Path
 folder = Path(tempfile.mkdtemp())
-os.environ["D2LPAR_DEVICES"] = "vgpu"  # wherever this runs
+os.environ["VGPU_DEVICES"] = "vgpu"  # wherever this runs
 """
 WORK = """
 scale = 10
@@ -50,8 +50,8 @@ threading.Thread(target=tell).start()
 d2lpar.launch(work)
 """
 BEHIND = """
-from d2lpar.virtual import registry
-from d2lpar.virtual.scheduler import Op
+from vgpu.runtime import registry
+from vgpu.runtime.scheduler import Op
 def until_told(op):
     while not (folder / "told").exists():
         time.sleep(0.01)

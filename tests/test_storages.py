@@ -7,7 +7,7 @@ import torch
 from gates import Gate
 
 import d2lpar
-from d2lpar.virtual import registry
+from vgpu.runtime import registry
 
 MIB = 2**20
 

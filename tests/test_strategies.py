@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.parallel import strategies
+from d2lpar.chapters.tensor_parallelism import strategies
 
 D, H, B, LR = 16, 32, 24, 0.2
 OPTIONS = {strategies.split_by_layers: {"cuts": [4], "num_micro_batches": 3}}

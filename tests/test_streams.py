@@ -25,9 +25,11 @@ from gates import (
 from torch.utils.checkpoint import checkpoint
 from waiting import wait_until
 
-from d2lpar.virtual import Link, backward, comm, engines, registry, scheduler, threads, virtual_gpus
-from d2lpar.virtual.device import Device
-from d2lpar.virtual.streams import Stream
+from vgpu import Link, virtual_gpus
+from vgpu.operators import backward, comm
+from vgpu.runtime import engines, registry, scheduler, threads
+from vgpu.runtime.device import Device
+from vgpu.runtime.streams import Stream
 
 
 @pytest.fixture(autouse=True)
@@ -991,7 +993,7 @@ def test_a_backward_that_an_interrupt_kept_from_ending_ends_when_a_stream_is_use
 
 def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devices):
     """An interrupt may end the pass before its caller's streams wait for it."""
-    from d2lpar.virtual.threads import thread
+    from vgpu.runtime.threads import thread
 
     x = torch.ones(3, device=devices[0], requires_grad=True)
     side = torch.vgpu.Stream(devices[0])

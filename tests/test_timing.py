@@ -11,21 +11,14 @@ from held import held
 from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
-from d2lpar import other_programs, progress, timing
-from d2lpar.timelines import cuda
+from d2lpar import progress, timing
+from d2lpar.chapters.scaling.workloads import in_plain_threads
+from d2lpar.timelines import cuda_spans as cuda
 from d2lpar.timelines import timeline as timeline_module
-from d2lpar.timelines.intervals import lanes, overlap, union
 from d2lpar.timelines.timeline import Timeline
-from d2lpar.timing import (
-    Benchmark,
-    Timer,
-    best_seconds,
-    compare,
-    in_plain_threads,
-    product_flops,
-    seconds_in_turn,
-)
-from d2lpar.virtual import Span
+from d2lpar.timing import Benchmark, Timer, best_seconds, compare, product_flops, seconds_in_turn
+from vgpu import Span, other_programs
+from vgpu.recording.intervals import lanes, overlap, union
 
 CPU, GPU0, GPU1 = torch.device("cpu"), torch.device("cuda", 0), torch.device("cuda", 1)
 
@@ -700,7 +693,7 @@ def test_benchmark_waits_for_every_virtual_gpu(devices, capsys):
 
 
 def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
-    from d2lpar.virtual import scheduler
+    from vgpu.runtime import scheduler
 
     with pytest.raises(KeyError, match="lost"), Timeline() as timeline:
         torch.ones(3, device=devices[0]).exp()

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 import d2lpar
-from d2lpar.parallel import strategies
+from d2lpar.chapters.distributed_data_parallel import data_parallel_step
 from d2lpar.training import accuracy, evaluate_accuracy_gpu, sgd
 
 
@@ -82,7 +82,7 @@ def test_data_parallel_step_is_that_of_one_device():
     net, X = torch.nn.Linear(6, 3).double(), torch.randn(7, 6).double()
     y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
     start = net.weight.detach().clone()
-    new = strategies.data_parallel_step(net, X, y, devices, lr=0.5)
+    new = data_parallel_step(net, X, y, devices, lr=0.5)
     assert torch.equal(net.weight, start) and net.weight.grad is None
     torch.nn.functional.cross_entropy(net(X), y).backward()
     for p, q in zip(net.parameters(), new, strict=True):

@@ -19,8 +19,9 @@ from torch.utils._pytree import tree_map_only
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.virtual import Link, registry, start_recording, stop_recording, virtual_gpus
-from d2lpar.virtual.scheduler import Op
+from vgpu import Link, start_recording, stop_recording, virtual_gpus
+from vgpu.runtime import registry
+from vgpu.runtime.scheduler import Op
 
 MIB = 2**20
 
@@ -963,9 +964,9 @@ def test_no_grad_of_a_thread_does_not_reach_the_engine_or_back(devices):
 FORK = """
 import os, sys, threading, time, torch, d2lpar
 import multiprocessing
-from d2lpar.virtual import registry
-from d2lpar.virtual import engines
-from d2lpar.virtual.scheduler import Op
+from vgpu.runtime import registry
+from vgpu.runtime import engines
+from vgpu.runtime.scheduler import Op
 
 a, b = d2lpar.virtual_gpus(2)
 x = torch.ones(3, device=a)
@@ -1089,8 +1090,8 @@ def test_a_fork_while_an_engine_starts():
 
 END = """
 import d2lpar, torch
-from d2lpar.virtual import registry
-from d2lpar.virtual.scheduler import Op
+from vgpu.runtime import registry
+from vgpu.runtime.scheduler import Op
 
 (a,) = d2lpar.virtual_gpus(1)
 for _ in range(30):

@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(
 BEGIN = """
 import ctypes, mmap, os, platform, signal, warnings
 import torch
-import d2lpar.virtual
-from d2lpar.virtual.private import virtual_tables
+import vgpu
+from vgpu.private import virtual_tables
 
 def tables():
     "Return the addresses of the tables of methods that torch uses."
@@ -42,7 +42,7 @@ def switch_on():
     "Return a device and the warnings."
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        (device,) = d2lpar.virtual.virtual_gpus(1)
+        (device,) = vgpu.virtual_gpus(1)
     work(device)
     return device, caught
 
@@ -59,13 +59,13 @@ virtual_tables._asked.clear()
 work(device)
 assert "type_" in virtual_tables._asked  # torch asks Python, as its own table says
 assert not torch.empty(1).is_pinned()
-from d2lpar.virtual import as_cuda
+from vgpu.cuda import as_cuda
 try:
     as_cuda.register_cuda(None, None)
 except RuntimeError as error:
     assert "virtual GPUs cannot stand for CUDA's" in str(error), error
 else:
-    raise AssertionError("d2lpar run is not refused")
+    raise AssertionError("vgpu run is not refused")
 """
 
 
@@ -157,7 +157,7 @@ assert allocator == ctypes.addressof(virtual_tables._allocator)
 def test_every_wrong_number_is_noticed():
     """Each place off by one, in both directions, and tables that are too short."""
     run("""
-(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+(device,), _ = vgpu.virtual_gpus(1), switch_on()
 right = {name: getattr(virtual_tables, name) for name in dir(virtual_tables) if name.isupper()}
 for pointer, original in reversed(virtual_tables._replaced):
     pointer.value = original
@@ -188,7 +188,7 @@ work(device)
 
 def test_what_fails_only_here_is_put_back():
     run("""
-(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+(device,), _ = vgpu.virtual_gpus(1), switch_on()
 before, parent, cuda = tables(), os.getpid(), virtual_tables._guards()[virtual_tables._CUDA]
 
 def fail(patch):
@@ -246,7 +246,7 @@ def test_a_warning_that_is_raised_comes_after_virtual_gpus_are_there():
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     try:
-        d2lpar.virtual.virtual_gpus(1)
+        vgpu.virtual_gpus(1)
     except UserWarning as warning:
         assert "no further process" in str(warning), warning
     else:
@@ -259,7 +259,7 @@ assert not caught, caught[0].message
 @pytest.mark.parametrize("tried", [True, False])
 def test_a_test_fails_where_torch_asks_python_despite_known_machine_code(tried, monkeypatch):
     """Later tests, which raise in backward, may end the process of pytest without a word."""
-    from d2lpar.virtual.private import virtual_tables
+    from vgpu.private import virtual_tables
 
     def fail(patch):
         raise RuntimeError("it hung")
@@ -275,7 +275,7 @@ def test_a_test_fails_where_torch_asks_python_despite_known_machine_code(tried, 
 
 def test_an_interrupt_puts_the_tables_back():
     run("""
-(device,), _ = d2lpar.virtual.virtual_gpus(1), switch_on()
+(device,), _ = vgpu.virtual_gpus(1), switch_on()
 parent = os.getpid()
 
 def interrupt():

@@ -14,8 +14,9 @@ from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.virtual import Link, cells, clock, virtual_gpus
-from d2lpar.virtual.host import EAGER
+from vgpu import Link, clock, virtual_gpus
+from vgpu.modelled.host import EAGER
+from vgpu.tensors import cells
 
 
 @pytest.fixture(autouse=True)
@@ -416,7 +417,7 @@ def test_memory_of_a_small_tensor_serves_again_for_later_values(few):
     assert view.tolist() == [0]
 
 
-# -- d2lpar run --no-values
+# -- vgpu run --no-values
 
 PIPELINE = """
     import timeit
@@ -531,7 +532,7 @@ def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
     ]
     assert all(1e-3 < float(epoch[-1]) < 0.1 for epoch in epochs)
     modelled = f"2 x V100-SXM2-16GB, {EAGER}, modelled, no values; the program's clock: model"
-    assert f"d2lpar run: {modelled}\nprocesses that used them: 2;" in done.stderr
+    assert f"vgpu run: {modelled}\nprocesses that used them: 2;" in done.stderr
     devices = [line.split()[:2] for line in done.stderr.splitlines()]
     assert ["0", "cuda:0"] in devices and ["1", "cuda:1"] in devices
     events = json.loads(trace.read_text())["traceEvents"]

@@ -1,4 +1,4 @@
-"""Builds with setuptools; an editable install also gets a copy of `d2lpar_autoload.py`.
+"""Builds with setuptools; an editable install also gets a copy of `vgpu_autoload.py`.
 
 All else of an editable install is in the folder that it is installed from. When that is gone,
 `import torch` must still find its entry point.
@@ -12,7 +12,7 @@ from zipfile import ZIP_DEFLATED, ZipFile
 from setuptools import build_meta
 from setuptools.build_meta import *  # noqa: F403
 
-MODULE = "d2lpar_autoload.py"
+MODULE = "vgpu_autoload.py"
 
 
 def build_editable(wheel_directory, config_settings=None, metadata_directory=None):

@@ -70,7 +70,7 @@ def main(path):
     if not found:
         sys.exit(reason)
     with tempfile.TemporaryDirectory() as folder:
-        with browser.jupyter_lab(Path(folder), D2LPAR_DEVICES="vgpu:2") as address:
+        with browser.jupyter_lab(Path(folder), VGPU_DEVICES="vgpu:2") as address:
             tab = browser.Lab(*found, width=SIZE[0] * 4 // 3, height=SIZE[1] * 4 // 3)
             try:
                 tab.open(address, CHAPTER)

@@ -649,7 +649,7 @@ def write_csv(submissions, path):
 
 def capacity():
     """Return how many notebooks may run at a time: the cores, or as many as memory allows."""
-    from d2lpar.virtual import cores_of_this_process, memory_of_this_process
+    from vgpu import cores_of_this_process, memory_of_this_process
 
     each = sandbox.MEMORY + sum(sandbox.WRITABLE.values())
     return max(1, min(cores_of_this_process(), memory_of_this_process() // each))

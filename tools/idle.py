@@ -6,9 +6,9 @@ import time
 
 import torch
 
-from d2lpar.other_programs import Taken, look, taken_now
-from d2lpar.timing import in_plain_threads
-from d2lpar.virtual import cores_of_this_process
+from d2lpar.chapters.scaling.workloads import in_plain_threads
+from vgpu import cores_of_this_process
+from vgpu.other_programs import Taken, look, taken_now
 
 SHARE = 0.05  # of the cores, that other programs or the hypervisor may take
 GAIN = 1.8  # of two threads over one
@@ -20,7 +20,7 @@ def disturbances(taken, gain):
     """List what keeps the machine from being idle, as sentences; none if it is.
 
     Args:
-        taken: what others take of the cores, a `d2lpar.other_programs.Taken`.
+        taken: what others take of the cores, a `vgpu.other_programs.Taken`.
         gain: of two threads over one.
     """
     found = taken.sentences(SHARE)

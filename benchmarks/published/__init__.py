@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import d2lpar
-from d2lpar.virtual import Link, clock
-from d2lpar.virtual.fitting import fit
-from d2lpar.virtual.hardware import Machine
+from vgpu import Link, clock
+from vgpu.modelled.fitting import fit
+from vgpu.modelled.hardware import Machine
 
 FREE = Link(1e30)
 

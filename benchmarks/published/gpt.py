@@ -2,7 +2,8 @@
 
 The rows are data/ground_truth_single.csv and ground_truth_multi.csv of that repository at f8dda84
 (MIT licence); they come from Megatron-DeepSpeed on A100-SXM4 in machines of 8 with 800 Gbit/s.
-All of them recompute their layers. `d2lpar.parallel.gpt` has the step that predicts them.
+All of them recompute their layers. `d2lpar.chapters.planning_a_training_run.gpt` has the step that
+predicts them.
 """
 
 import csv
@@ -10,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from d2lpar.parallel.gpt import GPT, MEGATRON_HOST, step_of
-from d2lpar.parallel.layouts import Layout
-from d2lpar.virtual.hardware import MACHINES
+from d2lpar.chapters.planning_a_training_run.gpt import GPT, MEGATRON_HOST, step_of
+from d2lpar.chapters.planning_a_training_run.layouts import Layout
+from vgpu.modelled.hardware import MACHINES
 
 # eight A100 with four network cards of 200 Gbit/s
 MACHINE = replace(

@@ -25,14 +25,14 @@ from torch.utils.checkpoint import (
 )
 
 import d2lpar
-from d2lpar.parallel.gpt import Split, Sum
-from d2lpar.parallel.pipelines import one_forward_one_backward, pipeline_step
-from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
-from d2lpar.virtual.datasheets import GPUS, MIB
-from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
-from d2lpar.virtual.modelled_gpu import GPU
+from d2lpar.chapters.pipeline_parallelism import one_forward_one_backward, pipeline_step
+from d2lpar.chapters.planning_a_training_run.gpt import Split, Sum
 from published import Row, modelled, seconds_of
+from vgpu import PRESETS, Link, clock, equal_ranks
+from vgpu.modelled.datasheets import GPUS, MIB
+from vgpu.modelled.hardware import Machine
+from vgpu.modelled.links import BESIDE_GPUS, FOR_ALL_GPUS
+from vgpu.modelled.modelled_gpu import GPU
 
 GB, GIB = 1e9, 2**30
 

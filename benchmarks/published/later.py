@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from d2lpar.virtual import equal_ranks
-from d2lpar.virtual.datasheets import MIB
-from d2lpar.virtual.hardware import MACHINES, Machine
-from d2lpar.virtual.modelled_gpu import GPU
+from vgpu import equal_ranks
+from vgpu.modelled.datasheets import MIB
+from vgpu.modelled.hardware import MACHINES, Machine
+from vgpu.modelled.modelled_gpu import GPU
 
 from . import Row, seconds_of
 from .language import GPT2Block

@@ -28,8 +28,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear, relu
 
 import d2lpar
-from d2lpar.virtual import clock
-from d2lpar.virtual.datasheets import GPUS
+from vgpu import clock
+from vgpu.modelled.datasheets import GPUS
 
 from . import Row, modelled
 from .language import GPT2, LARGE, Bert, on, text

@@ -17,12 +17,12 @@ from torch.utils.checkpoint import checkpoint
 
 import d2lpar
 from d2lpar._d2l import import_torchvision
-from d2lpar.parallel.side_streams import receive, send
-from d2lpar.virtual import PRESETS, Link, clock, equal_ranks
-from d2lpar.virtual.datasheets import GPUS, MIB
-from d2lpar.virtual.hardware import Machine
-from d2lpar.virtual.links import BESIDE_GPUS, FOR_ALL_GPUS
-from d2lpar.virtual.modelled_gpu import GPU
+from d2lpar.side_streams import receive, send
+from vgpu import PRESETS, Link, clock, equal_ranks
+from vgpu.modelled.datasheets import GPUS, MIB
+from vgpu.modelled.hardware import Machine
+from vgpu.modelled.links import BESIDE_GPUS, FOR_ALL_GPUS
+from vgpu.modelled.modelled_gpu import GPU
 
 from . import Row, modelled, seconds_of
 

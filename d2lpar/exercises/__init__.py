@@ -3,7 +3,7 @@
 There is a module for each notebook, with the functions that its checks compare answers with.
 """
 
-from .answers import at_most, expect
-from .marks import Answer, Marks
+from d2lpar.exercises.answers import at_most, expect
+from d2lpar.exercises.marks import Answer, Marks
 
 __all__ = ["Answer", "Marks", "at_most", "expect"]

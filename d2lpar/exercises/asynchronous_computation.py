@@ -2,9 +2,9 @@
 
 import torch
 
-from ..timelines.timeline import Timeline
-from ..virtual import clock, host_takes, virtual_gpus
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
+from vgpu import clock, host_takes, virtual_gpus
 
 
 @reference

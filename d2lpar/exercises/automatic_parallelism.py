@@ -2,10 +2,9 @@
 
 import torch
 
-from ..devices import synchronize, virtual_gpus
-from ..timelines.timeline import Timeline
-from ..virtual import clock
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
+from vgpu import clock, synchronize, virtual_gpus
 
 
 @reference

@@ -9,11 +9,10 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DistributedSampler
 
-from ..models import resnet18
-from ..processes.collective_bytes import CollectiveBytes
-from ..timelines.timeline import Timeline
-from ..virtual import equal_ranks, virtual_gpus
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.models import resnet18
+from d2lpar.timelines.timeline import Timeline
+from vgpu import CollectiveBytes, equal_ranks, virtual_gpus
 
 
 @reference

@@ -7,9 +7,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..parallel.collectives import allreduce
-from ..timelines.timeline import Timeline
-from .marks import reference
+from d2lpar.collectives import allreduce
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
 
 
 def _num_bytes(tensors):

@@ -1,7 +1,7 @@
 """What the checks of the exercises 12 compare answers with."""
 
-from ..timelines.timeline import Timeline
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
 
 
 def _points_to(X):  # the column of the head, seen from the middle of the shaft

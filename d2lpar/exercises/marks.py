@@ -17,8 +17,9 @@ import warnings
 
 import torch
 
-from ..devices import num_gpus, synchronize
-from .answers import agree, describe, expect_type, fitting_hint, short, show
+from d2lpar.devices import num_gpus
+from d2lpar.exercises.answers import agree, describe, expect_type, fitting_hint, short, show
+from vgpu import synchronize
 
 _check = None  # the file of the latest check cell, as Python names it
 wrong_tries = {}  # the wrong tries at each prediction in this kernel

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..timelines.timeline import Timeline
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
 
 
 @reference

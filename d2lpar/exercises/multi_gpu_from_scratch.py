@@ -2,7 +2,7 @@
 
 import torch
 
-from .marks import reference
+from d2lpar.exercises.marks import reference
 
 
 @reference

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 
-from .marks import reference
+from d2lpar.exercises.marks import reference
 
 
 @reference

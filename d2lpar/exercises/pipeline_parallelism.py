@@ -5,7 +5,7 @@ import itertools
 import torch
 from torch.nn import functional as F
 
-from ..parallel.pipelines import (
+from d2lpar.chapters.pipeline_parallelism import (
     bubble_fraction,
     gpipe,
     one_forward_one_backward,
@@ -13,9 +13,9 @@ from ..parallel.pipelines import (
     predict_schedule,
     split_layers,
 )
-from ..timelines.timeline import Timeline
-from ..virtual import virtual_gpus
-from .marks import reference
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
+from vgpu import virtual_gpus
 
 
 @reference

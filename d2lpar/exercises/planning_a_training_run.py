@@ -1,6 +1,6 @@
 """What the checks of the exercises 14 compare answers with."""
 
-from .marks import reference
+from d2lpar.exercises.marks import reference
 
 
 @reference

@@ -2,8 +2,8 @@
 
 import itertools
 
-from ..parallel.costs import allreduce_seconds
-from .marks import reference
+from d2lpar.chapters.scaling.costs import allreduce_seconds
+from d2lpar.exercises.marks import reference
 
 
 def _step_parts(offer, b, t0, t, num_bytes):

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..parallel.sharded_layers import ColumnParallel, RowParallel
-from ..timelines.timeline import Timeline
-from ..virtual import virtual_gpus
-from ..virtual.hardware import Scaled
-from .marks import reference
+from d2lpar.chapters.tensor_parallelism.sharded_layers import ColumnParallel, RowParallel
+from d2lpar.exercises.marks import reference
+from d2lpar.timelines.timeline import Timeline
+from vgpu import as_machine, virtual_gpus
 
 
 @reference
@@ -46,20 +45,26 @@ def fewest_channels(kernel, flops, bandwidth, itemsize):
     return next(c for c in itertools.count(1) if all(seconds(1, c) > seconds(k, c) for k in (2, 8)))
 
 
-class _Products(Scaled):
+class _Products:
     """A GPU whose convolutions take the time of products, without Winograd's algorithm."""
+
+    def __init__(self, gpu):
+        self._gpu = gpu
+
+    def __getattr__(self, name):
+        return getattr(self._gpu, name)
 
     def kernel_seconds(self, kernel):
         products = kernel.products and [each._replace(ways=()) for each in kernel.products]
         name = kernel.name.replace("convolution", "product")
-        return super().kernel_seconds(kernel._replace(products=products, name=name))
+        return self._gpu.kernel_seconds(kernel._replace(products=products, name=name))
 
 
 @reference
 def channels_that_pay(link):
     """Return those that are faster on four V100s, which take the place of the devices."""
     seconds = {}
-    gpu = _Products("v100", 1)
+    gpu = _Products(as_machine("v100").gpu)
     for k, c in itertools.product((1, 4), (32, 64, 128, 256)):
         devices = virtual_gpus(k, model=gpu, values=False, peer_link=link, host=0.0)
         convs = [nn.Conv2d(c, c, 3, padding=1, device=devices[0]) for _ in range(2)]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from d2lpar.plotting.figures import KINDS, WIDE, new_figure, style
-from d2lpar.timelines.intervals import lanes, union
+from vgpu.recording import lanes, union
 
 _ENGINES = {
     "compute": "compute",

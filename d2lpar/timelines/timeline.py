@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import torch
 
-from d2lpar.devices import synchronize, try_all_gpus
-from d2lpar.other_programs import look, while_timed
+import vgpu
+from d2lpar.devices import try_all_gpus
 from d2lpar.plotting.figures import KINDS, in_notebook
-from d2lpar.timelines.chrome_trace import chrome_trace
 from d2lpar.timelines.gantt import plot_timeline
-from d2lpar.timelines.intervals import overlap, union
-from d2lpar.virtual import clock, clock_in_force, hardware_name, registry
+from vgpu import clock, clock_in_force, hardware_name
+from vgpu.other_programs import look, while_timed
+from vgpu.recording import chrome_trace, overlap, union
 
 ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
@@ -59,7 +59,7 @@ class Timeline:
         if self._state == "recording":
             raise RuntimeError("this timeline is recording already: make another one")
         self._spans, self._marks, self._devices, self._end = [], [], [], None
-        synchronize()
+        vgpu.synchronize()
         self._recorders = _start_recorders()
         self.hardware = hardware_name()
         self._clock = clock_in_force()
@@ -70,7 +70,7 @@ class Timeline:
 
     def __exit__(self, kind, error, traceback):
         try:
-            synchronize()
+            vgpu.synchronize()
         except Exception:
             if kind is None:
                 raise
@@ -315,12 +315,10 @@ def _accelerators():
 
 def _start_recorders():
     """Start to record the devices in use; return pairs (function to stop, list of records)."""
-    from d2lpar import virtual
-
-    sources = [virtual]
+    sources = [vgpu]
     real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators())
-    if real and registry.device_type != "cuda":
-        from d2lpar.timelines import cuda
+    if real and not any(d.type == "cuda" for d in vgpu.devices_in_use(ever=True)):
+        from d2lpar.timelines import cuda_spans as cuda
 
         sources.append(cuda)
     recorders = []

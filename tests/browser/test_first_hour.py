@@ -24,7 +24,7 @@ def pictures():
 @pytest.fixture(scope="module")
 def tab(tmp_path_factory):
     """A tab of the lab, on a working copy of its own."""
-    with browser.jupyter_lab(tmp_path_factory.mktemp("work"), D2LPAR_DEVICES="vgpu:2") as address:
+    with browser.jupyter_lab(tmp_path_factory.mktemp("work"), VGPU_DEVICES="vgpu:2") as address:
         tab = browser.Lab(*FOUND)
         tab.address = address
         try:
@@ -137,7 +137,7 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
 
     tab = browser.Lab(*FOUND, width=width)
     try:
-        with browser.jupyter_lab(tmp_path, D2LPAR_DEVICES="vgpu:2") as address:
+        with browser.jupyter_lab(tmp_path, VGPU_DEVICES="vgpu:2") as address:
             tab.start(address)
             tab.theme(theme)
             assert "Next: chapter 01, Hybridization." in tab.page()
@@ -157,7 +157,7 @@ def test_a_student_finds_his_work_again(tmp_path, pictures, width, theme):
             look("section")
         log = (tmp_path / ".lab.log").read_text()
         assert log.startswith("Working copy: ") and log.count("\n") < 5, log
-        with browser.jupyter_lab(tmp_path, D2LPAR_DEVICES="vgpu:2") as address:
+        with browser.jupyter_lab(tmp_path, VGPU_DEVICES="vgpu:2") as address:
             tab.start(address)
             look("start_again")
             assert "Next: the exercises of chapter 03, Automatic parallelism." in tab.page()

@@ -118,7 +118,7 @@ def test_an_address_of_a_stranger_is_found(text):
 
 @pytest.mark.parametrize("text", [
     f"{HUB}/pytorch/examples", "pip install -e .", "pip install ./third_party/d2lpar",
-    "d2lpar/_d2l.py", f"git clone {HUB}/ada/d2lpar && cd d2lpar", f"{PIP} torch; d2lpar doctor",
+    "d2lpar/_d2l.py", f"git clone {HUB}/ada/d2lpar && cd d2lpar", f"{PIP} torch; vgpu doctor",
     f"pip install git+{HUB}/ada/d2lpar",
 ])  # fmt: skip
 def test_the_own_address_and_addresses_of_others_pass(text):

@@ -117,7 +117,7 @@ def test_the_workflow_on_the_page_about_ci_is_one(tmp_path):
     (text,) = re.findall(r"^```yaml\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     (tmp_path / "ci.yml").write_text(text)
     assert check("github-workflows", tmp_path / "ci.yml") == ""
-    assert "d2lpar run --gpus 2 pytest" in text
+    assert "vgpu run --gpus 2 pytest" in text
 
 
 def test_version_and_changelog_agree():
@@ -143,4 +143,4 @@ def test_hooks_before_a_commit_name_tools_that_exist():
 
 def test_the_container_for_development():
     container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text())
-    assert "--shm-size=1g" in container["runArgs"]  # what `d2lpar doctor` asks for
+    assert "--shm-size=1g" in container["runArgs"]  # what `vgpu doctor` asks for

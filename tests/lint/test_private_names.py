@@ -1,4 +1,4 @@
-"""Private names of torch, and patches of it, stay in `d2lpar/virtual/private/`.
+"""Private names of torch, and patches of it, stay in `vgpu/private/`.
 
 Elsewhere in `d2lpar/` these are faults:
 

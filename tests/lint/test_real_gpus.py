@@ -45,7 +45,7 @@ MIXED = {name: notebook for name, notebook in READ.items() if goes_deeper(notebo
 def test_lessons_that_mix_both_take_virtual_gpus(notebook):
     sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
     called = (name for source in sources for name in calls(source) if name in OWN | VIRTUAL)
-    chosen = 'os.environ.setdefault("D2LPAR_DEVICES", "vgpu")' in sources[0]
+    chosen = 'os.environ.setdefault("VGPU_DEVICES", "vgpu")' in sources[0]
     assert chosen or next(called) in VIRTUAL
 
 

@@ -320,7 +320,7 @@ def accuracy(replicas, batches, devices):
         "the package's ring": (
             "def fast_ring_allreduce(data):\n    d2lpar.allreduce(data, 'ring')",
             0,
-            "d2lpar.parallel.collectives, which the task rules out",
+            "d2lpar.collectives, which the task rules out",
         ),
         "the chapter's ring": (
             "fast_ring_allreduce = ring_allreduce",

@@ -158,7 +158,7 @@ def largest_micro_batch(num_parameters, t, p, sequence, memory):
         "with Layout": (
             """
 def groups(rank, t, d, p):
-    from d2lpar.parallel.layouts import Layout
+    from d2lpar.chapters.planning_a_training_run.layouts import Layout
     layout = Layout(t, p, d)
     return [layout.ranks_of(rank, axis) for axis in ("tensor", "data", "pipeline")]
 """,

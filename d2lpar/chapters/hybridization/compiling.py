@@ -1,0 +1,122 @@
+"""torch.compile on this machine: which backend works, what it captures, what it generates."""
+
+import functools
+import re
+import sys
+
+import torch
+
+from d2lpar.chapters.hybridization.operator_graph import Operator, OperatorGraph
+from vgpu import held_back
+from vgpu.dispatch import compile_in_this_process, generated_code, tree_leaves
+
+_LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
+
+
+def compile_backend(device="cpu"):
+    """Return the best backend of torch.compile that works on a device, and say in one line which.
+
+    The first call on a kind of device compiles a small program to find out. torch's compiler then
+    works in this process: `torch._inductor.config.compile_threads` becomes 1, so that it leaves no
+    pool of processes behind. An interrupt waits until it is set up.
+
+    Args:
+        device: a CPU or a CUDA device.
+
+    Returns:
+        "inductor", which generates kernels and fuses operators; where it cannot build them (no C++
+        compiler for a CPU, no Triton for a GPU) "aot_eager", which runs the captured operators one
+        by one.
+    """
+    failure = _failure_of_inductor(torch.device(device).type)
+    if failure is None:
+        print(f"torch.compile generates kernels for {torch.device(device)}, with inductor")
+        return "inductor"
+    print(f"torch.compile cannot generate kernels here: {failure}")
+    print("with aot_eager it captures graphs all the same, but runs them operator by operator")
+    return "aot_eager"
+
+
+@functools.cache
+def _failure_of_inductor(device_type):
+    """Return why torch's compiler fails for this kind of device; None if it works."""
+    with held_back():  # the compiler, interrupted while it is set up, stays half set up
+        compile_in_this_process()
+        try:
+            torch.compile(lambda x: x @ x + 1)(torch.ones(8, 8, device=device_type))
+        except Exception as error:  # what is missing shows in many ways: any of them will do
+            return str(error).strip().partition("\n")[0]
+    return None
+
+
+def captured_graph(program):
+    """Return the operators of a captured program, and its inputs, as a graph that draws itself.
+
+    Args:
+        program: an object with a `torch.fx` graph: a `torch.fx.GraphModule`, or the program that
+            `torch.export.export` returns.
+
+    Returns:
+        An `OperatorGraph`. Inputs and parameters that an operator reads are nodes, too, one level
+        before the first that reads them.
+    """
+    graph, numbers, levels = OperatorGraph(), {}, {}
+
+    def add(node, name, level):
+        reads = tuple(sorted(numbers[source] for source in node.all_input_nodes))
+        before = frozenset(reads).union(*(graph.nodes[i].before for i in reads))
+        numbers[node], levels[node] = len(graph.nodes), level
+        graph.nodes.append(Operator(name, _device(node), reads, (), before, level))
+
+    for node in program.graph.nodes:
+        if not node.op.startswith("call"):
+            continue
+        sources = node.all_input_nodes
+        level = 1 + max((levels[source] for source in sources if source in levels), default=0)
+        for source in sources:
+            if source not in levels:
+                add(source, source.name, level - 1)
+        add(node, _name(node), level)
+    return graph
+
+
+def _name(node):
+    """Return the name of what a node calls: an operator, a function, a method or a module."""
+    return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
+
+
+def _device(node):
+    """Return the device of a node's first tensor while the program was captured."""
+    values = node.meta.get("val", node.meta.get("example_value"))
+    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
+    return tensors[0].device if tensors else torch.device("cpu")
+
+
+def count_calls(function, *args):
+    """Return how many Python functions start while `function(*args)` runs, itself included."""
+    calls = []
+    before = sys.getprofile()
+    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
+    try:
+        function(*args)
+    finally:
+        sys.setprofile(before)
+    return len(calls)
+
+
+def kernel_text(function, *args):
+    """Return the loads, the arithmetic and the stores of the kernels that inductor generates.
+
+    Args:
+        function: a function that `torch.compile` captures as one graph; it is compiled for `args`
+            and called once.
+
+    Returns:
+        Lines of C++ for a CPU, of Triton for a GPU; constants, declarations and loops are left out.
+
+    Raises:
+        torch._dynamo.exc.Unsupported: the function cannot be captured as one graph.
+    """
+    sources = generated_code(torch.compile(function, fullgraph=True), *args)
+    lines = [line.strip() for line in "\n".join(sources).splitlines()]
+    return "\n".join(filter(_LOAD_ARITHMETIC_STORE.search, lines))

@@ -1,0 +1,27 @@
+"""Chapter 14: a step of GPT in any layout, and the best one for a cluster.
+
+layouts       tensor, pipeline and data parallelism at once
+gpt           a step of GPT in a layout; planning: `d2lpar plan`, a table of text
+plots         the figure
+"""
+
+from d2lpar.chapters.planning_a_training_run.gpt import GPT, Split, Sum
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, layouts, sweep
+from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
+from d2lpar.chapters.tensor_parallelism import split_cross_entropy
+from d2lpar.side_streams import receive, send
+from vgpu import as_machine
+
+__all__ = [
+    "GPT",
+    "Layout",
+    "Split",
+    "Sum",
+    "as_machine",
+    "layouts",
+    "plot_layouts",
+    "receive",
+    "send",
+    "split_cross_entropy",
+    "sweep",
+]

@@ -1,0 +1,26 @@
+"""Chapter 11: what more devices cost and gain.
+
+costs      what a step costs: operations of a network, and sums over devices
+workloads  a network with many parameters, and plain threads to compare with
+plots      figures
+"""
+
+from d2lpar.chapters.scaling.costs import (
+    allreduce_seconds,
+    crossover_bytes,
+    training_flops,
+    two_level_seconds,
+)
+from d2lpar.chapters.scaling.plots import plot_points, plot_runs
+from d2lpar.chapters.scaling.workloads import alexnet, in_plain_threads
+
+__all__ = [
+    "allreduce_seconds",
+    "alexnet",
+    "crossover_bytes",
+    "in_plain_threads",
+    "plot_points",
+    "plot_runs",
+    "training_flops",
+    "two_level_seconds",
+]

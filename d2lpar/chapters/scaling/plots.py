@@ -1,0 +1,91 @@
+"""Figures of chapter 11: named points, and single runs."""
+
+from d2lpar.plotting.charts import write_plain_numbers
+from d2lpar.plotting.figures import LINES, new_figure, style
+
+
+def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined=False):
+    """Return a figure of points, each with its name beside it.
+
+    Args:
+        groups: a dict from the name of a group to a dict from the names of its points to (x, y).
+            Names stand to the left of the first group's points, to the right of all others.
+        xlabel, ylabel: quantities and units. A linear y axis begins at 0, a linear x axis has
+            whole numbers.
+        xscale, yscale: "linear" or "log".
+        joined: whether a line joins the points of a group.
+
+    Raises:
+        ValueError: a group has no point.
+    """
+    figure, [[axes]] = new_figure(figsize=(6, 3.4))
+    with style():
+        for i, (group, points) in enumerate(groups.items()):
+            if not points:
+                raise ValueError(f"group {group!r} has no point")
+            colour, dashes, marker = LINES[i % len(LINES)]
+            x, y = zip(*points.values(), strict=True)
+            look = {"linestyle": dashes if joined else "none", "marker": marker}
+            axes.plot(x, y, color=colour, label=group, **look)
+            shift, side = (-7, "right") if i == 0 and len(groups) > 1 else (7, "left")
+            look = {"ha": side, "color": colour, "fontsize": 8, "textcoords": "offset points"}
+            for name, at in points.items():
+                axes.annotate(name, at, (shift, 4 if joined else -3), **look)
+        axes.set(xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale, xmargin=0.2)
+        if xscale == "log":
+            write_plain_numbers(axes.xaxis)
+        else:
+            axes.xaxis.get_major_locator().set_params(integer=True)
+        if yscale == "linear":
+            axes.set_ylim(bottom=0)
+        axes.grid(True)
+        if len(groups) > 1:
+            figure.legend(loc="outside lower center", ncols=3)
+    return figure
+
+
+def plot_runs(runs, xlabel, ylabel, curve):
+    """Return a figure with a point for each run, and the number of those without a result.
+
+    Both axes are logarithmic. A run without a result has the number infinity. For each x with such
+    runs "3 of 20" stands in a row of its own at the top.
+
+    Args:
+        runs: a dict from (group, x) to the numbers of its runs.
+        xlabel, ylabel: quantities and units.
+        curve: the numbers of a curve, one for each x that occurs, from the least to the largest.
+
+    Raises:
+        ValueError: the curve does not have as many numbers as there are x.
+    """
+    ticks = sorted({x for _, x in runs})
+    if len(curve) != len(ticks):
+        raise ValueError(f"the curve has {len(curve)} values, there are {len(ticks)} x")
+    top = 3 * max(n for numbers in runs.values() for n in numbers if n < float("inf"))
+    groups = list(dict.fromkeys(group for group, _ in runs))
+    figure, [[axes]] = new_figure(figsize=(5.6, 3.8))
+    with style():
+        axes.plot(ticks, curve, color="k", linewidth=1, label="formula")
+        for (group, x), numbers in runs.items():
+            i = groups.index(group)
+            colour, _, marker = LINES[i % len(LINES)]
+            at = x * 1.07 ** (i - 1)  # beside the other groups
+            there = [n for n in numbers if n < float("inf")]
+            look = {"marker": marker, "linestyle": "none", "markersize": 4}
+            axes.plot([at] * len(there), there, color=colour, label=group, **look)
+            if len(there) < len(numbers):
+                lost = f"{len(numbers) - len(there)} of {len(numbers)}"
+                side = "left" if i == len(groups) - 1 else "right"
+                axes.text(at, top, lost, ha=side, va="center", color=colour)
+        axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")
+        axes.set(xlim=(ticks[0] / 1.3, ticks[-1] * 1.7), ylim=(None, 1.6 * top))
+        axes.set_xticks(ticks, [f"{x:g}" for x in ticks])
+        axes.set_xticks([], minor=True)
+        if any(n == float("inf") for numbers in runs.values() for n in numbers):
+            marks = [n for n in (20, 50, 100, 200, 500) if n < top / 1.5]
+            axes.set_yticks([*marks, top], [*map(str, marks), "not\nreached"])
+            axes.set_yticks([], minor=True)
+        axes.grid(True)
+        handles = dict(zip(*axes.get_legend_handles_labels()[::-1], strict=True))
+        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=2)
+    return figure

@@ -1,0 +1,51 @@
+"""Chapter 11: a network with many parameters, and the yardstick for devices that share cores."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+from torch import nn
+
+from vgpu import set_thread_count
+
+
+def alexnet(num_classes=10, in_channels=1):
+    """Build AlexNet in the form of d2l 8.1 (Krizhevsky, Sutskever and Hinton 2012).
+
+    It maps images (N, in_channels, 224, 224) to logits (N, num_classes).
+    """
+    layers = []
+    for num_channels, kernel_size, stride, padding, pool in (
+        (96, 11, 4, 1, True),  # (N, 96, 26, 26) after pooling
+        (256, 5, 1, 2, True),  # (N, 256, 12, 12)
+        (384, 3, 1, 1, False),
+        (384, 3, 1, 1, False),
+        (256, 3, 1, 1, True),  # (N, 256, 5, 5)
+    ):
+        layers += [nn.Conv2d(in_channels, num_channels, kernel_size, stride, padding), nn.ReLU()]
+        layers += [nn.MaxPool2d(kernel_size=3, stride=2)] if pool else []
+        in_channels = num_channels
+    layers.append(nn.Flatten())  # (N, 6400)
+    for num_inputs in (6400, 4096):
+        layers += [nn.Linear(num_inputs, 4096), nn.ReLU(), nn.Dropout()]
+    return nn.Sequential(*layers, nn.Linear(4096, num_classes))
+
+
+def in_plain_threads(*works):
+    """Call each of `works` in a thread of its own that computes on one core, and wait for all.
+
+    It is the yardstick for devices that share the cores of this machine: what plain threads gain
+    on them without any device.
+
+    Args:
+        *works: functions without arguments that compute on the CPU.
+
+    Raises:
+        What the first of `works` that fails has raised.
+    """
+
+    def call(work):
+        set_thread_count(1)
+        work()
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        for done in [pool.submit(call, work) for work in works]:
+            done.result()

@@ -1,1 +1,0 @@
-"""Graphs of operators: recorded while a program runs, or captured by torch's compiler."""

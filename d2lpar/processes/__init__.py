@@ -1,1 +1,0 @@
-"""Many processes: launching them, one rank of a process group, DistributedDataParallel."""

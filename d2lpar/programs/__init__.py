@@ -1,1 +1,0 @@
-"""Running programs that say `torch.cuda` on virtual GPUs, and the command `d2lpar`."""

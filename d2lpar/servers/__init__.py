@@ -1,1 +1,0 @@
-"""Parameter servers on Ray, and an advertisement model to train with them."""

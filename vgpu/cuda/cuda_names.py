@@ -1,0 +1,210 @@
+"""The names under which programs know GPUs: `torch.cuda`, "nccl", and what torch asks of CUDA.
+
+`switch_on` makes all of them refer to virtual GPUs. A name of `torch.cuda`
+
+- refers to the same name of `torch.vgpu`, if there is one;
+- otherwise, if it is in the tables below, does what can be done here, which may be nothing;
+- otherwise needs a real GPU: it raises NotImplementedError and says so.
+"""
+
+import contextlib
+import re
+from types import SimpleNamespace
+
+import torch
+
+from vgpu import torch_module
+from vgpu.cuda import as_cuda, nccl, only_cuda
+from vgpu.cuda.nvtx import replace_nvtx
+from vgpu.cuda.only_cuda import refusing
+from vgpu.private.cuda import (
+    replace_in_cuda,
+    replace_private_names,
+    skip_initialization,
+    test_on_cuda_once,
+)
+from vgpu.private.kineto import patch_profiler
+from vgpu.private.patching import replace
+from vgpu.recording import history, profiling
+from vgpu.runtime import registry
+
+NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep` counts
+NCCL_VERSION = (2, 27, 0)  # programs ask whether it can do bfloat16, and it can
+
+
+def switch_on(gpus, visible=None, values=True):
+    """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
+
+    Args:
+        gpus: how many and of what kind, "vgpu:4" or "v100:4".
+        visible: indices that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
+        values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
+
+    Raises:
+        ValueError: `gpus` is malformed, or no GPU and no machine has the name.
+        RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
+    """
+    known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
+    if not known:
+        raise ValueError(f"VGPU_CUDA is vgpu:N or GPU:N, not {gpus!r}")
+    kind, number = known[1], int(known[2])
+    count = len(_visible(visible, number))
+    if count:
+        model = None if kind == "vgpu" else kind
+        as_cuda.stand_for_cuda(count, model=model, values=values)
+        _replace_names()
+        nccl.redirect_nccl()
+        only_cuda.refuse_extensions()
+
+
+def _visible(visible, number):
+    """Return the indices in a string, up to the first that is not an index below `number`."""
+    if visible is None:
+        return range(number)
+    indices = []
+    for text in visible.split(","):
+        if not text.strip().isdecimal() or int(text) >= number:
+            break
+        indices.append(int(text))
+    return indices
+
+
+def _replace_names():
+    """Replace the names of `torch.cuda` and its modules that have to change."""
+    replacements = {
+        name: value
+        for name, value in vars(torch_module).items()
+        if getattr(value, "__module__", "") == torch_module.__name__ and not name.startswith("_")
+    }
+    replacements |= _OTHERWISE
+    replacements["default_generators"] = torch_module.default_generators
+    replace_in_cuda(replacements)
+    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _ONLY_ON_A_GPU})
+    replace_private_names(
+        sleep=lambda cycles: torch_module._sleep(cycles * NANOSECOND),
+        is_in_bad_fork=torch_module._is_in_bad_fork,
+        set_device=torch_module.set_device,
+        set_stream=_set_stream,
+        record_memory_history=history.record_memory_history,
+        snapshot=history.snapshot,
+        dump_snapshot=history.dump_snapshot,
+        refusing=refusing,
+    )
+    replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
+    replace(torch, set_default_tensor_type=_set_default_tensor_type)
+    torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
+    torch_module.Stream.priority_range = staticmethod(lambda: (0, 0))
+    replace_nvtx()
+    profiler = torch.cuda.profiler
+    replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
+    refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _OF_NCCL}
+    replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
+    if hasattr(torch.accelerator, "get_memory_info"):
+        replace(torch.accelerator, get_memory_info=torch_module.mem_get_info)
+    patch_profiler(profiling.Work)
+    replace(torch.backends.cuda, is_built=lambda: True)
+    replace(
+        torch.backends.cudnn,
+        is_acceptable=lambda tensor: False,
+        is_available=lambda: False,
+        version=lambda: None,
+    )
+    skip_initialization()
+    test_on_cuda_once()
+
+
+def _stats_as_nested_dict(device=None):
+    """Return `memory_stats` as nested dicts."""
+    nested = {}
+    for name, value in torch_module.memory_stats(device).items():
+        *path, last = name.split(".")
+        inner = nested
+        for part in path:
+            inner = inner.setdefault(part, {})
+        inner[last] = value
+    return nested
+
+
+def _device_memory_used(device=None):
+    """Return the bytes in use, as nvidia-smi would."""
+    free, total = torch_module.mem_get_info(device)
+    return total - free
+
+
+class _DeviceOf(torch_module.device):
+    """Make the device of a tensor the current one; one on the CPU changes nothing."""
+
+    def __init__(self, obj):
+        super().__init__(obj.get_device() if obj.is_cuda else None)
+
+
+def _set_stream(stream_id, device_index, device_type):
+    """Make a stream, given by numbers, and its device the current ones, as torch._C's does."""
+    streams = registry.find(device_index).streams
+    (stream,) = [stream for stream in streams if stream.index == stream_id]
+    torch_module.set_stream(torch_module.Stream(_stream=stream))
+
+
+# Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
+_OTHERWISE = {
+    "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
+    "init": lambda: None,
+    "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
+    "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
+    "get_gencode_flags": lambda: "",
+    "get_allocator_backend": lambda: "native",
+    "set_sync_debug_mode": lambda debug_mode: None,  # a trace shows where the host waits
+    "get_sync_debug_mode": lambda: 0,
+    "memory_cached": torch_module.memory_reserved,
+    "max_memory_cached": torch_module.max_memory_reserved,
+    "reset_max_memory_allocated": torch_module.reset_peak_memory_stats,
+    "reset_max_memory_cached": torch_module.reset_peak_memory_stats,
+    "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
+    "memory_stats_as_nested_dict": _stats_as_nested_dict,
+    "device_memory_used": _device_memory_used,
+    "memory_snapshot": history.memory_snapshot,
+    "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+    "check_error": lambda result: None,  # the functions of `cudart` here never fail
+    "device_of": _DeviceOf,
+}
+
+_ONLY_ON_A_GPU = """
+    CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
+    MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
+    caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
+    list_gpu_processes memory_usage utilization temperature
+    power_draw clock_rate
+""".split()
+
+_OF_NCCL = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()
+
+_TENSOR_TYPES = """
+    FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor
+    LongTensor BoolTensor
+""".split()
+
+
+def _set_default_tensor_type(t):
+    """Set device and dtype of new tensors by a type such as "torch.cuda.FloatTensor"."""
+    name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
+    on_gpu = name.startswith("torch.cuda.")
+    torch.set_default_device("cuda" if on_gpu else "cpu")
+    torch.set_default_dtype(getattr(torch, name.rpartition(".")[2]).dtype)
+
+
+class _TensorType(type):
+    """The class of `torch.cuda.FloatTensor` and the like."""
+
+    def __instancecheck__(cls, value):
+        return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
+
+
+def _tensor_type(on_cpu):
+    """Return a stand-in for `torch.cuda.FloatTensor`, given `torch.FloatTensor`, and the like."""
+    namespace = {
+        "__new__": lambda cls, *args: on_cpu(*args).cuda(),
+        "dtype": on_cpu.dtype,
+        "__module__": "torch.cuda",
+        "is_cuda": True,
+    }
+    return _TensorType(on_cpu.__name__, (), namespace)

@@ -1,0 +1,215 @@
+"""`vgpu doctor`: what this machine has, what would run where, and what is wrong.
+
+Each look yields a name, a text, and what to do where that is wrong, or "".
+"""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+
+from vgpu import cores_of_this_process, memory_of_this_process
+from vgpu.other_programs import taken_now
+from vgpu.private import check_python
+
+GIB = 2**30
+ENOUGH_MEMORY = 4 * GIB  # of this process: the chapters and their kernels take about three
+ENOUGH_DISK = 2 * GIB  # where temporary files go
+ENOUGH_SHARED_MEMORY = 256 * 2**20  # for the batches of a DataLoader's workers
+LAB = ("jupyterlab", "ipykernel", "nbformat", "nbclient", "nbconvert", "matplotlib", "tqdm")
+
+
+def examine():
+    """Print what was found and return the exit code: 1 when something is wrong, otherwise 0."""
+    num_wrong = 0
+    for look in (_python, _cores, _other_programs, _memory, _disk, _lab, _torch, _entry_point):
+        for name, text, wrong in look():
+            num_wrong += bool(wrong)
+            print(f"{'!' if wrong else ' '} {name:<14}{text}{f': {wrong}' if wrong else ''}")
+    if num_wrong:
+        print(f"{num_wrong} of these are wrong: the lines that begin with !")
+    else:
+        print("nothing is wrong")
+    return 1 if num_wrong else 0
+
+
+def _python():
+    wrong = ""
+    try:
+        check_python()
+    except RuntimeError as error:
+        wrong = error
+    yield "Python", f"{platform.python_version()} on {sys.platform}, {platform.machine()}", wrong
+
+
+def _cores():
+    cores, all_cores = cores_of_this_process(), os.cpu_count()
+    text = f"{cores} of {all_cores} for this process"
+    text += f"; up to {cores} virtual GPUs of one thread compute at the same time"
+    yield "cores", text, "" if cores >= 2 else "virtual GPUs need two to show that they overlap"
+
+
+def _other_programs():
+    for sentence in taken_now().sentences():
+        yield "busy", f"{sentence} just now", "what you measure will take longer"
+
+
+def _memory():
+    memory = memory_of_this_process()
+    advice = f"the chapters need {ENOUGH_MEMORY / GIB:.0f} GiB"
+    text = f"{memory / GIB:.1f} GiB for this process"
+    yield "memory", text, "" if memory >= ENOUGH_MEMORY else advice
+    if os.path.isdir("/dev/shm"):
+        shared = shutil.disk_usage("/dev/shm").free
+        advice = (
+            "workers of a DataLoader pass batches through it; in Docker, start the container "
+            "with --shm-size=1g"
+        )
+        text = f"{shared / 2**20:.0f} MiB free in /dev/shm"
+        yield "shared memory", text, "" if shared >= ENOUGH_SHARED_MEMORY else advice
+
+
+def _disk():
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    advice = (
+        f"processes leave results there; {ENOUGH_DISK / GIB:.0f} GiB should be free, or let "
+        "TMPDIR name another folder"
+    )
+    yield "disk", f"{free / GIB:.1f} GiB free in {folder}", "" if free >= ENOUGH_DISK else advice
+
+
+def _lab():
+    missing = [name for name in LAB if importlib.util.find_spec(name) is None]
+    found = [f"{name} {importlib.metadata.version(name)}" for name in LAB if name not in missing]
+    if not found:  # virtual GPUs need none of them
+        yield "notebooks", "not installed; in a clone: pip install '.[lab]'", ""
+        return
+    wrong = f"{', '.join(missing)} missing; in a clone: pip install '.[lab]'" if missing else ""
+    yield "notebooks", ", ".join(found), wrong
+
+
+def _torch():
+    try:
+        import torch
+
+        from vgpu.private import check_version
+    except Exception as error:
+        yield "torch", "cannot be imported", f"{type(error).__name__}: {error}"
+        return
+    build = f"a build for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
+    text = f"{torch.__version__}, {build}"
+    try:
+        check_version(torch.__version__)
+    except RuntimeError as error:
+        yield "torch", text, error
+        return
+    yield "torch", text, ""
+    for look in (_torchvision, _gpus, _kernels, _names_of_cuda, _processes):
+        yield from look()
+
+
+def _torchvision():
+    import torch
+
+    try:
+        yield "torchvision", importlib.import_module("torchvision").__version__, ""
+    except ModuleNotFoundError:
+        yield "torchvision", "not installed; chapters 12 and 13 need it", ""
+    except Exception as error:
+        version = torch.__version__.partition("+")[0]
+        index = "" if torch.version.cuda else " --index-url https://download.pytorch.org/whl/cpu"
+        advice = (
+            "the chapters work around that, other programs do not. Install both from one place: "
+            f"pip install --force-reinstall torch=={version} torchvision{index}"
+        )
+        yield "torchvision", f"cannot be imported ({error})", advice
+
+
+def _gpus():
+    import torch
+
+    number = torch.cuda.device_count()
+    names = ", ".join(sorted({torch.cuda.get_device_name(i) for i in range(number)}))
+    found = f"{number} x {names}; ensure_gpus({number}) takes them"
+    yield "GPUs", found if number else "none; ensure_gpus takes virtual ones", ""
+
+
+def _kernels():
+    import torch
+
+    capability = torch.backends.cpu.get_cpu_capability()
+    libraries = [
+        name
+        for name, module in (("oneDNN", torch.backends.mkldnn), ("MKL", torch.backends.mkl))
+        if module.is_available()
+    ]
+    threads = torch.get_num_threads()
+    yield (
+        "kernels",
+        f"{', '.join([capability, *libraries])}; torch uses {threads} "
+        f"thread{'s' if threads > 1 else ''}, a virtual GPU "
+        f"{os.environ.get('VGPU_THREADS') or 1} (VGPU_THREADS)",
+        "",
+    )
+
+
+def _names_of_cuda():
+    from vgpu.private.virtual_tables import can_answer_without_python
+
+    if not can_answer_without_python():
+        yield (
+            "vgpu run",
+            f"not on {sys.platform}, {platform.machine()}: it needs Linux on x86-64 or 64-bit "
+            "ARM; on Windows, use WSL. Notebooks run all the same",
+            "",
+        )
+    elif refusal := _refusal():
+        yield "vgpu run", f"it is refused ({refusal})", "notebooks run all the same"
+    else:
+        yield "vgpu run", "virtual GPUs can stand for CUDA's", ""
+
+
+def _processes():
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        yield "processes", "this torch has no torch.distributed", "launch cannot work"
+        return
+    backends = [
+        name
+        for name, known in (("gloo", dist.is_gloo_available), ("nccl", dist.is_nccl_available))
+        if known()
+    ]
+    text = f"torch.distributed with {', '.join(backends) or 'no backend'}"
+    advice = "launch needs gloo where there are fewer GPUs than ranks"
+    yield "processes", text, "" if "gloo" in backends else advice
+
+
+def _entry_point():
+    known = {point.name for point in importlib.metadata.entry_points(group="torch.backends")}
+    if "d2lpar" in known:
+        yield "entry point", "torch.backends lists d2lpar", ""
+    else:
+        advice = (
+            "programs under vgpu run would not find the GPUs; install the package: pip install -e ."
+        )
+        yield "entry point", "torch.backends lacks d2lpar", advice
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
+        text = "TORCH_DEVICE_BACKEND_AUTOLOAD switches it off here; vgpu run does not"
+        yield "", text, ""
+
+
+def _refusal():
+    """Return why virtual GPUs cannot stand for CUDA's in a process like this one, or ""."""
+    code = "from vgpu.cuda.as_cuda import stand_for_cuda; stand_for_cuda(1)"
+    environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if not done.returncode:
+        return ""
+    return (done.stderr.splitlines() or [f"exit code {done.returncode}"])[-1]

@@ -1,0 +1,185 @@
+"""`vgpu run`: a command whose processes have virtual GPUs under the names of CUDA's.
+
+This starts the command, passes signals on, ends the processes that the command leaves behind, and
+prints what the ranks did. It does not import torch: the command does. It needs Linux.
+"""
+
+import contextlib
+import ctypes
+import functools
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from vgpu.cuda.autoload import CLOCK, GPUS, REPORTS, TRACE, VALUES
+from vgpu.cuda.summary import read_reports, summary, write_trace
+
+assert sys.platform == "linux", "the command has refused the others"
+
+SECONDS_TO_END = 5.0  # after a request, for what the command has left behind
+SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
+SECONDS_BETWEEN_LOOKS = 0.05
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # these ask a process to end
+NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes of a shell
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def run_command(command, gpus, model=None, trace=None, clock="model", values=True):
+    """Run a command, a list of strings, and return its exit code.
+
+    Args:
+        gpus: how many virtual GPUs each of its processes sees.
+        model: name of the GPU or machine to model; None for real time.
+        trace: path for a trace of all ranks, or None.
+        clock: with a model, the clock that the command reads by `time.time`: "model" or "wall".
+        values: False, with a model, to compute no values.
+    """
+    if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
+        print(f"vgpu run: there is no folder for the trace {trace}", file=sys.stderr)
+        return CANNOT_RUN
+    folder = tempfile.mkdtemp(prefix="d2lpar-run-")
+    try:
+        environment = {
+            **os.environ,
+            GPUS: f"{model or 'vgpu'}:{gpus}",
+            CLOCK: clock,
+            VALUES: str(int(values)),
+            REPORTS: folder,
+            TRACE: "1" if trace else "",
+            "TORCH_DEVICE_BACKEND_AUTOLOAD": "1",
+        }
+        began = time.perf_counter()
+        try:
+            code = _Job(command, environment).wait()
+        except OSError as error:
+            print(f"vgpu run: {command[0]}: {error.strerror}", file=sys.stderr)
+            return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_RUN
+        seconds = time.perf_counter() - began
+        reports = read_reports(folder)
+        sys.stdout.flush()
+        print(summary(reports, gpus, seconds, code, clock, values), file=sys.stderr)
+        if trace is not None:
+            write_trace(trace, reports, folder, began)
+            print(f"trace: {trace} (open it in https://ui.perfetto.dev)", file=sys.stderr)
+        return code
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class _Job:
+    """A command and all processes that it starts.
+
+    It stays in the process group of this process, so a terminal interrupts, stops and resumes both.
+    A signal that another process sends to this one alone is passed on.
+    """
+
+    def __init__(self, command, environment):
+        self._asked_to_end = False
+        self._before = _descendants()
+        _adopt_orphans(True)
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        unblock = functools.partial(signal.pthread_sigmask, signal.SIG_SETMASK, self._mask)
+        try:
+            self._process = subprocess.Popen(command, env=environment, preexec_fn=unblock)
+        except BaseException:
+            self._restore()
+            raise
+
+    def wait(self):
+        """Wait until the command has ended, end what it left behind, and return its exit code."""
+        try:
+            while self._process.poll() is None:
+                self._look()
+            self._end_children()
+        finally:
+            self._restore()
+        code = self._process.returncode
+        return 128 - code if code < 0 else code
+
+    def _look(self):
+        """Wait a moment; pass the first signal of another process on, and kill all at its second.
+
+        The terminal's Ctrl-C goes to the command by itself. How long that takes to end, for it may
+        write a checkpoint, is its own affair.
+        """
+        time.sleep(SECONDS_BETWEEN_LOOKS)
+        # With a time to wait, this returns garbage if the process was stopped (Ctrl-Z, a debugger)
+        # for longer than that: Python looks at the clock, not at what the call returned.
+        info = signal.sigtimedwait(SIGNALS, 0)
+        if info is None or info.si_code > 0:  # none, or from the terminal, as to the command
+            return
+        if self._asked_to_end:
+            _send(signal.SIGKILL, self._descendants())
+        else:
+            self._asked_to_end, own = True, os.getpgrp()
+            _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
+
+    def _end_children(self):
+        """End the processes that the command has left behind, gently at first."""
+        for ask, seconds in (
+            (None, SECONDS_FOR_CHILDREN),
+            (signal.SIGTERM, SECONDS_TO_END),
+            (signal.SIGKILL, SECONDS_TO_END),
+        ):
+            left = self._descendants()
+            if ask is not None:
+                _send(ask, left)
+            deadline = time.monotonic() + seconds
+            while left and time.monotonic() < deadline:
+                self._look()
+                left = self._descendants()
+            if not left:
+                return
+
+    def _descendants(self):
+        """Return the processes that descend from this one, except those there before the job."""
+        return _descendants(self._before)
+
+    def _restore(self):
+        _adopt_orphans(False)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+
+def _adopt_orphans(yes):
+    """Start or stop adopting descendants whose parents end."""
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
+
+
+def _descendants(without=()):
+    """Return the pids of this process's running descendants, without the trees below `without`."""
+    children, ended = {}, set()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text(errors="replace")
+        except OSError:  # it has just ended
+            continue
+        state, parent, *_ = text.rpartition(")")[2].split()
+        pid = int(path.parent.name)
+        children.setdefault(int(parent), []).append(pid)
+        if state == "Z":
+            ended.add(pid)
+    found, unseen = [], [os.getpid()]
+    while unseen:
+        for pid in children.get(unseen.pop(), ()):
+            if pid not in without:
+                unseen.append(pid)
+                found.append(pid)
+    return [pid for pid in found if pid not in ended]
+
+
+def _send(number, pids):
+    """Send a signal to processes, some of which may have ended, or belong to another user."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _group(pid):
+    """Return the process group of a process; None if it has ended."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getpgid(pid)

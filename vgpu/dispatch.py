@@ -1,0 +1,17 @@
+"""What of torch's private interface those may use who are not of the engine: `d2lpar`, and tests.
+
+TorchDispatchMode        sees each call of an operator
+schema_of, tree_leaves   the schema of an operator; the tensors in nested arguments
+compile_in_this_process, generated_code    for torch.compile
+"""
+
+from vgpu.private.compiling import compile_in_this_process, generated_code
+from vgpu.private.dispatch import TorchDispatchMode, schema_of, tree_leaves
+
+__all__ = [
+    "TorchDispatchMode",
+    "compile_in_this_process",
+    "generated_code",
+    "schema_of",
+    "tree_leaves",
+]

@@ -1,0 +1,80 @@
+"""What a collective costs on the way between its ranks: bytes that each sends, and seconds.
+
+Every rank has one link that sends and receives at the same time. Sums go around a ring where that
+is faster than NCCL's double binary tree, which sends whole tensors but has fewer steps; all else
+but an all-to-all goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
+Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Over several machines, most
+steps of the ring stay inside one; the tree is a chain inside each and a tree between them, as in
+NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
+
+Virtual GPUs take these seconds. Chapters predict with the formulas in `d2lpar/chapters/scaling.py`.
+"""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a collective costs one rank.
+
+    Attributes:
+        steps: consecutive messages, each of which pays the latency of the link.
+        num_bytes: the bytes that the rank sends or, if it sends none, receives.
+        between: how many of the steps lead from one machine to another.
+        leaving: those of the bytes that every rank sends to other machines at the same time.
+    """
+
+    steps: int
+    num_bytes: int
+    between: int = 0
+    leaving: int = 0
+
+    def seconds(self, route):
+        """Return the seconds it takes on a `Route`; one without steps takes none."""
+        if not self.steps:
+            return 0.0
+        steps = (self.steps - self.between) * route.latency + self.between * route.between
+        sending = max(self.num_bytes / route.bandwidth, self.leaving / route.part)
+        return route.startup + steps + sending
+
+
+def all_reduce(k, num_bytes, route):
+    """Return the `Cost` of a sum of tensors of `num_bytes` over `k` ranks, by ring or tree."""
+    if k == 1:
+        return Cost(0, 0)
+    machines = route.machines
+    ring = Cost(2 * (k - 1), 2 * (k - 1) * num_bytes // k, 2 * (machines - 1))
+    rounds = 2 * (machines - 1).bit_length()
+    inside = -(-k // machines)  # ranks in each machine
+    chain = (inside - 1).bit_length() if machines == 1 else inside - 1
+    tree = Cost(2 * chain + rounds, 2 * num_bytes, rounds)
+    return min(ring, tree, key=lambda cost: cost.seconds(route))
+
+
+def in_parts(k, num_bytes, route):
+    """Return the `Cost` of all_gather and reduce_scatter, `num_bytes` for all parts."""
+    return Cost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
+
+
+def to_each(k, num_bytes, route):
+    """Return the `Cost` of all_to_all, `num_bytes` for all parts of a rank.
+
+    No ring helps: the parts for other machines leave through the cards, those of each rank.
+    """
+    leaving = (k - k // route.machines) * num_bytes // k  # none in one machine
+    return replace(in_parts(k, num_bytes, route), leaving=leaving)
+
+
+def around(k, num_bytes, route):
+    """Return the `Cost` of broadcast and reduce, in a pipeline along the ring."""
+    return Cost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
+
+
+def at_root(k, num_bytes, route):
+    """Return the `Cost` of gather and scatter of `num_bytes` a rank: the root's link decides."""
+    return Cost(k - 1, (k - 1) * num_bytes, route.machines - 1)
+
+
+def one_message(k, num_bytes, route):
+    """Return the `Cost` of a message from one rank to another."""
+    return Cost(1, num_bytes, route.machines - 1)

@@ -1,0 +1,145 @@
+"""One rank in place of many equal ones: the block, its meetings and its exchange of values."""
+
+import contextlib
+
+import torch.distributed as dist
+
+from vgpu.distributed.meetings import has_values
+from vgpu.distributed.routes import route, way_between, way_inside
+from vgpu.private.process_groups import fake_store
+from vgpu.runtime import scheduler
+
+Op = dist.ReduceOp.RedOpType
+
+
+@contextlib.contextmanager
+def equal_ranks(k):
+    """Run one modelled GPU in place of `k` equal ranks of a job, within a block.
+
+        (device,) = virtual_gpus(1, model="dgxa100", values=False)
+        with equal_ranks(1024):
+            net = DistributedDataParallel(net.to(device))  # a step takes as long as on 1,024 GPUs
+
+    Ranks that do the same at the same time take equally long, so it is enough to run one of them.
+    In the block this process is rank 0 of the default process group, whose collectives take the
+    time of `k` ranks and return what they would if all ranks had the same values. Ranks with
+    shards, as in `fully_shard`, have different values: there only time, bytes and memory are as on
+    `k` ranks. The group has the backend "vccl" and torch's fake store.
+
+    Raises:
+        ValueError: `k` is not a positive whole number, or there is a default process group already.
+        RuntimeError: no GPUs are modelled.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise ValueError(f"the number of ranks is a positive whole number: got {k!r}")
+    if not scheduler.clock.is_modelled:
+        raise RuntimeError("equal ranks need a modelled GPU: call virtual_gpus(1, model=...) first")
+    dist.init_process_group("vccl", store=fake_store(), rank=0, world_size=k)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+class EqualRanks:
+    """Replaces `Meetings` where one rank stands for many equal ones."""
+
+    pending = ()
+
+    def __init__(self, simulation, size):
+        self._simulation, self._size = simulation, size
+
+    def may_go_to(self, seconds):
+        """Return True: all ranks are ready when this one is."""
+        return True
+
+    def post(self, op):
+        """Make a collective begin when this rank is ready."""
+        op.ready = op.start
+        gpus = op.engine.device.model.machine.gpus or self._size
+        hosts = [rank // gpus for rank in op.members]
+        ways = {host: way_between(op, self._size, host) for host in set(hosts)}
+        between = [ways[host] for host in hosts]
+        op.meet(route(hosts, [way_inside(op)], between), has_values(op))
+        self._simulation.make_ready(op)
+
+    def waits_for_values(self, op):
+        """Do nothing: there is nobody else."""
+
+    done = waits_for_values
+
+    def leave(self):
+        """Do nothing."""
+
+    def end(self):
+        """Simulate all that was issued."""
+        self._simulation.finish()
+
+
+class Equals:
+    """Replaces a gloo group where this rank stands for all, with the same values.
+
+    Messages, and what a root elsewhere would send, leave the outputs as they are.
+    """
+
+    def __init__(self, rank, size):
+        self._rank, self._size = rank, size
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    def allreduce(self, tensors, options):
+        """Reduce `size` equal tensors to one: MIN and MAX of them are the tensor itself."""
+        kind = options.reduceOp.op
+        for tensor in tensors:
+            if kind == Op.SUM:
+                tensor *= self._size
+            elif kind == Op.PRODUCT:
+                tensor **= self._size
+        return _Done()
+
+    reduce = allreduce
+
+    def allgather(self, output_lists, inputs):
+        """Copy each input to all of its outputs."""
+        for outs, value in zip(output_lists, inputs, strict=True):
+            for out in outs:
+                out.copy_(value)
+        return _Done()
+
+    def gather(self, output_lists, inputs, options):
+        """Copy each input to all of its outputs if this rank is the root, which has them."""
+        return self.allgather(output_lists, inputs) if output_lists else _Done()
+
+    def alltoall_base(self, output, value, output_sizes, input_sizes, options):
+        """Receive from every rank what it sends to this one."""
+        own = value.split(input_sizes)[self._rank]
+        for part in output.split(output_sizes):
+            part.copy_(own)
+        return _Done()
+
+    def scatter(self, outputs, input_lists, options):
+        """Receive this rank's input if it is the root, which has them."""
+        for out, values in zip(outputs, input_lists, strict=False):
+            out.copy_(values[self._rank])
+        return _Done()
+
+    def broadcast(self, tensors, options):
+        """Leave the tensors as they are: the root has the same."""
+        return _Done()
+
+    def send(self, tensors, other, tag):
+        """Do nothing: there is nobody else."""
+        return _Done()
+
+    recv = send
+
+
+class _Done:
+    """The work of `Equals`, complete from the start."""
+
+    def wait(self):
+        """Do nothing."""

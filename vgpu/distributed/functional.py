@@ -1,0 +1,183 @@
+"""The collectives of torch.ops._c10d_functional, which DTensor uses, on virtual GPUs.
+
+They return new tensors without waiting; `wait_tensor` makes the current stream wait. The calling
+thread issues them through the process group, like all other collectives: as a kernel, one would
+block the device's engine until the other ranks come.
+"""
+
+import torch
+import torch.distributed as dist
+
+from vgpu.distributed.work import wait_for_writer
+from vgpu.operators.plans import tables
+from vgpu.private.process_groups import resolve_process_group, waits_when_used
+
+
+def _issues(name):
+    """Decorate the function that issues the operator of this name, from its arguments."""
+
+    def register(function):
+        tables.special_names[name] = lambda func, args, kwargs: function(*args, **kwargs)
+        return function
+
+    return register
+
+
+def _issues_in_place(name):
+    """Decorate the function that issues `name_` and, on copies of its tensors, `name`."""
+
+    def register(function):
+        _issues(name)(lambda tensors, *args: function(_copy(tensors), *args))
+        return _issues(name + "_")(function)
+
+    return register
+
+
+def _group(name):
+    """Return the process group of a name; newer torch may pass the group itself."""
+    return resolve_process_group(name) if isinstance(name, str) else name
+
+
+def _reduction(options, reduce_op):
+    """Return `options` with the operation that a name such as "sum" stands for."""
+    if isinstance(reduce_op, str):
+        kind = getattr(dist.ReduceOp, reduce_op.upper(), None)
+        if kind is None:
+            raise ValueError(f"{reduce_op!r} is no reduction of torch.distributed")
+        reduce_op = dist.ReduceOp(kind)
+    options.reduceOp = reduce_op
+    return options
+
+
+def _copy(value):
+    """Return a dense copy of a tensor, or of each tensor in a list."""
+    if isinstance(value, torch.Tensor):
+        return value.clone(memory_format=torch.contiguous_format)
+    return [*map(_copy, value)]
+
+
+def _times(tensor, k):
+    """Return an empty tensor for `k` tensors like this one, concatenated."""
+    return tensor.new_empty((tensor.shape[0] * k, *tensor.shape[1:]))
+
+
+def _part(tensor, k):
+    """Return an empty tensor with the shape of one of `k` equal parts of `tensor`."""
+    if tensor.shape[0] % k:
+        raise ValueError(f"reduce_scatter: {tensor.shape[0]} rows are not {k} equal parts")
+    return tensor.new_empty((tensor.shape[0] // k, *tensor.shape[1:]))
+
+
+@_issues_in_place("_c10d_functional::all_reduce")
+def all_reduce_(tensor, reduce_op, group_name):
+    """Sum a tensor over the ranks, in place."""
+    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions(), reduce_op))
+    return tensor
+
+
+@_issues_in_place("_c10d_functional::all_reduce_coalesced")
+def all_reduce_coalesced_(tensors, reduce_op, group_name):
+    """Sum each tensor over the ranks, in place."""
+    options = _reduction(dist.AllreduceCoalescedOptions(), reduce_op)
+    _group(group_name).allreduce_coalesced(tensors, options)
+    return tensors
+
+
+@_issues_in_place("_c10d_functional::broadcast")
+def broadcast_(tensor, src, group_name):
+    """Copy a tensor of the rank `src` of the group to all others."""
+    options = dist.BroadcastOptions()
+    options.rootRank = src
+    _group(group_name).broadcast([tensor], options)
+    return tensor
+
+
+@_issues("_c10d_functional::all_gather_into_tensor_out")
+def all_gather_into_tensor_out(tensor, group_size, group_name, out):
+    """Write the tensors of all ranks to `out`, concatenated."""
+    _group(group_name)._allgather_base(out, tensor.contiguous())
+    return out
+
+
+@_issues("_c10d_functional::all_gather_into_tensor")
+def all_gather_into_tensor(tensor, group_size, group_name):
+    """Return the tensors of all ranks, concatenated."""
+    out = _times(tensor, group_size)
+    return all_gather_into_tensor_out(tensor, group_size, group_name, out)
+
+
+@_issues("_c10d_functional::all_gather_into_tensor_coalesced")
+def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
+    """Do `all_gather_into_tensor` with each tensor."""
+    outputs = [_times(tensor, group_size) for tensor in tensors]
+    tensors = [tensor.contiguous() for tensor in tensors]
+    _group(group_name).allgather_into_tensor_coalesced(outputs, tensors)
+    return outputs
+
+
+@_issues("_c10d_functional::reduce_scatter_tensor_out")
+def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
+    """Write this rank's part of the sum over the ranks to `out`."""
+    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
+    _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), options)
+    return out
+
+
+@_issues("_c10d_functional::reduce_scatter_tensor")
+def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
+    """Return this rank's part of the sum over the ranks."""
+    out = _part(tensor, group_size)
+    return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
+
+
+@_issues("_c10d_functional::reduce_scatter_tensor_coalesced")
+def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
+    """Do `reduce_scatter_tensor` with each tensor."""
+    outputs = [_part(tensor, group_size) for tensor in tensors]
+    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
+    tensors = [tensor.contiguous() for tensor in tensors]
+    _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
+    return outputs
+
+
+@_issues("_c10d_functional::all_to_all_single")
+def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
+    """Send this many rows to each rank, by default even parts; return the rows received."""
+    rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
+    out = tensor.new_empty((rows, *tensor.shape[1:]))
+    options = dist.AllToAllOptions()
+    group, tensor = _group(group_name), tensor.contiguous()
+    group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes, options)
+    return out
+
+
+@_issues("_dtensor::shard_dim_alltoall")
+def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
+    """Return this rank's part along `shard_dim` of a tensor split along `gather_dim`."""
+    group = _group(group_name)
+    k, rows = group.size(), tensor.shape[shard_dim]
+    if rows % k:
+        raise ValueError(f"shard_dim_alltoall: {rows} rows are not {k} equal parts")
+    parts = [_copy(part) for part in tensor.split(rows // k, shard_dim)]
+    outputs = [torch.empty_like(part) for part in parts]
+    group.alltoall(outputs, parts).wait()
+    return torch.cat(outputs, gather_dim)
+
+
+@_issues("_c10d_functional::wait_tensor")
+def wait_tensor(tensor):
+    """Make the current stream wait for the collective that writes a tensor."""
+    wait_for_writer(tensor)
+    return tensor
+
+
+@_issues("_c10d_functional::wait_tensors")
+def wait_tensors(tensors):
+    """Do `wait_tensor` with each tensor; since torch 2.15."""
+    return [wait_tensor(tensor) for tensor in tensors]
+
+
+@_issues("_c10d_functional::_wrap_tensor_autograd")
+def wrap_tensor(tensor):
+    """Return a tensor that does `wait_tensor` when it is first used."""
+    return waits_when_used(tensor)

@@ -1,0 +1,113 @@
+"""The collectives of this process on a modelled clock: posted, met, and run."""
+
+import itertools
+import os
+
+import torch.distributed as dist
+
+from vgpu.distributed.agreement import host_number
+from vgpu.distributed.routes import Route, way_between, way_inside
+from vgpu.distributed.timekeeper import Member, Post
+from vgpu.tensors.cells import is_known
+
+_LOST = "the connection to the rank that keeps the time is lost"
+
+
+class Meetings:
+    """Connects a `Simulation`, in its thread, to the other ranks of the default group.
+
+    Attributes:
+        pending: key -> the op of a collective that was posted and has not met.
+    """
+
+    def __init__(self, simulation, store, rank, size, timeout):
+        self._simulation = simulation
+        self.pending = {}
+        self._leave = 0.0  # the time up to which the keeper lets this rank simulate
+        self._done = {}  # key without its number -> the number of the last one done
+        store = dist.PrefixStore(f"{next(_numbers)}", store)
+        self._num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # on this node of torchrun
+        self._member = Member(store, rank, size, timeout, self._run_to)
+
+    def may_go_to(self, seconds):
+        """Return whether no meeting can come before `seconds`; if one may, wait for news first."""
+        if not self.pending or seconds <= self._leave:
+            return True
+        for kind, *message in self._member.ask(seconds):
+            if kind == "go":
+                (self._leave,) = message
+            elif kind == "meet":
+                key, start, route, known = message
+                if (op := self.pending.pop(key, None)) is not None:
+                    op.meet(Route(*route), known)
+                    op.ready = start
+                    self._simulation.make_ready(op)
+            elif kind == "failed":
+                key, text = message
+                if key in self.pending:
+                    self._fail(self.pending.pop(key), text)
+            else:
+                self._fail_all(_LOST)
+        return False
+
+    def _fail_all(self, text):
+        for key in list(self.pending):
+            self._fail(self.pending.pop(key), text)
+
+    def _fail(self, op, text):
+        op.failure = dist.DistBackendError(text)
+        op.seconds = 0.0
+        self._simulation.make_ready(op)
+
+    def post(self, op):
+        """Report to the keeper that an op is ready at `op.start`."""
+        now, op.ready = op.ready, op.start
+        self.pending[op.key] = op
+        host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
+        ways = way_inside(op), way_between(op, self._num_here, host[-1])
+        try:
+            post = Post(op.text, op.ready, host, *ways, has_values(op))
+            self._member.post(now, op.key, op.members, post)
+        except OSError:
+            self._fail_all(_LOST)
+
+    def waits_for_values(self, op):
+        """Report to the keeper that this rank waits for values of others, at the time of the op."""
+        self._member.tell("at", op.start, op.key)
+
+    def done(self, op):
+        """Report to the keeper that this rank is done with a collective."""
+        key = op.key
+        self._done[key[:-1]] = key[-1]
+        self._member.tell("at", 0.0, key)
+
+    def _run_to(self, key, is_posted_by_all):
+        """Simulate, in the simulator's thread, until this rank has posted or done a collective."""
+
+        def is_ahead():
+            posted = key in self.pending and not is_posted_by_all
+            return not posted and self._done.get(key[:-1], -1) < key[-1]
+
+        def run():
+            self._simulation.run_while(is_ahead)
+            if is_ahead():
+                self._member.tell("idle")
+
+        self._simulation.ask(run)
+
+    def end(self):
+        """Simulate all that was issued, and leave."""
+        self._simulation.finish()
+        self._member.end()
+
+    def leave(self):
+        """Leave, because another clock is in force now."""
+        self._member.tell("end")
+
+
+_numbers = itertools.count()
+
+
+def has_values(op):
+    """Return whether this rank has the values that others read."""
+    return op.engine.clock.values or not op.is_read or all(map(is_known, op.args[1]))

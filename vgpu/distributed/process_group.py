@@ -1,0 +1,647 @@
+"""VirtualProcessGroup: what torch.distributed calls for tensors on virtual GPUs.
+
+A collective is issued without waiting. It is an op on a stream of the group, which waits for what
+the current stream was given so far, and runs in an engine of its own, whose thread waits for other
+ranks. Messages have an engine for each peer and direction, so that none waits for another. Tensors
+on the CPU go to gloo directly.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+
+from vgpu.distributed import BACKEND, exchange
+from vgpu.distributed import collective_costs as costs
+from vgpu.distributed.agreement import NO_LINK, Agreement, Table, figures_of
+from vgpu.distributed.collective import Collective, bytes_of, described
+from vgpu.distributed.equal_ranks import EqualRanks, Equals
+from vgpu.distributed.exchange import Reduction
+from vgpu.distributed.meetings import Meetings
+from vgpu.distributed.routes import Route
+from vgpu.distributed.work import VirtualWork
+from vgpu.modelled.simulation import ModelledEngine, leave_without_values
+from vgpu.private.dispatch import tree_flatten
+from vgpu.private.process_groups import (
+    add_gloo,
+    default_store,
+    fake_store_of,
+    num_collectives,
+    start_counting,
+)
+from vgpu.runtime import registry, scheduler, threads
+from vgpu.runtime.engines import Engine, sleep_until
+from vgpu.runtime.scheduler import wait
+from vgpu.tensors.cells import Failure, Unavailable, fail, fetch, revive
+from vgpu.tensors.tensor import VirtualTensor
+
+
+class CollectiveEngine(Engine):
+    """An engine whose thread waits for other ranks; this process may fork meanwhile."""
+
+    do = Engine.do_beside_forks
+
+
+class Lane:
+    """A stream and an engine for the collectives of a group, or for messages with one peer."""
+
+    def __init__(self, name, device):
+        self.stream = device.new_stream()
+        if device.model is None:
+            self.engine = device.add_engine(CollectiveEngine(name, device))
+        else:
+            self.engine = ModelledEngine(name, device, device.compute.clock)
+
+
+observers = []  # functions of name and arguments of each collective on virtual GPUs
+
+
+def _by_device(method):
+    """Decorate a method: CPU tensors go to gloo's method; all others are shown to `observers`."""
+
+    @functools.wraps(method)
+    def choose(self, *args, **kwargs):
+        if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
+            return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
+        for note in observers:
+            note(method.__name__, args)
+        return method(self, *args, **kwargs)
+
+    return choose
+
+
+def _tensors(value):
+    return [leaf for leaf in tree_flatten(value)[0] if isinstance(leaf, torch.Tensor)]
+
+
+class VirtualProcessGroup(dist.ProcessGroup):
+    """The ranks of a job, each with a virtual GPU of its own."""
+
+    supports_coalescing = True
+    supports_splitting = supports_time_estimate = False
+
+    def __init__(self, store, rank, size, timeout, global_ranks=(), name=""):
+        super().__init__(rank, size)
+        self._name, self._description = name, "undefined"
+        self._rank, self._size, self._timeout = rank, size, timeout
+        self._fake_store = fake_store_of(store)  # torch would lose it
+        self._store = _store_of_attempt(store)
+        self._ranks = list(global_ranks) or list(range(size))
+        job_size = dist.get_world_size() if dist.is_initialized() else size
+        self._is_whole_job = self._ranks == list(range(job_size))
+        self._table, self._peers = None, Equals(rank, size)  # one rank stands for all
+        self._for_cpu = None
+        if self._fake_store is None:
+            store = dist.PrefixStore("vgpu", self._store)
+            self._table = Table(store, rank, size, self._ranks, timeout)
+            self._peers = self._table.gloo
+            store = dist.PrefixStore("cpu", self._store)
+            gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+            group = dist.ProcessGroup(store, rank, size)  # has more functions than gloo's
+            add_gloo(group, gloo)
+            self._for_cpu = group
+        self._lanes = {}  # (index of a device, peer, direction) -> Lane
+        self._coalesced = threading.local()
+        self._join()
+        self._number = 0
+        self._last_stream = None  # the stream of the last collective
+        self._counts = Counter()  # calls by (), for collectives, or by ranks and tag, for messages
+        self._error = None
+
+    def _join(self):
+        """Connect this rank's clock, if modelled, to the clocks of the other ranks."""
+        clock = scheduler.clock
+        if clock.meetings is not None:
+            return
+        if self._table is None:
+            clock.meetings = EqualRanks(clock, self._size)
+            return
+        job = self._store, self._rank, self._size
+        if dist.is_initialized():
+            job = _store_of_attempt(default_store()), dist.get_rank(), dist.get_world_size()
+        clock.meetings = Meetings(clock, *job, self._timeout)
+
+    # -- what torch asks a group
+
+    def rank(self):
+        return self._rank
+
+    def size(self):
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def name(self):
+        return BACKEND
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def _device_types(self):
+        return [torch.device("vgpu")]
+
+    def _get_backend(self, device):
+        return self
+
+    def _set_group_name(self, name):
+        self._name = name
+
+    def _set_group_desc(self, description):
+        self._description = description
+
+    def getGroupName(self):
+        return self._name
+
+    def getGroupDesc(self):
+        return self._description
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+    group_name, group_desc = property(getGroupName), property(getGroupDesc)
+
+    @property
+    def options(self):
+        return self
+
+    def _set_sequence_number_for_group(self):
+        if self._for_cpu is not None:
+            start_counting(self._for_cpu)
+
+    def _get_sequence_number_for_group(self):
+        """Return how many collectives this rank has issued, those on CPU tensors included."""
+        return self._number + (num_collectives(self._for_cpu) if self._for_cpu else 0)
+
+    def set_timeout(self, timeout):
+        self._timeout = timeout
+        if self._table is not None:
+            self._table.set_timeout(timeout)
+
+    _set_default_timeout = set_timeout
+
+    def shutdown(self):
+        """Wait until what was issued has ended, and end the threads."""
+        lanes, self._lanes = self._lanes, {}
+        for lane in lanes.values():
+            for op in lane.stream.tail():
+                wait(op, lane.stream.device.torch_device)
+            if not lane.engine.clock.is_modelled:
+                lane.stream.device.remove_engine(lane.engine)
+        if self._is_whole_job:
+            scheduler.clock.end_meetings()
+
+    def abort(self):
+        """Shut down; a collective under way ends with its time-out at the latest."""
+        self.shutdown()
+
+    def for_cpu(self):
+        """Return the gloo group for tensors on the CPU."""
+        if self._for_cpu is None:
+            raise RuntimeError("one rank that stands for all has no group for tensors on the CPU")
+        return self._for_cpu
+
+    # -- collectives
+
+    @_by_device
+    def allreduce(self, tensors, opts=None):
+        """Sum each tensor over the ranks, in place."""
+        return self._all_reduce("all_reduce", tensors, opts)
+
+    @_by_device
+    def allreduce_coalesced(self, tensors, opts=None):
+        """Sum each tensor over the ranks, in place."""
+        return self._all_reduce("all_reduce_coalesced", tensors, opts)
+
+    def _all_reduce(self, name, tensors, opts):
+        reduction = self._reduction(opts, tensors)
+        move = functools.partial(exchange.all_reduce, reduction=reduction)
+        return self._issue(
+            Collective(name, tensors, tensors, move, costs.all_reduce, reduction.name)
+        )
+
+    @_by_device
+    def reduce(self, tensors, opts=None):
+        """Sum each tensor over the ranks; the root has the sum."""
+        opts = opts or dist.ReduceOptions()
+        reduction = self._reduction(opts, tensors)
+        move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
+        detail = f"{reduction.name}, {self._root(opts.rootRank)}"
+        return self._issue(Collective("reduce", tensors, tensors, move, costs.around, detail))
+
+    @_by_device
+    def broadcast(self, tensors, opts=None):
+        """Copy each tensor of the root to all ranks."""
+        root = (opts or dist.BroadcastOptions()).rootRank
+        move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
+        is_read = self._rank == root
+        return self._issue(
+            Collective("broadcast", tensors, tensors, move, costs.around, detail, is_read=is_read)
+        )
+
+    @_by_device
+    def allgather(self, output_lists, inputs, opts=None):
+        """Copy the tensor of each rank to all ranks."""
+        return self._all_gather("all_gather", output_lists, inputs, output_lists)
+
+    @_by_device
+    def allgather_coalesced(self, output_lists, inputs, opts=None):
+        """Copy the tensors of each rank to all ranks; list i comes from rank i."""
+        wholes = [list(whole) for whole in zip(*output_lists, strict=True)]
+        return self._all_gather("all_gather_coalesced", wholes, inputs, output_lists)
+
+    @_by_device
+    def _allgather_base(self, output, value, opts=None):
+        """Copy the tensor of each rank to all ranks, into one tensor."""
+        return self._all_gather("all_gather_into_tensor", [output], [value])
+
+    all_gather_single = _allgather_base
+
+    @_by_device
+    def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
+        """Do `_allgather_base` for each pair of tensors."""
+        return self._all_gather("all_gather_into_tensor_coalesced", outputs, inputs)
+
+    all_gather_single_coalesced = allgather_into_tensor_coalesced
+
+    def _all_gather(self, name, wholes, inputs, result=None):
+        outputs = self._parts_of(name, wholes, inputs)
+        call = Collective(name, inputs, outputs, exchange.all_gather, costs.in_parts)
+        return self._issue(call, result or wholes)
+
+    @_by_device
+    def reduce_scatter(self, outputs, input_lists, opts=None):
+        """Sum over the ranks; rank i gets the sum of the inputs i."""
+        return self._reduce_scatter("reduce_scatter", outputs, input_lists, opts)
+
+    @_by_device
+    def _reduce_scatter_base(self, output, value, opts=None):
+        """Sum over the ranks; rank i gets part i of the sum."""
+        return self._reduce_scatter("reduce_scatter_tensor", [output], [value], opts)
+
+    reduce_scatter_single = _reduce_scatter_base
+
+    @_by_device
+    def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
+        """Do `_reduce_scatter_base` for each pair of tensors."""
+        return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
+
+    reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
+
+    def _reduce_scatter(self, name, outputs, wholes, opts):
+        inputs = self._parts_of(name, wholes, outputs)
+        reduction = self._reduction(opts, inputs)
+        move = functools.partial(exchange.reduce_scatter, reduction=reduction)
+        return self._issue(Collective(name, inputs, outputs, move, costs.in_parts, reduction.name))
+
+    @_by_device
+    def alltoall(self, outputs, inputs, opts=None):
+        """Send input j to rank j; output i comes from rank i."""
+        return self._all_to_all("all_to_all", outputs, inputs, outputs)
+
+    @_by_device
+    def alltoall_base(self, output, value, output_sizes=(), input_sizes=(), opts=None):
+        """Send part j of a tensor to rank j; sizes are in rows, by default even."""
+        name = "all_to_all_single"
+        for whole in output, value:
+            _check_dense(name, whole)
+        outputs = _split(output, output_sizes) or self._parts(name, output)
+        inputs = _split(value, input_sizes) or self._parts(name, value)
+        return self._all_to_all(name, outputs, inputs, [output])
+
+    all_to_all_single = alltoall_base
+
+    def _all_to_all(self, name, outputs, inputs, result):
+        dtypes = str({tensor.dtype for tensor in (*inputs, *outputs)})
+        move = exchange.all_to_all
+        call = Collective(name, inputs, outputs, move, costs.to_each, dtypes, shapes_of=[])
+        return self._issue(call, result)
+
+    @_by_device
+    def gather(self, output_lists, inputs, opts=None):
+        """Copy the tensor of each rank to the root."""
+        root = (opts or dist.GatherOptions()).rootRank
+        outputs = self._parts_of("gather", output_lists, inputs)
+        return self._issue(self._at_root("gather", inputs, outputs, root, inputs), outputs)
+
+    @_by_device
+    def scatter(self, outputs, input_lists, opts=None):
+        """Copy tensor i of the root to rank i."""
+        root = (opts or dist.ScatterOptions()).rootRank
+        inputs = self._parts_of("scatter", input_lists, outputs)
+        return self._issue(self._at_root("scatter", inputs, outputs, root, outputs))
+
+    def _at_root(self, name, inputs, outputs, root, own):
+        """Return the `Collective` of a gather or scatter; `own` is each rank's part."""
+        move = functools.partial(getattr(exchange, name), root=root)
+        num_bytes, detail = bytes_of(own), self._root(root)
+        return Collective(
+            name, inputs, outputs, move, costs.at_root, detail, shapes_of=own, cost_bytes=num_bytes
+        )
+
+    def barrier(self, opts=None):
+        """Make the host wait until all ranks have come."""
+        call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
+        return self._issue(call, device=registry.current(), blocks=True)
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """Make the hosts meet in gloo's monitored barrier."""
+        return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
+
+    @_by_device
+    def send(self, tensors, other, tag):
+        """Send a tensor to another rank."""
+        return self._message(tensors, other, tag, sends=True)
+
+    @_by_device
+    def recv(self, tensors, other, tag):
+        """Receive a tensor from another rank."""
+        return self._message(tensors, other, tag, sends=False)
+
+    @_by_device
+    def recv_anysource(self, tensors, tag):
+        """Raise RuntimeError: NCCL cannot do this either."""
+        raise RuntimeError("vccl, like NCCL, receives from a rank that is named")
+
+    def _message(self, tensors, other, tag, sends):
+        (tensor,) = tensors
+        if other == self._rank:
+            raise ValueError(f"rank {other} sends a message to itself")
+        move = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
+        inputs, outputs = (tensors, []) if sends else ([], tensors)
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # the shapes may differ, as for NCCL
+        ends = {"shapes_of": [], "peer": other, "sends": sends, "tag": tag}
+        return self._issue(
+            Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
+        )
+
+    # -- several calls as one
+
+    def _start_coalescing(self, device):
+        """Collect the calls until `_end_coalescing`; each is still issued at once."""
+        self._coalesced.ops = []
+
+    start_coalescing = _start_coalescing
+
+    def _end_coalescing(self, device):
+        """Return one `Work` for the calls since `_start_coalescing`."""
+        ops, self._coalesced.ops = self._coalesced.ops, None
+        return VirtualWork(ops, [])
+
+    end_coalescing = _end_coalescing
+
+    # -- issuing
+
+    def _reduction(self, opts, tensors):
+        reduction = Reduction((opts or dist.AllreduceOptions()).reduceOp, self._size)
+        for tensor in tensors:
+            reduction.check(tensor.dtype)
+        return reduction
+
+    def _root(self, rank):
+        return f"root {self._ranks[rank]}"
+
+    def _parts(self, name, whole, part=None):
+        """Cut a tensor into one equal part for each rank, as large as `part` if that is given."""
+        k = self._size
+        if whole.numel() % k or part is not None and whole.numel() != k * part.numel():
+            size = "" if part is None else f", each of {part.numel()}"
+            raise ValueError(f"{name}: {whole.numel()} elements are not {k} parts{size}")
+        _check_dense(name, whole)
+        return list(whole.view(-1).split(whole.numel() // k)) if whole.numel() else [whole] * k
+
+    def _parts_of(self, name, wholes, parts):
+        """Return the parts of all wholes in one list.
+
+        Args:
+            wholes: for each of `parts` a tensor, or a list of one tensor for each rank; empty on a
+                rank that is not the root.
+            parts: for each of `wholes`, the tensor of this rank that is as large as one part.
+        """
+        found = []
+        for whole, part in zip(wholes, parts, strict=bool(wholes)):
+            each = self._parts(name, whole, part) if isinstance(whole, torch.Tensor) else whole
+            if len(each) != self._size:
+                raise ValueError(f"{name}: {len(each)} tensors are given for {self._size} ranks")
+            for one in each:
+                if (one.numel(), one.dtype) != (part.numel(), part.dtype):
+                    raise ValueError(f"{name}: {described(one)} does not fit {described(part)}")
+            found += each
+        return found
+
+    def _issue(self, op, result=None, device=None, blocks=False):
+        """Issue a `Collective` to the stream of its lane; return its `Work`."""
+        tensors = [*op.inputs, *op.outputs]
+        if device is None:
+            device = _device_of(op.name, tensors)
+        if self._error is not None:
+            raise dist.DistBackendError(f"this process group has failed before: {self._error}")
+        for tensor in tensors:
+            _check_dense(op.name, tensor)
+        lane = self._lane(device, op)
+        self._number_call(op)
+        self._join()
+        op.engine, op.work = lane.engine, self._run
+        op.args = outputs, _ = [[t._cell for t in each] for each in (op.outputs, op.inputs)]
+        op.source = op.target = device.torch_device
+        if threads.thread.current is None:  # backward waits for streams that are noted here
+            threads.thread.current = threads.CurrentStreams()
+        current = threads.thread.current
+        self._number += 1
+        before = (*device.current_stream().tail(), *current.after(lane.stream, op))
+        if op.peer is None:  # all ranks need the same order, whichever devices they use
+            last, self._last_stream = self._last_stream, lane.stream
+            if last is not None and last is not lane.stream:
+                before += tuple(last.tail())
+        work = VirtualWork([op], op.outputs if result is None else result, blocks)
+        lane.stream.issue(op, before)
+        for cell in outputs:
+            cell.root().writer = op
+        coalesced = getattr(self._coalesced, "ops", None)
+        if coalesced is not None:
+            coalesced.append(op)
+        return work
+
+    def _number_call(self, op):
+        if op.peer is None:
+            op.members, kind = tuple(self._ranks), ()
+        else:
+            ends = self._ranks[self._rank], self._ranks[op.peer]
+            op.members = ends if op.sends else ends[::-1]
+            kind = *op.members, op.tag
+        self._counts[kind] += 1
+        op.key = (self._name, *kind, self._counts[kind])
+
+    def _lane(self, device, op):
+        if op.peer is None:
+            name = "collectives"
+        else:
+            name = f"{'send' if op.sends else 'recv'} {self._ranks[op.peer]}"
+        key = device.index, device.model, name
+        if key not in self._lanes:
+            self._lanes[key] = Lane(name, device)
+        return self._lanes[key]
+
+    # -- in the thread of the engine
+
+    def _run(self, op):
+        """Run a collective; if it fails, so do its outputs."""
+        modelled = op.engine.clock.is_modelled
+        try:
+            if op.failure is not None:
+                raise op.failure
+            if not op.has_values:
+                leave_without_values(op)
+                return
+            if self._error is not None:
+                raise dist.DistBackendError(f"this process group has failed: {self._error}")
+            values, failure = None, None
+            try:
+                values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
+            except Unavailable as unavailable:
+                failure = unavailable
+            run = self._run_at_its_time if modelled else self._run_in_real_time
+            run(op, values, failure)
+        except BaseException as error:
+            fail(op.args[0], Failure(error))
+            if isinstance(error, dist.DistBackendError) and self._error is None:
+                self._error = error
+            raise
+        finally:
+            op.move = None  # a factor in it may be a tensor
+            op.drop_tensors()
+            if modelled:
+                op.engine.clock.meetings.done(op)
+
+    def _run_at_its_time(self, op, values, failure):
+        """Move the values of a collective whose time the simulation has set."""
+        op.engine.clock.meetings.waits_for_values(op)
+        self._agree(op, 0.0, None, failure)
+        op.move(self._peers, *values)
+
+    def _run_in_real_time(self, op, values, failure):
+        """Move the values of a collective, and keep the links busy for its duration."""
+        device = op.engine.device
+        uses = op.directions(device.sending, device.receiving)
+        ready = max(op.ready, *(each.free_at for each in uses))
+        agreed = self._agree(op, ready, device.peer_link, failure)
+        bandwidth, latency = agreed.bandwidth, agreed.latency
+        op.meet(Route(bandwidth, latency))
+        end = agreed.start
+        if bandwidth < NO_LINK or latency:
+            with _sharing:  # other groups may have agreed on the same time
+                end = max(end, *(each.free_at for each in uses)) + op.seconds
+                for each in uses:
+                    each.free_at = end
+        op.move(self._peers, *values)
+        sleep_until(end)
+
+    def _agree(self, op, ready, link, failure):
+        if self._table is None:
+            if failure is not None:
+                raise failure
+            return Agreement(ready, *figures_of(link))
+        if op.peer is None:
+            return self._table.agree(op.text, ready, link, failure)
+        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure, op.tag)
+
+
+def _store_of_attempt(store):
+    """Return a store without the keys of earlier attempts.
+
+    torchrun keeps its store when it restarts workers, which would find the addresses of dead ones.
+    """
+    if fake_store_of(store) is not None:
+        return store
+    return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+
+
+_sharing = threading.Lock()  # guards the directions of links
+
+
+def _split(tensor, sizes):
+    """Return the parts of a dense tensor with these numbers of rows, None if there are none."""
+    parts = tensor.split(list(sizes)) if len(sizes) else ()
+    return [part.as_strided((part.numel(),), (1,)) for part in parts] or None
+
+
+def _check_dense(name, tensor):
+    if not (tensor.is_contiguous() or tensor.numel() == 0):
+        for memory_format in (torch.channels_last, torch.channels_last_3d):
+            dims = 4 if memory_format == torch.channels_last else 5
+            if tensor.dim() == dims and tensor.is_contiguous(memory_format=memory_format):
+                return
+        raise ValueError(
+            f"{name}: tensors must be contiguous; one has shape {tuple(tensor.shape)} and strides "
+            f"{tensor.stride()}"
+        )
+
+
+def _device_of(name, tensors):
+    devices = {tensor.device for tensor in tensors}
+    if len(devices) != 1 or not all(type(tensor) is VirtualTensor for tensor in tensors):
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(f"{name}: the tensors must be on one virtual GPU; they are on {names}")
+    return registry.find(devices.pop())
+
+
+def _flat(cell):
+    """Return the values of a dense tensor as a flat CPU tensor that shares its memory."""
+    revive(cell)
+    data = fetch(cell)
+    return torch.as_strided(data, (data.numel(),), (1,), data.storage_offset())
+
+
+_groups = weakref.WeakSet()
+_LAST = 30.0  # seconds that an ending process waits for others to take part in what it issued
+
+
+_ending = threading.Event()
+
+
+def _wait_at_exit():
+    """Wait at exit for the collectives that this process has issued, since others wait for them.
+
+    Return at once after an error: others may wait for collectives that were never issued.
+    """
+    if hasattr(sys, "last_value") or scheduler.in_fork():
+        return
+    _ending.set()
+    _waiters[-1].join(_LAST)
+
+
+def _shut_down():
+    _ending.wait()
+    with contextlib.suppress(Exception):  # the process ends anyway
+        for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
+            group.shutdown()
+
+
+# At most one thread. It begins with the first group, because from Python 3.12 on none can begin at
+# exit; it is made there, too, because in a fork Python 3.13.0 takes one that never began for ended.
+_waiters = []
+
+
+def create(options, backend_options=None):
+    """Return a new `VirtualProcessGroup`; torch calls this for the backend "vccl"."""
+    group = VirtualProcessGroup(
+        options.store,
+        options.group_rank,
+        options.group_size,
+        options.timeout,
+        options.global_ranks_in_group,
+        options.group_id,
+    )
+    if not _waiters:
+        _waiters.append(threading.Thread(target=_shut_down, daemon=True))
+        _waiters[-1].start()
+    if not _groups:
+        atexit.unregister(_wait_at_exit)
+        atexit.register(_wait_at_exit)
+    _groups.add(group)
+    return group

@@ -1,0 +1,468 @@
+"""One modelled time for the ranks of a job, each of which simulates its own devices.
+
+A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
+its own ops, so it *posts* the collective with the time at which its inputs are ready. The keeper, a
+thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
+
+A rank that has posted what others have not may not simply go on: the meeting may turn out to lie
+before its next event. It asks leave to go on to that event's time, and gets it once no rank that it
+waits for, directly or through others, can do anything earlier. So the result is exact and the same
+in every run. (This is a conservative parallel simulation with a global minimum in place of null
+messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
+
+Nothing is simulated past the clock of a host that may still issue ops. But a host may itself wait
+for something that only another rank's host can provide, and that host may wait for this rank's
+simulation. So a host that is silent and uses no core while others wait for its rank is taken to be
+waiting: its ops are simulated before it asks. One that sleeps, or waits for worker processes, looks
+the same; what it issues afterwards then comes later than it would have on several streams.
+
+The keeper listens on 127.0.0.1 where all ranks are on this machine, otherwise on the interface on
+the way to MASTER_ADDR. Both ends prove that they know a secret, which ranks get from torch's store.
+That keeps out whoever cannot reach the store, such as other users of this machine. But the store is
+open: whoever reaches it can read the secret, and then report wrong times, or that ranks have ended.
+Messages are JSON, so that nothing in them is executed.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from queue import Empty, SimpleQueue
+from traceback import format_exc
+from typing import NamedTuple
+
+from vgpu.distributed.agreement import disagreement, in_words
+from vgpu.distributed.routes import route
+
+_PATIENCE = 0.5  # seconds of silence after which a host is taken to wait
+_LONG = 20.0  # the same for a host whose process is busy
+_WORKS = 0.1  # a process that uses more than this part of a core is busy
+_LONGEST = 2**20  # bytes that a message may have
+_KEY = "d2lpar/timekeeper"
+_LOCAL = "127.0.0.1"
+_LOST = ("lost",)  # the answer when there is no connection any more
+NEVER = float("inf")
+
+
+class Line(Connection):
+    """A connection that sends and receives tuples of strings, numbers and tuples, as JSON."""
+
+    def send(self, message):
+        self.send_bytes(json.dumps(message).encode())
+
+    def recv(self):
+        """Return the next message; floats, infinity included, arrive unchanged.
+
+        Raises:
+            ValueError: it is not JSON.
+            OSError: it is too long.
+        """
+        return _in_tuples(json.loads(self.recv_bytes(_LONGEST)))
+
+
+def _in_tuples(value):
+    return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
+
+
+def _line(tcp):
+    """Return the `Line` over a socket, with small messages sent at once, not up to 40 ms later."""
+    tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return Line(tcp.detach())
+
+
+class Post(NamedTuple):
+    """What a rank reports about a collective whose inputs are ready there."""
+
+    text: str
+    ready: float  # seconds at which its link is free, too
+    host: tuple
+    link: tuple  # `way_inside` and, below, `way_between` of this rank; see routes.py
+    network: tuple
+    has_values: bool  # those that others read
+
+
+class Meeting:
+    """A collective that some of its ranks have posted.
+
+    Attributes:
+        members: the ranks that take part, numbered as in the default group.
+        posts: rank -> its `Post`.
+        here: the ranks that wait for the values of the others, or need none.
+        since: `time.monotonic()` when the last rank was added to `here`.
+        failure: why the ranks will not meet, or None.
+    """
+
+    failure = None
+
+    def __init__(self, members):
+        self.members, self.posts, self.here, self.since = members, {}, set(), 0.0
+
+    def missing(self):
+        return [rank for rank in self.members if rank not in self.posts]
+
+
+class Rank:
+    """What the keeper knows of a rank.
+
+    Attributes:
+        bound: seconds before which it does nothing, unless a meeting makes it.
+        asks: the time to which it asks leave to go, or None while it runs.
+        since: `time.monotonic()` when it asked.
+        sent: number of messages about meetings that it was sent.
+    """
+
+    def __init__(self, connection):
+        self.connection = connection
+        self.bound, self.asks, self.since = 0.0, None, 0.0
+        self.sent, self.ended = 0, False
+
+
+class Keeper:
+    """The keeper of the time; see the top of this file.
+
+    Args:
+        size: number of ranks.
+        timeout: seconds that a rank waits for others at most.
+        address: the address of the interface on which it listens.
+    """
+
+    def __init__(self, size, timeout, address=_LOCAL):
+        self._size, self._timeout = size, timeout
+        self._ranks, self._meetings = {}, {}
+        self._lock = threading.Condition()
+        self.secret = secrets.token_hex(16).encode()
+        self._server = socket.create_server((address, 0), family=_family(address))
+        self._server.settimeout(_PATIENCE)
+        self.port = self._server.getsockname()[1]
+        for target in (self._welcome, self._look_after):
+            threading.Thread(target=target, daemon=True).start()
+
+    def _welcome(self):
+        with self._server:
+            while len(self._ranks) < self._size:
+                with contextlib.suppress(OSError):  # nobody came, or has left already
+                    line = _line(self._server.accept()[0])
+                    threading.Thread(target=self._serve, args=(line,), daemon=True).start()
+
+    def _serve(self, line):
+        number = rank = None
+        with contextlib.suppress(Exception):  # it has gone, or is not a rank
+            deliver_challenge(line, self.secret)
+            answer_challenge(line, self.secret)
+            number = line.recv()
+            with self._lock:
+                if number in range(self._size) and number not in self._ranks:
+                    rank = self._ranks[number] = Rank(line)
+            while rank is not None and not rank.ended:
+                kind, *message = line.recv()
+                with self._lock:
+                    self._take(number, rank, kind, *message)
+        with self._lock:
+            if rank is not None and not rank.ended:
+                self._on_end(number, rank)
+            line.close()  # so that the other end's thread ends
+
+    def _take(self, number, rank, kind, *message):
+        """Do what a message asks for; an error in that fails all collectives that wait."""
+        try:
+            getattr(self, f"_on_{kind}")(number, rank, *message)
+            self._give_leave()
+        except Exception:
+            text = f"the keeper of the time has failed, please report this:\n{format_exc()}"
+            for key, meeting in self._meetings.items():
+                self._fail(meeting, key, text)
+            raise
+
+    def wait_for_the_end(self):
+        """Wait until all ranks have left, up to the time-out."""
+
+        def all_left():
+            ranks = self._ranks.values()
+            return len(ranks) == self._size and all(rank.ended for rank in ranks)
+
+        with self._lock:
+            self._lock.wait_for(all_left, self._timeout)
+
+    # -- what a rank says
+
+    def _on_post(self, number, rank, now, key, members, post):
+        meeting = self._meetings.setdefault(key, Meeting(members))
+        meeting.posts[number] = post = Post(*post)
+        rank.bound = max(rank.bound, now)
+        texts = {post.text for post in meeting.posts.values()}
+        if len(texts) > 1:
+            texts = {rank: post.text for rank, post in meeting.posts.items()}
+            self._fail(meeting, key, disagreement(texts))
+        elif meeting.failure is not None:
+            self._fail(meeting, key, f"{meeting.failure}\n  rank {number} came after that")
+        elif not meeting.missing():
+            posts = meeting.posts.values()
+            way = route(
+                *zip(*((post.host, post.link, post.network) for post in posts), strict=True)
+            )
+            start = max(post.ready for post in posts)
+            has_values = all(post.has_values for post in posts)
+            self._tell(meeting, "meet", key, start, way, has_values)
+        else:
+            ended = {other for other, its in self._ranks.items() if its.ended}
+            gone = [other for other in meeting.missing() if other in ended]
+            if gone:
+                self._fail(meeting, key, f"{in_words(gone)} ended before {post.text}")
+
+    def _on_ask(self, number, rank, seconds, heard):
+        if heard == rank.sent:  # otherwise a meeting is on its way to it, and it will ask again
+            rank.asks, rank.since = seconds, time.monotonic()
+
+    def _on_idle(self, number, rank):
+        """The rank has nothing to do and its host is silent, so others need not wait for it now."""
+        asked = [other.asks for other in self._ranks.values() if other.asks is not None]
+        rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
+
+    def _on_at(self, number, rank, seconds, key):
+        """The rank waits at this time for the values of the others; one that needs none says 0."""
+        rank.bound = max(rank.bound, seconds)
+        meeting = self._meetings.get(key)
+        if meeting is None:
+            return
+        meeting.here.add(number)
+        meeting.since = time.monotonic()
+        if len(meeting.here) == len(meeting.members):
+            del self._meetings[key]
+
+    def _on_end(self, number, rank):
+        rank.ended, rank.asks, rank.bound = True, None, NEVER
+        for key, meeting in self._meetings.items():
+            if number in meeting.missing() and meeting.posts and meeting.failure is None:
+                text = next(iter(meeting.posts.values())).text
+                self._fail(meeting, key, f"rank {number} ended before {text}")
+        self._give_leave()
+        self._lock.notify_all()
+
+    # -- what the keeper says
+
+    def _fail(self, meeting, key, text):
+        meeting.failure = text
+        self._tell(meeting, "failed", key, text)
+
+    def _tell(self, meeting, *message):
+        """Send a message to all ranks that have posted."""
+        for number in meeting.posts:
+            rank = self._ranks[number]
+            rank.asks = None  # it asks again once it knows of this
+            rank.sent += 1
+            self._send(rank, message)
+
+    @staticmethod
+    def _send(rank, message):
+        with contextlib.suppress(OSError):
+            rank.connection.send(message)
+
+    def _give_leave(self):
+        for number, rank in self._ranks.items():
+            if rank.asks is not None and rank.asks < NEVER and self._may_go(number, rank.asks):
+                rank.bound, rank.asks = rank.asks, None
+                self._send(rank, ("go", rank.bound))
+
+    def _may_go(self, number, seconds):
+        """Return whether no meeting of a rank can begin before `seconds`."""
+        seen, waits = {number}, [number]
+        while waits:
+            for other in self._awaited(waits.pop()):
+                if other in seen:
+                    continue
+                seen.add(other)
+                rank = self._ranks.get(other)
+                if rank is None:  # it has not come yet
+                    return False
+                if rank.asks is None:
+                    if rank.bound < seconds:
+                        return False
+                elif rank.asks < seconds:
+                    return False
+                else:
+                    waits.append(other)
+        return True
+
+    def _awaited(self, number):
+        """Return the ranks that have not posted what rank `number` has posted."""
+        return {
+            other
+            for meeting in self._meetings.values()
+            if number in meeting.posts and meeting.failure is None
+            for other in meeting.missing()
+        }
+
+    def _look_after(self):
+        """Resume ranks whose hosts ask nothing while others wait for them; end long waits."""
+        while True:
+            time.sleep(_PATIENCE / 2)
+            with self._lock:
+                now = time.monotonic()
+                if self._ranks and all(rank.ended for rank in self._ranks.values()):
+                    return
+                meetings = list(self._meetings.items())
+                texts = [self._look_after_one(key, meeting, now) for key, meeting in meetings]
+                for (key, meeting), text in zip(meetings, texts, strict=True):
+                    if text is not None:
+                        self._fail(meeting, key, text)
+
+    def _waits_in(self, number):
+        """Describe the call in which a rank waits for others; None if there is none."""
+        texts = (
+            f"{meeting.posts[number].text} of group {key[0]}, call {key[-1]}"
+            for key, meeting in self._meetings.items()
+            if number in meeting.posts and meeting.missing() and meeting.failure is None
+        )
+        return next(texts, None)
+
+    def _look_after_one(self, key, meeting, now):
+        """Resume the ranks that a meeting waits for; return why it fails, or None."""
+        if meeting.failure is not None:
+            return None
+        if meeting.missing():
+            waiting = [self._ranks[number] for number in meeting.posts]
+            since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
+            late = meeting.missing()
+        elif meeting.here:
+            since = meeting.since
+            late = [number for number in meeting.members if number not in meeting.here]
+        else:
+            return None
+        if now - since > self._timeout:
+            text = next(iter(meeting.posts.values())).text
+            lines = [f"{in_words(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            elsewhere = {number: self._waits_in(number) for number in late}
+            lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
+            nowhere = [number for number in late if not elsewhere[number]]
+            if nowhere:
+                lines.append(f"  {in_words(nowhere)} did not come")
+            return "\n".join(lines)
+        if now - since > _PATIENCE:
+            for number in late:
+                rank = self._ranks.get(number)
+                if rank is not None and rank.asks is None and not rank.ended:
+                    insists = now - since > _LONG
+                    self._send(rank, ("run", insists, key, not meeting.missing()))
+        return None
+
+
+def _own_address():
+    """Return the address at which the other ranks reach this machine.
+
+    Raise RuntimeError if MASTER_ADDR is this machine's loopback and ranks are elsewhere.
+    """
+    size = os.environ.get("WORLD_SIZE")
+    if "MASTER_ADDR" not in os.environ or size == os.environ.get("LOCAL_WORLD_SIZE", "unknown"):
+        return _LOCAL
+    master = os.environ["MASTER_ADDR"]
+    with socket.socket(_family(master), socket.SOCK_DGRAM) as probe:
+        probe.connect((master, 9))  # sends nothing
+        address = probe.getsockname()[0]
+    if address.startswith("127.") and "LOCAL_WORLD_SIZE" in os.environ:
+        raise RuntimeError(
+            f"MASTER_ADDR={master} means {address} on this machine, which the others of {size} "
+            "ranks do not reach: give an address of its network"
+        )
+    return address
+
+
+def _family(address):
+    return socket.getaddrinfo(address, None)[0][0]
+
+
+class Member:
+    """The connection of this process to the keeper; the simulator's thread uses it.
+
+    Args:
+        run: function called in another thread when others wait for what this rank has issued and
+            its host is taken to wait, too, with the key of the collective and whether all of its
+            ranks have posted it.
+    """
+
+    def __init__(self, store, rank, size, timeout, run):
+        self.rank = rank
+        self._keeper = None
+        if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
+            address = _own_address()
+            self._keeper = Keeper(size, timeout.total_seconds(), address)
+            store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
+        address, port, secret = store.get(_KEY).split()
+        self._timeout = timeout.total_seconds()
+        tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
+        tcp.settimeout(None)
+        self._connection = _line(tcp)
+        if not self._connection.poll(self._timeout):
+            raise TimeoutError(f"the rank that keeps the time said nothing in {self._timeout:g} s")
+        answer_challenge(self._connection, secret)
+        deliver_challenge(self._connection, secret)
+        self._connection.send(rank)
+        self._answers = SimpleQueue()
+        self._heard = 0
+        self._run = run
+        self._clocks = time.perf_counter(), time.process_time()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self):
+        with contextlib.suppress(Exception):  # it has gone, or sends what is no message
+            while True:
+                message = self._connection.recv()
+                if message[0] == "run":
+                    insists, *what = message[1:]
+                    if not self._works() or insists:
+                        self._run(*what)
+                else:
+                    self._answers.put(message)
+        self._answers.put(_LOST)
+        self._connection.close()
+
+    def _works(self):
+        """Return whether this process has used some of a core since the last call."""
+        now = time.perf_counter(), time.process_time()
+        (wall, cpu), self._clocks = self._clocks, now
+        return now[1] - cpu > _WORKS * (now[0] - wall)
+
+    def post(self, now, key, members, post):
+        """Report that a collective's inputs are ready.
+
+        Args:
+            now: seconds; this rank does nothing earlier from here on.
+            key: identifies the collective on all of its ranks.
+            members: the ranks that take part, numbered as in the default group.
+            post: its `Post`.
+
+        Raises:
+            OSError: the connection is lost.
+        """
+        self._connection.send(("post", now, key, members, post))
+
+    def ask(self, seconds):
+        """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
+        if self._answers.empty():
+            with contextlib.suppress(OSError):  # then the connection is lost
+                self._connection.send(("ask", seconds, self._heard))
+        try:
+            messages = [self._answers.get(timeout=self._timeout + _LONG)]
+        except Empty:  # the keeper ends each wait by the time-out, so it has gone without a word
+            messages = [_LOST]
+        with contextlib.suppress(Empty):
+            while True:
+                messages.append(self._answers.get_nowait())
+        if messages[-1] == _LOST:
+            self._answers.put(_LOST)  # for whoever asks later
+        self._heard += sum(message[0] in ("meet", "failed") for message in messages)
+        return messages
+
+    def tell(self, kind, *what):
+        """Report something else; the methods `_on_...` of `Keeper` say what there is."""
+        with contextlib.suppress(OSError):  # what is posted next will fail
+            self._connection.send((kind, *what))
+
+    def end(self):
+        """Leave; the rank that keeps the time waits until all others have left."""
+        self.tell("end")
+        if self._keeper is not None:
+            self._keeper.wait_for_the_end()

@@ -1,0 +1,133 @@
+"""What a collective returns: a `Work`, and the future that DDP and its hooks use."""
+
+import time
+
+import torch
+import torch.distributed as dist
+
+from vgpu.distributed.collective import Collective
+from vgpu.operators.issuing import raise_now
+from vgpu.private.autograd import in_backward
+from vgpu.private.dispatch import tree_flatten
+from vgpu.runtime import scheduler, threads
+from vgpu.tensors.tensor import VirtualTensor
+
+
+class VirtualWork(dist.Work):
+    """Collectives under way on one virtual GPU.
+
+    Args:
+        result: the tensors that they write.
+        blocks: whether `wait` blocks the host, as for a barrier.
+    """
+
+    def __init__(self, ops, result, blocks=False):
+        super().__init__()
+        self._ops, self._result, self._blocks = tuple(ops), result, blocks
+
+    def wait(self, timeout=None):
+        """Make the current stream wait; raise if a collective has failed already.
+
+        With a timeout, a `timedelta`, the host waits too, as NCCL's does: at most so long.
+
+        Raises:
+            torch.distributed.DistBackendError: a collective is still under way after `timeout`.
+        """
+        if timeout is not None and timeout.total_seconds() > 0:  # C++ says 0 for none
+            self._wait_on_host(timeout)
+        for op in self._ops:
+            if self._blocks:
+                scheduler.wait(op, op.stream.device.torch_device)
+            error = op.error
+            if op.done and error is not None:
+                try:
+                    raise_now(op, op.stream.device)
+                finally:
+                    op.error = error  # kept for `exception` and the next `wait`
+        for device in {op.stream.device for op in self._ops}:
+            device.current_stream().wait_for(self._ops)
+        for op in self._ops:
+            op.drop_tensors()  # whatever uses their memory next runs behind the collective
+        return True
+
+    synchronize = block_current_stream = wait
+
+    def _wait_on_host(self, timeout):
+        end = scheduler.clock.now() + timeout.total_seconds()
+        while not self.is_completed():
+            if scheduler.clock.now() > end:
+                names = ", ".join(op.name for op in self._ops)
+                raise dist.DistBackendError(f"{names}: still under way after {timeout}")
+            time.sleep(1e-4)
+
+    def is_completed(self):
+        """Return whether the values have arrived."""
+        scheduler.clock.poll()
+        return not any(map(scheduler.under_way, self._ops))
+
+    def is_success(self):
+        """Return whether the values have arrived, without an error."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        """Return what went wrong so far, or None."""
+        return next((op.error for op in self._ops if op.done and op.error is not None), None)
+
+    def result(self):
+        """Return the list of the tensors that are written."""
+        return self._result
+
+    def get_future(self):
+        """Return a future of `result`."""
+        current = threads.thread.current
+        for op in self._ops:
+            if in_backward() and hasattr(current, "used"):
+                current.used.add(op.stream)  # the end of backward waits for it: DDP's C++ does not
+        return VirtualFuture(self._result)
+
+
+class VirtualFuture(torch.futures.Future):
+    """A future of tensors that collectives write; done as soon as they are issued.
+
+    `then` computes on a stream of its own that waits for the tensors, so the current one need not.
+    """
+
+    def __init__(self, result=None):
+        super().__init__()
+        if result is not None:
+            self.set_result(result)
+
+    def wait(self):
+        """Make the current streams wait for the tensors; return them."""
+        result = super().wait()
+        for tensor in _tensors(result):
+            wait_for_writer(tensor)
+        return result
+
+    def then(self, callback):
+        """Return the future of what `callback(self)` returns, computed behind the tensors."""
+        devices = {tensor._cell.layout.device for tensor in _tensors(super().value())}
+        future = VirtualFuture()
+        if not devices:
+            future.set_result(callback(self))
+            return future
+        (device,) = devices
+        with torch.vgpu.Stream(device.index):
+            for tensor in _tensors(super().value()):
+                wait_for_writer(tensor)
+            future.set_result(callback(self))
+        return future
+
+
+def _tensors(value):
+    leaves = tree_flatten(value)[0]
+    return [leaf for leaf in leaves if type(leaf) is VirtualTensor]
+
+
+def wait_for_writer(tensor):
+    """Make the current stream wait for the op that was issued last to write a tensor."""
+    cell = tensor._cell.root()
+    if cell.writer is not None:
+        cell.layout.device.current_stream().wait_for((cell.writer,))
+        if isinstance(cell.writer, Collective):
+            cell.writer.drop_tensors()

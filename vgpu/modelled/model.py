@@ -1,0 +1,134 @@
+"""The model of a virtual GPU: a GPU in a machine, and the links that it shares."""
+
+from collections import Counter
+from math import ceil
+
+from vgpu.modelled.kernels import kernel_of
+from vgpu.modelled.links import PRESETS
+from vgpu.modelled.simulation import ModelledEngine, Simulation
+from vgpu.private.dispatch import tf32_is_allowed
+from vgpu.runtime import scheduler
+from vgpu.runtime.scheduler import Resource
+
+# Bytes/s of a channel of NCCL, which keeps a multiprocessor: 20 to 24 GB/s over NVLink
+CHANNEL = 20e9
+
+
+def keep_time_by_a_model(devices, machines, values):
+    """Have a new simulation run the later ops of `devices` and keep the time, from 0 on.
+
+    Args:
+        devices: a list of `Device`s, which are idle and configured.
+        machines: for each the `Machine` that it is in.
+        values: whether values are computed.
+    """
+    gpus = Counter(machine.gpu.name for machine in machines)
+    name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
+    if machines[0].name:
+        name += f" in {machines[0].name}"
+    host = machines[0].host
+    simulation = Simulation(f"{name}, {host}", host, values)
+    shared = {}
+    for device, machine in zip(devices, machines, strict=True):
+        over_link = device.peer_link in (device.link, PRESETS["pcie4-through-host-measured"])
+        device.run_by(Model(device, machine, simulation, shared, over_link), values)
+    scheduler.clock.stop()
+    scheduler.clock = simulation
+    simulation.start()
+    simulation.set_threads(max(device.threads for device in devices))
+
+
+class Model:
+    """The model of one device.
+
+    Args:
+        device, machine, simulation: the `Device`, its `Machine` and its `Simulation`.
+        shared: a dict of the `Resource`s that devices share; it is filled here.
+        over_link: whether copies to other devices take the link to the CPU.
+
+    Attributes:
+        gpu: the object that knows how long kernels take, a `GPU` for example.
+        host: the number of the machine that it is in.
+        engines: its engines for kernels, for copies from and to the CPU, and between devices.
+    """
+
+    def __init__(self, device, machine, simulation, shared, over_link):
+        self.gpu, self.machine, self._device = machine.gpu, machine, device
+        self.engines = tuple(
+            ModelledEngine(name, device, simulation) for name in ("compute", "h2d", "d2h", "p2p")
+        )
+        self.host = device.index // (machine.gpus or device.index + 1)
+        self._over_link = over_link
+        self._collective = 0.0, 0.0  # until when one is under way, and its part of the GPU
+        number = device.index - self.host * (machine.gpus or 0)  # its place in the machine
+        self._switch = self.host, number // machine.gpus_per_switch
+        up, down = Resource(), Resource()
+        self._out = up if over_link else Resource()
+        self._in = down if over_link else Resource()
+        self._trunk_up, self._trunk_down = (
+            shared.setdefault((direction, "switch", self._switch), Resource())
+            for direction in ("up", "down")
+        )
+        card = number * machine.network_cards // (machine.gpus or number + 1)
+        self._network_out, self._network_in = (
+            shared.setdefault((direction, "card", self.host, card), Resource())
+            for direction in ("out", "in")
+        )
+        compute, h2d, d2h, p2p = self.engines
+        self._needs = {
+            compute: (compute,),
+            h2d: (h2d, down, self._trunk_down),
+            d2h: (d2h, up, self._trunk_up),
+            p2p: (p2p, self._out, self._in),  # an op that sends and receives at the same time
+        }
+
+    def seconds(self, op):
+        """Return how long an op that has no `seconds` takes: a kernel, according to `gpu`."""
+        if op.kind != "kernel":
+            return 0.0
+        if op.plan is None:
+            return self._kernel_seconds(op)
+        allowed = tf32_is_allowed()
+        if op.plan.modelled is None or op.plan.modelled[:2] != (self, allowed):
+            op.plan.modelled = self, allowed, self._kernel_seconds(op)
+        return op.plan.modelled[2]
+
+    def _kernel_seconds(self, op):
+        seconds = self.gpu.kernel_seconds(kernel_of(op))
+        if not seconds >= 0:
+            raise ValueError(f"{self.gpu.name} takes {seconds} seconds for {op.name}")
+        return seconds
+
+    def note_collective(self, op):
+        """Note a `Collective` whose end is known: until then it slows kernels down."""
+        processors = getattr(self.gpu, "multiprocessors", None)
+        if processors and op.seconds:
+            channels = ceil(op.num_bytes / op.seconds / CHANNEL)
+            self._collective = op.end, min(channels / processors, 0.5)
+
+    def kernel_end(self, start, seconds):
+        """Return when a kernel ends that begins at `start` and would take `seconds` alone."""
+        until, part = self._collective
+        beside = min(seconds / (1 - part), until - start)
+        return start + seconds + max(beside, 0.0) * part
+
+    def link_to(self, other):
+        if self.host != other.model.host:
+            return self.machine.network
+        links = self._device.peer_link, other.peer_link
+        known = [link for link in links if link is not None]
+        return min(known, key=lambda link: link.bandwidth, default=None)
+
+    def needs(self, op):
+        """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
+        if op.kind == "collective":
+            return op.engine, *op.directions(self._out, self._in)
+        if op.receiver is None:
+            return self._needs[op.engine]
+        other = op.receiver.device.model
+        needs = [op.engine, self._out, other._in]
+        if other.host != self.host:
+            needs += self._network_out, other._network_in
+        if self._over_link and other._switch != self._switch:
+            needs += self._trunk_up, other._trunk_down
+        return needs

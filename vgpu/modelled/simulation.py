@@ -1,0 +1,488 @@
+"""When ops run on modelled GPUs: a discrete-event simulation, exact for the seconds of each op.
+
+The clock of the host advances by the launch cost with each op that it issues. An op is ready when
+it has been issued and all that it waits for has ended. Of the ready ops the one that became ready
+first is next. It starts once everything that it needs is free: its engine, and for a copy the
+directions of the links on its way.
+
+Nothing is simulated before a host asks. A host that waits for an op has the simulation run until
+that op has ended, and sets its clock to that end. What it issues afterwards is ready later than
+everything that was simulated, and so cannot change it: that is why the result is exact.
+
+All of this happens in one thread, the simulator, which no interrupt reaches. It wakes for questions
+only, and before it answers one it takes over the ops that hosts have handed over.
+"""
+
+import contextlib
+import functools
+import threading
+from collections import deque
+from heapq import heappop, heappush
+from queue import SimpleQueue
+from time import perf_counter
+from weakref import WeakKeyDictionary
+
+import torch
+
+from vgpu.cuda import program_clock
+from vgpu.operators.plans import VIEW
+from vgpu.private.autograd import backward_number, in_backward
+from vgpu.runtime import scheduler
+from vgpu.runtime.engines import Worker, set_thread_count
+from vgpu.runtime.scheduler import QUEUE_LIMIT, Resource
+from vgpu.tensors.cells import (
+    NO_VALUES,
+    ONLY_WRITTEN,
+    Cell,
+    cells_in,
+    fail,
+    forget,
+    is_known,
+    is_whole,
+    may_have_values,
+    writers_of,
+)
+
+# The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
+# copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
+NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
+
+
+class ModelledEngine(Resource):
+    """An engine of a modelled GPU; it has the attributes of an `Engine` that streams use.
+
+    Attributes:
+        hand_over: function, in C, that gives the simulator an op.
+        issued: how many ops it was given.
+        finished: how many of them the host knows to have ended.
+        ends: when ops ended, in seconds, from number `finished` on.
+    """
+
+    def __init__(self, name, device, simulation):
+        self.name = name
+        self.device = device
+        self.clock = simulation
+        self.hand_over = simulator.ops.append
+        self.issued = self.finished = 0
+        self.ends = deque()
+
+    @property
+    def started(self):
+        return simulator.started
+
+    def start(self):
+        simulator.start()
+
+    def wait_for_room(self):
+        self.clock.wait_for_room(self)
+
+
+class Host:
+    """The clock of a thread that issues ops, in seconds.
+
+    In a backward pass there is a clock for each device, because autograd has a thread for each GPU
+    then; virtual GPUs only issue all of it from one. Threads do not wait for each other: only those
+    of nn.DataParallel share Python's lock, see `Simulation.shared_by`.
+    """
+
+    def __init__(self, simulation, now):
+        self.simulation = simulation
+        self._now = now
+        self._lanes = {}  # index of a device -> seconds, in a backward pass
+        self._pass = None  # the number of that pass
+
+    def now(self, device=None):
+        """Return the seconds that the thread, or its part for a `Device`, has reached."""
+        if self._lanes and backward_number() != self._pass:  # that pass has been issued
+            self._now, self._lanes = max(self._now, *self._lanes.values()), {}
+        if device is None:
+            return max(self._now, *self._lanes.values()) if self._lanes else self._now
+        return self._lanes.get(device.index, self._now)
+
+    def set(self, seconds, device=None):
+        """Advance to `seconds`."""
+        if device is not None and in_backward():
+            self._pass = backward_number()
+            self._lanes[device.index] = seconds
+        else:
+            self._now = max(seconds, self.now())
+            self._lanes = {}
+
+
+_started = WeakKeyDictionary()  # thread -> the simulation and its seconds when it was started
+_host_of = WeakKeyDictionary()  # thread -> its Host
+
+
+_patched = None  # two methods of `threading.Thread`, and those that replace them
+
+
+def patch_threads():
+    """Start a thread's clock when the thread is started, and make joining it wait for that clock.
+
+    Python has no other way to learn who starts a thread.
+    """
+    global _patched
+    start, join = threading.Thread.start, threading.Thread.join
+
+    @functools.wraps(start)
+    def start_host(self):
+        _started[self] = scheduler.clock, scheduler.clock.now()
+        start(self)
+
+    @functools.wraps(join)
+    def join_host(self, timeout=None):
+        join(self, timeout)
+        host, clock = _host_of.get(self), scheduler.clock
+        if host is not None and host.simulation is clock and not self.is_alive():
+            clock.host().set(host.now())
+
+    if _patched is None:
+        both = (start, join), (start_host, join_host)
+        # One step, see interrupts.py: stores only.
+        threading.Thread.start, threading.Thread.join, _patched = start_host, join_host, both
+
+
+def unpatch_threads():
+    """Put the methods of `threading.Thread` back, unless a program has replaced them since."""
+    global _patched
+    if _patched is not None:
+        (start, join), patches = _patched
+        if (threading.Thread.start, threading.Thread.join) == patches:
+            threading.Thread.start, threading.Thread.join, _patched = start, join, None
+
+
+class Simulation:
+    """The time of modelled GPUs.
+
+    Args:
+        name: the modelled hardware.
+        issuing: the `Host` or `MeasuredHost` that knows what the host takes to issue an op.
+        values: whether the work of ops is done, and not only timed.
+
+    Attributes:
+        meetings: the `Meetings` of the ranks of a job, where there are several; or None.
+    """
+
+    is_modelled, meetings = True, None
+
+    def __init__(self, name, issuing, values=True):
+        self.name = name
+        self.issuing = issuing
+        self.values = values
+        self._hosts = threading.local()
+        self._num_hosts = 0
+        self._sharing = 1  # threads that share Python's lock, see `shared_by`
+        self._ready = []  # heap of (ready, issued, device, stream, number, op)
+        self._number = 0
+
+    def start(self):
+        patch_threads()
+        self.issuing.start()
+        program_clock.start()
+
+    def stop(self):
+        """Leave the ranks of the job and undo all patches: another clock is in force from now."""
+        program_clock.stop()
+        unpatch_threads()
+        self.issuing.stop()
+        if self.meetings is not None:
+            self.meetings.leave()
+
+    def end_meetings(self):
+        """Simulate what was issued and leave the ranks of the job, where there are several."""
+        if self.meetings is not None:
+            self.meetings.end()
+            self.meetings = None
+
+    # -- for the threads of the host
+
+    def host(self):
+        """Return the `Host` of the calling thread; it begins when the thread was started."""
+        host = getattr(self._hosts, "host", None)
+        if host is None:
+            thread = threading.current_thread()
+            simulation, started = _started.get(thread, (None, 0.0))
+            host = Host(self, started if simulation is self else 0.0)
+            _host_of[thread] = host
+            self._num_hosts += 1
+            self._hosts.host = host
+        return host
+
+    def now(self):
+        return self.host().now()
+
+    def advance(self, seconds):
+        """Advance the calling thread's clock: the host works for `seconds`."""
+        host = self.host()
+        host.set(host.now() + seconds)
+
+    def enter_module(self, seconds):
+        """Advance the calling thread's clock by what the call of a module takes."""
+        self.advance(seconds * self._sharing)
+
+    def copy_modules(self, number):
+        """Advance the calling thread's clock by what copying `nn.Module`s takes."""
+        self.advance(number * self.issuing.module)
+
+    @contextlib.contextmanager
+    def shared_by(self, threads):
+        """Within it, that many threads of hosts issue at a time, and share Python's lock."""
+        self._sharing, before = threads, self._sharing
+        try:
+            yield
+        finally:
+            self._sharing = before
+
+    def host_allocates(self, num_bytes):
+        """Advance the calling thread's clock by what new memory of the CPU takes."""
+        if num_bytes >= NEW_MEMORY_FROM:
+            self.advance(num_bytes / NEW_MEMORY)
+
+    def has_ended(self, op):
+        """Return whether an op has ended, as far as the calling thread knows."""
+        return op.done and (op.end <= self.now() or scheduler.clock is not self)
+
+    def launch(self, op, stream):
+        """Advance the calling thread's clock by the cost of a launch; return when `op` is issued.
+
+        No op is issued before one that it depends on, which another thread may have issued.
+        """
+        host, device = self.host(), stream.device
+        op.launched = perf_counter()
+        if op.seconds is None and op.kind != "collective":
+            op.seconds = device.model.seconds(op)
+        issued = host.now(device)
+        if self._num_hosts > 1 or in_backward():
+            for other in (stream.last, *writers_of(op)):
+                if other is not None and other.issued > issued:
+                    if other.engine.clock is self:
+                        issued = other.issued
+        issued += self.issuing.seconds() * self._sharing
+        host.set(issued, device)
+        return issued
+
+    def wait(self, op, device):
+        self.ask_and_wait(self._run_until_done, op)
+        host, where = self.host(), op.stream.device
+        started = host.now(where)
+        if op.end > started:
+            host.set(op.end, where)
+        scheduler.record_wait(device, started, max(started, op.end))
+
+    def wait_for_room(self, engine):
+        """Block the calling thread until half of QUEUE_LIMIT is free, if an engine is full.
+
+        The engine does not know yet which of its ops have ended by now.
+        """
+        host, device = self.host(), engine.device
+        arrived = host.now(device)
+        self.ask_and_wait(self._run_until, arrived)
+        while engine.ends and engine.ends[0] <= arrived:
+            engine.finished += 1
+            engine.ends.popleft()
+        if engine.issued - engine.finished < QUEUE_LIMIT:
+            return
+        over = engine.issued - QUEUE_LIMIT // 2
+        self.ask_and_wait(self._run_until_ended, engine, over)
+        while engine.finished < over:
+            engine.finished += 1
+            arrived = max(arrived, engine.ends.popleft())
+        host.set(arrived, device)
+
+    def catch_up(self):
+        """Simulate all that happens until the calling thread's now."""
+        self.ask_and_wait(self._run_until, self.now())
+
+    def set_threads(self, threads):
+        self.ask(set_thread_count, threads)  # with the first op: the thread is not started for it
+
+    def finish(self):
+        self.ask_and_wait(self._run_until, float("inf"))
+
+    def ask(self, function, *arguments):
+        """Call a function in the simulator's thread, without waiting for it."""
+        simulator.questions.put((function, arguments, lambda: None))
+
+    def poll(self):
+        """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
+        self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
+        self.catch_up()
+
+    def ask_and_wait(self, function, *arguments):
+        """Call a function in the simulator's thread, after what was issued so far, and wait."""
+        scheduler.check_process()
+        scheduler.check_thread()
+        if simulator.ended.is_set():
+            scheduler.check_threads()  # if it has not died, Python ends: `atexit` asks
+            simulator.answer(function, arguments)
+            return
+        if not simulator.started:
+            simulator.start()
+        gate = scheduler.closed_gate()
+        simulator.questions.put((function, arguments, gate.release))
+        scheduler.pass_gate(gate)
+
+    # -- for the simulator's thread
+
+    def admit(self, op):
+        if scheduler.admit(op):
+            self.make_ready(op)
+
+    def make_ready(self, op):
+        """Queue an op whose turn comes at `op.ready`."""
+        stream = op.stream
+        self._number += 1
+        key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
+        heappush(self._ready, (*key, op))
+
+    def _run_until_done(self, op):
+        while not op.done:
+            self._run_next()
+
+    def run_while(self, condition):
+        """Simulate what was issued as long as `condition()` is true."""
+        while condition() and (self._ready or self.meetings.pending):
+            self._run_next()
+
+    def _run_until_ended(self, engine, number):
+        while engine.finished + len(engine.ends) < number:
+            self._run_next()
+
+    def _run_until(self, seconds):
+        while self._ready_first(seconds) <= seconds and self._ready:
+            self._run_next()
+
+    def _ready_first(self, limit=float("inf")):
+        """Return when the next op is ready, infinity for none.
+
+        Before that, and before `limit`, the ranks of a job cannot meet any more.
+        """
+        while True:
+            first = self._ready[0][0] if self._ready else float("inf")
+            if self.meetings is None or self.meetings.may_go_to(min(first, limit)):
+                return first
+
+    def _run_next(self):
+        self._ready_first()
+        op = heappop(self._ready)[-1]
+        model = op.engine.device.model
+        needs = model.needs(op)
+        op.start = max(op.ready, *(resource.free_at for resource in needs))
+        if op.kind == "collective":
+            if op.seconds is None:  # it will be ready, again, when the last of the ranks is
+                self.meetings.post(op)
+                return
+            op.start = op.ready
+        if op.kind == "kernel":
+            op.end = model.kernel_end(op.start, op.seconds)
+        else:
+            op.end = op.start + op.seconds
+            if op.kind == "collective":
+                model.note_collective(op)
+        for resource in needs:
+            resource.free_at = max(resource.free_at, op.end)
+        if self.values or op.kind == "collective" or _is_computed(op):
+            simulator.do(op)
+        else:
+            leave_without_values(op)
+        op.engine.ends.append(op.end)
+        ready, _ = scheduler.complete(op)
+        for dependent in ready:
+            self.make_ready(dependent)
+
+
+def _is_copy(op):
+    """Return whether `op` copies its second argument to its first, on one device or between two."""
+    return op.plan is None and (op.kind == "copy" or op.name == "aten.copy_")
+
+
+def _written(op):
+    """Return the cells among the arguments of `op` that it writes, a list.
+
+    Those that its results are views of count, too: `fsdp.all_gather_copy_in` writes one.
+    """
+    if op.plan is None:
+        is_first = _is_copy(op) or op.kind == "collective"
+        return [*cells_in(op.args[:1])] if is_first else []
+    operator, arguments = op.plan.operator, dict(enumerate(op.args)) | (op.kwargs or {})
+    places = (place for each in (*operator.written, *operator.statistics) for place in each)
+    written = [*cells_in([arguments[place] for place in places if place in arguments])]
+    viewed = [source for mode, _, source in op.plan.outputs if mode == VIEW]
+    if viewed:
+        inputs = [*cells_in(arguments.values())]
+        written += [inputs[source] for source in viewed]
+    return written
+
+
+def _is_computed(op):
+    """Return whether the work of `op` is done although no values are computed.
+
+    It is where what it reads is known and what it writes is small. So the sizes that ranks compare,
+    the objects that they exchange, counters, and all that a program computes from these have
+    values.
+    """
+    if op.work is None:
+        return False
+    reads = [*op.args, *(op.kwargs or {}).values()]
+    if _is_copy(op) or op.plan is not None and op.plan.operator.packet in ONLY_WRITTEN:
+        target, *reads = reads
+        if isinstance(target, Cell) and not is_known(target) and not is_whole(target):
+            return False
+    writes = [*cells_in([op.out]), *_written(op)]
+    return all(may_have_values(cell.root().layout) for cell in writes) and all(
+        map(is_known, cells_in(reads))
+    )
+
+
+def leave_without_values(op):
+    """Mark what `op` would have written as without values."""
+    fail(op.out, NO_VALUES)
+    for cell in _written(op):
+        forget(cell)
+    if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
+        op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler takes its step
+    if op.kind == "copy" and op.target.type == "cpu":
+        target = op.args[0]
+        if target.is_floating_point() or target.is_complex():
+            target.fill_(float("nan"))
+        elif target.dtype.is_signed:
+            target.fill_(-(2 ** (8 * target.dtype.itemsize - 1)))
+        else:
+            target.zero_()
+
+
+class _Simulator(Worker):
+    """The thread that runs simulations.
+
+    Attributes:
+        ops: the ops that were handed over and are not admitted yet.
+        questions: (function, its arguments, what to call once it has returned), or None to end.
+            An exception ends the thread, and reaches the hosts by `scheduler.note_death`.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.ops = deque()
+        self.questions = SimpleQueue()
+
+    def serve(self):
+        for function, arguments, wake in iter(self.questions.get, None):
+            self.answer(function, arguments)
+            wake()
+            function = arguments = wake = None  # else this would keep tensors
+
+    def answer(self, function, arguments):
+        """Take over the ops that were handed over, and call a function."""
+        while self.ops:
+            op = self.ops.popleft()
+            op.engine.clock.admit(op)
+        function(*arguments)
+
+    def __str__(self):
+        return "the thread that simulates modelled GPUs"
+
+    def end(self):
+        self.questions.put(None)
+
+
+simulator = _Simulator()

@@ -1,0 +1,159 @@
+"""Scatter, gather, broadcast and reduce for `nn.DataParallel` on virtual GPUs."""
+
+import torch
+
+from vgpu.operators.issuing import issue_function
+from vgpu.private.tensors import reorder_as, take_tensors
+from vgpu.runtime import registry
+from vgpu.tensors.cells import Layout
+from vgpu.tensors.tensor import view_as
+from vgpu.torch_module import stream as use_stream
+
+
+def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
+    """Cut a tensor along a dimension and copy one piece to each device; return a tuple.
+
+    Args:
+        tensor: a tensor on the CPU or on a virtual GPU.
+        devices: devices or their indices.
+        chunk_sizes: lengths of the pieces; by default as `tensor.chunk` cuts, which may give fewer.
+        dim: the dimension.
+        streams: for each device a stream that is current while its piece is copied, or None.
+    """
+    if chunk_sizes is None:
+        chunks = tensor.chunk(len(devices), dim)
+    else:
+        chunks = tensor.split(list(chunk_sizes), dim)
+    streams = streams or [None] * len(devices)
+    pieces = []
+    for chunk, index, stream in zip(chunks, devices, streams, strict=False):
+        with use_stream(stream):
+            where = registry.find(index).torch_device
+            pieces.append(chunk.contiguous().to(where, non_blocking=True))
+    return tuple(pieces)
+
+
+def gather(tensors, dim=0, destination=None):
+    """Copy tensors to one device and concatenate them along a dimension.
+
+    Args:
+        tensors: tensors on virtual GPUs, equal in shape but for the length of `dim`.
+        dim: the dimension.
+        destination: a device, its name or its index; None for the current one, -1 for the CPU.
+    """
+    if str(destination) in ("-1", "cpu"):
+        where = torch.device("cpu")
+    else:
+        where = registry.find(destination).torch_device
+    return torch.cat(
+        [tensor.to(where, non_blocking=where.type != "cpu") for tensor in tensors], dim
+    )
+
+
+def broadcast(tensor, devices=None, *, out=None):
+    """Copy a tensor to several devices, or into the tensors `out`; return a tuple of the copies.
+
+    On its own device the copy is `tensor` itself.
+
+    Raises:
+        RuntimeError: both of `devices` and `out` are given, or neither.
+    """
+    if (devices is None) == (out is None):
+        raise RuntimeError(
+            "Exactly one of 'devices' and 'out' must be specified, but got "
+            f"devices={devices} and out={out}"
+        )
+    if out is None:
+        return tuple(tensor.to(registry.find(index).torch_device) for index in devices)
+    for target in out:
+        target.copy_(tensor)
+    return tuple(out)
+
+
+def broadcast_coalesced(tensors, devices, buffer_size=10485760):
+    """Copy tensors on the first of `devices` to the others, many tensors in one buffer.
+
+    A tensor of more than `buffer_size` bytes has a buffer of its own. Returns for each device a
+    list of tensors; for the first, `tensors` themselves.
+    """
+    outputs = [list(tensors)]
+    for index in devices[1:]:
+        where = registry.find(index).torch_device
+        copies = []
+        for chunk in take_tensors(tensors, buffer_size):
+            copies.extend(_unpack(_pack(chunk).to(where), chunk))
+        outputs.append(list(reorder_as(copies, tensors)))
+    return outputs
+
+
+def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
+    """Add up tensors over devices; a device sends many tensors in one buffer.
+
+    Args:
+        inputs: for each device the list of its tensors, with the same shapes on each device. One
+            of the lists is on `destination`; its tensors are not copied.
+        destination: a device or its index; the current device by default.
+        buffer_size: the most bytes of a buffer; a larger tensor has one of its own.
+
+    Returns:
+        A tuple of the sums, tensors on `destination`.
+    """
+    where = registry.find(destination).torch_device
+    (home,) = [tensors for tensors in inputs if tensors[0].device == where]
+    others = [tensors for tensors in inputs if tensors is not home]
+    sums = []
+    takers = [take_tensors(tensors, buffer_size) for tensors in (home, *others)]
+    for chunk, *sent in zip(*takers, strict=True):
+        flats = [_pack(other).to(where) for other in sent]
+        sums.extend(_add_packed(chunk, flats))
+    return tuple(reorder_as(sums, home))
+
+
+# These run one kernel for all tensors of a buffer, as torch does on CUDA. Otherwise each tensor
+# would take an operator of its own.
+
+
+def _pack(tensors):
+    """Return a vector of the elements of all `tensors`."""
+    first = tensors[0]._cell.layout
+    size = (sum(tensor.numel() for tensor in tensors),)
+    layout = Layout.contiguous(first.device, first.dtype, size)
+    return issue_function("pack", _concatenate, tensors, [layout])[0]
+
+
+def _concatenate(values):
+    return [torch.cat([value.reshape(-1) for value in values])]
+
+
+def _unpack(flat, like):
+    """Return views of the vector `flat` with the shapes of the tensors `like`."""
+    views, offset = [], 0
+    for tensor in like:
+        device, size = flat._cell.layout.device, tuple(tensor.shape)
+        layout = Layout.contiguous(device, flat.dtype, size, offset)
+        views.append(view_as(flat, layout))
+        offset += tensor.numel()
+    return views
+
+
+def _add_packed(tensors, flats):
+    """Return each of `tensors` plus its part of each vector of `flats`."""
+    if not flats:
+        return tensors
+
+    count = len(tensors)
+
+    def add(values):
+        own, vectors = values[:count], values[count:]
+        sums, offset = [], 0
+        for value in own:
+            part = slice(offset, offset + value.numel())
+            total = value.contiguous()
+            for vector in vectors:
+                total = total + vector[part].view(value.shape)
+            sums.append(total)
+            offset = part.stop
+        return sums
+
+    layouts = [Layout.contiguous(t._cell.layout.device, t.dtype, tuple(t.shape)) for t in tensors]
+    return issue_function("add", add, [*tensors, *flats], layouts)

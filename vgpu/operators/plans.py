@@ -1,0 +1,371 @@
+"""Plans: the results of an operator, worked out once for each combination of inputs.
+
+A `Plan` says which layouts the results have and how they share memory with the inputs. It depends
+on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype; these
+together are its key.
+"""
+
+import torch
+
+from vgpu.private.dispatch import (
+    function_of,
+    is_composite,
+    schema_of,
+    tree_flatten,
+    tree_unflatten,
+)
+from vgpu.private.tensors import CPUGenerator
+from vgpu.runtime.scheduler import Op
+from vgpu.runtime.threads import thread
+from vgpu.tensors.cells import (
+    CPU,
+    ONLY_WRITTEN,
+    Cell,
+    Failure,
+    Unavailable,
+    fail,
+    fetch,
+    fetch_nested,
+    revive,
+    strided,
+)
+from vgpu.tensors.generators import checked
+from vgpu.tensors.tensor import become, new_tensor, view_as, wrap
+
+aten = torch.ops.aten
+MAX_PLANS = 50_000
+NEW, VIEW, SAME, CONSTANT = range(4)  # how a result relates to the inputs
+
+
+class tables:  # noqa: N801
+    """What the schema of an operator does not say. `operators.py` and `copies.py` fill these in."""
+
+    special = {}  # operator -> function(func, args, kwargs) that issues it
+    special_names = {}  # "namespace::name", of operators that may not be defined yet -> the same
+    run = {}  # operator -> function of CPU tensors that computes it instead
+    random = set()  # operators without a generator argument whose function in `run` takes one
+    shape = {}  # operator -> function that gives empty results of the right layout on `meta`
+    keyed_by_value = set()  # names: the value of a number decides the shape of the result
+    allocating = set()  # names: the result's values do not matter
+    waiting = set()  # names: the shape of the result, or the result, depends on values
+    same_dtype = set()  # names: `meta` takes floats of two dtypes, the CPU does not
+    cpu_arguments = {}  # name -> "move" or "keep": what to do with a tensor of the CPU
+    bit_views = set()  # operators: views that differ by more than their layout
+
+
+class Operator:
+    """What is known of an operator from its schema and from the tables.
+
+    Attributes:
+        name: its name in a recording, "aten.mm" for example.
+        packet: the name without namespace and overload, as in `tables`.
+        nested: whether it takes lists of tensors.
+        by_value: for each argument, whether its value, not only its type, is part of the key.
+        by_value_of: the same by the name of the argument.
+        written: (position, name) of the arguments that it writes.
+        statistics: positions and names of running statistics that it writes, though torch's schema
+            does not say so.
+        only_layout: whether it changes nothing but the layout of its first argument.
+        generator: the position of the argument of this name; or None.
+        special, random, run, allocates, waits, cpu_arguments: see `tables`.
+    """
+
+    def __init__(self, func):
+        schema = schema_of(func)
+        namespace, packet = schema.name.split("::")
+        self.func = func
+        self.name = str(func).rpartition(".")[0]
+        self.packet = packet
+        self.special = tables.special.get(func) or tables.special_names.get(schema.name)
+        if self.special is None and is_composite(func):
+            self.special = _decompose
+        types = [str(argument.type) for argument in schema.arguments]
+        self.nested = any("Tensor" in type and "List" in type for type in types)
+        values_matter = namespace != "aten" or packet in tables.keyed_by_value
+        self.by_value = [values_matter or not _is_number(type) for type in types]
+        names = [argument.name for argument in schema.arguments]
+        self.by_value_of = dict(zip(names, self.by_value, strict=True))
+        self.written = [
+            (position, argument.name)
+            for position, argument in enumerate(schema.arguments)
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
+        self.statistics = [
+            (position, name)
+            for position, name in enumerate(names)
+            if packet in UPDATES_STATISTICS and name.startswith("running_")
+        ]
+        self.only_layout = torch.Tag.inplace_view in func.tags
+        self.generator = names.index("generator") if "generator" in names else None
+        self.random = func in tables.random or self.generator is not None
+        self.run = tables.run.get(func, function_of(func))
+        self.allocates = packet in tables.allocating
+        self.waits = packet in tables.waiting
+        self.cpu_arguments = tables.cpu_arguments.get(packet)
+
+
+UPDATES_STATISTICS = {
+    "native_batch_norm",
+    "batch_norm_update_stats",
+    "batch_norm_gather_stats",
+    "batch_norm_gather_stats_with_counts",
+}
+
+
+def _is_number(type):
+    """Return whether a number for an argument of this type in a schema only scales values.
+
+    So does a number in the place of a tensor, as in `x * 3`.
+    """
+    return type.removeprefix("Optional[").rstrip("]") in ("number", "float", "Tensor")
+
+
+def _decompose(func, args, kwargs):
+    return func.decompose(*args, **kwargs)
+
+
+_operators = {}  # by the operator's C++ function
+
+
+def operator_of(func):
+    function = function_of(func)
+    operator = _operators.get(function)
+    if operator is None:
+        if func.namespace == "c10d":  # a process group in C++
+            raise RuntimeError(
+                f"{func}: this process group has no virtual GPUs; make one that has by "
+                'torch.distributed.new_group(backend="vccl")'
+            )
+        operator = _operators[function] = Operator(func)
+    return operator
+
+
+find_operator = _operators.get
+_plans = {}
+find_plan = _plans.get  # None for a new key
+
+
+def keep_plan(key, plan):
+    """Keep the plan of a key; False where only running the operator determines its results."""
+    if len(_plans) >= MAX_PLANS:
+        _plans.clear()
+    _plans[key] = plan
+
+
+class Plan:
+    """How to issue an operator for one key.
+
+    Attributes:
+        outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
+            number `source`, the SAME tensor as that input, or the CONSTANT `source`.
+        spec: how the results are nested: None for a single one, `tuple` or `list` for a flat
+            sequence of them, otherwise the spec of `tree_flatten`.
+        single: the output of a single result; or None.
+        changes: (number of an input, its layout afterwards) for inputs that are resized.
+        only_views: whether all results are views, so that there is no work to do.
+        is_foreseen: whether the single result has once had the layout that the plan foresees, so
+            that later runs check only its shape and strides.
+        work: function of an op that does the work.
+        name: what a recording shows.
+        modelled: how long its kernel takes, see `Model.seconds`; or None.
+    """
+
+    __slots__ = (
+        "operator device outputs spec single only_views is_foreseen changes work name modelled"
+    ).split()
+
+    def __init__(self, operator, device, outputs, spec, changes):
+        self.operator = operator
+        self.device = device
+        self.outputs = outputs
+        self.spec = spec
+        self.changes = changes
+        self.single = outputs[0] if spec is None else None
+        self.only_views = (
+            bool(outputs) and not operator.written and all(o[0] == VIEW for o in outputs)
+        )
+        self.is_foreseen = False
+        self.work = self._run
+        self.name = operator.name
+        self.modelled = None
+
+    def issue(self, tensors, values, kwargs):
+        """Queue the operator on the current stream and return its results, which are still empty.
+
+        Args:
+            tensors: the tensors among the arguments, in order.
+            values, kwargs: the arguments, with cells in place of tensors; `kwargs` may be None.
+        """
+        operator = self.operator
+        device = self.device
+        changed = ()
+        if self.changes:
+            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
+            if operator.only_layout:
+                for tensor, new in changed:
+                    become(tensor, new)
+                return tensors[0]
+            for tensor, new in changed:
+                old, cell = tensor._cell, new._cell
+                values = _replace(values, old, cell)
+                kwargs = {k: _replace(v, old, cell) for k, v in (kwargs or {}).items()}
+        single = self.single
+        if single is not None:
+            mode, layout, source = single
+            if mode == NEW:
+                if operator.allocates:
+                    return new_tensor(layout)
+                out = Cell(layout)
+                result = wrap(out)
+            elif mode == VIEW:
+                return _view(tensors[source], layout, operator, values, kwargs)
+            else:
+                result = tensors[source] if mode == SAME else source
+                out = None
+                if mode == CONSTANT and not operator.written:
+                    return result
+        else:
+            out = []
+            results = []
+            for mode, layout, source in self.outputs:
+                cell = None
+                if mode == NEW:
+                    cell = Cell(layout)
+                    results.append(wrap(cell))
+                elif mode == VIEW:
+                    results.append(_view(tensors[source], layout))
+                else:
+                    results.append(tensors[source] if mode == SAME else source)
+                out.append(cell)
+            nest = self.spec
+            result = nest(results) if nest in (tuple, list) else tree_unflatten(results, nest)
+            if self.only_views:
+                return result
+        op = Op(self.name, "kernel", device.compute, self.work, values, kwargs, out)
+        op.plan = self
+        if operator.random:
+            draw(op, operator, device)
+        issue_op(op, device)
+        if type(out) is Cell:
+            out.writer = op
+        elif out is not None:
+            for cell in out:
+                if cell is not None:
+                    cell.writer = op
+        if operator.written:
+            note_writer(op, operator, values, kwargs)
+        for tensor, new in changed:
+            become(tensor, new)
+        return result
+
+    def _run(self, op):
+        """Do the work of an op of this plan; put its results, or the failure, into their cells."""
+        out = op.out
+        operator = self.operator
+        try:
+            if operator.packet in ONLY_WRITTEN:
+                revive(op.args[0])
+            if operator.nested:
+                args = [fetch_nested(value) for value in op.args]
+            else:
+                args = [fetch(value) if type(value) is Cell else value for value in op.args]
+            if op.kwargs:
+                kwargs = {name: fetch_nested(value) for name, value in op.kwargs.items()}
+                result = operator.run(*args, **kwargs)
+            else:
+                result = operator.run(*args)
+            if type(out) is Cell:
+                out.data = self._fitting(result, out.layout)
+            elif out is not None:
+                flat = (result,) if self.spec is None else result
+                if self.spec not in (None, tuple, list):
+                    flat = tree_flatten(result)[0]
+                for cell, value in zip(out, flat, strict=True):
+                    if cell is not None:
+                        cell.data = self._fitting(value, cell.layout)
+        except Unavailable as unavailable:
+            fail(out, unavailable.failure)
+        except BaseException as error:
+            fail(out, Failure(error))
+            raise
+
+    def _fitting(self, value, layout):
+        """Return `value`, a kernel's result, in the layout that was foreseen.
+
+        Raises:
+            RuntimeError: its shape or its dtype differs.
+        """
+        if value.stride() == layout.stride and value.shape == layout.size:
+            if self.is_foreseen:
+                return value
+            if value.dtype == layout.dtype and value.storage_offset() == layout.offset:
+                if not value.is_conj() and not value.is_neg():
+                    self.is_foreseen = self.single is not None
+                    return value
+        value = value.resolve_conj().resolve_neg()
+        if tuple(value.shape) != layout.size or value.dtype != layout.dtype:
+            raise RuntimeError(
+                f"{self.name} gave {value.dtype} of shape {tuple(value.shape)} where "
+                f"{layout.dtype} of shape {layout.size} was foreseen"
+            )
+        return layout.empty(CPU).copy_(value)
+
+
+def issue_op(op, device):
+    """Queue an op on the calling thread's current stream of `device`."""
+    current = thread.current
+    if current is None:
+        device.default_stream.issue(op)
+    else:
+        stream = current.stream(device)
+        stream.issue(op, current.after(stream, op))
+
+
+def draw(op, operator, device):
+    """Make a kernel draw from the generator among its arguments, or from its device's own.
+
+    Raises:
+        RuntimeError: the generator belongs to the CPU or to another device.
+    """
+    place, given = operator.generator, None
+    if place is not None and place < len(op.args):
+        given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
+    op.generator = checked((op.kwargs or {}).get("generator", given), device)
+    op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # gets its seed when issued
+
+
+def note_writer(op, operator, values, kwargs):
+    """Note `op` as the last writer of what its operator writes; arguments are given as cells."""
+    for position, name in operator.written:
+        value = values[position] if position < len(values) else (kwargs or {}).get(name)
+        for cell in value if type(value) is list else (value,):
+            if type(cell) is Cell:
+                cell.root().writer = op
+
+
+def _view(tensor, layout, operator=None, values=None, kwargs=None):
+    """Return a view with another layout: another description of the same memory, without work."""
+    cell = tensor._cell
+    if operator is not None and (
+        operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
+    ):
+        run, (_, *rest), kwargs = operator.func, values, kwargs or {}
+        view = Cell(layout, None, cell, lambda data: run(data, *rest, **kwargs))
+    elif layout is cell.layout:
+        view = cell
+    else:
+        view = strided(cell, layout)
+    return wrap(view, tensor._block)
+
+
+def _resized(tensor, layout):
+    """Return what `tensor` becomes when an operator changes its layout to `layout`."""
+    if layout.num_bytes > tensor._block.num_bytes:
+        return new_tensor(layout)
+    return view_as(tensor, layout)
+
+
+def _replace(value, old, new):
+    if type(value) is list:
+        return [_replace(item, old, new) for item in value]
+    return new if value is old else value

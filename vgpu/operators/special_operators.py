@@ -1,0 +1,249 @@
+"""Operators that need more than a plan: random numbers, sizes, waits, and exceptions."""
+
+import torch
+
+from vgpu.operators import recurrent, sync_batch_norm
+from vgpu.operators.copies import copy
+from vgpu.operators.issuing import META, Call
+from vgpu.operators.plans import aten, operator_of, tables
+from vgpu.private.dispatch import function_of, has_products_of_float16
+from vgpu.tensors import saving
+from vgpu.tensors.cells import CPU, Cell, Layout, may_have_values, refuse_sparse
+from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
+
+
+def _create_like(func, args, kwargs):
+    """Issue `zeros_like(x, device=...)` or the like; on another device only the layout matters."""
+    where = kwargs.get("device")
+    if where is None or torch.device(where) == args[0].device:
+        kwargs = {name: value for name, value in kwargs.items() if name != "device"}
+        cell, layout = args[0]._cell, args[0]._cell.layout
+        # Where there are no values yet, none are needed.
+        if not isinstance(cell.data, torch.Tensor) and may_have_values(layout):
+            stand_in = Cell(layout, layout.empty(CPU))
+            args = (wrap(stand_in, args[0]._block), *args[1:])
+        return Call(operator_of(func), args, kwargs).issue()
+    like = args[0]._cell.layout.empty(CPU)
+    return func(like, *args[1:], **kwargs)
+
+
+def _resize_(func, args, kwargs):
+    tensor, size, *_ = args
+    cell, block = tensor._cell, tensor._block
+    meta = cell.layout.empty(META)
+    func(meta, size, **kwargs)
+    after = Layout.of(cell.layout.device, meta)
+    if after.num_bytes <= block.num_bytes:
+        return Call(operator_of(func), args, kwargs).issue()
+    larger = new_tensor(after)
+    count = block.num_bytes // tensor.dtype.itemsize
+    if count:
+        flat = Layout.contiguous(after.device, tensor.dtype, (count,))
+        copy(view_as(larger, flat), view_as(tensor, flat))
+    become(tensor, larger)
+    return tensor
+
+
+def _set_(func, args, kwargs):
+    tensor, *rest = args
+    if not rest:
+        rest = [torch.empty(0, dtype=tensor.dtype, device=tensor.device)]
+    if type(rest[0]) is not VirtualTensor or rest[0].device != tensor.device:
+        raise NotImplementedError("set_ on a virtual GPU takes a tensor of the same device")
+    source = rest[0]
+    if len(rest) > 1:
+        source = torch.as_strided(source, rest[2], rest[3] if len(rest) > 3 else None, rest[1])
+    become(tensor, source)
+    return tensor
+
+
+def _pack_padded_sequence(func, args, kwargs):
+    """Run it now, as the lengths decide the shapes; batch sizes stay on the CPU, as on CUDA."""
+    data, sizes = Call(operator_of(func), args, kwargs).run_now()
+    return data, sizes.cpu()
+
+
+def _sparse(func, args, kwargs):
+    refuse_sparse(kwargs.get("layout") or torch.sparse_coo)
+
+
+# -- random numbers: operators whose schema has no generator
+
+
+def _native_dropout(tensor, p, train, generator):
+    if train is False or p == 0:
+        return tensor.clone(), torch.ones_like(tensor, dtype=torch.bool)
+    if p == 1:
+        return torch.zeros_like(tensor), torch.zeros_like(tensor, dtype=torch.bool)
+    mask = torch.empty_like(tensor).bernoulli_(1 - p, generator=generator)
+    return tensor * mask * (1 / (1 - p)), mask.bool()
+
+
+# -- products of float16, for which most CPUs take ten times as long as for products of float32
+
+
+def _by_float32(func):
+    """Return `func` with products of float16 summed up in float32, as on a GPU, then rounded."""
+    plain = function_of(func)
+
+    def run(*args, **kwargs):
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if any(tensor.dtype != torch.float16 for tensor in tensors):
+            return plain(*args, **kwargs)
+        args = (arg.float() if isinstance(arg, torch.Tensor) else arg for arg in args)
+        result = plain(*args, **kwargs)
+        if isinstance(result, torch.Tensor):
+            return result.half()
+        return tuple(None if each is None else each.half() for each in result)
+
+    return run
+
+
+# -- layouts: operators whose results on the CPU differ from those foreseen for `meta`
+
+
+def _native_batch_norm(tensor, weight, bias, mean, var, training, momentum, eps):
+    like = next(each for each in (weight, mean, tensor) if each is not None)
+    saved = like.new_empty(tensor.shape[1] if training else 0)
+    return torch.empty_like(tensor), saved, torch.empty_like(saved)
+
+
+def _native_batch_norm_backward(grad, tensor, weight, mean, var, mean_, var_, training, eps, mask):
+    like = tensor.new_empty(tensor.shape[1]) if weight is None else weight
+    each = tensor, like, like
+    return tuple(torch.empty_like(t) if on else None for t, on in zip(each, mask, strict=True))
+
+
+def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
+    return _native_batch_norm(tensor, weight, bias, None, None, True, momentum, eps)
+
+
+def _convolution(tensor, weight, *args):
+    """Return an empty result in the layout of images or weights, as on CUDA and on the CPU."""
+    out = aten.convolution.default(tensor, weight, *args)
+    for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
+        if out.dim() == dims and any(
+            each.is_contiguous(memory_format=layout) and not each.is_contiguous()
+            for each in (tensor, weight)
+        ):
+            return out.contiguous(memory_format=layout)
+    return out
+
+
+def _native_layer_norm(tensor, shape, weight, bias, eps):
+    like, n = tensor if weight is None else weight, len(shape)
+    saved = like.new_empty((*tensor.shape[:-n], *(1,) * n))
+    out = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+    return out, saved, torch.empty_like(saved)
+
+
+def _native_group_norm(tensor, weight, *args):
+    out, *saved = aten.native_group_norm.default(tensor, weight, *args)
+    like = tensor if weight is None else weight
+    return out, *(each.to(like.dtype) for each in saved)
+
+
+def _native_group_norm_backward(grad, tensor, *args):
+    grads = aten.native_group_norm_backward.default(grad, tensor, *args)
+    return tuple(
+        each if each is None or place else each.to(tensor.dtype) for place, each in enumerate(grads)
+    )
+
+
+def _refuse(func, *allowed):
+    """Return `func` for `meta`, refusing other dtypes of the second tensor, as its kernel does."""
+
+    def shape(tensor, second, *args):
+        if second.dtype not in allowed:
+            raise RuntimeError(f"expected one of the dtypes {allowed}, but got {second.dtype}")
+        return func(tensor, second, *args)
+
+    return shape
+
+
+assert sync_batch_norm.tables  # what importing it filled in
+tables.shape.update(
+    {
+        aten.native_batch_norm.default: _native_batch_norm,
+        aten.native_batch_norm_backward.default: _native_batch_norm_backward,
+        aten._native_batch_norm_legit.default: _native_batch_norm,
+        aten._native_batch_norm_legit.no_stats: _native_batch_norm_no_stats,
+        aten.convolution.default: _convolution,
+        aten.native_layer_norm.default: _native_layer_norm,
+        aten.native_group_norm.default: _native_group_norm,
+        aten.native_group_norm_backward.default: _native_group_norm_backward,
+    }
+)
+for _func, *_allowed in (
+    (aten.nll_loss_forward.default, torch.int64, torch.uint8),
+    (aten.nll_loss2d_forward.default, torch.int64, torch.uint8),
+    (aten.embedding.default, torch.int64, torch.int32),  # without this check in torch 2.11
+):
+    tables.shape[_func] = _refuse(_func, *_allowed)
+tables.special.update(
+    {
+        aten._sparse_coo_tensor_unsafe.default: _sparse,
+        aten._sparse_compressed_tensor_unsafe.default: _sparse,
+        aten._pack_padded_sequence.default: _pack_padded_sequence,
+        aten.resize_.default: _resize_,
+        aten.set_.source_Tensor: _set_,
+        aten.set_.source_Tensor_storage_offset: _set_,
+        aten.set_.default: _set_,
+        aten.set_.source_Storage: saving.set_storage,
+        aten.set_.source_Storage_storage_offset: saving.set_storage,
+    }
+)
+for _name in (
+    "empty_like zeros_like ones_like full_like rand_like randn_like randint_like "
+    "new_empty new_empty_strided new_zeros new_ones new_full"
+).split():
+    _packet = getattr(aten, _name)
+    for _overload in _packet.overloads():
+        if "out" not in _overload:
+            tables.special[getattr(_packet, _overload)] = _create_like
+
+_random = {
+    aten.native_dropout.default: _native_dropout,
+    aten.rand_like.default: aten.rand_like.generator,
+    aten.randn_like.default: aten.randn_like.generator,
+    aten.randint_like.default: aten.randint_like.generator,
+    aten.randint_like.low_dtype: aten.randint_like.low_generator_dtype,
+}
+tables.run.update(_random)
+tables.random.update(_random)
+if not has_products_of_float16():
+    for _name in "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward":
+        _func = getattr(aten, _name).default
+        tables.run[_func] = _by_float32(_func)
+tables.run.update(
+    {
+        aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
+        aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
+        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    }
+)
+tables.shape.update(
+    {
+        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
+        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
+    }
+)
+tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
+tables.allocating.update(
+    {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
+)
+tables.waiting.update(
+    "allclose equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
+    "tensor_split".split()
+)
+tables.same_dtype.update(
+    "mm mv bmm addmm addmv addbmm convolution binary_cross_entropy index_add index_add_ "
+    "index_copy index_copy_ index_put index_put_ _index_put_impl_".split()
+)
+tables.cpu_arguments.update(
+    dict.fromkeys(("index", "index_put_", "index_put", "_index_put_impl_"), "move"),
+    _pack_padded_sequence="keep",
+    tensor_split="keep",
+)
+tables.bit_views.update({aten._conj.default, aten._neg_view.default})

@@ -1,0 +1,144 @@
+"""The names under which programs and torch's C++ code know CUDA."""
+
+import functools
+import warnings
+
+import torch
+
+from vgpu.private.patching import replace, when_imported
+from vgpu.private.virtual_tables import install_cuda_guard
+
+_libraries = []  # kept alive: a torch.library.Library takes back what it registered
+# The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
+# are composed of these.
+_FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
+
+
+def register_cuda(factory, refuse_nested):
+    """Make torch's C++ code find virtual GPUs under "cuda", also in a build for CUDA.
+
+    Args:
+        factory: function(func, *args, **kwargs) for operators without a tensor.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
+            strided layout.
+
+    Raises:
+        RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
+    """
+    install_cuda_guard()
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(factory, "CUDA")
+    library.fallback(refuse_nested, "NestedTensorCUDA")
+    _libraries.append(library)
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a CUDA build says that its kernels are replaced
+        for name in _FACTORIES:
+            packet, _, overload = name.partition(".")
+            func = getattr(getattr(torch.ops.aten, packet), overload or "default")
+            library.impl(name, functools.partial(factory, func), "CUDA")
+        for name in torch._C._dispatch_get_registrations_for_dispatch_key("NestedTensorCUDA"):
+            func = name.replace("::", ".")
+            library.impl(name, functools.partial(refuse_nested, func), "NestedTensorCUDA")
+    _libraries.append(library)
+
+
+def replace_in_cuda(values):
+    """Replace those names of `torch.cuda` and its modules that there are in this torch."""
+    cuda = torch.cuda
+    for name, value in values.items():
+        for home in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
+            if hasattr(home, name):
+                setattr(home, name, value)
+
+
+def replace_private_names(
+    sleep,
+    is_in_bad_fork,
+    set_device,
+    set_stream,
+    record_memory_history,
+    snapshot,
+    dump_snapshot,
+    refusing,
+):
+    """Replace names of `torch.cuda` and `torch._C` that programs use although they begin with `_`.
+
+    Those of `torch._C` are what torch's own test classes and `torch._dynamo.reset` call.
+
+    Args:
+        sleep: function that keeps the current stream busy for some cycles.
+        is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
+        set_device: function that makes a device current, by index.
+        set_stream: function of `stream_id`, `device_index`, `device_type`: makes a stream current.
+        record_memory_history, snapshot, dump_snapshot: see `virtual.history`.
+        refusing: function of a name that returns what raises an error wherever it is called.
+    """
+    replace_in_cuda(
+        {
+            "_sleep": sleep,
+            "_lazy_call": lambda function, **kwargs: function(),
+            "_is_in_bad_fork": is_in_bad_fork,
+            "_record_memory_history": record_memory_history,
+            "_snapshot": snapshot,
+            "_dump_snapshot": dump_snapshot,
+            "_compile_kernel": refusing("torch.cuda._compile_kernel"),
+        }
+    )
+    replace(
+        torch._C,
+        # Of its own, because torch._dynamo has different rules for this and torch.cuda.set_device.
+        _cuda_setDevice=lambda device: set_device(device),
+        _cuda_setStream=set_stream,
+        _cuda_cudaCachingAllocator_is_enabled=lambda: True,
+        _cuda_clearCublasWorkspaces=lambda: None,  # kernels here have no workspaces
+        _cuda_resetCublasWorkspaceSize=lambda: None,
+        _cuda_resetCublasLtWorkspaceSize=lambda: None,
+    )
+    if not hasattr(torch._C, "_cuda_CUDAAllocator_AllocatorState"):  # a CPU build of torch
+        replace(
+            torch._C,
+            _cuda_CUDAAllocator_AllocatorState=refusing("torch.cuda.CUDAGraph"),
+            _set_cached_tensors_enabled=lambda enabled: None,  # there are no CUDA graphs
+        )
+
+
+def test_on_cuda_once():
+    """Make torch's classes of tests for each kind of device leave out ours, which is "cuda"."""
+    when_imported(
+        "torch.testing._internal.common_device_type",
+        lambda module: module.device_type_test_bases.remove(module.PrivateUse1TestBase),
+    )
+
+
+def skip_initialization():
+    """Keep torch from initialising CUDA: a build without it cannot, one with it finds no GPU."""
+    torch.cuda._lazy_init = lambda: None
+    torch.cuda._initialized = True
+
+
+def patch_autocast():
+    """Make autocast("cuda") mean autocast of "vgpu", as torch's C++ code knows virtual GPUs."""
+
+    def translated(function):
+        @functools.wraps(function)
+        def call(device_type="cuda", *args, **kwargs):
+            return function("vgpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+        return call
+
+    for name in (
+        "is_autocast_enabled",
+        "set_autocast_enabled",
+        "get_autocast_dtype",
+        "set_autocast_dtype",
+    ):
+        setattr(torch, name, translated(getattr(torch, name)))
+    torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cuda")
+    init = torch.amp.autocast.__init__
+
+    @functools.wraps(init)
+    def __init__(self, device_type, *args, **kwargs):
+        init(self, "vgpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    torch.amp.autocast.__init__ = __init__

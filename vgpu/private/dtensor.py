@@ -1,0 +1,66 @@
+"""What DTensor asks of CUDA and of no other device: fused attention."""
+
+import functools
+
+from torch.nn import functional
+
+from vgpu.private.patching import when_imported
+
+
+def patch_dtensor(is_virtual):
+    """Make DTensors of virtual GPUs compute attention, once torch.distributed.tensor is imported.
+
+    Args:
+        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
+    """
+    when_imported(
+        "torch.distributed.tensor._api", lambda module: _patch_attention(module, is_virtual)
+    )
+
+
+def patch_dtensor_class(change):
+    """Call `change` with the class DTensor once there is one."""
+    when_imported("torch.distributed.tensor._api", lambda module: change(module.DTensor))
+
+
+def _patch_attention(module, is_virtual):
+    DTensor, Replicate = module.DTensor, module.Replicate  # noqa: N806
+    attention = functional.scaled_dot_product_attention
+
+    def local(tensor, mesh, placements):
+        """Return this rank's part of a tensor under `placements`: its shard, or all of it."""
+        if not isinstance(tensor, DTensor):
+            return tensor
+        return tensor.redistribute(mesh, placements).to_local()
+
+    def keeps(query, mesh_dim, placement):
+        """Return whether each rank can compute its part of the result from its part of a query."""
+        if not placement.is_shard() or placement.dim % query.ndim >= query.ndim - 2:
+            return False
+        return query.shape[placement.dim] % query.device_mesh.size(mesh_dim) == 0
+
+    def of_mask(mask, query, placement):
+        """Return how a mask is split where a query is: not where it is the same for all."""
+        if placement.is_shard() and mask.ndim == query.ndim:
+            if mask.shape[placement.dim] == query.shape[placement.dim]:
+                return placement
+        return Replicate()
+
+    @functools.wraps(attention)
+    def scaled_dot_product_attention(query, key, value, attn_mask=None, *args, **kwargs):
+        """Compute attention of DTensors of virtual GPUs part by part, as fused kernels do."""
+        if not (isinstance(query, DTensor) and is_virtual(query.device)):
+            return attention(query, key, value, attn_mask, *args, **kwargs)
+        mesh = query.device_mesh
+        placements = [
+            placement if keeps(query, mesh_dim, placement) else Replicate()
+            for mesh_dim, placement in enumerate(query.placements)
+        ]
+        parts = (local(tensor, mesh, placements) for tensor in (query, key, value))
+        if isinstance(attn_mask, DTensor):
+            split = [of_mask(attn_mask, query, placement) for placement in placements]
+            attn_mask = local(attn_mask, mesh, split)
+        result = attention(*parts, attn_mask, *args, **kwargs)
+        return DTensor.from_local(result, mesh, placements, run_check=False)
+
+    functional.scaled_dot_product_attention = scaled_dot_product_attention

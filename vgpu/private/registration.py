@@ -1,0 +1,191 @@
+"""The device type `vgpu`, and torch's classes and functions that know devices."""
+
+import functools
+import numbers
+
+import torch
+
+from vgpu.private.patching import replace
+from vgpu.private.tensors import CPUGenerator
+from vgpu.private.virtual_tables import DeviceGuard, Hooks, answer_without_python
+
+BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in their place
+_libraries = []  # kept alive: a torch.library.Library takes back what it registered
+
+
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
+    """Make the device type `vgpu` known to torch.
+
+    Args:
+        module: `torch.vgpu`.
+        factory: function(func, *args, **kwargs) for operators without a virtual tensor.
+        copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
+        is_pinned, pin: functions of a CPU tensor.
+        restore: function(storage, location) for torch.load.
+        kernels: functions(library) that add further kernels of operators of aten.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
+            strided layout.
+
+    Returns:
+        What to warn the user of, or None.
+
+    Raises:
+        RuntimeError: another package has added a device type to torch.
+    """
+    name = torch._C._get_privateuse1_backend_name()
+    if name != "privateuseone":
+        raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    _setup_privateuseone_for_python_backend(
+        "vgpu", backend_module=module, hook=Hooks(), device_guard=DeviceGuard()
+    )
+    warning = answer_without_python()
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(factory, "PrivateUse1")
+    _libraries.append(library)
+    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off.
+    # Within a TorchDispatchMode torch then finds no fallback, only kernels of these operators.
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("copy_", copy_, "PrivateUse1")
+    empty_strided = torch.ops.aten.empty_strided.default
+    library.impl(empty_strided, functools.partial(factory, empty_strided), "PrivateUse1")
+    library.impl("is_pinned", lambda tensor, device=None: is_pinned(tensor), "CPU")
+    library.impl("_pin_memory", lambda tensor, device=None: pin(tensor.clone()), "CPU")
+    for add in kernels:
+        add(library)
+    _libraries.append(library)
+    library = torch.library.Library("_", "IMPL")
+    library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    library.fallback(refuse_nested, "NestedTensorPrivateUse1")
+    _libraries.append(library)
+    # a low number, to come before torch's own, which would ask for memory on the device
+    torch.serialization.register_package(15, lambda storage: None, restore)
+    return warning
+
+
+def patch_default_dtype(wait):
+    """Call `wait` before the default dtype changes.
+
+    Queued kernels read it when they run, and torch has one for all threads, so that an engine
+    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else. To set the
+    dtype that there is waits for nothing: torch.compile does so while it holds a lock for which a
+    queued kernel may wait.
+    """
+    set_dtype, set_type = torch.set_default_dtype, torch.set_default_tensor_type
+
+    @functools.wraps(set_dtype)
+    def set_default_dtype(d):
+        if d != torch.get_default_dtype():
+            wait()
+        set_dtype(d)
+
+    @functools.wraps(set_type)
+    def set_default_tensor_type(t):
+        wait()
+        set_type(t)
+
+    torch.set_default_dtype = set_default_dtype
+    torch.set_default_tensor_type = set_default_tensor_type
+
+
+def patch_classes(stream, event, generator, is_virtual):
+    """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
+
+    Args:
+        stream, event, generator: functions that make one for a virtual GPU, from a device (`vgpu`
+            or `vgpu:i`) and further arguments.
+        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+    """
+    torch.Stream = _with_our_devices(BaseStream, stream, is_virtual)
+    torch.Event = _with_our_devices(BaseEvent, event, is_virtual)
+    torch.Generator = _with_our_devices(CPUGenerator, generator, is_virtual)
+
+
+def _with_our_devices(base, make, is_virtual):
+    """Return a class in the place of `base`; called with a virtual GPU, it calls `make`."""
+
+    class Meta(type(base)):
+        def __call__(cls, *args, **kwargs):
+            if cls is not stand_in:  # a class that a user derived
+                return super().__call__(*args, **kwargs)
+            device = kwargs.get("device", args[0] if args else None)
+            known = isinstance(device, (str, torch.device)) or _is_number(device)
+            if known and is_virtual(torch.device(device)):
+                rest = args[1:] if args else ()
+                kwargs.pop("device", None)
+                return make(torch.device(device), *rest, **kwargs)
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return issubclass(subclass, base)
+
+    namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
+    stand_in = Meta(base.__name__, (base,), namespace)
+    return stand_in
+
+
+def _is_number(device):
+    """Return whether a device is given by its number, which may be numpy's; torch takes no bool."""
+    return isinstance(device, numbers.Integral) and not isinstance(device, bool)
+
+
+def name_numbered_devices(device_type):
+    """Make `torch.device(1)` a device of this type, and not one of torch's own name for ours.
+
+    In the place of `torch.device` comes a class that equals it, for tables of types.
+    """
+    base = torch.device
+
+    class Meta(type):
+        def __call__(cls, *args, **kwargs):
+            if len(args) == 1 and _is_number(args[0]) and not kwargs:
+                args = device_type, *args
+            return base(*args, **kwargs)
+
+        def __instancecheck__(cls, instance):
+            return isinstance(instance, base)
+
+        def __subclasscheck__(cls, subclass):
+            return subclass is cls or issubclass(subclass, base)
+
+        def __getattr__(cls, name):
+            return getattr(base, name)
+
+        def __eq__(cls, other):
+            return other is cls or other is base
+
+        def __hash__(cls):
+            return hash(base)
+
+    torch.device = Meta("device", (), {"__doc__": base.__doc__, "__module__": "torch"})
+    torch.jit._builtins._register_builtin(torch.device, "aten::device")
+
+
+_SAME_IN_ACCELERATOR = """
+    current_stream set_stream synchronize memory_allocated max_memory_allocated memory_reserved
+    max_memory_reserved memory_stats reset_peak_memory_stats empty_cache
+""".split()
+
+
+def patch_accelerator(module, device_type):
+    """Replace functions of torch.accelerator by functions of `module`, which is torch.vgpu.
+
+    Args:
+        module: the module.
+        device_type: what programs call the devices.
+    """
+    replace(
+        torch.accelerator,
+        **{name: getattr(module, name) for name in _SAME_IN_ACCELERATOR},
+        current_accelerator=lambda check_available=False: torch.device(device_type),
+        current_device_index=module.current_device,
+        current_device_idx=module.current_device,
+        set_device_index=module.set_device,
+        set_device_idx=module.set_device,
+        device_index=module.device,
+    )
+    torch._C._get_accelerator = lambda check=None: torch.device(device_type)

@@ -1,0 +1,265 @@
+"""torch's elastic agent on this machine: it starts, watches, restarts and ends the ranks.
+
+The rendezvous, the start of processes and their restarts are torch's. Monitoring is done here: it
+shows what the ranks print, finds out why one failed, and never waits for ever.
+"""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import traceback
+import types
+import uuid
+from multiprocessing.connection import wait
+from pathlib import Path
+
+import cloudpickle
+from torch.distributed import HashStore
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from vgpu.distributed.agreement import is_lost_connection
+from vgpu.processes import roll_call
+from vgpu.processes.rank import STREAMS, output_path, serve, store_of
+from vgpu.runtime.interrupts import in_main_thread
+
+# On Linux processes are forks of a server that has torch. Windows cannot fork, and on macOS a fork
+# of a process with torch is not safe: there each process starts anew and imports torch itself.
+START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+_PRELOAD = ["vgpu.processes.preload"]
+_ADDRESS = "127.0.0.1"
+_SECONDS_BETWEEN_LOOKS = 0.1  # at most; each takes 0.3 ms of a core, which busy ranks would lose
+_MOST_AT_ONCE = 60  # Windows waits for 63 objects at most
+_SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
+
+
+class Agent(LocalElasticAgent):
+    """An agent for one call of `launch`.
+
+    Attributes:
+        error: why the last attempt failed, an exception; None if it did not.
+        where: a text on where the ranks were when an interrupt came; "" if nobody knows.
+    """
+
+    def __init__(self, folder, nproc, timeout, max_restarts):
+        spec = WorkerSpec(
+            role="worker",
+            local_world_size=nproc,
+            entrypoint=serve,
+            args=(folder, timeout),
+            rdzv_handler=_Rendezvous(),
+            max_restarts=max_restarts,
+            monitor_interval=1e-4,  # `_monitor_workers` waits itself
+            local_addr=_ADDRESS,
+        )
+        self.folder, self.nproc = folder, nproc
+        self.output = _Output(folder)
+        self.interrupts = 0
+        self.where = ""
+        self.error = None
+        if START_METHOD == "forkserver":
+            multiprocessing.set_forkserver_preload(_PRELOAD)
+        super().__init__(spec, self.output, start_method=START_METHOD)
+
+    @property
+    def processes(self):
+        """The processes of this attempt, by rank."""
+        context = self._pcontext and self._pcontext._pc
+        return context.processes if context else []
+
+    def interrupt(self):
+        """Make `run`, which is under way, end all ranks: at once if this is called again.
+
+        Otherwise the ranks have roll_call.ANSWER seconds to say where they are.
+        """
+        self.interrupts += 1
+
+    def kill(self):
+        """End all processes at once."""
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+
+    def results(self):
+        """Return what the ranks returned."""
+        results = []
+        for rank, path in enumerate(self._files("result")):
+            try:
+                results.append(cloudpickle.loads(path.read_bytes()))
+            except Exception as error:
+                raise TypeError(
+                    f"what rank {rank} returned cannot be read here: {error}"
+                ) from error
+        return results
+
+    @property
+    def _attempt(self):
+        return self.get_worker_group().spec.max_restarts - self._remaining_restarts
+
+    def _files(self, kind):
+        return [Path(self.folder, f"{self._attempt}.{rank}.{kind}") for rank in range(self.nproc)]
+
+    def _start_workers(self, worker_group):
+        self.settled = None
+        self.codes = [None] * self.nproc  # the exit codes of the last look
+        with _isolated():
+            return super()._start_workers(worker_group)
+
+    def _monitor_workers(self, worker_group):
+        """Return the state of the ranks, once one ends or after some time; show what they print.
+
+        Replaces the method of torch's agent, which keeps neither exceptions nor signals, and waits
+        30 s, without taking interrupts, for a process that does not end.
+        """
+        ranks = zip(self.processes, self.codes, strict=True)
+        alive = [process.sentinel for process, code in ranks if code is None]
+        with contextlib.suppress(InterruptedError):  # how Windows ends the wait at Ctrl-C
+            wait(alive[:_MOST_AT_ONCE], _SECONDS_BETWEEN_LOOKS)
+        self.output.show()
+        if self.interrupts:
+            store = store_of(self.folder, self._attempt, self.nproc)
+            self.where = roll_call.where(store, self.nproc, lambda: self.interrupts > 1)
+            self.kill()
+            self._remaining_restarts = 0
+            return RunResult(WorkerState.FAILED)
+        self.codes = codes = [process.exitcode for process in self.processes]
+        done = [path.exists() for path in self._files("result")]
+        if codes == [0] * self.nproc and all(done):
+            self.error = None
+            return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(range(self.nproc)))
+        if not any(
+            code or (code == 0 and not here) for code, here in zip(codes, done, strict=True)
+        ):
+            return RunResult(WorkerState.HEALTHY)
+        # One failed. Others may be about to fail too: because of it, or with a better report.
+        self.settled = self.settled or time.monotonic() + _SECONDS_TO_SETTLE
+        if None in codes and time.monotonic() < self.settled:
+            return RunResult(WorkerState.HEALTHY)
+        self.kill()
+        self.output.show()
+        self.error = self._why(codes)
+        if self._remaining_restarts:
+            summary = traceback.format_exception_only(self.error)[0].strip()
+            total = worker_group.spec.max_restarts
+            print(f"{summary}; restart {total - self._remaining_restarts + 1} of {total}")
+        return RunResult(WorkerState.FAILED)
+
+    def _why(self, codes):
+        """Return an exception that explains why an attempt failed."""
+        killed = {
+            rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
+        }
+        if killed:
+            each = (f"rank {rank} was killed by {name}" for rank, name in killed.items())
+            return RuntimeError(", ".join(each))
+        reports = []
+        for rank, path in enumerate(self._files("error")):
+            if path.exists():
+                moment, error, summary, text = cloudpickle.loads(path.read_bytes())
+                # When a rank fails, the others' connections break: that is not the reason.
+                reports.append((is_lost_connection(summary), moment, rank, error, summary, text))
+        gone = [rank for rank, code in enumerate(codes) if code is not None]
+        gone = sorted({*gone} - {report[2] for report in reports})
+        if gone and (not reports or min(reports)[0]):
+            rank = gone[0]
+            return RuntimeError(
+                f"rank {rank} ended with exit code {codes[rank]} before it returned"
+            )
+        _, _, rank, error, summary, text = min(reports)
+        try:
+            error = cloudpickle.loads(error)
+        except Exception:
+            error = RuntimeError(summary)
+        error.add_note(f"This was raised in rank {rank}:\n{text}")
+        return error
+
+
+class _Rendezvous(StaticTCPRendezvous):
+    """A rendezvous of one agent, which needs neither time nor a socket."""
+
+    use_agent_store = False  # the ranks have a file, and a port that is free
+
+    def __init__(self):
+        super().__init__(_ADDRESS, 0, 0, 1, run_id=uuid.uuid4().hex, timeout=60)
+
+    def next_rendezvous(self):
+        """Return a store for the agent alone, and an address at which ranks could set one up."""
+        store = HashStore()
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, _ADDRESS))
+
+
+class _Output(DefaultLogsSpecs):
+    """Shows what the ranks print: `rank.serve` redirects it to files, which are read here.
+
+    torch's own redirection does nothing on Windows and macOS.
+    """
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.files = []
+
+    def reify(self, envs):
+        """Name the files of an attempt; give its processes the environment of this one, too."""
+        self.close()
+        for env in envs.values():
+            env.update({**os.environ, **env})
+        for stream in STREAMS:
+            for rank, env in envs.items():
+                path = output_path(self.root_log_dir, env, stream)
+                path.touch()
+                self.files.append([rank, stream, open(path, "rb"), b""])
+        return super().reify(envs)
+
+    def show(self, last=False):
+        """Print the complete lines, with the rank in front."""
+        for entry in self.files:
+            rank, stream, file, begun = entry
+            *lines, entry[3] = (begun + file.read()).split(b"\n")
+            if last and entry[3]:
+                lines.append(entry[3])
+            for line in lines:
+                print(f"[{rank}] {line.decode(errors='replace')}", file=getattr(sys, stream))
+
+    def close(self):
+        """Print the rest and close the files."""
+        try:
+            self.show(last=True)
+        finally:
+            for *_, file, _ in self.files:
+                file.close()
+            self.files.clear()
+
+
+@contextlib.contextmanager
+def _isolated():
+    """Isolate this process and those that are started in the block from each other.
+
+    torch's agent would leave its handler of SIGTERM behind, so it is made to handle a signal that
+    nobody sends. (In a thread it cannot set one, and would warn.) `multiprocessing` would run the
+    script that calls `launch` again in each process, to find functions; these travel by value.
+    """
+    setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
+    signum = signal.Signals["SIGBREAK" if sys.platform == "win32" else "SIGURG"]
+    before, handler = os.environ.get(setting), signal.getsignal(signum)
+    logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
+    logger.disabled = True
+    os.environ[setting] = signum.name
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        logger.disabled = False
+        if in_main_thread():
+            signal.signal(signum, handler)
+        del os.environ[setting]
+        if before is not None:
+            os.environ[setting] = before

@@ -1,0 +1,325 @@
+r"""One process of a parallel job: set up the process group, call a function, tear it down.
+
+`launch` starts such processes on this machine. On several machines torchrun does; on each one:
+
+    torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
+        -m vgpu.processes.rank train.py:train num_epochs=3 lr=0.1
+
+calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process, and rank 0 prints what
+it returned. `package.module:train` names a function of an installed module, `--timeout 300` before
+the name sets the time limit of `run`. Machines whose names do not resolve also need
+`--local-addr ADDRESS`, `--rdzv-conf is_host=1` (0 on all but HOST) and, in the environment,
+GLOO_SOCKET_IFNAME with the network interface. With `--max-restarts`, set
+TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
+"""
+
+import argparse
+import ast
+import contextlib
+import gc
+import importlib
+import io
+import linecache
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+import warnings
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+
+from vgpu import virtual_gpus
+from vgpu.distributed import BACKEND
+from vgpu.processes.roll_call import RollCall, is_timeout
+from vgpu.runtime.device_setup import requested_figures
+from vgpu.runtime.registry import synchronize
+
+TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
+STREAMS = ("stdout", "stderr")
+
+
+def run(fn, timeout=TIMEOUT, store=None, figures=None):
+    """Call `fn()` in a process group of the processes that the elastic agent started.
+
+    Each process has a GPU of its own, which is its current device: a CUDA GPU and NCCL where this
+    machine has one for each of its processes, otherwise a virtual GPU and vccl. Tensors on the CPU
+    go through gloo, and their kernels use one thread.
+
+    Args:
+        timeout: how many seconds a collective may take, and the last rank to return may lag behind
+            the first.
+        store: the store through which the processes find each other; by default torchrun's.
+        figures: arguments of `virtual_gpus`; by default those that VGPU_DEVICES asks for.
+
+    Returns:
+        What `fn` returned, once it has returned on every rank.
+
+    Raises:
+        TimeoutError: ranks had not arrived in time; says which, and where they were.
+    """
+    limit = timedelta(seconds=timeout)
+    if store is None:
+        store = _store_of_torchrun(limit)
+    store.set_timeout(limit)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    device, backend = _choose_device(figures)
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=limit, device_id=device
+    )
+    roll_call = RollCall(store, rank, world_size)
+    try:
+        result = fn()
+        synchronize()  # raises pending asynchronous errors
+        roll_call.arrive_at_end(timeout)
+    except RuntimeError as error:
+        if not is_timeout(error):
+            raise
+        raise TimeoutError(roll_call.report(error, timeout)) from error
+    # A DDP object that is freed after its process group can hang or abort the process.
+    gc.collect()
+    dist.destroy_process_group()
+    roll_call.close()
+    return result
+
+
+def _store_of_torchrun(limit):
+    """Return the store through which the processes of torchrun find each other."""
+    store, _, _ = next(dist.rendezvous("env://", timeout=limit))
+    if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
+        # All attempts share the agent's store: what a killed one left there breaks gloo.
+        attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+        store = dist.PrefixStore(f"attempt {attempt}", store)
+    return store
+
+
+def _choose_device(figures):
+    """Make a GPU of this rank's own the current device; return it and its backend."""
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    if figures is None and _has_gpus(local_size):
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device, "cpu:gloo,cuda:nccl"
+    torch.set_num_threads(1)
+    device = virtual_gpus(**(figures or requested_figures(local_size)))[local_rank]
+    torch.vgpu.set_device(device)
+    # torch forgets device_id where the backend is written in Python, and would warn of that.
+    warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
+    return device, BACKEND
+
+
+def _has_gpus(count):
+    """Return whether each of `count` processes can and may have a CUDA GPU."""
+    return os.environ.get("VGPU_DEVICES", "") in ("", "cuda") and (
+        torch.cuda.device_count() >= count
+    )
+
+
+def serve(folder, timeout):
+    """Run the call in `folder`, write its result there, and end this process of `launch`.
+
+    The file is `ATTEMPT.RANK.result` or `ATTEMPT.RANK.error`.
+    """
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    signal.signal(signal.SIGINT, partial(_leave_to_parent, os.getpid()))
+    # Back to the default: a DataLoader would start a fork server of its own, which imports torch.
+    multiprocessing.set_start_method(None, force=True)
+    _write_to_files(folder)
+    rank = int(os.environ["RANK"])
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    name = Path(folder, f"{attempt}.{rank}")
+    code = 1
+    try:
+        sources, figures, call = cloudpickle.loads(Path(folder, "call").read_bytes())
+        linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
+        fn, args, kwargs = _unpickled(call)
+        # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
+        run(
+            lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)),
+            timeout,
+            store_of(folder, attempt, int(os.environ["WORLD_SIZE"])),
+            figures,
+        )
+        code = 0
+    except BaseException as error:
+        _write(f"{name}.error", _described(error, rank))
+    for child in multiprocessing.active_children():
+        child.terminate()
+    _end(code)
+
+
+def store_of(folder, attempt, world_size):
+    """Return the store of an attempt; a rank's, or that of the process that called `launch`.
+
+    It is a file, which needs no name server: torch's TCPStore asks one for each connection.
+    """
+    return dist.FileStore(str(Path(folder, f"{attempt}.store")), world_size)
+
+
+def output_path(folder, environment, stream):
+    """Return the file for a stream, "stdout" or "stderr", of a process with this environment."""
+    attempt, rank = environment["TORCHELASTIC_RESTART_COUNT"], environment["RANK"]
+    return Path(folder, f"{attempt}.{rank}.{stream}")
+
+
+def _write_to_files(folder):
+    """Redirect what this process, its C++ code and its children print to its files."""
+    for number, stream in enumerate(STREAMS, 1):
+        with open(output_path(folder, os.environ, stream), "ab") as file:
+            os.dup2(file.fileno(), number)
+        text = open(number, "w", 1, "utf-8", "backslashreplace", closefd=False)  # line by line
+        setattr(sys, stream, text)
+
+
+def _end(code):
+    """End this process without destructors: none may free a DDP object now."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_with_parent(folder):
+    """Wait for the end of the process that called `launch`, and end with it."""
+    multiprocessing.parent_process().join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _leave_to_parent(rank, number, frame):
+    """Ignore an interrupt in the process `rank`, though not in its children.
+
+    A terminal and Jupyter interrupt the whole group of processes. The one that called `launch` asks
+    where the ranks are, and ends them.
+    """
+    if os.getpid() != rank:
+        signal.default_int_handler(number, frame)
+
+
+def _unpickled(call):
+    try:
+        return cloudpickle.loads(call)
+    except Exception as error:
+        what = "the function or its arguments cannot be read in another process"
+        raise TypeError(f"{what}: {error}") from error
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Pickles by value; refuses virtual GPUs and their tensors, unknown to other processes."""
+
+    def reducer_override(self, obj):
+        if isinstance(obj, torch.Tensor) and obj.device.type == "vgpu":
+            raise TypeError(
+                f"a tensor of shape {tuple(obj.shape)} on {obj.device} cannot leave its process: "
+                "call .cpu() first, or make the tensor in the process that uses it"
+            )
+        if isinstance(obj, torch.device) and obj.type == "vgpu":
+            raise TypeError(
+                f"the device {obj} is known in one process only: "
+                "call try_gpu() in the process that uses it"
+            )
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 forgets where the code stands
+            return _code_in_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
+        return super().reducer_override(obj)
+
+
+def _code_in_file(filename, make, arguments):
+    """Return a code object whose lines tracebacks find; pickle calls this."""
+    return make(*arguments).replace(co_filename=filename)
+
+
+def dumps(value):
+    """Return a value as bytes, for `cloudpickle.loads` in another process.
+
+    Raises TypeError for a virtual GPU or a tensor on one; otherwise what cloudpickle raises.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _pickled(result, rank):
+    try:
+        return dumps(result)
+    except Exception as error:
+        kind = type(result).__name__
+        raise TypeError(f"rank {rank} returned a {kind} that cannot be pickled: {error}") from error
+
+
+def _described(error, rank):
+    """Return, pickled: the time, an exception if it can be pickled, a summary and its traceback."""
+    moment = time.time()
+    report = traceback.TracebackException.from_exception(error)
+    part = report
+    while part:  # leave out the frames of this file
+        part.stack[:] = [frame for frame in part.stack if frame.filename != __file__]
+        part = part.__cause__ or part.__context__
+    text = "".join(report.format()).rstrip()
+    summary = "".join(report.format_exception_only()).strip()
+    if isinstance(error, Exception):
+        with contextlib.suppress(Exception):
+            error = cloudpickle.dumps(error)
+            cloudpickle.loads(error)
+    else:  # sys.exit() or an interrupt: nothing to raise in a notebook
+        summary = f"rank {rank} was ended by {error!r}"
+    return cloudpickle.dumps((moment, error if isinstance(error, bytes) else None, summary, text))
+
+
+def _write(path, data):
+    """Write a file atomically."""
+    Path(f"{path}.part").write_bytes(data)
+    os.replace(f"{path}.part", path)
+
+
+def main():
+    """Run a function of a file or a module under torchrun; see the docstring of this module."""
+    parser = argparse.ArgumentParser(
+        prog="torchrun ... -m vgpu.processes.rank", description=main.__doc__
+    )
+    parser.add_argument("function", help="train.py:train or package.module:train")
+    parser.add_argument("arguments", nargs="*", help="name=value, a Python literal or a text")
+    parser.add_argument("--timeout", type=float, default=TIMEOUT, help="seconds, by default 120")
+    options = parser.parse_args()
+    from torch.distributed.elastic.multiprocessing.errors import record
+
+    code = 1
+    try:
+        record(_run_named)(options)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    _end(code)
+
+
+def _run_named(options):
+    module, _, name = options.function.rpartition(":")
+    if module.endswith(".py"):
+        sys.path.insert(0, str(Path(module).resolve().parent))
+        module = Path(module).stem
+    fn = getattr(importlib.import_module(module), name)
+    kwargs = dict(map(_argument, options.arguments))
+    result = run(lambda: fn(**kwargs), options.timeout)
+    if result is not None and os.environ["RANK"] == "0":
+        print(result)
+
+
+def _argument(text):
+    """Return name and value of `name=value`."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"arguments are name=value: got {text!r}")
+    with contextlib.suppress(ValueError, SyntaxError):
+        value = ast.literal_eval(value)
+    return name, value
+
+
+if __name__ == "__main__":
+    main()

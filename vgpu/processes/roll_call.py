@@ -1,0 +1,247 @@
+"""Where the ranks of a job are, and which of them are missing.
+
+A rank asks the others when it has waited too long for them, and `launch` asks all of them when it
+is interrupted. The backend "vccl" finds out by itself which ranks are missing:
+`vgpu/distributed/agreement.py`.
+"""
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+
+import torch
+
+import vgpu as virtual
+from vgpu.distributed import agreement
+from vgpu.distributed.agreement import CollectiveTimeout, in_words, is_gloo_timeout
+from vgpu.distributed.timekeeper import Member
+from vgpu.private.process_groups import num_collectives
+
+ANSWER = 1.0  # seconds in which a rank says where it is
+
+
+class _LateAtEnd(RuntimeError):
+    """Other ranks have not returned in time."""
+
+
+def is_timeout(error):
+    """Return whether an error, or a cause of it, is a time-out while waiting for other ranks."""
+    return any(
+        isinstance(reason, _LateAtEnd | CollectiveTimeout) or is_gloo_timeout(str(reason))
+        for reason in _reasons(error)
+    )
+
+
+def _reasons(error):
+    """Return an error and the chain of its causes."""
+    reasons = []
+    while error is not None and error not in reasons:
+        reasons.append(error)
+        error = error.__cause__
+    return reasons
+
+
+class RollCall:
+    """Finds out which ranks are missing when one has waited too long.
+
+    A thread of each rank polls the job's store for a question from another rank, or from `launch`.
+    It answers with the number of collectives that its rank has started, the line at which its main
+    thread is, and whether it waits for other ranks.
+    """
+
+    def __init__(self, store, rank, world_size):
+        self.store, self.rank = store, rank
+        store.set(f"here {rank}", "")
+        self.others = [other for other in range(world_size) if other != rank]
+        self.main = threading.get_ident()
+        self.own = None  # the answer of a rank that asks itself
+        self.lock = threading.Lock()
+        self.closed = threading.Event()
+        # A connection of its own: the main thread's may be busy, waiting for a rank.
+        self.thread = threading.Thread(target=self._answer, args=(store.clone(),), daemon=True)
+        self.thread.start()
+
+    def _answer(self, store):
+        with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
+            while not self.closed.wait(ANSWER / 5):
+                if store.check([f"ask {self.rank}"]):
+                    with self.lock:
+                        answer = self.own or self._state()
+                    store.set(f"answer {self.rank}", json.dumps(answer))
+                    return
+
+    def _state(self):
+        """Return how many collectives this rank has started, its line, and whether it waits."""
+        frames = sys._current_frames()  # the innermost of each thread
+        place = _place(traceback.extract_stack(frames[self.main]))
+        waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)
+        return num_collectives(), place, waits or any(map(_waits, frames.values()))
+
+    def arrive_at_end(self, timeout):
+        """Wait until every rank is here."""
+        self.store.set(f"end {self.rank}", "")
+        if not _wait_for(self.store, [f"end {other}" for other in self.others], timeout):
+            raise _LateAtEnd
+
+    def report(self, error, timeout):
+        """Ask the others where they are; return a message that names those that are missing."""
+        with self.lock:
+            at_end = isinstance(error, _LateAtEnd)
+            started = sys.maxsize if at_end else num_collectives()
+            late = [reason for reason in _reasons(error) if isinstance(reason, CollectiveTimeout)]
+            waits = "at the end"
+            if not at_end:
+                place = _place(traceback.extract_tb(error.__traceback__))
+                # The host may have issued more since: then the group has said who is missing.
+                what = late[0].call if late else f"collective {started}"
+                waits = f"in {what}, {place}"
+                self.own = started, place, True
+        replies = ask(self.store, self.others)
+        if late:
+            missing = list(late[0].missing)
+        else:
+            missing = replies.silent + replies.starting
+            missing += replies.with_fewer_collectives_than(started)
+            missing += [] if at_end else replies.returned
+        if not missing:  # all wait for something, or for a message from one that works
+            missing = [rank for rank, answer in replies.answers.items() if not answer[2]]
+        verdict = "the ranks wait for different things"
+        if missing:
+            verdict = f"{in_words(sorted(missing))} had not arrived"
+        first = f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"
+        longer = f"{4 * timeout:g}"
+        last = (
+            f"if ranks have to work for longer than {timeout:g} s while others wait for them: "
+            f"launch(..., timeout={longer}), or --timeout {longer} under torchrun"
+        )
+        return "\n".join([first, *replies.lines(), last])
+
+    def close(self):
+        """End the thread: none may be in C++ code when the process ends."""
+        self.closed.set()
+        self.thread.join(ANSWER)
+
+
+@dataclass
+class Replies:
+    """What ranks said when they were asked where they are.
+
+    Attributes:
+        answers: by rank, how many collectives it has started, its line, and whether it waits
+            for other ranks.
+        returned: ranks whose function has returned; they wait for the others to return, too.
+        starting: ranks that have not set up their process group.
+        silent: ranks that gave no answer in time.
+    """
+
+    answers: dict
+    returned: list
+    starting: list
+    silent: list
+
+    def with_fewer_collectives_than(self, number):
+        return [rank for rank, (count, _, _) in self.answers.items() if count < number]
+
+    def missing(self):
+        """Return the ranks for which others wait, as far as the answers tell.
+
+        A rank that waits in C++ code, as in DDP's backward pass, seems to work: then the numbers
+        of collectives tell.
+        """
+        waiting = [rank for rank, (_, _, waits) in self.answers.items() if waits]
+        most = max((self.answers[rank][0] for rank in waiting), default=-1)
+        if self.returned and not waiting:
+            most = sys.maxsize
+        late = self.with_fewer_collectives_than(most + 1)
+        missing = self.silent + [rank for rank in late if rank not in waiting]
+        if waiting or self.returned:
+            missing += self.starting
+        if waiting:
+            missing += self.returned
+        if not missing:
+            most = max((count for count, _, _ in self.answers.values()), default=0)
+            missing = self.with_fewer_collectives_than(most)
+        return sorted(missing)
+
+    def lines(self):
+        """Return a line for each rank."""
+        lines = dict.fromkeys(self.returned, "had returned")
+        lines |= dict.fromkeys(self.starting, "was starting")
+        lines |= dict.fromkeys(self.silent, "is silent")
+        for rank, (count, place, waits) in self.answers.items():
+            did = f"had started {count} collective{'s' * (count != 1)}"
+            did += ", waited for another rank" if waits else ""
+            lines[rank] = f"{did} and was at {place}"
+        return [f"  rank {rank} {line}" for rank, line in sorted(lines.items())]
+
+
+def where(store, world_size, given_up):
+    """Ask all ranks where they are; return a text on it, and on which of them are missing.
+
+    Args:
+        store: the job's.
+        world_size: how many ranks there are.
+        given_up: function that tells whether to wait no longer; then the text is "".
+    """
+    replies = ask(store, range(world_size), given_up)
+    if given_up():
+        return ""
+    missing = replies.missing()
+    verdict = f"{in_words(missing)} had not arrived" if missing else "no rank was missing"
+    return "\n".join([verdict, *replies.lines()])
+
+
+def ask(store, ranks, given_up=lambda: False):
+    """Ask ranks where they are; return the `Replies` that came within ANSWER seconds."""
+
+    def that_are(state):
+        return [rank for rank in ranks if store.check([f"{state} {rank}"])]
+
+    for rank in ranks:
+        store.set(f"ask {rank}", "")
+    busy = set(that_are("here")) - set(that_are("end"))
+    _wait_for(store, [f"answer {rank}" for rank in busy], ANSWER, given_up)
+    returned, here = that_are("end"), that_are("here")
+    answered = [rank for rank in that_are("answer") if rank not in returned]
+    answers = {rank: json.loads(store.get(f"answer {rank}")) for rank in answered}
+    starting = [rank for rank in ranks if rank not in here]
+    silent = [rank for rank in here if rank not in answers and rank not in returned]
+    return Replies(answers, returned, starting, silent)
+
+
+def _wait_for(store, keys, seconds, given_up=lambda: False):
+    """Return whether a store has all keys in time. (Its own wait warns when it has not.)"""
+    deadline = time.monotonic() + seconds
+    while keys and not store.check(keys):
+        if time.monotonic() > deadline or given_up():
+            return False
+        time.sleep(0.01)
+    return True
+
+
+def _in_torch(frame):
+    """Return whether a frame is in torch or in the virtual GPUs, which act as a part of it."""
+    return frame.filename.startswith(_TORCH)
+
+
+def _waits(frame):
+    """Return whether a thread of virtual GPUs, whose innermost frame this is, waits for others.
+
+    On a modelled clock it waits for the rank that keeps the time.
+    """
+    return frame.f_code.co_filename == agreement.__file__ or frame.f_code is Member.ask.__code__
+
+
+_TORCH = tuple(os.path.dirname(package.__file__) for package in (torch, virtual))
+_DISTRIBUTED = os.path.dirname(torch.distributed.__file__)
+
+
+def _place(stack):
+    """Describe the innermost line of a stack that is not torch's."""
+    frame = [frame for frame in stack if not _in_torch(frame)][-1]
+    return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")

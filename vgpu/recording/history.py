@@ -1,0 +1,295 @@
+"""The history of a device's memory, in the form that https://pytorch.org/memory_viz reads.
+
+`record_memory_history`, `snapshot` and `dump_snapshot` take the place of the private functions of
+`torch.cuda.memory` that its documentation recommends. The form is the one that is described there
+and that `torch/csrc/cuda/memory_snapshot.cpp` writes.
+
+On a modelled GPU blocks lie in the segments that CUDA's allocator would have, see `caching.py`.
+On others each block is a segment, because freed memory is free at once. A free is noted at the
+latest when the device next allocates, and has no stack.
+"""
+
+import functools
+import os
+import pickle
+import sys
+import time
+from collections import deque
+from typing import NamedTuple
+
+from vgpu.runtime import registry, scheduler
+from vgpu.tensors.caching import SMALL_SEGMENT
+
+_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep  # code that no stack shows
+_SHIFT = 44  # bits of an address within a device
+ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
+
+
+class Entry(NamedTuple):
+    """Something that the allocator did; `frames` are pairs (code, line), innermost first."""
+
+    action: str
+    address: int  # for "oom", the bytes that are free
+    size: int
+    stream: int
+    microseconds: int
+    frames: tuple
+
+
+class Known(NamedTuple):
+    """A block in use, or held by a stream."""
+
+    address: int
+    size: int
+    stream: int
+    frames: tuple
+
+
+class History:
+    """What the memory of one device did, since it was made.
+
+    Args:
+        memory: the `Memory`, which calls `allocated`, `freed` and `failed`.
+    """
+
+    def __init__(self, memory):
+        self._memory = memory
+        self._segments = {}  # number of a segment of CUDA's allocator -> (address, bytes)
+        # Below 2**53, from which on JavaScript's numbers are not exact.
+        self._begin = self._end = (memory.device.index + 1) << _SHIFT
+        self._blocks = {}  # key, the address that `Memory` gave -> `Known`
+        self.configure(None, 0, ())
+        memory.collect()
+        for key, num_bytes in memory.blocks():
+            self._add(key, num_bytes, 0, ())
+
+    def configure(self, context, max_entries, skipped, clear=True):
+        """Change what is kept from now on; see `record_memory_history`."""
+        entries = () if clear else self._entries
+        self._entries = deque(entries, maxlen=max_entries)
+        self._context, self._skipped = context, skipped
+
+    def allocated(self, key, num_bytes):
+        """Note a new block."""
+        frames = () if self._context is None else _stack()
+        stream = registry.devices[self._memory.device.index].current_stream().index
+        self._add(key, num_bytes, stream, frames)
+        if num_bytes:
+            self._note("alloc", self._blocks[key].address, num_bytes, stream, frames)
+
+    def freed(self, key, requested=True, completed=True):
+        """Note that a block was freed, that no stream holds it any more, or both."""
+        block = self._blocks.get(key)
+        if block is not None and requested:
+            self._note("free_requested", block.address, block.size, block.stream)
+        if block is not None and completed:
+            self._note("free_completed", block.address, block.size, block.stream)
+            del self._blocks[key]
+
+    def failed(self, num_bytes, free):
+        """Note that there was no memory; `free` bytes are left."""
+        self._note("oom", free, num_bytes, 0, () if self._context is None else _stack())
+
+    def _add(self, key, num_bytes, stream, frames):
+        if num_bytes:
+            self._follow_segments()
+            segment, offset, _ = self._memory.place_of(key) or (None, key % (1 << _SHIFT), None)
+            begin = self._begin if segment is None else self._segments[segment][0]
+            address = begin + offset
+            self._blocks[key] = Known(address, num_bytes, stream, frames)
+
+    def _follow_segments(self):
+        sizes = self._memory.segments()
+        for number in self._segments.keys() - sizes.keys():
+            self._note("segment_free", *self._segments.pop(number), 0)
+        for number in sorted(sizes.keys() - self._segments.keys()):
+            self._segments[number] = self._end, sizes[number]
+            self._end += sizes[number]
+            self._note("segment_alloc", *self._segments[number], 0)
+
+    def _note(self, action, address, size, stream, frames=()):
+        if action not in self._skipped and self._entries.maxlen:
+            now = scheduler.clock.now() if scheduler.clock.is_modelled else time.time()
+            if self._context not in ("alloc", "all"):
+                frames = ()
+            self._entries.append(Entry(action, address, size, stream, int(now * 1e6), frames))
+
+    def snapshot(self):
+        """Return the segments and the trace of the device, two lists of dicts."""
+        self._memory.collect()
+        self._follow_segments()
+        place_of = functools.cache(_place)  # equal frames are one dict, which makes small files
+        entries = [_as_dict(entry, place_of) for entry in tuple(self._entries)]
+        segments = self._snapshot_of_segments(place_of)
+        self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
+        return segments, entries
+
+    def _snapshot_of_segments(self, place_of):
+        held = self._memory.held_keys()
+        inside = {number: [] for number in self._segments}
+        for key, known in tuple(self._blocks.items()):
+            segment, _, size = self._memory.place_of(key) or (key, 0, known.size)
+            block = {
+                "address": known.address,
+                "size": size,
+                "requested_size": known.size,
+                "state": "active_pending_free" if key in held else "active_allocated",
+                "frames": [place_of(*each) for each in known.frames],
+            }
+            inside.setdefault(segment, []).append((block, known.stream))
+        segments = []
+        for number, pairs in inside.items():
+            blocks = sorted((block for block, _ in pairs), key=lambda block: block["address"])
+            address, total = self._segments.get(number) or (blocks[0]["address"], blocks[0]["size"])
+            active = sum(block["size"] for block in blocks)
+            in_use = [block for block in blocks if block["state"] == "active_allocated"]
+            segments.append(
+                {
+                    "device": self._memory.device.index,
+                    "address": address,
+                    "total_size": total,
+                    "allocated_size": sum(block["size"] for block in in_use),
+                    "active_size": active,
+                    "requested_size": sum(block["requested_size"] for block in blocks),
+                    "stream": 0 if number in self._segments else pairs[0][1],
+                    "segment_type": "small" if total <= SMALL_SEGMENT else "large",
+                    "segment_pool_id": (0, 0),
+                    "is_expandable": False,
+                    "frames": [],
+                    "blocks": list(_with_gaps(blocks, address, total)),
+                }
+            )
+        return segments
+
+
+def _with_gaps(blocks, address, total):
+    """Yield the blocks of a segment, in order, and what is free between them."""
+    end = address + total
+    for block in (*blocks, None):
+        begin = end if block is None else block["address"]
+        if begin > address:
+            yield {
+                "address": address,
+                "size": begin - address,
+                "requested_size": 0,
+                "state": "inactive",
+                "frames": [],
+            }
+        if block is not None:
+            yield block
+            address = block["address"] + block["size"]
+
+
+def _as_dict(entry, place_of):
+    place = "device_free" if entry.action == "oom" else "addr"
+    return {
+        "action": entry.action,
+        place: entry.address,
+        "size": entry.size,
+        "stream": entry.stream,
+        "time_us": entry.microseconds,
+        "frames": [place_of(*each) for each in entry.frames],
+    }
+
+
+def _place(code, line):
+    return {"filename": code.co_filename, "line": line, "name": code.co_name}
+
+
+def _stack():
+    """Return pairs (code, line) of the calling frames that are not this package's."""
+    frame, frames = sys._getframe(1), []
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_OWN):
+            frames.append((frame.f_code, frame.f_lineno))
+        frame = frame.f_back
+    return tuple(frames)
+
+
+def record_memory_history(
+    enabled="all",
+    context="all",
+    stacks="all",
+    max_entries=sys.maxsize,
+    device=None,
+    clear_history=False,
+    compile_context=False,
+    global_record_annotations=False,
+    skip_actions=None,
+    **legacy,
+):
+    """Begin to keep a history of the memory of all virtual GPUs, or stop and forget it.
+
+    Args:
+        enabled: "all"; "state" for the blocks in use only; or None to stop.
+        context: which stacks to keep: "state" for those of blocks in use, "alloc" and "all" for
+            those in the history, too; None for none.
+        stacks: "python" or "all"; there are frames of Python only.
+        max_entries: how many entries a device keeps, the last ones.
+        clear_history: whether to forget the entries so far.
+        skip_actions: a list of actions that are not kept.
+        device, compile_context, global_record_annotations: ignored.
+
+    In the place of "all" and None, True and False may stand; `legacy` then holds the options that
+    torch still takes with them: record_context, trace_alloc_max_entries, and
+    trace_alloc_record_context.
+
+    Raises:
+        RuntimeError: an argument is none of these.
+    """
+    if isinstance(enabled, bool):
+        stack = "state" if legacy.get("record_context", True) else None
+        context = "alloc" if legacy.get("trace_alloc_record_context", False) else stack
+        max_entries, enabled = legacy.get("trace_alloc_max_entries", 1), "all" if enabled else None
+    elif legacy:
+        raise TypeError(f"these options need enabled=True: {', '.join(legacy)}")
+    if enabled not in ("state", "all", None):
+        raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
+    if context not in ("state", "alloc", "all", None):
+        raise RuntimeError(
+            f"expected context to be 'state', 'alloc', 'all', or None: got {context!r}"
+        )
+    if stacks not in ("python", "all"):
+        raise RuntimeError(f"expected stacks to be 'python', or 'all': got {stacks!r}")
+    unknown = [action for action in skip_actions or () if action not in ACTIONS]
+    if unknown:
+        raise RuntimeError(f"unknown actions in skip_actions: {unknown}; there are {ACTIONS}")
+    for each in registry.devices:
+        memory = each.memory
+        if enabled is None:
+            memory.history = None
+            continue
+        history = memory.history or History(memory)
+        entries = max_entries if enabled == "all" else 0
+        history.configure(context, entries, skip_actions or (), clear_history)
+        memory.history = history
+
+
+def snapshot(device=None, augment_with_fx_traces=False):
+    """Return the state of the memory of all virtual GPUs, and its history if that is kept.
+
+    Returns:
+        A dict with "segments", "device_traces" and "allocator_settings"; see
+        `torch.cuda.memory._snapshot`.
+    """
+    both = [
+        (each.memory.history or History(each.memory)).snapshot()
+        for each in registry.devices[: registry.count]
+    ]
+    return {
+        "segments": [segment for segments, _ in both for segment in segments],
+        "device_traces": [entries for _, entries in both],
+        "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
+        "external_annotations": [],
+    }
+
+
+def dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
+    """Write a `snapshot` to a file, which https://pytorch.org/memory_viz opens."""
+    with open(filename, "wb") as file:
+        pickle.dump(snapshot(), file)
+
+
+def memory_snapshot(mempool_id=None, include_traces=True):
+    """Return the segments of a `snapshot`, a list of dicts."""
+    return snapshot()["segments"]

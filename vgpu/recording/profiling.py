@@ -1,0 +1,278 @@
+"""What virtual GPUs do while torch's profiler records, and how it shows that.
+
+It is added to what the profiler tells of the host: to its events, each kernel below the operator
+that launched it, and to the trace that it exports.
+
+On modelled GPUs all times are those of the model. The host's are then found by the launches, of
+which both the wall clock's time and the model's are known: in between, time passes evenly.
+"""
+
+import re
+import time
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
+from torch.autograd import DeviceType
+from torch.autograd.profiler_util import FunctionEvent, Interval
+
+from vgpu.runtime import registry, scheduler
+from vgpu.runtime.identity import properties_of
+
+_KINDS = {"GPU_MEMCPY": ("copy",), "CONCURRENT_KERNEL": ("kernel", "collective")}
+_DISPATCH = "PythonSubclass"  # the dispatcher's call of `VirtualTensor.__torch_dispatch__`
+_OWN = "vgpu/"  # in the names and stacks of functions of ours
+_ENGINE = re.compile(re.escape(_OWN) + r"engines\.py\(\d+\): _run$")  # what its thread runs
+_DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
+
+
+class Work:
+    """What the GPUs do from now until `stop`.
+
+    Args:
+        activities: names of Kineto's activities to show, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None
+            for all.
+    """
+
+    def __init__(self, activities=None):
+        names = _KINDS if activities is None else activities
+        self._kinds = {kind for name in names for kind in _KINDS.get(name, ())}
+        self._clock = scheduler.clock
+        # Times here are ns from now on: with those of the epoch, a float is off by 256 ns.
+        self._unix, self._wall = _unix_and_wall()
+        self._model = self._clock.now()
+        self._spans = scheduler.start_recording()
+
+    def stop(self):
+        """Wait for the GPUs, as the profiler does on CUDA, and stop."""
+        if isinstance(self._spans, list):
+            registry.wait_for_all()
+            scheduler.stop_recording(self._spans)
+            kept = (span for span in self._spans if span.kind in self._kinds)
+            kept = (span for span in kept if span.launched >= self._wall)  # not before, as CUPTI
+            self._spans = tuple(sorted(kept, key=lambda span: span.launched))
+            self._warp()
+
+    def _warp(self):
+        """Find the points between which the host's time on the modelled clock is interpolated."""
+        points = [(0.0, 0.0)]
+        for span in self._spans if self._clock.is_modelled else ():
+            wall, model = self._launch(span), (span.issued - self._model) * 1e9
+            if wall > points[-1][0] and model > points[-1][1]:  # other threads may be behind
+                points.append((wall, model))
+        wall = (time.perf_counter() - self._wall) * 1e9
+        model = (self._clock.now() - self._model) * 1e9
+        points.append((max(wall, points[-1][0] + 1), max(model, points[-1][1] + 1)))
+        self._walls, self._models = zip(*points, strict=True)
+
+    def _launch(self, span):
+        return (span.launched - self._wall) * 1e9
+
+    def _on_host(self, wall):
+        """Return the ns to show for those at which the host did something."""
+        if not self._clock.is_modelled:
+            return wall
+        if wall < 0:  # the profiler itself
+            return wall
+        place = min(bisect_right(self._walls, wall), len(self._walls) - 1)
+        (a, b), (c, d) = (each[place - 1 : place + 1] for each in (self._walls, self._models))
+        return c + (wall - a) / (b - a) * (d - c)
+
+    def _on_gpu(self, span):
+        """Return the ns to show for the start and the end of a span."""
+        origin = self._model if self._clock.is_modelled else self._wall
+        return (span.start - origin) * 1e9, (span.end - origin) * 1e9
+
+    def _ours(self, events):
+        """Return the numbers of the events that there are on virtual GPUs only, a set.
+
+        These are what Python does for an operator (shape inference, for example), apart from
+        operators that it issues, and the threads of engines.
+
+        Args:
+            events: tuples (begin and end in ns, thread, name, whether it is a function of Python).
+        """
+        launches = list(map(self._launch, self._spans))
+        events = list(events)
+        threads = {thread for *_, thread, name, _ in events if _ENGINE.search(name)}
+        until, ours = {}, set()
+        for number in sorted(range(len(events)), key=lambda i: (events[i][0], -events[i][1])):
+            begin, end, thread, name, is_python = events[number]
+            inside = end <= until.get(thread, 0)
+            if name == _DISPATCH:
+                until[thread] = max(end, until.get(thread, 0))
+            issues = bisect_left(launches, begin) < bisect_right(launches, end)
+            if name == _DISPATCH or (inside and (is_python or not issues)):
+                ours.add(number)
+            elif thread in threads or (is_python and _OWN in name):
+                ours.add(number)
+        return ours
+
+    def with_events(self, events, start, shows_host):
+        """Return the `FunctionEvent`s of the host with those of the GPUs, in order of their starts.
+
+        Args:
+            events: those of the host, in microseconds from `start`.
+            start: ns from the epoch.
+            shows_host: whether they are to be shown.
+        """
+        start -= self._unix
+        spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
+        ours = self._ours(
+            (*span, event.thread, event.name, getattr(event, "is_python_function", False))
+            for span, event in zip(spans, events, strict=True)
+        )
+        events = [event for number, event in enumerate(events) if number not in ours]
+        spans = [span for number, span in enumerate(spans) if number not in ours]
+        operators = [number for number, event in enumerate(events) if not event.is_async]
+        owners, on_host = _Owners([spans[i] for i in operators]), [events[i] for i in operators]
+        last = max((event.id for event in events), default=0)
+        found, added = list(events) if shows_host else [], []
+        for number, span in enumerate(self._spans, last + 1):
+            owner = owners.find(self._launch(span))
+            index, name = span.device.index, _name(span)
+            begin, end = ((t - start) / 1e3 for t in self._on_gpu(span))
+            if owner is not None:
+                on_host[owner].append_kernel(name, index, end - begin)
+            event = FunctionEvent(
+                id=number,
+                name=name,
+                thread=span.stream,
+                input_shapes=[],
+                stack=[],
+                start_us=begin,
+                end_us=end,
+                use_device="cuda",
+                device_type=DeviceType.CUDA,
+                device_index=index,
+                device_resource_id=span.stream,
+            )
+            # no argument of it in torch 2.11
+            event.linked_correlation_id = 0 if owner is None else on_host[owner].id
+            added.append(event)
+        for event, span in zip(events, spans, strict=True):
+            event.stack = [line for line in event.stack if _OWN not in line]
+            event.time_range = Interval(*((self._on_host(t) - start) / 1e3 for t in span))
+        found += added
+        found.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
+        return found
+
+    def add_to(self, trace, shows_host):
+        """Add what the GPUs did to a trace that Kineto has written, a dict."""
+        base = trace.get("baseTimeNanoseconds", 0) - self._unix
+        events = trace["traceEvents"]
+        complete = [number for number, event in enumerate(events) if event["ph"] == "X"]
+        ours = self._ours(
+            (
+                base + event["ts"] * 1e3,
+                base + (event["ts"] + event["dur"]) * 1e3,
+                event["tid"],
+                event["name"],
+                event.get("cat") == "python_function",
+            )
+            for event in map(events.__getitem__, complete)
+        )
+        ours = {complete[number] for number in ours}
+        events[:] = [event for number, event in enumerate(events) if number not in ours]
+        operators = [event for event in events if event.get("cat") == "cpu_op"]
+        owners = _Owners(
+            [(base + e["ts"] * 1e3, base + (e["ts"] + e["dur"]) * 1e3) for e in operators]
+        )
+        of_span = [owners.find(self._launch(span)) for span in self._spans]
+        for event in events:
+            if event["ph"] != "M" and "ts" in event:
+                begin, end = event["ts"], event["ts"] + event.get("dur", 0)
+                begin, end = ((self._on_host(base + t * 1e3) - base) / 1e3 for t in (begin, end))
+                event["ts"] = begin
+                if "dur" in event:
+                    event["dur"] = end - begin
+        if not shows_host:
+            events[:] = [event for event in events if event["ph"] == "M"]
+        for number, (span, owner) in enumerate(zip(self._spans, of_span, strict=True), 1):
+            launch = operators[owner] if owner is not None and shows_host else None
+            events += self._events_of(span, number, launch, base)
+        trace["deviceProperties"] = []
+        for device in registry.devices[: registry.count]:
+            trace["deviceProperties"].append(_properties(device))
+            events += _labels(device)
+        if self._clock.is_modelled:
+            trace["modelled"] = f"all times are those of a model: {self._clock.name}"
+
+    def _events_of(self, span, number, launch, base):
+        """Return the event of a span, and the arrow to it from its launch."""
+        index = span.device.index
+        begin, end = ((t - base) / 1e3 for t in self._on_gpu(span))
+        place = {"pid": index, "tid": span.stream}
+        arguments = {"device": index, "stream": span.stream, "correlation": number}
+        if span.kind == "copy":
+            arguments["bytes"] = span.num_bytes
+        events = [{"ph": "X", "name": _name(span), "ts": begin, "dur": end - begin, **place}]
+        events[0] |= {"cat": "gpu_memcpy" if span.kind == "copy" else "kernel", "args": arguments}
+        if launch is not None:
+            arguments["External id"] = launch.get("args", {}).get("External id", 0)
+            arrow = {"cat": "ac2g", "name": "ac2g", "id": number}
+            source = {"pid": launch["pid"], "tid": launch["tid"], "ts": launch["ts"]}
+            events.append({"ph": "s", **arrow, **source})
+            events.append({"ph": "f", "bp": "e", **arrow, **place, "ts": begin})
+        return events
+
+
+class _Owners:
+    """Finds the innermost of many intervals, pairs (begin, end), around a point."""
+
+    def __init__(self, intervals):
+        self._order = sorted(
+            range(len(intervals)), key=lambda i: (intervals[i][0], -intervals[i][1])
+        )
+        self._begins = [intervals[i][0] for i in self._order]
+        self._ends = [intervals[i][1] for i in self._order]
+        self._latest = list(accumulate(self._ends, max))
+
+    def find(self, point):
+        """Return the number of the interval that began last and has not ended, or None."""
+        place = bisect_right(self._begins, point) - 1
+        while place >= 0 and self._latest[place] >= point:
+            if self._ends[place] >= point:
+                return self._order[place]
+            place -= 1
+        return None
+
+
+def _unix_and_wall():
+    """Return `time.time_ns` and `time.perf_counter` at one moment.
+
+    Another thread may run between the two calls; of a few readings the closest one counts.
+    """
+    readings = []
+    for _ in range(5):
+        before, unix, after = time.perf_counter(), time.time_ns(), time.perf_counter()
+        readings.append((after - before, unix, (before + after) / 2))
+    return min(readings)[1:]
+
+
+def _name(span):
+    return f"Memcpy {_DIRECTIONS[span.engine]}" if span.engine in _DIRECTIONS else span.name
+
+
+def _properties(device):
+    known = properties_of(device)
+    return {
+        "id": device.index,
+        "name": known.name,
+        "totalGlobalMem": known.total_memory,
+        "computeMajor": known.major,
+        "computeMinor": known.minor,
+        "maxThreadsPerBlock": known.max_threads_per_block,
+        "maxThreadsPerMultiprocessor": known.max_threads_per_multi_processor,
+        "regsPerMultiprocessor": known.regs_per_multiprocessor,
+        "warpSize": known.warp_size,
+        "sharedMemPerBlock": known.shared_memory_per_block,
+        "numSms": known.multi_processor_count,
+        "sharedMemPerMultiprocessor": known.shared_memory_per_multiprocessor,
+    }
+
+
+def _labels(device):
+    what = {"ph": "M", "pid": device.index, "tid": 0}
+    yield {**what, "name": "process_name", "args": {"name": "python"}}
+    yield {**what, "name": "process_labels", "args": {"labels": f"GPU {device.index}"}}
+    yield {**what, "name": "process_sort_index", "args": {"sort_index": 5_000_000 + device.index}}

@@ -1,0 +1,150 @@
+"""Making virtual GPUs known to torch, once in a process."""
+
+import atexit
+import os
+import sys
+import warnings
+from multiprocessing.reduction import ForkingPickler
+from time import monotonic
+
+import torch
+
+from vgpu import torch_module
+from vgpu.distributed import BACKEND
+from vgpu.modelled.simulation import simulator
+from vgpu.operators import attention, autocast, comm, copies, special_operators
+from vgpu.operators.backward import StreamsOfForward
+from vgpu.operators.issuing import issue_factory
+from vgpu.private import check_python, check_version
+from vgpu.private.autograd import patch_backward, patch_distributed_backward
+from vgpu.private.dispatch import prepare_shape_inference
+from vgpu.private.dtensor import patch_dtensor
+from vgpu.private.modules import allow_foreach, patch_data_parallel, patch_trunc_normal
+from vgpu.private.process_groups import register_process_groups
+from vgpu.private.registration import (
+    patch_accelerator,
+    patch_classes,
+    patch_default_dtype,
+    register_device_type,
+)
+from vgpu.private.tensors import patch_data
+from vgpu.runtime import registry, scheduler
+from vgpu.runtime.engines import after_fork, before_fork
+from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.notebook import adapt_to_notebook
+from vgpu.tensors import saving
+from vgpu.tensors.generators import Generator
+from vgpu.tensors.tensor import VirtualTensor, can_become, is_ours, refuse_nested, set_data
+
+
+def register():
+    """Make the device type `vgpu` known to torch, once.
+
+    Raises:
+        RuntimeError: virtual GPUs are not known to work on this Python or this version of torch,
+            or another package has added a device type to torch.
+    """
+    check_python()
+    check_version(torch.__version__)
+    assert special_operators.tables  # what importing it filled in
+    if torch.distributed.is_available():
+        from vgpu.distributed import functional
+
+        assert functional.tables
+    global _registered
+    if _registered:
+        return
+    with held_back():  # torch would be broken with only half of this done
+        if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
+            prepare_shape_inference()
+        warning = register_device_type(
+            module=torch_module,
+            factory=lambda func, *args, **kwargs: issue_factory(func, args, kwargs),
+            copy_=lambda target, source, non_blocking=False: copies.copy_(
+                None, (target, source, non_blocking), {}
+            ),
+            is_pinned=copies.is_pinned,
+            pin=copies.pin,
+            restore=saving.restore,
+            kernels=(autocast.register, attention.register),
+            refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
+        )
+        patch_backward(StreamsOfForward)
+        patch_distributed_backward()
+        patch_classes(
+            stream=lambda device, priority=0: torch_module.Stream(device, priority),
+            event=lambda device, **options: torch_module.Event(**options),
+            generator=lambda device: Generator(registry.find(device)),
+            is_virtual=registry.is_virtual,
+        )
+        patch_default_dtype(registry.wait_for_all)
+        patch_accelerator(torch_module, registry.device_type)
+        allow_foreach(VirtualTensor)
+        patch_data(set_data, can_become)
+        ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
+        patch_data_parallel(
+            comm,
+            is_ours,
+            _side_stream,
+            registry.device_type,
+            lambda modules: scheduler.clock.copy_modules(modules),
+            lambda threads: scheduler.clock.shared_by(threads),
+        )
+        patch_trunc_normal(
+            lambda tensor: not is_ours(tensor) or registry.find(tensor.device).has_values
+        )
+        register_process_groups(BACKEND, _new_process_group, registry.is_virtual)
+        patch_dtensor(registry.is_virtual)
+        atexit.register(_end)
+        adapt_to_notebook()
+        _registered = True
+    if warning is not None:  # last, because it may be raised as an error
+        warnings.warn(warning, stacklevel=4)
+
+
+def note_forks():
+    """Register, once, what a fork needs: it waits for engines, and the child knows what it is."""
+    global _notes_forks
+    if not _notes_forks and hasattr(os, "register_at_fork"):
+        _notes_forks = True
+        os.register_at_fork(after_in_child=scheduler.note_fork)
+        os.register_at_fork(
+            before=before_fork, after_in_parent=after_fork, after_in_child=after_fork
+        )
+
+
+_registered = _notes_forks = False
+_side_streams = {}
+
+
+def _side_stream(device):
+    """Return the stream on which nn.DataParallel copies to a device."""
+    device = registry.find(device)
+    if device.index not in _side_streams:
+        _side_streams[device.index] = torch_module.Stream(device.index)
+    return _side_streams[device.index]
+
+
+def _new_process_group(options, backend_options):
+    from vgpu.distributed.process_group import create  # few programs need it
+
+    return create(options, backend_options)
+
+
+def _end():
+    if scheduler.in_fork():
+        return
+    scheduler.clock.stop()
+    workers = [
+        engine
+        for device in registry.devices
+        for engine in (*device.own_engines, *device.collective_engines)
+    ]
+    workers.append(simulator)
+    with held_back():  # a thread that is still in torch would end the process badly
+        for worker in workers:
+            worker.end()
+        # After an error, a collective may wait for a rank that never comes.
+        deadline = monotonic() + (5.0 if hasattr(sys, "last_value") else 60.0)
+        for worker in workers:
+            worker.join(max(0.0, deadline - monotonic()))

@@ -1,0 +1,163 @@
+"""A virtual GPU: its engines, streams, memory, links, random numbers and errors."""
+
+import contextlib
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+from vgpu.runtime import scheduler
+from vgpu.runtime.engines import Engine
+from vgpu.runtime.scheduler import Resource, wait_all
+from vgpu.runtime.streams import Stream
+from vgpu.runtime.threads import thread
+from vgpu.tensors.generators import Generator
+from vgpu.tensors.memory import Memory
+
+
+class Device:
+    """One virtual GPU: a slice of the CPU behind a queue.
+
+    Attributes:
+        torch_device: `torch.device("vgpu", index)`, or of the type that programs use (`rename`).
+        own_torch_device: the same device under the name that torch's C++ code has for it, "vgpu".
+        threads: the number of CPU threads that run its kernels.
+        memory: its `Memory`; the argument of this name is the limit in bytes.
+        link, peer_link: a `Link` or None, see `virtual_gpus`.
+        generator: its random numbers.
+        compute, h2d, d2h, p2p, engines: its engines, for kernels, and for copies from the CPU, to
+            the CPU and to another device; and a tuple of these.
+        own_engines: the threads that are its engines on the wall clock.
+        collective_engines: further engines, which process groups have added.
+        sending, receiving: the `Resource`s of its link to other processes.
+        model: its `Model` while it is modelled; None on the wall clock.
+        has_values: whether its kernels compute anything.
+        default_stream: the stream that is current unless another was chosen.
+    """
+
+    def __init__(self, torch_device, threads, memory, link, peer_link):
+        self.index = index = torch_device.index
+        self.torch_device = torch_device
+        self.own_torch_device = torch.device("vgpu", index)
+        self.threads = threads
+        self.link = link
+        self.peer_link = peer_link
+        self.memory = Memory(self.torch_device, memory)
+        self.own_engines = (
+            Engine("compute", self, threads),
+            Engine("h2d", self),
+            Engine("d2h", self),
+            Engine("p2p", self),
+        )
+        self.collective_engines = ()
+        self.sending, self.receiving = Resource(), Resource()
+        self.default_stream = Stream(self, 0)
+        self.generator = Generator(self, torch.initial_seed())
+        self._streams = (weakref.ref(self.default_stream),)
+        self._num_streams = 1
+        self._making = threading.RLock()
+        self._errors = deque()
+        self.run_by(None)
+
+    def check_memory(self, memory):
+        """Raise ValueError where more bytes are in use than the new limit `memory`."""
+        self.memory.collect()
+        in_use = self.memory.allocated + self.memory.held
+        if memory < in_use:
+            raise ValueError(
+                f"{self.torch_device} holds {in_use} bytes; its memory cannot be {memory}"
+            )
+
+    def configure(self, threads, memory, link, peer_link):
+        """Change the figures of this device, which must be idle; see `virtual_gpus`."""
+        self.memory.set_limit(memory)
+        self.link, self.peer_link = link, peer_link
+        if threads != self.threads:
+            self.own_engines[0].set_threads(threads)
+            self.threads = threads
+
+    def run_by(self, model, has_values=True):
+        """Run later ops on a model's engines or, for None, on threads; the device must be idle.
+
+        What was done before is forgotten, because its times belong to another clock.
+        """
+        for stream in self.streams:
+            stream.last = stream.waits = None
+        self.memory.follow(model is not None)
+        # One step, see interrupts.py: stores only.
+        self.model, self.has_values = model, has_values
+        self.engines = self.own_engines if model is None else model.engines
+        self.compute, self.h2d, self.d2h, self.p2p = self.engines
+
+    def add_engine(self, engine):
+        """Add an engine of a process group, and return it."""
+        with self._making:
+            self.collective_engines = (*self.collective_engines, engine)
+        return engine
+
+    def remove_engine(self, engine):
+        """End an engine that `add_engine` has added, and its thread; its ops have ended."""
+        engine.end()
+        engine.join()
+        with self._making:
+            self.collective_engines = tuple(e for e in self.collective_engines if e is not engine)
+
+    def link_to(self, other):
+        """Return the `Link` to another `Device`, None for no limit.
+
+        Raises:
+            RuntimeError: one of the two is modelled, and the other is not.
+        """
+        scheduler.check_clocks(self, other)
+        return self.peer_link if self.model is None else self.model.link_to(other)
+
+    def new_stream(self):
+        with self._making:
+            stream = Stream(self, self._num_streams)
+            self._num_streams += 1
+            self._streams = (*map(weakref.ref, self.streams), weakref.ref(stream))
+            return stream
+
+    @property
+    def streams(self):
+        """The streams that are still referenced, or still have work."""
+        return [stream for ref in self._streams if (stream := ref()) is not None]
+
+    def current_stream(self):
+        """Return the stream to which the calling thread issues work on this device."""
+        current = thread.current
+        return self.default_stream if current is None else current.stream(self)
+
+    def synchronize(self):
+        """Wait for all streams, then call `raise_error`."""
+        for stream in self.streams:
+            wait_all(stream.tail(), self.torch_device)
+        self.raise_error()
+
+    # -- errors of ops that ran after their issue had returned
+
+    def failed(self, op):
+        """Keep the error of `op` until the next `synchronize`."""
+        self._errors.append(op)
+
+    def forget(self, op):
+        """Drop the error of `op`: the host that waited for it raises it itself."""
+        with contextlib.suppress(ValueError):
+            self._errors.remove(op)
+
+    def raise_error(self):
+        """Raise the first error that was not raised yet, if there is one, and drop the rest.
+
+        Raises:
+            torch.AcceleratorError: names the op; its cause is what the op raised.
+        """
+        if self._errors:
+            op = self._errors.popleft()
+            self._errors.clear()
+            error = op.error
+            raise torch.AcceleratorError(
+                f"{scheduler.error_name} error: {op.name} on {self.torch_device} failed after it "
+                "was issued, so this is reported at a later synchronize: "
+                f"{type(error).__name__}: {error}"
+            ) from error

@@ -1,0 +1,104 @@
+"""What a Jupyter kernel needs: a cell stops, says where, and leaves nothing behind.
+
+Only public interfaces of IPython are used.
+"""
+
+import os
+import signal
+import sys
+import threading
+from _thread import start_new_thread
+from collections import Counter
+from functools import partial
+from types import TracebackType
+
+from vgpu.runtime import registry, scheduler, threads
+
+_HERE = os.path.dirname(__file__) + os.sep
+_launched = {}  # engine -> how many ops it had been given when a cell was stopped
+
+
+def adapt_to_notebook():
+    """Make the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
+
+    A cell begins outside of all `with` blocks of streams and devices that a cell before it left
+    entered. A cell that waits for what was launched before a stop says so. A traceback has no
+    frames of virtual GPUs. An interrupt that comes in a destructor is not lost.
+    """
+    if "IPython" in sys.modules:
+        shell = sys.modules["IPython"].get_ipython()
+        if shell is not None:
+            shell.events.register("pre_run_cell", lambda info: threads.leave_all())
+            shell.events.register("post_run_cell", _note_stop)
+            scheduler.at_long_wait = _tell_of_stop
+            if not shell.custom_exceptions:
+                shell.set_custom_exc((BaseException,), _show)
+            if sys.platform != "win32":  # it has no pthread_kill
+                sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
+
+
+def _note_stop(result):
+    """Note what was launched until a cell ended, if it was stopped."""
+    if isinstance(getattr(result, "error_in_exec", None), KeyboardInterrupt):
+        for device in registry.devices:
+            _launched.update((engine, engine.issued) for engine in device.engines)
+
+
+def _tell_of_stop():
+    """Say, once after a stop, which devices are still busy with what was launched before it.
+
+    A launch cannot be undone, as on CUDA, so the cell that waits for it would look dead.
+    """
+    launched, left = {**_launched}, Counter()
+    _launched.clear()
+    for engine, number in launched.items():
+        left[engine.device] += max(0, number - engine.finished - len(engine.ends))
+    names, number = [str(device.torch_device) for device in +left], left.total()
+    if names:
+        print(
+            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} still working off "
+            f"{number:,} operator{'s' * (number != 1)} launched before the stop"
+        )
+
+
+def _interrupt_again(hook, unraisable):
+    """Interrupt the main thread again where Python has dropped an interrupt: in a destructor.
+
+    pyzmq checks for signals in the destructor of a message (`_check_rc` in `Frame.__dealloc__`).
+    From Python 3.12 on the traceback of a stopped cell keeps the kernel's messages alive, until the
+    garbage collector finds them while a later cell runs: one press of the stop button in twenty to
+    sixty would be lost, whatever the cell does. `hook` is the `sys.unraisablehook` for the rest.
+    """
+    if sys.platform != "win32" and unraisable.exc_type is KeyboardInterrupt:
+        # By another thread, which needs Python's lock for it: a signal that came before this
+        # function returns would be handled, and dropped, in here.
+        start_new_thread(signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
+    else:
+        hook(unraisable)
+
+
+def _show(shell, kind, error, traceback, tb_offset=None):
+    """Show an error as IPython does, without the frames of virtual GPUs."""
+    if issubclass(kind, SyntaxError):
+        shell.showsyntaxerror()
+        return
+    hide_frames(error)
+    shell.showtraceback((kind, error, error.__traceback__), tb_offset, running_compiled_code=True)
+
+
+def hide_frames(error):
+    """Remove the frames of virtual GPUs from the tracebacks of an error and of its causes."""
+    while error is not None:
+        entries, entry = [], error.__traceback__
+        while entry is not None:
+            entries.append(entry)
+            entry = entry.tb_next
+        shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_HERE)]
+        traceback = None
+        for entry in reversed(shown):
+            frame, line = entry.tb_frame, entry.tb_lineno
+            if line is None:  # an interrupt came where code has no line; IPython asks for one
+                line = frame.f_code.co_firstlineno
+            traceback = TracebackType(traceback, frame, entry.tb_lasti, line)
+        error.__traceback__ = traceback
+        error = error.__cause__ or error.__context__

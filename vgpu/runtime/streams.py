@@ -1,0 +1,109 @@
+"""Streams: the queues to which the host hands ops over, and how one waits for another.
+
+Programs see them as `vgpu.Stream`.
+"""
+
+import threading
+
+from vgpu.runtime import scheduler
+from vgpu.runtime.scheduler import check_clocks, check_process, under_way
+
+# Reentrant, because the garbage collector may run a destructor that issues work while it is held.
+_issuing = threading.RLock()  # threads that issue take turns
+
+
+class Stream:
+    """A queue of ops on one device that run in the order in which they were issued.
+
+    Attributes:
+        last: the op that was issued last, or None.
+        waits: ops that the next op waits for, each with the time of that call; or None.
+    """
+
+    __slots__ = ("device", "index", "last", "waits", "__weakref__")
+
+    def __init__(self, device, index):
+        self.device = device
+        self.index = index
+        self.last = None
+        self.waits = None
+
+    def issue(self, op, after=(), then=None):
+        """Queue an op behind the ops of this stream and return it.
+
+        The calling thread waits while QUEUE_LIMIT ops of the engine are under way. An exception
+        before the op is handed over leaves no trace of it.
+
+        Args:
+            op: the op.
+            after: ops of other streams that it waits for, too.
+            then: another stream, whose later ops wait for this op; or None.
+
+        Raises:
+            RuntimeError: this process is a fork, or no thread can be started for the engine.
+        """
+        check_process()
+        engine = op.engine
+        if engine.issued - engine.finished >= scheduler.QUEUE_LIMIT:
+            engine.wait_for_room()
+        if not engine.started:
+            engine.start()
+        memory = self.device.memory
+        launch = engine.clock.launch
+        if memory.recorded:  # freed memory is held by the ops before the free, not by this one
+            memory.note_freed()
+        op.stream = self
+        op.after = after
+        generator = op.generator
+        hand_over = engine.hand_over
+        no_waits = None if then is None else {}
+        with _issuing:
+            if then is not None:
+                then.waits = then._waits_under_way()
+            op.issued = issued = launch(op, self)
+            if generator is not None:
+                op.kwargs["generator"].manual_seed(generator.next_seed())
+                offset = generator.offset + 1
+            # One step from here on, see interrupts.py: stores without a new container, a C call.
+            op.previous = self.last
+            op.waits = self.waits
+            self.last = op
+            self.waits = None
+            if then is not None:
+                if then.waits is None:
+                    then.waits = no_waits
+                then.waits[op] = issued
+            if generator is not None:
+                generator.offset = offset
+            engine.issued += 1
+            hand_over(op)
+        return op
+
+    def tail(self):
+        """Return the ops to wait for until all that was issued to this stream has finished."""
+        check_process()
+        with _issuing:
+            ops = (self.last, *(self.waits or ()))
+        return tuple(op for op in ops if op is not None and under_way(op))
+
+    def wait_for(self, ops):
+        """Make later ops of this stream wait for `ops`; RuntimeError if one keeps another clock."""
+        check_process()
+        now = scheduler.clock.now()
+        waits = {op: now for op in ops if under_way(op) and op.stream is not self}
+        if waits:
+            for op in waits:
+                check_clocks(self.device, op.stream.device)
+            with _issuing:
+                self.waits = self._waits_under_way()
+                self.waits.update(waits)
+
+    def _waits_under_way(self):
+        """Return `waits`; each time it has grown by 64, without the ops that are done.
+
+        Otherwise a stream that waits again and again, and is given no op, would keep all of them.
+        """
+        waits = self.waits or {}
+        if len(waits) % 64 or scheduler.is_recording():  # a recording asks for all of them
+            return waits
+        return {op: time for op, time in waits.items() if under_way(op)}

@@ -1,0 +1,284 @@
+"""The layout of a tensor, and its values: a cell, which its kernel fills."""
+
+import torch
+
+from vgpu.private.tensors import set_conj, set_neg
+
+MAX_LAYOUTS = 100_000
+CPU = torch.device("cpu")
+
+
+class Layout:
+    """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
+
+    Attributes:
+        device: a `Device`.
+        dtype, size, stride, offset: as in a tensor; stride and offset in elements.
+        conj, neg: whether the values are stored conjugated or negated.
+        num_bytes: bytes from the beginning of its memory to the end of the last element.
+    """
+
+    __slots__ = ("device", "dtype", "size", "stride", "offset", "conj", "neg", "num_bytes")
+    _known = {}
+
+    @classmethod
+    def of(cls, device, tensor):
+        """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
+        if tensor.layout is not torch.strided:
+            refuse_sparse(tensor.layout)
+        return cls._get(
+            device,
+            tensor.dtype,
+            tuple(tensor.shape),
+            tensor.stride(),
+            tensor.storage_offset(),
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+
+    @classmethod
+    def contiguous(cls, device, dtype, size, offset=0):
+        """Return the Layout of a contiguous tensor that begins at element `offset`."""
+        strides = [1]
+        for length in reversed(size[1:]):
+            strides.append(strides[-1] * max(length, 1))
+        stride = tuple(strides[::-1])[: len(size)]
+        return cls._get(device, dtype, tuple(size), stride, offset, False, False)
+
+    @classmethod
+    def _get(cls, *key):
+        layout = cls._known.get(key)
+        if layout is None:
+            layout = cls()
+            for name, value in zip(cls.__slots__, key, strict=False):
+                setattr(layout, name, value)
+            elements = 0
+            if 0 not in layout.size:
+                lengths = zip(layout.size, layout.stride, strict=True)
+                elements = 1 + layout.offset + sum((n - 1) * step for n, step in lengths)
+            layout.num_bytes = elements * layout.dtype.itemsize
+            if len(cls._known) >= MAX_LAYOUTS:
+                cls._known.clear()
+            layout = cls._known.setdefault(key, layout)
+        return layout
+
+    def empty(self, device):
+        """Return an empty tensor of this layout on `device`, a torch device: CPU or meta."""
+        if self.offset:
+            elements = self.num_bytes // self.dtype.itemsize
+            base = torch.empty(elements, dtype=self.dtype, device=device)
+            tensor = base.as_strided(self.size, self.stride, self.offset)
+        else:
+            tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        return with_bits(tensor, self)
+
+
+def refuse_sparse(layout):
+    """Raise NotImplementedError for tensors of a sparse layout, whose memory is not one storage."""
+    raise NotImplementedError(
+        f"a tensor of the layout {layout} cannot be on a virtual GPU: keep it on the CPU, or make "
+        "it dense there by to_dense(); nn.Embedding has dense gradients without sparse=True"
+    )
+
+
+def with_bits(tensor, layout):
+    if layout.conj:
+        set_conj(tensor, True)
+    if layout.neg:
+        set_neg(tensor, True)
+    return tensor
+
+
+class Cell:
+    """The values of a tensor, once they are computed.
+
+    Ops hold cells; tensors hold cells and blocks. So, as on CUDA, memory is free when the last
+    tensor is gone, and not only when the last op has run.
+
+    Attributes:
+        layout: a `Layout`.
+        data: a CPU tensor, None before its kernel has run, or a `Failure`.
+        parent: the cell that a view was made from.
+        view: function that makes the data of a view from the data of `parent`; None if the layout
+            suffices.
+        writer: the op issued last that writes it, or None.
+    """
+
+    __slots__ = ("layout", "data", "parent", "view", "writer")
+
+    def __init__(self, layout, data=None, parent=None, view=None):
+        self.layout = layout
+        self.data = data
+        self.parent = parent
+        self.view = view
+        self.writer = None
+
+    def root(self):
+        """Return the cell that this one is a view of, or itself."""
+        cell = self
+        while cell.parent is not None:
+            cell = cell.parent
+        return cell
+
+
+def strided(cell, layout):
+    """Return the cell of a view of `cell` with the layout `layout`."""
+    is_strided = cell.parent is not None and cell.view is None
+    return Cell(layout, None, cell.parent if is_strided else cell)
+
+
+class Failure:
+    """Takes the place of the values of a tensor whose kernel failed, or that has none.
+
+    Attributes:
+        error: why there are no values.
+        data: the CPU tensor whose values they were, in memory that was given back (`storages.py`)
+            or is kept for later values; or None.
+    """
+
+    __slots__ = ("error", "data")
+
+    def __init__(self, error, data=None):
+        self.error = error
+        self.data = data
+
+
+class Unavailable(Exception):
+    """A tensor that an op wants to read has no values: its kernel failed."""
+
+    def __init__(self, failure):
+        self.failure = failure
+        error = failure.error
+        if failure is NO_VALUES or failure.data is not None:
+            super().__init__(f"reads a tensor without values: {error}")
+        else:
+            super().__init__(f"reads a tensor whose kernel failed: {type(error).__name__}: {error}")
+
+
+def fail(out, failure):
+    """Store `failure` in the cells of `out`: a cell, a list of cells, or None."""
+    for cell in (out,) if type(out) is Cell else out or ():
+        if cell is not None:
+            cell.data = failure
+
+
+def cells_in(values):
+    """Yield the cells among `values`, also in lists of lists."""
+    for value in values:
+        if type(value) is Cell:
+            yield value
+        elif isinstance(value, (list, tuple)):
+            yield from cells_in(value)
+
+
+def writers_of(op):
+    """Return, for each tensor that an op reads or writes, the op that wrote it last, or None."""
+    return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
+
+
+# Operators that write their first argument without reading it.
+ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
+NO_VALUES = Failure(
+    RuntimeError("it was made while virtual GPUs computed no values: virtual_gpus(values=False)")
+)
+
+
+def small_bytes(dtype):
+    """Return up to how many bytes a tensor has values where none are computed.
+
+    Whole numbers may be more, because DDP compares several for each parameter, and bytes still
+    more, because they may be objects on their way to other ranks.
+    """
+    if dtype == torch.uint8:
+        return 2**26
+    return 2**16 if dtype.is_floating_point or dtype.is_complex else 2**20
+
+
+def may_have_values(layout):
+    """Return whether a tensor has values if all that they follow from has.
+
+    Without values, `virtual_gpus(values=False)`, only small ones do.
+    """
+    return layout.device.has_values or layout.num_bytes <= small_bytes(layout.dtype)
+
+
+def lacks_values(data):
+    """Return whether `data` of a cell says that its values were not computed."""
+    return type(data) is Failure and data.error is NO_VALUES.error
+
+
+def is_known(cell):
+    """Return whether a tensor has values, as few of them have where none are computed."""
+    return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Failure
+
+
+def is_whole(cell):
+    """Return whether a tensor has all elements of the memory that it lies in."""
+    layout, elements = cell.layout, 1
+    for length in layout.size:
+        elements *= length
+    return elements * layout.dtype.itemsize == cell.root().layout.num_bytes
+
+
+def forget(cell):
+    """Mark a tensor, and all that shares its memory, as without values.
+
+    A small one keeps its memory, which views of it refer to, for later values.
+    """
+    root = cell.root()
+    memory = root.data.data if type(root.data) is Failure else root.data
+    keeps = memory is not None and may_have_values(root.layout)
+    root.data = Failure(NO_VALUES.error, memory) if keeps else NO_VALUES
+
+
+def revive(cell):
+    """Fill a tensor that was made without values, and is about to be overwritten, with nan.
+
+    Anything but a `Cell` is left alone.
+    """
+    if type(cell) is Cell and lacks_values(cell.root().data):
+        root = cell.root()
+        memory = root.data.data
+        root.data = root.layout.empty(CPU) if memory is None else memory
+        if root.layout.dtype.is_floating_point:
+            root.data.fill_(float("nan"))
+        if cell.data is NO_VALUES:
+            cell.data = None
+
+
+def fetch(cell):
+    """Return the CPU tensor with the values of `cell`, for an op that runs now.
+
+    Raises:
+        RuntimeError: the values are not computed yet.
+        Unavailable: the kernel that should have computed them failed.
+    """
+    data = cell.data
+    if data is None:
+        if cell.parent is None:
+            raise RuntimeError(
+                "a tensor was read before the stream that computes it got so far: let the reading "
+                "stream wait (wait_stream, wait_event). CUDA would go on with whatever lies in "
+                "that memory"
+            )
+        data = fetch(cell.parent)
+        if cell.view is None:
+            layout = cell.layout
+            data = torch.as_strided(data, layout.size, layout.stride, layout.offset)
+        else:
+            data = cell.view(data)
+        cell.data = data
+    elif type(data) is Failure:
+        raise Unavailable(data)
+    elif cell.parent is not None and type(cell.root().data) is Failure:
+        raise Unavailable(cell.root().data)
+    return data
+
+
+def fetch_nested(value):
+    """Return `value` with each cell in it, also in lists of lists, replaced by its values."""
+    if type(value) is Cell:
+        return fetch(value)
+    if type(value) is list:
+        return [fetch_nested(item) for item in value]
+    return value

@@ -1,0 +1,332 @@
+"""Exact accounting of the memory of a device, storage by storage."""
+
+import threading
+import weakref
+from collections import deque
+
+import torch
+
+from vgpu.runtime import scheduler
+from vgpu.runtime.scheduler import under_way, wait
+from vgpu.tensors.caching import CachingAllocator
+
+MIB = 2**20
+MOST_NEWS = 10_000  # blocks, new or freed, that an allocator that is followed has not seen
+_SHIFT = 48  # bits for the bytes of a block beside its address
+GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
+
+
+class Block:
+    """The memory of one storage, given back when no tensor uses it any more.
+
+    Attributes:
+        num_bytes: its size.
+        address: the address of its first byte, in an address range of the device's own.
+        reference: the record of the block, which remains when the block is gone.
+    """
+
+    __slots__ = ("reference", "__weakref__")
+
+    @property
+    def num_bytes(self):
+        return self.reference.num_bytes
+
+    @property
+    def address(self):
+        return self.reference.address or 0
+
+
+class _Reference(weakref.ref):
+    """A reference to a Block that reports its end, by a callback in C.
+
+    An interrupt in the Python code of a `__del__` would be lost.
+
+    Attributes:
+        num_bytes, address: the size and the address of the block.
+        streams: the streams that may still use it when it is freed.
+        pending: the ops of these streams that hold it after it is freed; None before.
+    """
+
+    __slots__ = ("num_bytes", "address", "streams", "pending")
+
+
+class Memory:
+    """The memory of one device, accounted by storage when work is issued, as CUDA's allocator does.
+
+    Every change is one step that an interrupt cannot tear, see interrupts.py. The figures are right
+    after `collect`.
+
+    Attributes:
+        device: the torch.device, for messages.
+        limit, fraction, allowed: its size in bytes, the fraction of it that may be in use, and that
+            part in bytes.
+        allocated: bytes of all storages in use.
+        held: bytes that were freed and that a stream still uses (`record_stream`).
+        peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
+        recorded: number of blocks in use or held that `record_stream` was called for.
+        num_allocations, total_allocated: number of blocks, and their bytes, in the device's life.
+        num_retries: how often an allocation had to wait for memory that was held.
+        num_ooms: how often an allocation failed.
+        history: the `History` that is kept of it; or None.
+    """
+
+    history = None
+
+    def __init__(self, device, limit):
+        self.device = device
+        self.set_limit(limit)
+        self.allocated = self.held = self.peak = self.held_peak = self.recorded = 0
+        self._highest = self.num_allocations = self.total_allocated = self.num_retries = (
+            self.num_ooms
+        ) = 0
+        self._next_address = (device.index + 1) << 48
+        # By address. A reference that is collected together with its block does not call back.
+        self._live = {}
+        self._freed = deque()  # references whose block is gone and that are not accounted yet
+        self._note_freed = self._freed.append
+        self._held = {}  # by address: references that wait for their `pending`
+        self._lock = threading.RLock()
+        self._news, self._caching = deque(maxlen=0), None  # see `follow`
+
+    def follow(self, caching):
+        """Begin to follow what CUDA's caching allocator would reserve, or stop."""
+        self.collect()
+        self.history = None  # its addresses are others
+        # What it has not seen yet, as numbers, since a reference that is kept would call back: the
+        # address and the bytes of a new block, or the address of a freed one, negative.
+        live = self._live.values() if caching else ()
+        blocks = ((each.address << _SHIFT) + each.num_bytes for each in live)
+        self._news = deque(blocks, None if caching else 0)
+        self._caching = CachingAllocator(self.limit) if caching else None
+
+    def set_limit(self, limit, fraction=1.0):
+        self.limit = limit
+        self.fraction = fraction
+        self.allowed = int(limit * fraction)
+
+    def allocate(self, num_bytes):
+        """Return a Block of `num_bytes`; wait for streams that hold freed memory if need be.
+
+        Raises:
+            torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
+        """
+        block = Block()
+        block.reference = reference = _Reference(block, self._note_freed)
+        reference.num_bytes = num_bytes
+        reference.streams = ()
+        reference.address = None
+        is_exact = len(self._freed) > 64 or self.history is not None
+        if is_exact:
+            self.collect()
+        while True:
+            # One step from here, see interrupts.py; no other thread comes in between, either.
+            allocated = self.allocated + num_bytes
+            reserved = allocated + self.held
+            if reserved <= self.allowed and (is_exact or reserved <= self.peak):
+                address = self._next_address
+                self._live[address] = reference
+                reference.address = address
+                self._next_address = address + num_bytes + GRANULARITY - num_bytes % GRANULARITY
+                self.allocated = allocated
+                self.num_allocations += 1
+                self.total_allocated += num_bytes
+                if allocated > self.peak:
+                    self.peak = allocated
+                if reserved > self.held_peak:
+                    self.held_peak = reserved
+                self._news.append((address << _SHIFT) + num_bytes)
+                if self.history is not None:
+                    self.history.allocated(address, num_bytes)
+                return block
+            if is_exact:
+                self._wait_for_memory(num_bytes)
+            self.collect()
+            is_exact = True
+
+    def resize(self, block, num_bytes):
+        """Give back a block's memory now, though tensors use the block; allocate new memory for it.
+
+        Raises:
+            torch.OutOfMemoryError: there is no memory for it; the block is left without any.
+        """
+        freed, empty = _Reference(block), _Reference(block)
+        old = block.reference
+        freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
+        freed.pending = getattr(old, "pending", None)
+        empty.num_bytes, empty.streams, empty.address = 0, (), None
+        if freed.address is not None:
+            # One step, see interrupts.py. The old reference, which would call back, is gone then.
+            self._live[freed.address] = freed
+            block.reference = empty
+            del old
+            self._note_freed(freed)
+        if num_bytes:
+            new, fresh = _Reference(block, self._note_freed), self.allocate(num_bytes)
+            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
+            # One step.
+            self._live[new.address] = new
+            block.reference = new
+            fresh.reference = None
+
+    def _wait_for_memory(self, num_bytes):
+        """Wait for the ops that hold a freed block; raise OutOfMemoryError if there are none."""
+        with self._lock:
+            pending = next(iter(self._held.values())).pending if self._held else None
+        if pending is None:
+            self.num_ooms += 1
+            if self.history is not None:
+                self.history.failed(num_bytes, self.limit - self.allocated - self.held)
+            raise self._out_of_memory(num_bytes)
+        self.num_retries += 1
+        for op in pending:
+            wait(op, self.device)
+
+    def record_stream(self, block, stream):
+        """Hold `block` after it is freed until `stream` has done what was issued to it before."""
+        reference = block.reference
+        if reference.address is None:  # its memory was given back
+            return
+        with self._lock:
+            streams = {*reference.streams, stream}
+            # One step, see interrupts.py: stores only.
+            if not reference.streams:
+                reference.pending = None
+                self.recorded += 1
+            reference.streams = streams
+
+    def note_freed(self):
+        """Take back the memory of blocks that are gone; streams may hold it until they are done."""
+        freed = self._freed
+        popleft = freed.popleft
+        with self._lock:
+            while True:  # `while freed` ends at a place where an interrupt would leave the lock
+                if not freed:
+                    break
+                reference = freed[0]
+                if reference.streams:
+                    if reference.pending is None:
+                        reference.pending = [op for each in reference.streams for op in each.tail()]
+                    if not freed or freed[0] is not reference:
+                        continue  # a destructor that ran meanwhile has come here first
+                # One step to `popleft`. An interrupted allocation leaves a reference without an
+                # address: it was never accounted.
+                if reference.address is not None:
+                    self.allocated -= reference.num_bytes
+                    if reference.streams:
+                        self._held[reference.address] = reference
+                        self.held += reference.num_bytes
+                    else:
+                        del self._live[reference.address]
+                popleft()
+                if reference.address is not None and not reference.streams:
+                    self._news.append(-reference.address)
+                if self.history is not None and reference.address is not None:
+                    self.history.freed(reference.address, completed=not reference.streams)
+
+    def collect(self):
+        """Take back the memory of blocks that are gone and that no stream holds any more."""
+        self.note_freed()
+        if len(self._news) > MOST_NEWS:
+            self._caching_now()
+        if self._held:
+            scheduler.clock.catch_up()
+            with self._lock:
+                self._release()  # a function of its own: it ends in a jump, see interrupts.py
+
+    def _release(self):
+        for reference in tuple(self._held.values()):
+            if not any(map(under_way, reference.pending)) and reference.address in self._held:
+                self._news.append(-reference.address)
+                del self._held[reference.address]
+                del self._live[reference.address]
+                self.held -= reference.num_bytes
+                self.recorded -= 1
+                if self.history is not None:
+                    self.history.freed(reference.address, requested=False)
+
+    def _out_of_memory(self, num_bytes):
+        limit = ""
+        if self.fraction < 1:
+            limit = f" {self.allowed / MIB:.2f} MiB of it is allowed to be used."
+        free = self.limit - self.allocated - self.held
+        return torch.OutOfMemoryError(
+            f"{scheduler.error_name.upper()} out of memory. "
+            f"Tried to allocate {num_bytes / MIB:.2f} MiB. "
+            f"{self.device} has a total capacity of {self.limit / MIB:.2f} MiB of "
+            f"which {free / MIB:.2f} MiB is free.{limit}"
+        )
+
+    @property
+    def reserved(self):
+        """What is allocated and held, or what CUDA's allocator would reserve for it."""
+        if not self._caching:
+            return self.allocated + self.held
+        return min(self._caching_now().reserved, self.limit)
+
+    @property
+    def reserved_peak(self):
+        """The highest `reserved` since `reset_peak`."""
+        if not self._caching:
+            return self.held_peak
+        return max(min(self._caching_now().peak, self.limit), self.held_peak)
+
+    def _caching_now(self, then=None):
+        """Return the allocator when it has seen all news, and its method `then` was called.
+
+        The simulator does that, which no interrupt reaches.
+        """
+        scheduler.clock.ask_and_wait(self._tell_news, then)
+        return self._caching
+
+    def _tell_news(self, then):
+        caching, news = self._caching, self._news
+        while news:
+            what = news.popleft()
+            if what > 0:
+                caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
+            else:
+                caching.free(-what)
+        if then is not None:
+            getattr(caching, then)()
+
+    def empty_cache(self):
+        """Give back the segments of CUDA's allocator that no block uses, where it is followed."""
+        self.collect()
+        if self._caching:
+            self._caching_now("empty_cache")
+
+    # -- what a `History` asks
+
+    def blocks(self):
+        """Return the keys and the bytes of all blocks in use or held, a list of pairs."""
+        return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
+
+    def held_keys(self):
+        """Return the keys of the blocks that a stream still uses, a set."""
+        return set(self._held)
+
+    def segments(self):
+        """Return the bytes of the segments of CUDA's allocator by their numbers, a dict."""
+        return dict(self._caching_now().sizes) if self._caching else {}
+
+    def place_of(self, key):
+        """Return segment, offset and bytes of a block in CUDA's allocator; None without it."""
+        return self._caching.place_of(key) if self._caching else None
+
+    @property
+    def num_blocks(self):
+        return len(self._live)
+
+    @property
+    def highest(self):
+        """The highest `allocated` since the device was made."""
+        return max(self._highest, self.peak)
+
+    def reset_peak(self):
+        """Restart the peaks from what is in use now."""
+        self.collect()
+        self._highest = self.highest
+        self.peak = self.allocated
+        self.held_peak = self.allocated + self.held
+        if self._caching:
+            self._caching_now("reset_peak")

@@ -1,0 +1,87 @@
+"""Saving, loading and pickling: tensors travel as storages of the CPU marked with their device."""
+
+import re
+
+import torch
+
+from vgpu.operators.issuing import copy_to_device
+from vgpu.private.tensors import (
+    is_parameter,
+    rebuild_parameter_arguments,
+    rebuild_tensor_arguments,
+)
+from vgpu.runtime import registry
+from vgpu.tensors.tensor import become
+
+
+class VirtualStorage(torch.UntypedStorage):
+    """A storage of the CPU that stands for one on a virtual GPU."""
+
+    @property
+    def device(self):
+        return self._device
+
+
+def _mark(storage, device):
+    storage.__class__ = VirtualStorage
+    storage._device = device
+    return storage
+
+
+def reduce(tensor):
+    """Return what pickle needs to make `tensor` again, the same as for a tensor on CUDA."""
+    if is_parameter(tensor):
+        return rebuild_parameter_arguments(tensor)
+    values = tensor.detach().cpu().resolve_conj().resolve_neg()
+    storage = _mark(values.untyped_storage(), tensor.device)
+    return rebuild_tensor_arguments(tensor, values, storage)
+
+
+def refuse_sharing(tensor):
+    """Raise RuntimeError: a tensor on a virtual GPU cannot be in the memory of two processes.
+
+    On CUDA `torch.multiprocessing` shares it. A copy instead would hide what the other one writes.
+    """
+    raise RuntimeError(
+        f"a tensor on {tensor.device} cannot be shared with another process, because each process "
+        "has virtual GPUs of its own: send tensor.cpu(), or use torch.distributed"
+    )
+
+
+def restore(storage, location):
+    """Mark a storage of the CPU that torch.load has read with the virtual GPU that it belongs to.
+
+    Returns:
+        The storage, or None where `location` ("vgpu:0") is not a virtual GPU.
+
+    Raises:
+        RuntimeError: this process has no such device.
+    """
+    if re.fullmatch(rf"(vgpu|{registry.device_type})(:[0-9]+)?", location):
+        return _mark(storage, registry.find(location).torch_device)
+
+
+def set_storage(func, args, kwargs):
+    """Give a tensor the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
+
+    Tensors set to the same storage share its memory. Offset, size and stride may follow.
+
+    Raises:
+        RuntimeError: the storage was not marked, or with another device than the tensor's.
+    """
+    tensor, storage, *layout = args
+    if type(storage) is not VirtualStorage or storage.device != tensor.device:
+        raise RuntimeError(
+            f"Attempted to set the storage of a tensor on device {tensor.device} to a storage on "
+            f"different device {storage.device}"
+        )
+    if not hasattr(storage, "_tensor"):
+        values = torch.empty(0, dtype=torch.uint8).set_(storage)
+        storage._tensor = copy_to_device(values, registry.find(tensor.device))
+    values = storage._tensor.view(tensor.dtype)
+    if layout:
+        offset, size, *stride = layout
+        like = torch.empty(size, device="meta")
+        values = values.as_strided(size, stride[0] if stride else like.stride(), offset)
+    become(tensor, values)
+    return tensor

@@ -1,0 +1,401 @@
+"""VirtualTensor: a tensor on a virtual GPU, as user code sees it.
+
+The modules that say what an operator on it does, and how it is saved, import this one; so the
+methods that need them import them.
+"""
+
+import functools
+import warnings
+
+import torch
+from torch import nn
+
+from vgpu.private.tensors import (
+    dispatch_keys,
+    is_parameter,
+    make_wrapper,
+    no_dispatch,
+    no_torch_function,
+    no_torch_function_at_all,
+    set_conj,
+    set_neg,
+    tensor_string,
+)
+from vgpu.runtime import registry
+from vgpu.runtime.scheduler import check_process, wait
+from vgpu.tensors.cells import CPU, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
+
+
+class VirtualTensor(torch.Tensor):
+    """A tensor on a virtual GPU. User code sees a `torch.Tensor` whose device is `vgpu:i`.
+
+    It is made of `_cell`, its values and their layout, and `_block`, its memory.
+    """
+
+    __torch_function__ = no_torch_function
+
+    def __new__(cls, *args, **kwargs):
+        """Return what `type(p)(...)` does on CUDA: an nn.Parameter, or without a tensor a Tensor.
+
+        Virtual GPUs have one class for both. On CUDA, the type of a tensor that is no parameter
+        refuses a tensor on a GPU, so nothing else can be meant.
+        """
+        of_parameter = kwargs.keys() & {"data", "requires_grad"}
+        if of_parameter or (args and isinstance(args[0], torch.Tensor)):
+            return nn.Parameter(*args, **kwargs)
+        return torch.Tensor(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        """Issue the operator `func`.
+
+        The first call puts `dispatch` in the place of this method: no operator pays for a lookup.
+        """
+        from vgpu.operators.issuing import dispatch
+
+        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+        return dispatch(cls, func, types, args, kwargs)
+
+    def __reduce_ex__(self, protocol):
+        from vgpu.tensors.saving import reduce
+
+        return reduce(self)
+
+    @property
+    def device(self):
+        """The device under the name by which programs know it, `vgpu:0` or `cuda:0`."""
+        return self._cell.layout.device.torch_device
+
+    @property
+    def is_cuda(self):
+        return registry.device_type == "cuda"
+
+    def to(self, *args, **kwargs):
+        if registry.device_type == "cuda":  # torch's C++ code would take "cuda" for another device
+            if "device" in kwargs:
+                kwargs["device"] = own_device(kwargs["device"])
+            elif args:
+                args = own_device(args[0]), *args[1:]
+        return super().to(*args, **kwargs)
+
+    def record_stream(self, stream):
+        """Hold the memory of this tensor for a `torch.vgpu.Stream` that uses it.
+
+        When the tensor is freed, its memory is given back only after the stream has done the work
+        that was issued to it before.
+        """
+        self._cell.layout.device.memory.record_stream(self._block, stream._stream)
+
+    def data_ptr(self):
+        """Return the address of the first element, in an address range of the device's own."""
+        layout = self._cell.layout
+        if not layout.num_bytes or not self._block.address:
+            return 0
+        return self._block.address + layout.offset * layout.dtype.itemsize
+
+    def untyped_storage(self):
+        """Return the storage, which has an address and a size in bytes, but gives no values."""
+        storage = super().untyped_storage()
+        storage.__class__ = DeviceStorage
+        storage._block, storage._cell = self._block, self._cell.root()
+        return storage
+
+    def __bool__(self):
+        return super().__bool__() if has_values(self) else refuse("bool")
+
+    def __int__(self):
+        return super().__int__() if has_values(self) else refuse("int")
+
+    def __index__(self):
+        return super().__index__() if has_values(self) else refuse("index")
+
+    def __format__(self, format_spec):
+        return format(self.item() if self.dim() == 0 else repr(self), format_spec)
+
+    def tolist(self):
+        return self.detach().cpu().tolist()
+
+    def numpy(self, *, force=False):
+        if not force:
+            raise TypeError(
+                f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() to "
+                "copy the tensor to host memory first."
+            )
+        return self.cpu().numpy(force=True)
+
+    def new_tensor(self, data, *, dtype=None, device=None, requires_grad=False):
+        dtype, device = dtype or self.dtype, device or self.device
+        return torch.tensor(data, dtype=dtype, device=device, requires_grad=requires_grad)
+
+    def __repr__(self, *, tensor_contents=None):
+        if tensor_contents is None:
+            tensor_contents = tensor_string(self.detach().cpu())
+        text = super().__repr__(tensor_contents=tensor_contents)
+        text = text.replace("VirtualTensor(", "tensor(", 1)
+        if is_parameter(self):
+            text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
+        return text
+
+    def __copy__(self):
+        copy = self.detach()
+        if is_parameter(self):
+            copy = nn.Parameter(copy, self.requires_grad)
+        copy.__dict__.update(_extra_attributes(self))
+        return copy.requires_grad_(self.requires_grad)
+
+    def __deepcopy__(self, memo):
+        if not self.is_leaf:
+            return super().__deepcopy__(memo)  # raises torch's own error
+        if id(self) in memo:
+            return memo[id(self)]
+        with torch.no_grad():
+            copy = self.clone()
+        copy.__dict__.update(_extra_attributes(self))
+        copy.requires_grad_(self.requires_grad)
+        if self.grad is not None:
+            copy.grad = self.grad.__deepcopy__(memo)
+        memo[id(self)] = copy
+        return copy
+
+
+def _extra_attributes(tensor):
+    return {
+        name: value for name, value in tensor.__dict__.items() if name not in ("_cell", "_block")
+    }
+
+
+def own_device(device):
+    """Return a device as torch's C++ code knows it, with its index, if it is a virtual GPU.
+
+    Args:
+        device: a device, its name, or anything else, which is returned as it is.
+    """
+    if isinstance(device, (str, torch.device)):
+        where = torch.device(device)
+        if registry.is_virtual(where):
+            return registry.find(where).own_torch_device
+    return device
+
+
+def has_values(tensor):
+    """Return whether a tensor has values; where none are computed, wait for its last writer."""
+    cell = tensor._cell
+    device = cell.layout.device
+    if device.has_values:
+        return True
+    writer = cell.root().writer
+    if writer is not None:
+        wait(writer, device.torch_device)
+    return is_known(cell)
+
+
+def refuse(what):
+    """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
+    raise RuntimeError(
+        f"{what} needs the values of a tensor, and without values only small tensors that follow "
+        "from small ones have any: leave out --no-values, or call virtual_gpus(..., values=True)"
+    )
+
+
+def refuse_nested(func):
+    """Raise RuntimeError: an operator has or gives a nested tensor that torch keeps in C++."""
+    raise RuntimeError(
+        f"{func} on a virtual GPU would need a nested tensor of the strided layout, which has no "
+        "kernels here. Attention on jagged tensors needs it, too: give it x.to_padded_tensor(0.0) "
+        "and a mask. For all else take layout=torch.jagged"
+    )
+
+
+class DeviceStorage(torch.UntypedStorage):
+    """The storage of a tensor on a virtual GPU: one address and size for all of its views."""
+
+    @property
+    def device(self):
+        return self._cell.layout.device.torch_device
+
+    @property
+    def is_cuda(self):
+        return registry.device_type == "cuda"
+
+    def resize_(self, num_bytes):
+        """Give the memory back (0), or take it again (the size that it had)."""
+        from vgpu.tensors.storages import resize_
+
+        return resize_(self, num_bytes)
+
+    def data_ptr(self):
+        return self._block.address
+
+    @property
+    def _cdata(self):
+        return self._block.address
+
+    def nbytes(self):
+        return self._block.num_bytes
+
+    size = __len__ = nbytes
+
+    def __eq__(self, other):
+        return isinstance(other, DeviceStorage) and self._block is other._block
+
+    def __hash__(self):
+        return hash(self._block)
+
+
+_set_data = torch.Tensor.data.__set__  # torch's own; `set_data` takes its place
+
+
+def set_data(tensor, new):
+    """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
+    if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
+        become(tensor, new)
+    elif can_become(tensor, new):
+        _change_device(tensor, new)
+    else:
+        _set_data(tensor, new)
+
+
+def can_become(tensor, new):
+    """Return whether setting `data` can move a tensor between the CPU and the GPU of `new`."""
+    if isinstance(tensor, VirtualTensor):
+        return _is_dense_on_cpu(new)
+    return isinstance(new, VirtualTensor) and _is_dense_on_cpu(tensor)
+
+
+def _is_dense_on_cpu(tensor):
+    return (
+        isinstance(tensor, torch.Tensor)
+        and type(tensor).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+        and tensor.device.type == "cpu"
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+    )
+
+
+@functools.cache
+def _warn_of_class(cls):
+    """Say once what a class of tensors loses on a virtual GPU, if it is not one of torch."""
+    if cls.__module__.partition(".")[0] != "torch":
+        kind = nn.Parameter if issubclass(cls, nn.Parameter) else torch.Tensor
+        warnings.warn(
+            f"a {cls.__qualname__} that moves to a virtual GPU becomes a plain {kind.__name__}, "
+            "without the methods of its class: keep what you need in attributes",
+            stacklevel=4,
+        )
+
+
+def _change_device(tensor, new):
+    """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
+
+    As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
+    gradient; a node that adds up the gradient of a living graph stays with that graph.
+    """
+    keys, of_new = dispatch_keys(tensor), dispatch_keys(new).value
+    before = keys.value, tensor.__class__, tensor.__dict__
+    attributes = _extra_attributes(tensor)
+    if isinstance(new, VirtualTensor):
+        _warn_of_class(tensor.__class__)
+        kind = new.__class__
+        attributes |= {"_cell": new._cell, "_block": new._block}
+        if isinstance(tensor, nn.Parameter):
+            attributes["_is_param"] = True
+    else:
+        kind = nn.Parameter if attributes.pop("_is_param", False) else torch.Tensor
+    try:
+        with no_dispatch(), no_torch_function_at_all():
+            # One step, see interrupts.py: stores, then a call of a function in C.
+            keys.value = of_new
+            tensor.__class__ = kind
+            tensor.__dict__ = attributes
+            _set_data(tensor, new)
+    except Exception as error:
+        if _is_refused(error):
+            keys.value, tensor.__class__, tensor.__dict__ = before
+        raise
+
+
+def become(tensor, new):
+    """Make a tensor what another one is, as `t_`, `resize_`, `out=` and `.data =` do, or raise.
+
+    An interrupt, and an error of torch, leave all of it done or nothing.
+    """
+    cell, block = tensor._cell, tensor._block
+    try:
+        _set_bits(tensor, cell.layout, new._cell.layout)
+        with no_dispatch(), no_torch_function_at_all():
+            # One step, see interrupts.py: stores, then a call of a function in C.
+            tensor._cell = new._cell
+            tensor._block = new._block
+            _set_data(tensor, new)
+    except BaseException as error:
+        if _is_refused(error) or tensor._cell is cell:  # which has not begun then
+            _set_bits(tensor, new._cell.layout, cell.layout)
+            tensor._cell, tensor._block = cell, block
+        raise
+
+
+def _is_refused(error):
+    """Return whether torch raised an exception that was caught around `_set_data`.
+
+    That of a signal's handler, which may come once all is done, has the handler's frame; but for
+    KeyboardInterrupt, whose handler is in C.
+    """
+    return isinstance(error, Exception) and error.__traceback__.tb_next is None
+
+
+def _set_bits(tensor, before, after):
+    if before.conj != after.conj or before.neg != after.neg:
+        set_conj(tensor, after.conj)
+        set_neg(tensor, after.neg)
+
+
+def wrap(cell, block=None):
+    """Return a tensor with the values of a cell, which lies in `block`, by default a new one.
+
+    Raises:
+        torch.OutOfMemoryError: there is no memory for a new block.
+    """
+    layout = cell.layout
+    if block is None:
+        block = layout.device.memory.allocate(layout.num_bytes)
+    tensor = make_wrapper(
+        VirtualTensor,
+        layout.size,
+        layout.stride,
+        layout.offset,
+        None,
+        layout.dtype,
+        torch.strided,
+        layout.device.own_torch_device,
+    )
+    tensor._cell = cell
+    tensor._block = block
+    if layout.conj or layout.neg:
+        with_bits(tensor, layout)
+    return tensor
+
+
+def new_tensor(layout):
+    """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it.
+
+    Where most tensors have no values it is zero, if small: an index that is never computed is one
+    of a row that there is, and a program does the same in every run.
+    """
+    check_process()
+    tensor = wrap(Cell(layout))
+    tensor._cell.data = layout.empty(CPU) if may_have_values(layout) else NO_VALUES
+    if not layout.device.has_values and tensor._cell.data is not NO_VALUES:
+        tensor._cell.data.zero_()
+    return tensor
+
+
+def view_as(tensor, layout):
+    """Return a view of the memory of `tensor` with the layout `layout`."""
+    return wrap(strided(tensor._cell, layout), tensor._block)
+
+
+def is_ours(value):
+    """Return whether a tensor, or some tensor of a nested sequence, is on a virtual GPU."""
+    if isinstance(value, torch.Tensor):
+        return type(value) is VirtualTensor
+    return any(is_ours(item) for item in value)

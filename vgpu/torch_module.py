@@ -1,0 +1,505 @@
+"""`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs.
+
+A device is given as a `torch.device`, its name or its index; None stands for the calling thread's
+current device. A device that does not exist raises RuntimeError.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+
+from vgpu.modelled.simulation import simulator
+from vgpu.private.registration import BaseEvent, BaseStream
+from vgpu.private.virtual_tables import PRIVATE_USE_1
+from vgpu.runtime import registry, scheduler, threads
+from vgpu.runtime.identity import product_of, properties_of
+from vgpu.runtime.scheduler import Op, wait_all
+from vgpu.tensors.memory import MIB
+
+_initialized = True  # torch.utils.checkpoint reads it before it keeps random number states
+
+
+class Stream(BaseStream):
+    """A queue of work on one virtual GPU; work of different streams may overlap.
+
+    Within `with stream:` the calling thread's work goes to the stream, and its device is the
+    current one.
+
+    Args:
+        device: where to make the stream; the current device by default.
+        priority: ignored; all streams have the same.
+
+    Attributes:
+        device: the `torch.device` of the stream.
+        stream_id: its number on the device; the default stream has number 0.
+    """
+
+    def __new__(cls, device=None, priority=0, *, _stream=None):
+        stream = _stream or registry.find(device).new_stream()
+        self = super().__new__(
+            cls, stream_id=stream.index, device_index=stream.device.index, device_type=PRIVATE_USE_1
+        )
+        self._stream = stream
+        return self
+
+    @property
+    def device(self):
+        return self._stream.device.torch_device
+
+    def query(self):
+        """Return whether all work issued so far has finished."""
+        scheduler.clock.poll()
+        return not self._stream.tail()
+
+    def synchronize(self):
+        """Wait for all work issued so far.
+
+        Raises:
+            torch.AcceleratorError: an op has failed, on this stream or on another of the device.
+        """
+        wait_all(self._stream.tail(), self.device)
+        self._stream.device.raise_error()
+
+    def record_event(self, event=None):
+        """Record `event`, a new one by default, behind the work issued so far; return it."""
+        event = Event() if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event):
+        """Make all later work of this stream wait for `event`."""
+        event.wait(self)
+
+    def wait_stream(self, stream):
+        """Make all later work of this stream wait for the work issued to `stream` so far."""
+        self._stream.wait_for(stream._stream.tail())
+
+    def __enter__(self):
+        stream = self._stream
+        before = registry.current().index, stream.device.current_stream()
+        try:
+            threads.set_stream(stream)
+            threads.thread.device = stream.device.index
+            threads.thread.entered = (*threads.thread.entered, before)
+            return self
+        except BaseException:
+            _make_current(*before)
+            raise
+
+    def __exit__(self, *exception):
+        threads.leave()
+
+    def __eq__(self, other):
+        return isinstance(other, Stream) and self._stream is other._stream
+
+    def __hash__(self):
+        return hash(self._stream)
+
+    def __repr__(self):
+        return f"<torch.{self.device.type}.Stream device={self.device} stream={self._stream.index}>"
+
+
+def _make_current(index, stream):
+    threads.set_stream(stream)
+    threads.thread.device = index
+
+
+class Event(BaseEvent):
+    """A point in a stream that the host and other streams can wait for.
+
+    An event that was not recorded counts as reached, and nothing waits for it.
+
+    Args:
+        enable_timing: whether `elapsed_time` can be asked for.
+        blocking, interprocess: ignored.
+    """
+
+    def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
+        self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
+        self._timing = enable_timing
+        self._clock = None  # the clock in force when it was recorded
+        self._point = None  # where it was recorded: the device, the ops before it, the time
+        return self
+
+    def record(self, stream=None):
+        """Record this event behind the work of `stream`, the current one by default."""
+        stream = (current_stream() if stream is None else stream)._stream
+        self._clock = scheduler.clock
+        self._point = stream.device, stream.tail(), scheduler.clock.now()
+
+    def wait(self, stream=None):
+        """Make later work of `stream`, the current one by default, wait for this event."""
+        stream = current_stream() if stream is None else stream
+        if self._point is not None:
+            stream._stream.wait_for(self._point[1])
+
+    def query(self):
+        """Return whether the work before this event has finished."""
+        scheduler.clock.poll()
+        return self._is_reached()
+
+    def _is_reached(self):
+        return self._point is None or not any(map(scheduler.under_way, self._point[1]))
+
+    def synchronize(self):
+        """Block the host until the work before this event is done.
+
+        Raises:
+            torch.AcceleratorError: an op has failed on the device of the event.
+        """
+        if self._point is not None:
+            device, ops, _ = self._point
+            wait_all(ops, device.torch_device)
+            device.raise_error()
+
+    def elapsed_time(self, end):
+        """Return the milliseconds from this event to `end`, another event.
+
+        Raises:
+            ValueError: one of the two was made without `enable_timing`, or was not recorded.
+            RuntimeError: one of the two has not happened yet, or `virtual_gpus` has changed the
+                clock between them.
+        """
+        seconds = end._time() - self._time()
+        if self._clock is not end._clock:
+            raise RuntimeError("virtual_gpus has changed the clock between these two events")
+        return seconds * 1e3
+
+    def _time(self):
+        if not self._timing:
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._point is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        scheduler.clock.catch_up()
+        if not self._is_reached():
+            raise RuntimeError("an event has not happened yet: synchronize before elapsed_time")
+        _, ops, recorded = self._point
+        return max([recorded, *(op.end for op in ops)])
+
+    def __repr__(self):
+        return f"<torch.{registry.device_type}.Event recorded={self._point is not None}>"
+
+
+class device:  # noqa: N801
+    """Make a device the calling thread's current one in a `with` block; None and -1 do nothing."""
+
+    def __init__(self, device):
+        self._index = None
+        if device is not None and device != -1:
+            self._index = registry.find(device).index
+
+    def __enter__(self):
+        before = registry.current().index
+        entered = (*threads.thread.entered, (before, None))
+        # One step, see interrupts.py.
+        threads.thread.device = before if self._index is None else self._index
+        threads.thread.entered = entered
+        return self
+
+    def __exit__(self, *exception):
+        threads.leave()
+
+
+class StreamContext:
+    """Issue the calling thread's work to `stream` within a `with` block; None changes nothing."""
+
+    def __init__(self, stream):
+        self._stream = stream
+
+    def __enter__(self):
+        return self._stream and self._stream.__enter__()
+
+    def __exit__(self, *exception):
+        if self._stream is not None:
+            self._stream.__exit__(*exception)
+
+
+stream = StreamContext
+
+
+def is_available():
+    """Return whether there are virtual GPUs."""
+    return registry.count > 0
+
+
+def is_initialized():
+    """Return whether this process has chosen a virtual GPU, or given one work.
+
+    As on CUDA, where neither is the case `init_device_mesh` chooses the GPU of the local rank.
+    """
+    return registry.chosen or has_worked()
+
+
+def has_worked():
+    """Return whether a virtual GPU was given work in this process."""
+    workers = [engine for device in registry.devices for engine in device.own_engines]
+    return any(worker.started for worker in (*workers, simulator))
+
+
+def is_bf16_supported(including_emulation=True):
+    """Return True, or whether bfloat16 is more than emulated: from compute capability 8 on."""
+    return including_emulation or get_device_capability()[0] >= 8
+
+
+def device_count():
+    """Return the number of virtual GPUs."""
+    return registry.count
+
+
+def current_device():
+    """Return the index of the calling thread's current device."""
+    return registry.current().index
+
+
+def set_device(device):
+    """Make `device` the calling thread's current device."""
+    threads.thread.device = registry.find(device).index
+    registry.chosen = True
+
+
+def synchronize(device=None):
+    """Wait for all work issued so far to the streams of `device`, the current one by default.
+
+    Raises:
+        torch.AcceleratorError: an op that was issued before has failed.
+    """
+    registry.find(device).synchronize()
+
+
+def current_stream(device=None):
+    """Return the stream that the calling thread's work on `device` goes to."""
+    return Stream(_stream=registry.find(device).current_stream())
+
+
+def default_stream(device=None):
+    """Return the stream of `device` that is current unless another was chosen."""
+    return Stream(_stream=registry.find(device).default_stream)
+
+
+def set_stream(stream):
+    """Issue the calling thread's work to `stream` and make its device the current one."""
+    _make_current(stream._stream.device.index, stream._stream)
+
+
+def memory_allocated(device=None):
+    """Return the bytes of the storages of all tensors on `device`."""
+    return _memory(device).allocated
+
+
+def max_memory_allocated(device=None):
+    """Return the peak of `memory_allocated`, bytes since the start or `reset_peak_memory_stats`."""
+    return _memory(device).peak
+
+
+def memory_reserved(device=None):
+    """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
+
+    After `Tensor.record_stream` a stream uses the memory of a freed tensor until it has done the
+    work that was issued to it before. On a modelled GPU these are the bytes of the segments that
+    CUDA's caching allocator would keep for the program, see `caching.py`.
+    """
+    return _memory(device).reserved
+
+
+def max_memory_reserved(device=None):
+    """Return the peak of `memory_reserved`, bytes since the start or `reset_peak_memory_stats`."""
+    return _memory(device).reserved_peak
+
+
+def reset_peak_memory_stats(device=None):
+    """Restart the peak memory of `device` from what is in use now."""
+    registry.find(device).memory.reset_peak()
+
+
+def memory_stats(device=None):
+    """Return figures of the memory of `device` under the names of `torch.cuda.memory_stats`.
+
+    Returns:
+        A dict from names to integers: bytes ("allocated_bytes.all.peak"), numbers of blocks
+        ("allocation.all.current"), and how often an allocation had to wait for freed memory
+        ("num_alloc_retries") or failed ("num_ooms"). The only pool is "all".
+    """
+    memory = _memory(device)
+    in_use = memory.allocated + memory.held
+    stats = OrderedDict()
+    for name, current, peak in (
+        ("active_bytes", in_use, memory.held_peak),
+        ("allocated_bytes", memory.allocated, memory.peak),
+        ("reserved_bytes", memory.reserved, memory.reserved_peak),
+    ):
+        stats[f"{name}.all.current"] = current
+        stats[f"{name}.all.peak"] = peak
+        stats[f"{name}.all.allocated"] = memory.total_allocated
+        stats[f"{name}.all.freed"] = memory.total_allocated - current
+    stats["allocation.all.current"] = memory.num_blocks
+    stats["allocation.all.allocated"] = memory.num_allocations
+    stats["allocation.all.freed"] = memory.num_allocations - memory.num_blocks
+    stats["num_alloc_retries"] = memory.num_retries
+    stats["num_ooms"] = memory.num_ooms
+    return stats
+
+
+def memory_summary(device=None, abbreviated=False):
+    """Return a table of the memory of `device` in MiB, a string; it is always short."""
+    memory = _memory(device)
+    lines = [
+        f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
+        f"{memory.num_ooms} out-of-memory errors, {memory.num_retries} retries",
+        f"{'MiB':<24}{'current':>12}{'peak':>12}",
+    ]
+    for name, *figures in (
+        ("allocated", memory.allocated, memory.peak),
+        ("and held by streams", memory.allocated + memory.held, memory.held_peak),
+        ("reserved", memory.reserved, memory.reserved_peak),
+    ):
+        lines.append(f"{name:<24}" + "".join(f"{figure / MIB:>12.2f}" for figure in figures))
+    return "\n".join(lines)
+
+
+def _memory(device):
+    memory = registry.find(device).memory
+    memory.collect()
+    return memory
+
+
+def mem_get_info(device=None):
+    """Return the free bytes and all bytes of the memory of `device`, a tuple."""
+    memory = _memory(device)
+    return memory.limit - memory.allocated - memory.held, memory.limit
+
+
+def set_per_process_memory_fraction(fraction, device=None):
+    """Limit the memory of a device that may be in use to a fraction of it, 0 to 1.
+
+    An allocation beyond it raises torch.OutOfMemoryError.
+
+    Raises:
+        ValueError: `fraction` is out of range.
+    """
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
+    memory = registry.find(device).memory
+    memory.set_limit(memory.limit, fraction)
+
+
+def get_per_process_memory_fraction(device=None):
+    """Return the fraction that `set_per_process_memory_fraction` set, 1 by default."""
+    return registry.find(device).memory.fraction
+
+
+def empty_cache():
+    """Give back what no block uses on modelled GPUs; elsewhere freed memory is free at once."""
+    for device in registry.devices[: registry.count]:
+        device.memory.empty_cache()
+
+
+def get_device_name(device=None):
+    """Return the name of a device: that of the product which is modelled, as on CUDA.
+
+    Other virtual GPUs say what they are made of: "Virtual GPU (1 CPU thread)".
+    """
+    return product_of(registry.find(device)).name
+
+
+def get_device_properties(device=None):
+    """Return the `DeviceProperties` of a device.
+
+    `multi_processor_count` is that of the modelled GPU, or else the number of CPU threads.
+    """
+    return properties_of(registry.find(device))
+
+
+def get_device_capability(device=None):
+    """Return the compute capability, that of the modelled GPU or else (7, 0), a tuple."""
+    return product_of(registry.find(device)).capability
+
+
+def can_device_access_peer(device, peer_device):
+    """Return whether a device reads another one's memory without the CPU: any two virtual GPUs do.
+
+    Raises:
+        RuntimeError: one of the devices does not exist.
+    """
+    return registry.find(device) is not registry.find(peer_device)
+
+
+def manual_seed(seed):
+    """Seed the random numbers of the current device."""
+    registry.current().generator.manual_seed(seed)
+
+
+def manual_seed_all(seed):
+    """Seed the random numbers of every device; `torch.manual_seed` calls this."""
+    for each in registry.devices:
+        each.generator.manual_seed(seed)
+
+
+def seed():
+    """Seed the random numbers of the current device with a random seed."""
+    registry.current().generator.seed()
+
+
+def seed_all():
+    """Seed the random numbers of every device with the same random seed."""
+    manual_seed_all(registry.current().generator.seed())
+
+
+def initial_seed():
+    """Return the seed of the current device's random numbers."""
+    return registry.current().generator.initial_seed()
+
+
+def get_rng_state(device=None):
+    """Return the state after all draws issued so far, at once: a ByteTensor on the CPU."""
+    return registry.find(device).generator.get_state()
+
+
+def set_rng_state(state, device=None):
+    """Set the random numbers of a device, for later draws, to a state that `get_rng_state` gave."""
+    registry.find(device).generator.set_state(state)
+
+
+def get_rng_state_all():
+    """Return the states of the random numbers of all devices, a list of ByteTensors on the CPU."""
+    return [get_rng_state(index) for index in range(registry.count)]
+
+
+def set_rng_state_all(states):
+    """Set the states of the random numbers of all devices, as `get_rng_state_all` gave them."""
+    for index, state in enumerate(states):
+        set_rng_state(state, index)
+
+
+class _DefaultGenerators(Sequence):
+    """The generators of the devices in use.
+
+    A `__getattr__` of the module could make the tuple when it is asked for. But torch looks names
+    up in the module and drops what `__getattr__` raises, so an interrupt would be lost.
+    """
+
+    def __len__(self):
+        return registry.count
+
+    def __getitem__(self, index):
+        return tuple(each.generator for each in registry.devices[: registry.count])[index]
+
+
+default_generators = _DefaultGenerators()
+
+
+def _is_in_bad_fork():
+    return scheduler.in_fork()
+
+
+def get_amp_supported_dtype():
+    """Return a list of the dtypes that `torch.autocast("vgpu", ...)` takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def _sleep(seconds):
+    """Keep the current device's compute engine busy for `seconds`, as `torch.cuda._sleep` does."""
+    found = registry.current()
+    op = Op("sleep", "kernel", found.compute, lambda op: None)
+    op.seconds = seconds
+    found.current_stream().issue(op)
