@@ -13,6 +13,7 @@ from report import ratio_row
 from torch import nn
 
 import d2lpar
+import vgpu
 from d2lpar.chapters.distributed_data_parallel import data_parallel_step
 from d2lpar.chapters.pipeline_parallelism import gpipe, pipeline_step, split_layers
 from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
@@ -93,7 +94,7 @@ def main():
         ratios = []
         for _ in range(ROUNDS):
             devices = d2lpar.virtual_gpus(2, link=LINK)
-            times = d2lpar.calibrate(program([devices[0]] * 2), devices[0])
+            times = vgpu.calibrate(program([devices[0]] * 2), devices[0])
             measured = best_seconds(program(devices), 3)
             d2lpar.virtual_gpus(2, model=times, values=False)
             predicted = best_seconds(program(devices), 1)

@@ -68,4 +68,4 @@ def __getattr__(name):
 
 
 def __dir__():
-    return __all__
+    return sorted(__all__)

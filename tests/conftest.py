@@ -30,8 +30,8 @@ def no_windows(monkeypatch):
 def wall_clock_for_the_next_file():
     """Leave no modelled GPUs behind: `launch` gives its ranks those of this process."""
     yield
-    if virtual := sys.modules.get("vgpu"):
-        virtual.virtual_gpus(2)
+    if setup := sys.modules.get("vgpu.runtime.device_setup"):
+        setup.virtual_gpus(2)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 ENTRY_POINTS = """
 [torch.backends]
-d2lpar = vgpu_autoload:autoload
+vgpu = vgpu_autoload:autoload
 """
 # A short program spends a third of its time on garbage that imports have not left.
 LITTLE_COLLECTING = """
@@ -47,10 +47,10 @@ def written(folder, code, name="program.py"):
     return str(path)
 
 
-def d2lpar(folder, *arguments, timeout=120):
-    """Run the command `d2lpar` with some arguments; return the ended process and its output."""
+def vgpu(folder, *arguments, timeout=120):
+    """Run the command `vgpu` with some arguments; return the ended process and its output."""
     return subprocess.run(
-        [sys.executable, "-m", "d2lpar", *arguments],
+        [sys.executable, "-m", "vgpu", *arguments],
         env=environment(folder),
         cwd=folder,
         stdin=subprocess.DEVNULL,

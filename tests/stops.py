@@ -30,6 +30,7 @@ from jupyter_client.kernelspec import KernelSpec
 from waiting import wait_for_threads
 
 import d2lpar
+import vgpu
 
 SET_UP = f"""
 import sys
@@ -233,10 +234,11 @@ def shows_user_line(traceback, code):
 
 
 def shows_ours(traceback):
-    """Return whether a frame of d2lpar is visible in `traceback`."""
+    """Return whether a frame of ours is visible in `traceback`."""
     files = re.findall(r"^File (.+?):\d+, in ", traceback, re.MULTILINE)
-    package = Path(d2lpar.__file__).parent
-    return any(Path(file).expanduser().is_relative_to(package) for file in files)
+    ours = [Path(package.__file__).parent for package in (d2lpar, vgpu)]
+    places = [Path(file).expanduser() for file in files]
+    return any(place.is_relative_to(package) for place in places for package in ours)
 
 
 def stops(tries, seed=0, patience=15, cells=CELLS, set_up=SET_UP, next_cell=NEXT, right=RIGHT):

@@ -5,6 +5,7 @@ import torch
 from gates import Gate, named, recorded
 
 import d2lpar
+import vgpu
 from vgpu import Link, clock
 from vgpu.modelled import calibration, kernels
 from vgpu.modelled.calibration import Calibration
@@ -64,7 +65,7 @@ def test_calibrate_measures_the_kernels_of_a_program(gpu):
         calls.append(1)
         (X @ X + 1).relu_()
 
-    times = d2lpar.calibrate(program, gpu, repeats=4)
+    times = vgpu.calibrate(program, gpu, repeats=4)
     names = [signature[0] for signature in times.seconds]
     assert sorted(names) == ["aten.add", "aten.mm", "aten.relu_"]
     assert all(seconds > 0 for seconds in times.seconds.values())
@@ -88,7 +89,7 @@ def test_the_median_of_the_repeats_counts(gpu, monkeypatch):
     torch.vgpu.synchronize(gpu)
     programs = iter([lambda: None, *[lambda: X + 1] * 4])
     monkeypatch.setattr(type(registry.find(gpu).compute), "_execute", timed)
-    times = d2lpar.calibrate(lambda: next(programs)(), gpu)
+    times = vgpu.calibrate(lambda: next(programs)(), gpu)
     assert list(times.seconds.values()) == [pytest.approx(2.0)]
 
 
@@ -101,13 +102,13 @@ def test_the_host_waits_after_each_operator(gpu):
         first = X + 1
         done.append(first._cell.writer.done)
 
-    d2lpar.calibrate(program, gpu, repeats=2)
+    vgpu.calibrate(program, gpu, repeats=2)
     assert done[1:3] == [True, True]
 
 
 def test_a_simulation_takes_the_measured_times(gpu):
     X = torch.ones(64, 64, device=gpu)
-    times = d2lpar.calibrate(lambda: X @ X, gpu)
+    times = vgpu.calibrate(lambda: X @ X, gpu)
     (seconds,) = times.seconds.values()
     devices = d2lpar.virtual_gpus(2, model=times)
     inputs = [torch.ones(64, 64, device=device) for device in devices]
@@ -131,7 +132,7 @@ def test_copies_over_an_unlimited_link_are_measured():
         X.to(device, non_blocking=True) + 1
 
     with recorded() as recording:
-        times = d2lpar.calibrate(program, device, repeats=2)
+        times = vgpu.calibrate(program, device, repeats=2)
     _, *copies, _ = named(recording, "copy")  # first and last runs are not measured
     assert len(copies) == 2
     _, *sleeps, _ = named(recording, "sleep")
@@ -143,14 +144,14 @@ def test_copies_over_an_unlimited_link_are_measured():
 
 def test_calibrate_refuses(gpu):
     with pytest.raises(ValueError, match="repeats must be at least 1: got 0"):
-        d2lpar.calibrate(lambda: None, gpu, repeats=0)
+        vgpu.calibrate(lambda: None, gpu, repeats=0)
     with pytest.raises(ValueError, match="not on cpu"):
-        d2lpar.calibrate(lambda: None, "cpu")
+        vgpu.calibrate(lambda: None, "cpu")
     with pytest.raises(ValueError, match="ran no kernels on vgpu:0"):
-        d2lpar.calibrate(lambda: None, gpu)
+        vgpu.calibrate(lambda: None, gpu)
     d2lpar.virtual_gpus(1, model="v100")
     with pytest.raises(ValueError, match="vgpu:0 is modelled"):
-        d2lpar.calibrate(lambda: None, gpu)
+        vgpu.calibrate(lambda: None, gpu)
 
 
 def test_a_program_that_raises_leaves_nothing_behind(gpu):
@@ -163,7 +164,7 @@ def test_a_program_that_raises_leaves_nothing_behind(gpu):
         X + 1
 
     with pytest.raises(ZeroDivisionError):
-        d2lpar.calibrate(program, gpu)
+        vgpu.calibrate(program, gpu)
     with Gate(gpu):  # a mode that was left on would wait for this
         (X + 1)._cell.writer  # noqa: B018
 
@@ -175,6 +176,6 @@ def test_waits_of_the_host_are_not_taken_for_launches():
 
 def test_calibrate_says_what_is_missing():
     with pytest.raises(TypeError, match="takes a function without arguments: got 3"):
-        d2lpar.calibrate(3, "vgpu:0")
+        vgpu.calibrate(3, "vgpu:0")
     with pytest.raises(ValueError, match="there is no device cuda"):
-        d2lpar.calibrate(lambda: None, "cuda")
+        vgpu.calibrate(lambda: None, "cuda")

@@ -16,7 +16,7 @@ from vgpu import PRESETS, Link, memory_of_this_process
 from vgpu.modelled.links import as_link, format_bytes
 from vgpu.other_programs import Taken
 from vgpu.private import check_version
-from vgpu.runtime import device_setup, engines, registry
+from vgpu.runtime import device_setup, engines, identity, registry
 
 CPU = torch.device("cpu")
 
@@ -449,7 +449,7 @@ def others(monkeypatch):
     """What other programs take of the cores, for a test to change."""
     taken = Taken()
     taken.seconds = 1.0
-    monkeypatch.setattr(module, "taken_now", lambda: taken)
+    monkeypatch.setattr(module.other_programs, "taken_now", lambda: taken)
     return taken
 
 
@@ -490,9 +490,9 @@ def test_describe_takes_devices(gpus, others):
 
 
 def test_the_cpu_has_a_name(monkeypatch):
-    assert module._cpu_name()
+    assert identity._cpu_name()
     monkeypatch.setattr("builtins.open", lambda *args, **kwargs: (_ for _ in ()).throw(OSError))
-    assert module._cpu_name()
+    assert identity._cpu_name()
 
 
 # -- links

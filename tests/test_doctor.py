@@ -9,7 +9,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from programs import ROOT, d2lpar
+from programs import ROOT, vgpu
 
 from vgpu.cuda import doctor
 from vgpu.other_programs import Taken
@@ -21,7 +21,7 @@ REFUSAL = doctor._refusal
 def found(monkeypatch, capsys):
     """Return a function that looks and returns what is wrong, a dict from names to texts."""
     monkeypatch.setattr(
-        importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="d2lpar")]
+        importlib.metadata, "entry_points", lambda group: [SimpleNamespace(name="vgpu")]
     )
     monkeypatch.setattr(doctor, "cores_of_this_process", lambda: 4)
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
@@ -143,11 +143,11 @@ def test_another_machine(found, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "_refusal", lambda: "no such machine")
     assert found() == {}
     assert doctor.examine() == 0
-    assert "vgpu run    not on" in capsys.readouterr().out
+    assert "vgpu run      not on" in capsys.readouterr().out
 
 
 def test_the_command(tmp_path):
-    done = d2lpar(tmp_path, "doctor")
+    done = vgpu(tmp_path, "doctor")
     assert done.returncode in (0, 1) and not done.stderr
     names = [line[2:16].strip() for line in done.stdout.splitlines()]
     assert {"Python", "cores", "memory", "disk", "torch", "GPUs", "kernels"} <= set(names)

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import fresh
+import nbformat
 import pytest
 
 import d2lpar
+import vgpu
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,13 +29,13 @@ print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
 
 
 def test_import_loads_no_other_module():
-    assert run(NEW_MODULES.format(statement="import d2lpar")) in ([], ["d2lpar"])
+    assert run(NEW_MODULES.format(statement="import d2lpar")) == ["d2lpar"]
+    assert run(NEW_MODULES.format(statement="import vgpu")) == ["vgpu"]
 
 
 def test_import_of_torch_loads_the_entry_point_and_no_more():
-    code = "import sys, torch; print(*(name for name in sys.modules if name[:6] == 'd2lpar'))"
-    loaded = set(run(code))
-    assert loaded <= {"vgpu_autoload", "d2lpar", "vgpu.cuda", "vgpu.cuda.autoload"}
+    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
+    assert run(code) == ["vgpu_autoload"]
 
 
 def test_public_names_load_no_large_module():
@@ -59,9 +61,13 @@ assert (torch.__future__.get_swap_module_params_on_conversion(), torch.rand) == 
 @pytest.mark.parametrize("name", d2lpar.__all__)
 def test_public_name_is_there_and_documented(name):
     value = getattr(d2lpar, name)
-    assert value.__module__.startswith("d2lpar.")
+    assert type(value) is dict or value.__module__.partition(".")[0] in ("d2lpar", "vgpu")
     assert value.__doc__
-    assert name in dir(d2lpar)
+
+
+def test_the_table_is_all_that_a_reader_sees():
+    assert dir(d2lpar) == sorted(d2lpar.__all__)
+    assert len(dir(d2lpar)) <= 45
 
 
 def test_modules_are_attributes():
@@ -78,23 +84,19 @@ assert "d2lpar._d2l" not in sys.modules and "d2l" not in sys.modules
 
 
 def imports(path):
-    """Return the rooms of d2lpar, its folders and modules, that a file imports anywhere."""
-    here, rooms = path.relative_to(ROOT).with_suffix("").parts, set()
+    """Yield (module, name) for each import in a file; the name is None for `import module`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
+            yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            base = [*here[: len(here) - node.level]] if node.level else []
-            base += node.module.split(".") if node.module else []
-            names = [[*base, alias.name] for alias in node.names]
-        else:
-            continue
-        rooms |= {name[1] for name in names if name[0] == "d2lpar" and len(name) > 1}
-    return rooms - {"__version__"}
+            assert not node.level, f"{path}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vgpu":
+            yield "vgpu", node.attr
 
 
 def test_arrows_point_down():
-    """Along the list of ARCHITECTURE.md, in which every room stands once."""
+    """Along the list of ARCHITECTURE.md, in which every room of d2lpar stands once."""
     text = (ROOT / "ARCHITECTURE.md").read_text().partition("## What may import what")[2]
     lines = re.findall(r"^\d\. ((?:`\w+`(?:, )?)+)", text, re.MULTILINE)
     levels = {name: i for i, line in enumerate(lines) for name in re.findall(r"\w+", line)}
@@ -103,5 +105,53 @@ def test_arrows_point_down():
     for path in (ROOT / "d2lpar").rglob("*.py"):
         room = path.relative_to(ROOT / "d2lpar").parts[0].removesuffix(".py")
         if room != "__init__":
-            wrong = {other for other in imports(path) - {room} if levels[other] <= levels[room]}
+            found = [*imports(path)]
+            others = {
+                (module.split(".")[1:] or [name])[0]
+                for module, name in found
+                if module.partition(".")[0] == "d2lpar" and (module, name) != ("d2lpar", None)
+            } - {room, "__version__"}
+            wrong = {other for other in others if levels[other] <= levels[room]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_the_engine_imports_nothing_of_d2lpar():
+    files = [*(ROOT / "vgpu").rglob("*.py"), ROOT / "vgpu_autoload.py"]
+    assert len(files) > 80
+    for path in files:
+        assert not [m for m, _ in imports(path) if m.partition(".")[0] == "d2lpar"], path
+
+
+def test_d2lpar_takes_few_names_of_the_engine():
+    """They are public; for what torch has no public name there is `vgpu.dispatch`."""
+    taken = set(d2lpar._OF_VGPU)
+    for path in (ROOT / "d2lpar").rglob("*.py"):
+        for module, name in imports(path):
+            if module.partition(".")[0] == "vgpu" and name and module != "vgpu.dispatch":
+                taken.add(name if module == "vgpu" else module.removeprefix("vgpu."))
+    modules = {"other_programs", "recording"}
+    assert taken <= {*vgpu.__all__, *modules}
+    assert len(taken) <= 25, sorted(taken)
+
+
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_chapter_imports_d2lpar_and_two_more_modules(path):
+    notebook = nbformat.read(path, 4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    found = {
+        module
+        for source in code
+        for module in re.findall(
+            r"^ *(?:from|import) ((?:d2lpar|vgpu)[\w.]*)", source, re.MULTILINE
+        )
+    }
+    assert "d2lpar" in found and len(found) <= 3, found
+
+
+def test_rooms_of_the_engine_are_small():
+    for folder in [ROOT / "vgpu", *filter(Path.is_dir, (ROOT / "vgpu").iterdir())]:
+        modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
+        assert len(modules) <= 12, folder

@@ -22,6 +22,7 @@ from gates import Gate
 from IPython.core.ultratb import VerboseTB
 
 import d2lpar
+import vgpu
 from vgpu import virtual_gpus
 from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
@@ -104,7 +105,7 @@ print((x + 1).tolist())
 # handler raises KeyboardInterrupt at the one that was asked for. So the regions of the scheduler
 # that are "one step" are tested, too: they must hold no such place.
 
-OURS = (os.path.dirname(scheduler.__file__) + os.sep, contextlib.__file__)
+OURS = (os.path.dirname(vgpu.__file__) + os.sep, contextlib.__file__)
 
 
 class Interrupter:
@@ -217,7 +218,7 @@ def test_stores_and_the_call_after_them_are_one_step(before):
 def test_no_interrupt_leaves_a_block_with_a_lock_at_a_jump():
     """From Python 3.12 on no handler covers the jump back from an `if` that ends a loop."""
     found = set()
-    for path in Path(scheduler.__file__).parent.rglob("*.py"):
+    for path in Path(vgpu.__file__).parent.rglob("*.py"):
         codes = [compile(path.read_text(), path, "exec")]
         for code in codes:
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
@@ -630,7 +631,7 @@ def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
             b + a
     except (RuntimeError, ValueError) as error:
         second = error
-    ours = os.path.dirname(notebook.__file__)
+    ours = os.path.dirname(vgpu.__file__)
     assert any(path.startswith(ours) for path in files_of(first))
     notebook.hide_frames(second)
     assert second.__context__ is first
@@ -800,7 +801,7 @@ def test_a_notebook_shows_an_error_without_the_frames_of_virtual_gpus(adapted):
     shell.handler(shell, caught.type, caught.value, caught.tb)
     [(kind, error, shown)] = shell.shown
     assert (kind, error) == (RuntimeError, caught.value)
-    ours = os.path.dirname(notebook.__file__)
+    ours = os.path.dirname(vgpu.__file__)
     files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(shown)]
     assert files and not any(path.startswith(ours) for path in files)
 

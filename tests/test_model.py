@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
+from d2lpar.chapters import distributed_data_parallel
 from d2lpar.chapters.pipeline_parallelism import (
     gpipe,
     one_forward_one_backward,
@@ -451,7 +452,10 @@ def from_scratch(devices):
     split = strategies.split_by_data(net, X, y, devices, 0.1)
     for _ in range(2):
         split.step()
-    return [*data_parallel_step(net, X, y, devices, 0.1), *split.unsplit().parameters()]
+    return [
+        *distributed_data_parallel.data_parallel_step(net, X, y, devices, 0.1),
+        *split.unsplit().parameters(),
+    ]
 
 
 PROGRAMS = [

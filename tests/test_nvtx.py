@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from programs import d2lpar, written
+from programs import vgpu, written
 from test_cuda_names import run
 
 from vgpu.modelled.host import EAGER
@@ -16,7 +16,7 @@ def ranges(tmp_path, program, *options):
     """Return the events of ranges and marks in the trace of a program, and the names of rows."""
     trace = tmp_path / "trace.json"
     path = written(tmp_path, program)
-    done = d2lpar(tmp_path, "run", *options, "--trace", str(trace), sys.executable, path)
+    done = vgpu(tmp_path, "run", *options, "--trace", str(trace), sys.executable, path)
     assert done.returncode == 0, done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}

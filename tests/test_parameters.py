@@ -13,7 +13,7 @@ import weakref
 import pytest
 import torch
 from gates import Gate
-from programs import d2lpar, written
+from programs import vgpu, written
 from torch import nn
 from torch.nn.utils import parameters_to_vector, parametrizations, vector_to_parameters
 
@@ -239,7 +239,7 @@ print(json.dumps(dict(kept=kept, jagged=jagged, numbered=numbered)))
 @pytest.fixture(scope="module")
 def by_the_name_of_cuda(tmp_path_factory):
     folder = tmp_path_factory.mktemp("cuda")
-    done = d2lpar(folder, "run", "--gpus", "2", sys.executable, written(folder, PROGRAM))
+    done = vgpu(folder, "run", "--gpus", "2", sys.executable, written(folder, PROGRAM))
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.split("\n")[-2])
 

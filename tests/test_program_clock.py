@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 import torch
 from modelling import fixed_gpus
-from programs import d2lpar, written
+from programs import vgpu, written
 from torch.utils import benchmark
 
 from vgpu import clock, virtual_gpus
@@ -305,7 +305,7 @@ PROGRAM = """
 def test_a_program_reads_the_same_in_every_run(tmp_path):
     run = "run", "--model", "v100"
     program = sys.executable, written(tmp_path, PROGRAM)
-    first, second = (d2lpar(tmp_path, *run, *program) for _ in range(2))
+    first, second = (vgpu(tmp_path, *run, *program) for _ in range(2))
     assert first.returncode == 0, first.stderr
     assert first.stdout == second.stdout
     once, again, *repeated, tqdms = first.stdout.replace("[", "").replace("]", "").split()
@@ -319,7 +319,7 @@ def test_a_program_reads_the_wall_clock_if_asked(tmp_path):
     code = "import time, timeit, torch; torch.ones(3, device='cuda'); "
     code += "print(time.time, time.sleep, timeit.default_timer, timeit.repeat.__defaults__[2])"
     program = sys.executable, "-c", code
-    done = d2lpar(tmp_path, "run", "--model", "v100", "--clock", "wall", *program)
+    done = vgpu(tmp_path, "run", "--model", "v100", "--clock", "wall", *program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("<built-in function") == 4
     assert "modelled; the program's clock: wall" in done.stderr

@@ -11,7 +11,7 @@ import textwrap
 
 import pytest
 import torch
-from programs import d2lpar, written
+from programs import vgpu, written
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -22,7 +22,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 def on_gpus(folder, gpus, source, *command):
     """Run a program with virtual GPUs; return the results that it prints, each JSON in a line."""
     program = written(folder, source)
-    return results(d2lpar(folder, "run", "--gpus", str(gpus), *command, program))
+    return results(vgpu(folder, "run", "--gpus", str(gpus), *command, program))
 
 
 def results(done):
@@ -365,7 +365,7 @@ SPAWNED = """
 
 def test_processes_of_mp_spawn(tmp_path):
     program = written(tmp_path, SPAWNED)
-    done = d2lpar(tmp_path, "run", "--gpus", "2", sys.executable, program)
+    done = vgpu(tmp_path, "run", "--gpus", "2", sys.executable, program)
     (found,) = results(done)
     for device in "cuda:0", "cuda:1":
         assert f"{device}, collectives" in done.stderr  # their bytes, among those of the copies
@@ -649,6 +649,6 @@ def test_torchs_own_classes_for_tests(tmp_path):
     """
     written(tmp_path, TORCH_TESTS, "test_own.py")
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", "-rs", "test_own.py"]
-    done = d2lpar(tmp_path, "run", "--gpus", "2", *pytest_, timeout=600)
+    done = vgpu(tmp_path, "run", "--gpus", "2", *pytest_, timeout=600)
     assert done.returncode == 0 and "10 passed, 2 skipped" in done.stdout, done.stdout
     assert "Need at least 3 CUDA devices" in done.stdout and "on cuda" in done.stdout

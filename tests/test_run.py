@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from programs import d2lpar, environment, written
+from programs import environment, vgpu, written
 from waiting import is_alive
 
 import d2lpar as d2lpar_package
@@ -66,7 +66,7 @@ def test_a_program_and_its_summary(tmp_path):
     """A child has its parent's spans, and leaves them alone; what is queued at the end counts."""
     program = written(tmp_path, TRAIN)
     trace = tmp_path / "trace.json"
-    done = d2lpar(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
+    done = vgpu(tmp_path, "run", "--gpus", "3", "--trace", str(trace), sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["trained", "cuda:0", "3"]
     assert "3 x virtual GPU\nprocesses that used them: 1;" in done.stderr
@@ -105,7 +105,7 @@ def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tm
         """,
     )
     options = "--gpus", "2", "--model", "v100", "--no-values"
-    done = d2lpar(tmp_path, "run", *options, sys.executable, program)
+    done = vgpu(tmp_path, "run", *options, sys.executable, program)
     assert done.returncode == 0, done.stderr
     assert steps_of(done.stderr) == [["-", "4"]], done.stderr
     (step,) = [row for row in rows(done.stderr) if row[:2] == ["-", "4"]]
@@ -492,7 +492,7 @@ def children(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PYTEST_CURRENT_TEST")  # otherwise it is in the children's names
         program = written(folder, CHILDREN)
-        return d2lpar(folder, "run", "--gpus", "2", sys.executable, program)
+        return vgpu(folder, "run", "--gpus", "2", sys.executable, program)
 
 
 def test_processes_say_who_they_are_and_how_they_ended(children):
@@ -717,7 +717,7 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
         """,
     )
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = d2lpar(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
+    done = vgpu(tmp_path, "run", "--gpus", "2", *torchrun, program)  # the limit is 120 s
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
 
 

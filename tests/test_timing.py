@@ -476,8 +476,10 @@ def test_a_recorder_that_does_not_start_leaves_none_on(monkeypatch):
         raise RuntimeError("the profiler is in use")
 
     stopped = []
-    source = SimpleNamespace(start_recording=list, stop_recording=stopped.append)
-    monkeypatch.setattr(d2lpar, "virtual", source, raising=False)
+    source = SimpleNamespace(
+        start_recording=list, stop_recording=stopped.append, devices_in_use=lambda ever: []
+    )
+    monkeypatch.setattr(timeline_module, "vgpu", source)
     monkeypatch.setattr(cuda, "start_recording", fail)
     monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [GPU0])
     with pytest.raises(RuntimeError, match="in use"):

@@ -216,7 +216,7 @@ def both():
 
 before = both()
 virtual_tables._executable(virtual_tables._code(7))
-pages = [line[1] for line in mappings() if "memfd:d2lpar" in line[-2]]
+pages = [line[1] for line in mappings() if "memfd:vgpu" in line[-2]]
 assert pages == ["r-xp"] and both() == before, pages
 """)
 

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 import torch
 from modelling import fixed_gpus
-from programs import d2lpar as run_command
+from programs import vgpu as run_command
 from programs import written
 from torch import nn
 from torch.nn import functional as F

@@ -22,7 +22,7 @@ REPORT = 2**26  # bytes that a line of a report may have
 SESSION = Path(__file__).with_name("session.py").read_text()
 
 
-def execute(cells, given, cell_seconds, notebook_seconds, hidden, package):
+def execute(cells, given, cell_seconds, notebook_seconds, hidden, packages):
     """Execute the code cells of a notebook.
 
     Args:
@@ -31,7 +31,8 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, package):
         cell_seconds: how long each may take.
         notebook_seconds: how long all may take together.
         hidden: folders that the code must not see.
-        package: the folder of a package that it may import, beside the installed ones.
+        packages: the folders of packages that it may import, beside the installed ones; they lie
+            in the same folder.
 
     Yields:
         For each cell its number, a word for what went wrong or "", and the cell with its outputs,
@@ -47,8 +48,8 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, package):
         numbers += range(start, len(cells))
         request = {"cells": [(i, cells[i]) for i in numbers], "cell_seconds": cell_seconds}
         ours, its = socket.socketpair()
-        program = [sys.executable, "-c", SESSION, its.fileno(), Path(package).parent]
-        with ours, its, Sandbox(program, hidden, [package], its.fileno()) as box:
+        program = [sys.executable, "-c", SESSION, its.fileno(), Path(packages[0]).parent]
+        with ours, its, Sandbox(program, hidden, packages, its.fileno()) as box:
             its.close()
             ours.sendall(json.dumps(request).encode() + b"\n")
             survived = False

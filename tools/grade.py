@@ -40,6 +40,7 @@ CELL_SECONDS = 30.0
 NOTEBOOK_SECONDS = 300.0
 FILE_BYTES = 20 * 2**20
 DEEP = 5  # folders within a student's folder that are searched
+PACKAGES = ("d2lpar", "vgpu")  # what exercises import of ours
 FEW = 5  # files that are named where a student handed in no notebook
 
 GB = 2**30
@@ -677,7 +678,9 @@ def main(arguments=None):
         "hidden": [
             str(path.resolve()) for path in (options.folder, options.submitted, options.build)
         ],
-        "package": importlib.util.find_spec("d2lpar").submodule_search_locations[0],
+        "packages": [
+            importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES
+        ],
         "folder": options.build / "feedback",
         "cell_seconds": CELL_SECONDS,
         "notebook_seconds": NOTEBOOK_SECONDS,

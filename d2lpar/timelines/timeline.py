@@ -12,7 +12,7 @@ import vgpu
 from d2lpar.devices import try_all_gpus
 from d2lpar.plotting.figures import KINDS, in_notebook
 from d2lpar.timelines.gantt import plot_timeline
-from vgpu import clock, clock_in_force, hardware_name
+from vgpu import clock, clock_in_force, hardware_name, synchronize
 from vgpu.other_programs import look, while_timed
 from vgpu.recording import chrome_trace, overlap, union
 
@@ -59,7 +59,7 @@ class Timeline:
         if self._state == "recording":
             raise RuntimeError("this timeline is recording already: make another one")
         self._spans, self._marks, self._devices, self._end = [], [], [], None
-        vgpu.synchronize()
+        synchronize()
         self._recorders = _start_recorders()
         self.hardware = hardware_name()
         self._clock = clock_in_force()
@@ -70,7 +70,7 @@ class Timeline:
 
     def __exit__(self, kind, error, traceback):
         try:
-            vgpu.synchronize()
+            synchronize()
         except Exception:
             if kind is None:
                 raise

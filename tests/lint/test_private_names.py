@@ -1,10 +1,10 @@
 """Private names of torch, and patches of it, stay in `vgpu/private/`.
 
-Elsewhere in `d2lpar/` these are faults:
+Elsewhere in `vgpu/` and in `d2lpar/` these are faults:
 
 - an import from torch, or an attribute of what was imported from it, whose name begins with `_`,
   and a text that names one, "torch.distributed.tensor._api";
-- an attribute `x._name` of anything, `getattr` included, where no class or module of d2lpar
+- an attribute `x._name` of anything, `getattr` included, where no class or module of ours
   defines `_name`;
 - an assignment to an attribute of what was imported from torch, or of a parameter called `module`:
   functions that change a module of torch once it is imported have one.
@@ -15,11 +15,13 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE = ROOT / "d2lpar" / "virtual" / "private"
+PRIVATE = ROOT / "vgpu" / "private"
 # torch's documentation describes subclasses of its elastic agent ("Extending the Agent"); what they
 # override and use has names with `_`.
-AGENT = ROOT / "d2lpar" / "processes" / "agent.py"
-SOURCES = sorted(set((ROOT / "d2lpar").rglob("*.py")) - set(PRIVATE.rglob("*.py")) - {AGENT})
+AGENT = ROOT / "vgpu" / "processes" / "agent.py"
+PACKAGES = (ROOT / "d2lpar", ROOT / "vgpu")
+OURS = {path for package in PACKAGES for path in package.rglob("*.py")}
+SOURCES = sorted(OURS - set(PRIVATE.rglob("*.py")) - {AGENT})
 IN_TEXT = re.compile(r"torch(\.\w+)*\._[a-zA-Z]\w*(\.\w+)*")
 
 

@@ -192,13 +192,13 @@ def _processes():
 
 def _entry_point():
     known = {point.name for point in importlib.metadata.entry_points(group="torch.backends")}
-    if "d2lpar" in known:
-        yield "entry point", "torch.backends lists d2lpar", ""
+    if "vgpu" in known:
+        yield "entry point", "torch.backends lists vgpu", ""
     else:
         advice = (
             "programs under vgpu run would not find the GPUs; install the package: pip install -e ."
         )
-        yield "entry point", "torch.backends lacks d2lpar", advice
+        yield "entry point", "torch.backends lacks vgpu", advice
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         text = "TORCH_DEVICE_BACKEND_AUTOLOAD switches it off here; vgpu run does not"
         yield "", text, ""

@@ -5,8 +5,9 @@ After `tell_programs()` these tell the seconds of the model while a `Simulation`
 `timeit`, which `torch.utils.benchmark` uses, too. They are replaced in the modules that have
 imported them already, and put back when the wall clock is in force again.
 
-A module of Python itself, of torch or of d2lpar reads the real clock as before: its time-outs, the
-stamps of logs, waits for other processes. `time.monotonic` and `datetime` are always real.
+A module of Python itself, of torch, of vgpu or of d2lpar reads the real clock as before: its
+time-outs, the stamps of logs, waits for other processes. `time.monotonic` and `datetime`
+are always real.
 
 `time.sleep` sleeps as before. It also advances the clock of the thread, because a loop that polls
 and sleeps has to end, and because a sleep that stands for work takes its time in the model, too.
@@ -33,7 +34,8 @@ NANOSECONDS = 10**9
 WAIT = 1e-3  # real seconds between two readings, without work for a GPU, that count as a wait
 WAITS = 20  # in a row, after which real time counts; a step of training reads the clock less often
 _CLOCKS = "time time_ns perf_counter perf_counter_ns process_time process_time_ns".split()
-_REAL = {*sys.stdlib_module_names, "torch", "d2lpar"} - {"timeit"}  # what reads the real clock
+# What reads the real clock.
+_REAL = {*sys.stdlib_module_names, "torch", "vgpu", "d2lpar"} - {"timeit"}
 _TORCHS_OWN_TIMER = "torch.utils.benchmark"
 _PYTHONS_FOLDER = os.path.dirname(os.__file__) + os.sep
 _known = {}  # name of a module -> whether it reads the clock of the model

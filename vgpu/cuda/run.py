@@ -42,7 +42,7 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"vgpu run: there is no folder for the trace {trace}", file=sys.stderr)
         return CANNOT_RUN
-    folder = tempfile.mkdtemp(prefix="d2lpar-run-")
+    folder = tempfile.mkdtemp(prefix="vgpu-run-")
     try:
         environment = {
             **os.environ,

@@ -7,7 +7,8 @@ Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Over sever
 steps of the ring stay inside one; the tree is a chain inside each and a tree between them, as in
 NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
 
-Virtual GPUs take these seconds. Chapters predict with the formulas in `d2lpar/chapters/scaling.py`.
+Virtual GPUs take these seconds. Chapters of d2lpar predict with
+formulas of their own.
 """
 
 from dataclasses import dataclass, replace

@@ -2,20 +2,19 @@
 
     patching        replacing names in modules of other packages, also once they are imported
     tensors         wrapper tensors, their storages, and how they are pickled
-    operators       schemas, kernels, shape inference, autocast and TF32
+    dispatch        schemas, kernels, shape inference, autocast and TF32
     autograd        the backward pass
     registration    the device type, and torch's classes and functions that know devices
     virtual_tables  machine code in C++ virtual tables, where torch may not call Python
     modules         nn.Module, nn.DataParallel and optimizers
     cuda            torch.cuda, and "cuda" where torch's C++ code meets it
-    profiling       torch's profiler
-    compiling       torch.compile
-    flex_attention  flex_attention, in its dense form
+    kineto          torch's profiler
+    compiling       torch.compile, and flex_attention in its dense form
     process_groups  torch.distributed
     dtensor         DTensor
 
-Nothing here imports the rest of d2lpar: what torch is to call is passed in. No other module of
-d2lpar uses a private name of torch; `tests/lint/test_private_names.py` looks.
+Nothing here imports the rest of vgpu: what torch is to call is passed in. No other module of vgpu
+or of d2lpar uses a private name of torch; `tests/lint/test_private_names.py` looks.
 """
 
 import platform

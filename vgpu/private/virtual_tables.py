@@ -327,7 +327,7 @@ def _executable(code):
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (*[ctypes.c_void_p, ctypes.c_size_t], *[ctypes.c_int] * 3, ctypes.c_long)
     try:
-        file = os.memfd_create("d2lpar")
+        file = os.memfd_create("vgpu")
     except PermissionError:  # in the sandbox of `make grade`
         file = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR)
     try:

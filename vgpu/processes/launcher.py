@@ -66,7 +66,7 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
     call = _pickled_call(fn, args, kwargs, figures_of_ranks(nproc))
     from vgpu.processes.agent import Agent  # loads much of torch.distributed
 
-    with tempfile.TemporaryDirectory(prefix="d2lpar-launch-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(prefix="vgpu-launch-", ignore_cleanup_errors=True) as folder:
         Path(folder, "call").write_bytes(call)
         agent = Agent(folder, nproc, timeout, max_restarts)
         try:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from vgpu.runtime import registry, scheduler
 from vgpu.tensors.caching import SMALL_SEGMENT
 
-_OWN = os.path.dirname(os.path.abspath(__file__)) + os.sep  # code that no stack shows
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # in no stack
 _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
 

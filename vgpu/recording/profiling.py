@@ -21,7 +21,7 @@ from vgpu.runtime.identity import properties_of
 _KINDS = {"GPU_MEMCPY": ("copy",), "CONCURRENT_KERNEL": ("kernel", "collective")}
 _DISPATCH = "PythonSubclass"  # the dispatcher's call of `VirtualTensor.__torch_dispatch__`
 _OWN = "vgpu/"  # in the names and stacks of functions of ours
-_ENGINE = re.compile(re.escape(_OWN) + r"engines\.py\(\d+\): _run$")  # what its thread runs
+_ENGINE = re.compile(re.escape(_OWN) + r"runtime/engines\.py\(\d+\): _run$")  # what its thread runs
 _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 
 

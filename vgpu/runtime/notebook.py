@@ -14,7 +14,7 @@ from types import TracebackType
 
 from vgpu.runtime import registry, scheduler, threads
 
-_HERE = os.path.dirname(__file__) + os.sep
+_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of vgpu
 _launched = {}  # engine -> how many ops it had been given when a cell was stopped
 
 
