@@ -60,10 +60,11 @@ def built(tmp_path_factory):
 
 
 def sources():
-    """Return the files of the package that are under version control or new, as texts."""
+    """Return the files of the packages that are under version control or new, as texts."""
     return {
         path.relative_to(ROOT).as_posix()
-        for path in (ROOT / "d2lpar").rglob("*")
+        for package in ("d2lpar", "vgpu")
+        for path in (ROOT / package).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
@@ -76,7 +77,8 @@ def test_the_wheel_holds_the_package_and_no_more(built):
         scripts = wheel.read(f"{metadata}/entry_points.txt").decode()
     assert {name for name in names if not name.startswith(metadata)} == sources() | {AUTOLOAD}
     assert f"{metadata}/licenses/LICENSE" in names
-    assert "d2lpar = d2lpar.__main__:main" in scripts and "[torch.backends]" in scripts
+    assert "d2lpar = d2lpar.__main__:main" in scripts
+    assert "vgpu = vgpu.__main__:main" in scripts and "[torch.backends]" in scripts
     assert "License-Expression: MIT" in said and "Requires-Python: <3.14,>=3.11" in said
 
 
@@ -96,15 +98,16 @@ def test_the_wheel_works_in_a_clean_environment(built, clean, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     options = {"cwd": tmp_path, "env": environment}
     use = """
-import d2lpar, torch
-print(d2lpar.__file__)
+import d2lpar, torch, vgpu
+print(d2lpar.__file__, vgpu.__file__)
 from d2lpar.plotting.figures import new_figure
 from d2lpar.chapters.parameter_server.ray_setup import RAY_PATH
 assert new_figure(1, 1) and __import__("os").listdir(RAY_PATH)
 x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
 assert (x + 1).sum().item() == 6
 """
-    assert Path(run(python, "-c", use, **options).strip()).is_relative_to(packages)
+    for file in run(python, "-c", use, **options).split():
+        assert Path(file).is_relative_to(packages)
     alone = """
 import sys
 sys.modules.update(dict.fromkeys(["matplotlib", "tqdm"]))
@@ -122,9 +125,9 @@ except ImportError as error:
 print(*progress([1], "without tqdm"))
 """
     assert run(python, "-c", alone, **options) == "True\n1\n"
-    command = python.with_name("d2lpar")
+    command = python.with_name("vgpu")
     said = subprocess.run([command, "doctor"], capture_output=True, text=True, **options).stdout
-    assert "torch.backends lists d2lpar" in said
+    assert "torch.backends lists vgpu" in said
     if sys.platform == "linux":
         count = "import torch; print(torch.cuda.device_count())"
         assert run(command, "run", "--gpus", "3", python, "-c", count, **options) == "3\n"
@@ -139,14 +142,15 @@ def test_torch_is_imported_where_the_package_has_gone(built, clean, tmp_path, ed
         shutil.rmtree(folder)
     else:
         install(python, built[1])
-        shutil.rmtree(packages / "d2lpar")
+        for package in ("d2lpar", "vgpu"):
+            shutil.rmtree(packages / package)
     assert (packages / AUTOLOAD).read_text() == (ROOT / AUTOLOAD).read_text()
     gone = """
 import importlib.metadata
 try:
-    import d2lpar
+    import vgpu
 except ModuleNotFoundError:
-    (point,) = importlib.metadata.entry_points(group="torch.backends", name="d2lpar")
+    (point,) = importlib.metadata.entry_points(group="torch.backends", name="vgpu")
     import torch
     print(point.load().__module__, torch.ones(2).sum().item())
 """
@@ -156,4 +160,4 @@ except ModuleNotFoundError:
         assert run(python, "-c", gone, **options) == "vgpu_autoload 2.0\n"
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check"]
     run(*pip, "uninstall", "--yes", "d2lpar")
-    assert not list(packages.glob("*d2lpar*"))
+    assert not list(packages.glob("*d2lpar*")) and not list(packages.glob("*vgpu*"))

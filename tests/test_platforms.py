@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import d2lpar
 import d2lpar.vision
-from d2lpar import __main__ as command
 from d2lpar.chapters import image_augmentation as workers
+from vgpu import __main__ as command
 from vgpu import process_limits
 
 HIDE = """

@@ -657,7 +657,7 @@ def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
 
 
 def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
-    code = "import sys, torch; print(*(name for name in sys.modules if name.startswith('d2lpar')))"
+    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
     variables = dict.fromkeys(("VGPU_CUDA", "VGPU_REPORTS"), "")
     done = subprocess.run(
         [sys.executable, "-c", code],
