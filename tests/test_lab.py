@@ -106,6 +106,58 @@ def test_what_a_reader_has_changed_or_run_stays_and_the_new_edition_lies_beside(
     assert lab.update(copy, files("second")) == ([], {})
 
 
+# Imports of chapters and exercises, as they were handed out before the engine had its own package.
+OLD_IMPORTS = """\
+from d2lpar.data.workers import worker_context
+from d2lpar.graphs.compiling import captured_graph, compile_backend, count_calls, kernel_text
+from d2lpar.graphs.operator_graph import OperatorGraph
+from d2lpar.models import alexnet, resnet_body
+from d2lpar.parallel.collectives import CollectiveCounter, allgather
+from d2lpar.parallel.costs import allreduce_seconds, crossover_bytes, training_flops
+from d2lpar.parallel.costs import two_level_seconds
+from d2lpar.parallel.gpt import GPT, Split, Sum
+from d2lpar.parallel.layouts import Layout, layouts, sweep
+from d2lpar.parallel.pipelines import (
+    Task,
+    gpipe,  # a comment
+    pipeline_step,
+)
+from d2lpar.parallel.sharded_layers import ColumnParallel, copied, split_cross_entropy, summed
+from d2lpar.parallel.side_streams import receive, send
+from d2lpar.parallel.strategies import data_parallel_step, split_by_data, step_cost
+from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_points, plot_runs
+from d2lpar.processes.collective_bytes import CollectiveBytes
+from d2lpar.processes.ddp import batch_of_rank, device_of_rank, merged_timeline
+from d2lpar.servers.ad_clicks import AdClicks
+from d2lpar.servers.plots import plot_pushes, plot_seconds
+from d2lpar.servers.ray_setup import start_ray
+from d2lpar.servers.store import parameter_servers
+from d2lpar.timing import in_plain_threads, seconds_in_turn
+from d2lpar.virtual import PRESETS, Link, clock, equal_ranks, host_takes
+from d2lpar.virtual.datasheets import GPUS
+from d2lpar.virtual.hardware import MACHINES, Machine, Scaled
+from d2lpar.virtual.host import EAGER
+"""
+
+
+def test_imports_of_what_a_reader_has_begun_follow(copy):
+    mine = (
+        "answer = 1  # from d2lpar.virtual\n"
+        + OLD_IMPORTS
+        + "os.environ['D2LPAR_DEVICES'] = 'vgpu'"
+    )
+    change(copy / CHAPTER, 3, source=mine, **ran("42"))
+    change(copy / CHAPTER, 0, source=OLD_IMPORTS)  # a text
+    lab.update(copy, files("second"))
+    text, _, _, cell, *_ = nbformat.read(copy / CHAPTER, 4).cells
+    assert text.source == OLD_IMPORTS.rstrip("\n") or text.source == OLD_IMPORTS
+    assert cell.outputs[0].text == "42" and cell.source.startswith(
+        "answer = 1  # from d2lpar.virtual\n"
+    )
+    assert cell.source.endswith("os.environ['VGPU_DEVICES'] = 'vgpu'")
+    exec(cell.source.replace("os.environ", "{}"), {})
+
+
 def test_a_new_edition_that_a_reader_deletes_stays_away(copy):
     change(copy / CHAPTER, 3, source="mine")
     lab.update(copy, files("second"))

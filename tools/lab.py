@@ -5,11 +5,13 @@ python tools/lab.py --copy-only      the copy alone, for a JupyterLab or an edit
 python tools/lab.py --no-browser     this and other options go to JupyterLab
 
 The committed chapters have outputs, and the exercises solutions; the copy has neither. What a
-reader has changed in it is never overwritten: a new edition is written beside it. A file that the
-reader has deleted comes back, which is the way to begin a chapter anew.
+reader has changed in it is never overwritten: a new edition is written beside it, and only imports
+of names of ours that have moved follow (`moved.py`). A file that the reader has deleted comes back,
+which is the way to begin a chapter anew.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -23,6 +25,7 @@ try:
     from assignments import hand_out
     from contents import ANSWERS, FOLDER, read_chapter
     from jupyterlab.labapp import LabApp
+    from moved import follow
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
 
@@ -77,7 +80,10 @@ def update(folder, files):
             if edition == _hash(data) and (folder / name).exists():
                 continue
             handed.add(content_of(data))
-            free = next(other for other in _names(name) if _is_free(folder / other, handed))
+            for free in _names(name):
+                if _is_free(folder / free, handed):
+                    break
+                _let_follow(folder / free)
             _write(folder / free, data)
             written.append(free)
             record[name] = _hash(data), handed
@@ -133,6 +139,14 @@ def _names(name):
 def _is_free(path, handed):
     """Tell whether a file may be written: it is not there, or its reader has not changed it."""
     return not path.exists() or content_of(path.read_bytes()) in handed
+
+
+def _let_follow(path):
+    """Let the imports of a notebook that its reader has changed follow names that have moved."""
+    data = path.read_bytes()
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # it is no notebook
+        if (new := follow(data)) != data:
+            _write(path, new)
 
 
 def _write(path, data):
