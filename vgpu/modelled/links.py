@@ -168,7 +168,13 @@ _NETWORKS = {
         ("infiniband-ndr", 50e9, 10e-6, "InfiniBand NDR", BESIDE_GPUS),
     )
 }
-PRESETS = {link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS
+
+
+class Links(dict):
+    """Links by name, as they are sold and as they were measured: `PRESETS["pcie3"]`."""
+
+
+PRESETS = Links({link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS)
 
 
 def as_link(link):
