@@ -2,9 +2,9 @@
 #                 out under build/; CHAPTERS="03" for a lesson and its pages, "03_threads" for one
 #                 notebook, undisturbed; PART=core for the lessons alone
 # make test       all tests: the package, and every lesson and page with nbval
-#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
+#                 FAST=1 for two minutes of them, TESTS="tests/d2lpar/test_timing.py" for some files,
 #                 OPTIONS="-x" for pytest;
-#                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
+#                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/vgpu/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each lesson under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
@@ -73,37 +73,37 @@ logged = $(1) >> $(LOG) 2>&1 || \
 .DELETE_ON_ERROR:
 
 run: $(READY)
-	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
 test: $(READY) $(if $(FRAMEWORKS),$(VENV)/frameworks/ready)
 	@$(BIN)/python -m pytest $(PYTEST) $(OPTIONS) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
 
 book: $(READY)
-	@$(BIN)/python tools/book.py
+	@$(BIN)/python tools/book/book.py
 
 lab: $(READY)
 	@$(BIN)/python tools/lab.py
 
 notebooks: $(READY)
-	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py --in-place $(CHAPTERS)
 
 exercises: $(READY)
-	@$(BIN)/python tools/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
 
 slides: $(READY)
-	@$(BIN)/python tools/slides.py $(CHAPTERS)
+	@$(BIN)/python tools/book/slides.py $(CHAPTERS)
 
 drawings: $(READY)
-	@$(BIN)/python tools/drawings.py
+	@$(BIN)/python tools/notebooks/drawings.py
 
 lessons: $(READY)
-	@$(BIN)/python tools/lessons.py $(if $(WRITE),--write) $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/lessons.py $(if $(WRITE),--write) $(CHAPTERS)
 
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS) $(EXERCISES)
-	@$(BIN)/python tools/drawings.py --check
+	@$(BIN)/python tools/notebooks/hygiene.py $(NOTEBOOKS) $(EXERCISES)
+	@$(BIN)/python tools/notebooks/drawings.py --check
 	@$(BIN)/python -m pytest -q tests/lint
 
 browser: $(READY)
@@ -119,11 +119,11 @@ machines: $(READY)
 	    $(if $(CHAPTERS),--names $(CHAPTERS))
 
 assignments: $(READY)
-	@$(BIN)/python tools/assignments.py $(CHAPTERS)
+	@$(BIN)/python tools/grading/assignments.py $(CHAPTERS)
 
 grade: $(READY)
 	@test -n "$(SUBMITTED)" || { echo "Say where the submissions are: make grade SUBMITTED=folder"; exit 1; }
-	@$(BIN)/python tools/grade.py "$(SUBMITTED)" $(CHAPTERS)
+	@$(BIN)/python tools/grading/grade.py "$(SUBMITTED)" $(CHAPTERS)
 
 address:
 	@$(PYTHON) tools/address.py "$${REPOSITORY?say which: make address REPOSITORY=owner/name}"

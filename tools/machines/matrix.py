@@ -327,7 +327,8 @@ def _commands(part, root, out, names, one_by_one):
     stems = [path.stem for path in paths if not names or {path.stem, path.stem[:2]} & {*names}]
     for group in [[stem] for stem in stems] if one_by_one else [stems or names]:
         label = f"{part} {group[0]}" if one_by_one else part
-        run = [sys.executable, "tools/run.py", "--folder", f"{folder}", "--build", f"{out / label}"]
+        run = [sys.executable, "tools/notebooks/run.py"]
+        run += ["--folder", f"{folder}", "--build", f"{out / label}"]
         yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
 
