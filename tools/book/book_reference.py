@@ -1,68 +1,70 @@
-"""The reference of the book: a page for the top of the package, and one for each wing.
+"""The reference of the book: pages of public names, whose text Sphinx takes from their docstrings.
 
-A page lists public names; Sphinx takes the text from their docstrings.
+One for the names at the top of d2lpar, one for what its shared modules have besides, one for each
+chapter that has a module or a folder of its own, and one for vgpu.
 """
 
 import importlib
 import inspect
+import pkgutil
 
 import d2lpar
+from d2lpar import chapters
 
 TOP = "The names that chapters share"
-WINGS = {  # page: its title and its modules
-    "parallel": (
-        "Ways to split work",
-        (
-            *("collectives", "pipelines", "sharded_layers", "strategies", "costs", "side_streams"),
-            *("layouts", "gpt"),
-        ),
-    ),
-    "processes": ("Many processes", ("ddp", "collective_bytes")),
-    "servers": (
-        "Parameter servers",
-        ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
-    ),
-    "virtual": ("Virtual and modelled GPUs", ("", "modelled_gpu", "hardware", "calibration")),
-    "data": ("Data", ("batches", "workers")),
-    "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
-    "plotting": ("Figures", ("charts", "figures")),
-    "others": (
-        "Models, training, timing, exercises",
-        ("d2lpar.models", "d2lpar.training", "d2lpar.timing", "d2lpar.exercises"),
-    ),
-}
+MORE = (  # shared modules that have public names besides those at the top
+    "d2lpar.timing",
+    "d2lpar.training",
+    "d2lpar.data.batches",
+    "d2lpar.vision",
+    "d2lpar.side_streams",
+    "d2lpar.plotting.charts",
+    "d2lpar.plotting.figures",
+    "d2lpar.exercises",
+)
 
 
 def reference():
     """Return the pages of the reference: a dict from a page's name to its text."""
     homes = {}
     for name in d2lpar.__all__:
-        homes.setdefault(f"d2lpar.{d2lpar._HOME[name]}", []).append(name)
+        homes.setdefault(d2lpar._HOME[name], []).append(name)
     sections = [_section(home, names, "d2lpar") for home, names in homes.items()]
-    texts = {"d2lpar": "\n\n".join([f"# {TOP}", "`from d2lpar import ...`", *sections])}
-    for wing, (title, modules) in WINGS.items():
-        sections = []
-        for module in modules:
-            home = module if wing == "others" else f"d2lpar.{wing}.{module}".rstrip(".")
-            names = public_names(home)
-            shared = [f"`{name}`" for name in names if name in d2lpar.__all__]
-            sections.append(_section(home, [n for n in names if n not in d2lpar.__all__], home))
-            if shared:
-                sections[-1] += f"\n\n{', '.join(shared)}: see [{TOP}](d2lpar.md)."
-        texts[wing] = "\n\n".join([f"# {title}", *sections])
+    texts = {
+        "d2lpar": _page(TOP, "`from d2lpar import ...`", *sections),
+        "shared": _page("More of the shared modules", *map(_module, MORE)),
+    }
+    for chapter in pkgutil.iter_modules(chapters.__path__, "d2lpar.chapters."):
+        name = chapter.name.rpartition(".")[2]
+        texts[name] = _page(name.replace("_", " ").capitalize(), _module(chapter.name))
+    texts["vgpu"] = _page("Virtual and modelled GPUs", _module("vgpu"))
     return texts
 
 
 def public_names(home):
-    """Return the public functions and classes of a module, in the order of its source."""
+    """Return what `__all__` of a module names, or else its public functions and classes, in the
+    order of its source."""
     module = importlib.import_module(home)
-    names = getattr(module, "__all__", None) or [
+    return getattr(module, "__all__", None) or [
         name
         for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", None) == home
+        if not name.startswith("_")
+        and getattr(value, "__module__", None) == home
+        and callable(value)
+        and value.__doc__
     ]
-    values = [(name, getattr(module, name)) for name in names]
-    return [name for name, value in values if callable(value) and value.__doc__]
+
+
+def _page(title, *sections):
+    return "\n\n".join([f"# {title}", *sections])
+
+
+def _module(home):
+    """Return the section on a module, which leaves to the first page the names that are there."""
+    names = public_names(home)
+    shared = [f"`{name}`" for name in names if name in d2lpar.__all__]
+    section = _section(home, [name for name in names if name not in d2lpar.__all__], home)
+    return f"{section}\n\n{', '.join(shared)}: see [{TOP}](d2lpar.md)." if shared else section
 
 
 def _section(home, names, owner):
@@ -71,8 +73,19 @@ def _section(home, names, owner):
     first = inspect.getdoc(module).split("\n\n")[0]
     lines = [f"## `{home}`", "", first, "", "```{eval-rst}", f".. currentmodule:: {owner}"]
     for name in names:
-        if inspect.isclass(getattr(importlib.import_module(owner), name)):
+        value = getattr(importlib.import_module(owner), name)
+        if inspect.isclass(value):
             lines += ["", f".. autoclass:: {name}", "   :members:"]
-        else:
+        elif callable(value):
             lines += ["", f".. autofunction:: {name}"]
+        else:
+            lines += ["", f".. data:: {name}", "", f"   {_described(value)}"]
     return "\n".join([*lines, "```"])
+
+
+def _described(value):
+    """Return a sentence on a value that has no docstring."""
+    if isinstance(value, dict):
+        kinds = sorted({f"`{type(each).__name__}`" for each in value.values()})
+        return f"By name, each a {' or '.join(kinds)}: {', '.join(map(repr, value))}."
+    return f"A `{type(value).__name__}`."
