@@ -135,6 +135,7 @@ def test_the_stub_gets_none(path, exercise):
 
 
 @pytest.mark.parametrize("path, exercise, answer, points, message", list(every_wrong_answer()))
+@pytest.mark.slow
 def test_wrong_answers_are_told_apart(path, exercise, answer, points, message):
     assert points < exercise.points
     got, printed = grade(path, exercise, [answer])
@@ -561,6 +562,7 @@ def test_what_a_student_is_told(cells, line):
     assert len(printed.splitlines()) <= 4
 
 
+@pytest.mark.slow
 def test_what_a_student_is_told_in_a_kernel():
     """The stories of errors and slips, whose exceptions IPython remembers, in one kernel."""
     stories = [story for name, story in STORIES.items() if "error" in name or "slip" in name]

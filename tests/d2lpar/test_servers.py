@@ -19,6 +19,8 @@ from d2lpar.chapters.parameter_server import ray_setup
 from d2lpar.chapters.parameter_server.actors import Clock
 from d2lpar.chapters.parameter_server.store import parameter_servers
 
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
+
 pytest.importorskip("ray")
 
 

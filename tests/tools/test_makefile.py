@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,11 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text()
 
 
+def make(folder, *arguments):
+    """Call `make` as from a terminal, also where these tests run under make."""
+    ours = ("MAKE", "ALL", "TESTS", "OPTIONS", "FRAMEWORKS")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return subprocess.run(["make", *arguments], cwd=folder, env=env, capture_output=True, text=True)
+
+
 def make_run(folder, python, *options):
-    """Call `make run` as from a terminal, also where these tests run under make."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    command = ["make", "run", f"PYTHON={python}", *options]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    return make(folder, "run", f"PYTHON={python}", *options)
 
 
 @pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
@@ -90,6 +95,42 @@ def test_failed_set_up_shows_the_log_and_is_tried_again(tmp_path):
         assert "pip says" in done.stdout and "setup.log" in done.stdout
         assert len((tmp_path / "pip.txt").read_text().splitlines()) == attempt
     assert not (tmp_path / "run.txt").exists()
+
+
+LESSON, PAGE = "notebooks/01_a.ipynb", "notebooks/deeper/01_b.ipynb"
+FOLDERS = ["tests/d2lpar", "tests/vgpu", "tests/tools"]
+
+
+@pytest.mark.parametrize(("options", "slow", "named"), [
+    ([], False, ["--nbval", LESSON, *FOLDERS]),
+    (["ALL=1"], True, ["--nbval", LESSON, PAGE, *FOLDERS]),
+    (["FRAMEWORKS=1"], True, ["--nbval", LESSON, PAGE, *FOLDERS]),
+    (["TESTS=tests/d2lpar"], False, ["tests/d2lpar"]),
+    (["TESTS=tests/d2lpar", "ALL=1"], True, ["tests/d2lpar"]),
+    (["TESTS=tests/vgpu/test_run.py"], True, ["tests/vgpu/test_run.py"]),
+    (["TESTS=tests/vgpu/test_run.py::test_a"], True, ["tests/vgpu/test_run.py::test_a"]),
+])  # fmt: skip
+def test_slow_tests_run_where_all_are_asked_for_or_their_file(options, slow, named, tmp_path):
+    for name in (LESSON, PAGE, "pyproject.toml", ".venv/ready", ".venv/frameworks/ready"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    now = [f"--assume-old={name}" for name in ("Makefile", "pyproject.toml")]
+    done = make(tmp_path, "--dry-run", *now, "test", *options)
+    words = shlex.split(done.stdout)
+    assert words[1:3] == ["-m", "pytest"], done.stdout + done.stderr
+    assert ("not slow" not in words) == slow
+    assert words[-len(named) :] == named and ("--nbval" in words) == ("--nbval" in named)
+
+
+def test_folders_of_tests_are_those_that_make_names():
+    """Other lists of them are those of .ci/run and of the machines; lint and browser have targets
+    of their own."""
+    others = {"tests/helpers", "tests/wrong_answers", "tests/lint", "tests/browser"}
+    there = {f"tests/{path.parent.name}" for path in (ROOT / "tests").glob("*/*.py")}
+    assert there - others == {*FOLDERS}
+    for place in (".ci/run", "tools/machines/matrix.py"):
+        assert f'"{" ".join(FOLDERS)}"' in (ROOT / place).read_text()
 
 
 def test_no_path_of_a_machine_in_the_settings():
