@@ -1,10 +1,13 @@
 # make run        execute every lesson and the pages that go deeper, two at a time, write what came
 #                 out under build/; CHAPTERS="03" for a lesson and its pages, "03_threads" for one
 #                 notebook, undisturbed; PART=core for the lessons alone
-# make test       all tests: the package, and every lesson and page with nbval
-#                 FAST=1 for two minutes of them, TESTS="tests/test_timing.py" for some files,
+# make test       the lessons, with nbval, and the tests that are not slow: six minutes
+#                 ALL=1 for everything: pages that go deeper, and slow tests, too;
+#                 TESTS=tests/d2lpar for a minute of them, without notebooks;
+#                 TESTS="tests/vgpu/test_streams.py" for some files, with what is slow in them;
 #                 OPTIONS="-x" for pytest;
-#                 FRAMEWORKS=1 installs Accelerate, Lightning and others for tests/test_frameworks.py
+#                 FRAMEWORKS=1 for everything, with Accelerate, Lightning and others, which it
+#                 installs for tests/vgpu/test_frameworks.py
 # make book       the book: HTML pages of the committed chapters, build/book/html/index.html
 # make slides     a deck of slides of each lesson under build/slides; CHAPTERS="03"
 # make lab        JupyterLab on a working copy under work/, at a page that says what is next: chapters
@@ -48,7 +51,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/ready
 LOG := $(VENV)/setup.log
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
-NOTEBOOKS := $(sort $(wildcard notebooks/*.ipynb notebooks/deeper/*.ipynb))
+LESSONS := $(sort $(wildcard notebooks/*.ipynb))
+NOTEBOOKS := $(LESSONS) $(sort $(wildcard notebooks/deeper/*.ipynb))
 EXERCISES := $(sort $(wildcard notebooks/exercises/*.ipynb))
 BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 
@@ -57,12 +61,10 @@ BENCHMARKS := $(sort $(wildcard benchmarks/bench_*.py))
 # three, Ray Train's test took more than its 300 s.
 # After the death of a process xdist would run its test again and again, or wait for ever.
 PYTEST := -n $(if $(FRAMEWORKS),2,3) --no-loadscope-reorder --max-worker-restart 0
-# Those that wait for time-outs come first, while two processes compute chapters.
-SLOW := launch grading process_groups modelled_groups servers stress conformance faults notebooks
-SLOW += lessons_on_cuda ddp distributed_training programs exercises frameworks run cuda_names platforms packaging book slides
-SLOW := $(patsubst %,tests/test_%.py,$(SLOW))
-QUICK := $(filter-out $(SLOW),$(sort $(wildcard tests/test_*.py)))
-ALL_TESTS := --nbval $(NOTEBOOKS) $(SLOW) $(QUICK)
+ALL ?= $(FRAMEWORKS)
+# A file that is named is run whole.
+PYTEST += $(if $(ALL)$(findstring .py,$(TESTS)),,-m "not slow")
+FOLDERS := tests/d2lpar tests/vgpu tests/tools
 
 # $(call logged,command): its output goes to the log, and to the terminal when it fails.
 logged = $(1) >> $(LOG) 2>&1 || \
@@ -73,37 +75,38 @@ logged = $(1) >> $(LOG) 2>&1 || \
 .DELETE_ON_ERROR:
 
 run: $(READY)
-	@$(BIN)/python tools/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py $(if $(PART),--$(PART)) $(CHAPTERS)
 
 test: $(READY) $(if $(FRAMEWORKS),$(VENV)/frameworks/ready)
-	@$(BIN)/python -m pytest $(PYTEST) $(OPTIONS) $(or $(TESTS),$(if $(FAST),$(QUICK),$(ALL_TESTS)))
+	@$(BIN)/python -m pytest $(PYTEST) $(OPTIONS) \
+	    $(or $(TESTS),--nbval $(if $(ALL),$(NOTEBOOKS),$(LESSONS)) $(FOLDERS))
 
 book: $(READY)
-	@$(BIN)/python tools/book.py
+	@$(BIN)/python tools/book/book.py
 
 lab: $(READY)
 	@$(BIN)/python tools/lab.py
 
 notebooks: $(READY)
-	@$(BIN)/python tools/run.py --in-place $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py --in-place $(CHAPTERS)
 
 exercises: $(READY)
-	@$(BIN)/python tools/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/run.py --in-place --folder notebooks/exercises $(CHAPTERS)
 
 slides: $(READY)
-	@$(BIN)/python tools/slides.py $(CHAPTERS)
+	@$(BIN)/python tools/book/slides.py $(CHAPTERS)
 
 drawings: $(READY)
-	@$(BIN)/python tools/drawings.py
+	@$(BIN)/python tools/notebooks/drawings.py
 
 lessons: $(READY)
-	@$(BIN)/python tools/lessons.py $(if $(WRITE),--write) $(CHAPTERS)
+	@$(BIN)/python tools/notebooks/lessons.py $(if $(WRITE),--write) $(CHAPTERS)
 
 check: $(READY)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/python tools/hygiene.py $(NOTEBOOKS) $(EXERCISES)
-	@$(BIN)/python tools/drawings.py --check
+	@$(BIN)/python tools/notebooks/hygiene.py $(NOTEBOOKS) $(EXERCISES)
+	@$(BIN)/python tools/notebooks/drawings.py --check
 	@$(BIN)/python -m pytest -q tests/lint
 
 browser: $(READY)
@@ -119,11 +122,11 @@ machines: $(READY)
 	    $(if $(CHAPTERS),--names $(CHAPTERS))
 
 assignments: $(READY)
-	@$(BIN)/python tools/assignments.py $(CHAPTERS)
+	@$(BIN)/python tools/grading/assignments.py $(CHAPTERS)
 
 grade: $(READY)
 	@test -n "$(SUBMITTED)" || { echo "Say where the submissions are: make grade SUBMITTED=folder"; exit 1; }
-	@$(BIN)/python tools/grade.py "$(SUBMITTED)" $(CHAPTERS)
+	@$(BIN)/python tools/grading/grade.py "$(SUBMITTED)" $(CHAPTERS)
 
 address:
 	@$(PYTHON) tools/address.py "$${REPOSITORY?say which: make address REPOSITORY=owner/name}"

@@ -1,4 +1,4 @@
-"""Settings of Sphinx for the book; tools/book.py gathers its sources and calls Sphinx."""
+"""Settings of Sphinx for the book; tools/book/book.py gathers its sources and calls Sphinx."""
 
 import functools
 import re

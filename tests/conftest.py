@@ -165,6 +165,25 @@ def pytest_collection_modifyitems(items):
             source = item.cell.source
             item.cell.source = less_often(source)
             item.options["check"] &= item.cell.source == source
+    _long_ones_first(items)
+
+
+def _long_ones_first(items):
+    """Sort the files, notebooks before all, so that no process runs alone at the end.
+
+    Two processes compute chapters. Meanwhile the others wait: files marked `waits`, for time-outs.
+    Those with a slow test follow.
+    """
+    marks = defaultdict(set)
+    for item in items:
+        marks[item.path].update(mark.name for mark in item.iter_markers())
+
+    def place(item):
+        if item.path.suffix == ".ipynb":
+            return 0
+        return 1 if "waits" in marks[item.path] else 2 if "slow" in marks[item.path] else 3
+
+    items.sort(key=place)
 
 
 def pytest_collection_finish():

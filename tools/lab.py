@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from itertools import count, islice
 from pathlib import Path
 
+sys.path.extend(str(Path(__file__).parent / name) for name in ("notebooks", "grading"))
+
 try:
     from assignments import hand_out
     from contents import ANSWERS, FOLDER, read_chapter

@@ -217,14 +217,13 @@ def graded(folder):
     """What the grader printed, and the rows of grades.csv by student and exercise."""
     command = [sys.executable, "-c", GRADER, folder / "submitted", NAME[:2]]
     command += ["--folder", folder / "notebooks" / "exercises", "--build", folder / "grades"]
-    path = os.pathsep.join([str(ROOT / "tools"), *sys.path])
     done = subprocess.run(
         list(map(str, command)),
         capture_output=True,
         text=True,
         timeout=600,
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr
     with open(folder / "grades" / "grades.csv", encoding="utf-8", newline="") as file:

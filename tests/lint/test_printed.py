@@ -21,7 +21,7 @@ def test_each_number_from_an_output_is_marked(chapter):
     before = [cell.metadata.get("printed") for cell in notebook.cells]
     printed.mark(notebook)
     assert [cell.metadata.get("printed") for cell in notebook.cells] == before, (
-        f"python tools/printed.py --write {chapter.name[:2]} marks them"
+        f"python tools/notebooks/printed.py --write {chapter.name[:2]} marks them"
     )
 
 

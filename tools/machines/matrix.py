@@ -29,6 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "machines"
 HERE = Path(__file__).resolve().parent
 PARTS = ("chapters", "exercises", "tests")
+TESTS = "tests/d2lpar tests/vgpu tests/tools"  # of them those that are not slow
 
 
 def instruction_set(aten, onednn, mkl):
@@ -319,7 +320,7 @@ def _run(command, folder, variables, measure):
 def _commands(part, root, out, names, one_by_one):
     """Yield the name and the command of each run of a part."""
     if part == "tests":
-        make = ["make", "--no-print-directory", "test", "FAST=1", "OPTIONS=-p parities"]
+        make = ["make", "--no-print-directory", "test", f"TESTS={TESTS}", "OPTIONS=-p parities"]
         yield part, [*make, f"VENV={sys.prefix}"]
         return
     folder = root / "notebooks" / ("exercises" if part == "exercises" else "")
@@ -327,7 +328,8 @@ def _commands(part, root, out, names, one_by_one):
     stems = [path.stem for path in paths if not names or {path.stem, path.stem[:2]} & {*names}]
     for group in [[stem] for stem in stems] if one_by_one else [stems or names]:
         label = f"{part} {group[0]}" if one_by_one else part
-        run = [sys.executable, "tools/run.py", "--folder", f"{folder}", "--build", f"{out / label}"]
+        run = [sys.executable, "tools/notebooks/run.py"]
+        run += ["--folder", f"{folder}", "--build", f"{out / label}"]
         yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
 

@@ -31,7 +31,7 @@ Three traps:
 - Python drops what a destructor or the callback of a weak reference raises, an interrupt too. So
   virtual GPUs have functions in C there; `notebook.py` deals with the destructors of others.
 
-`tests/test_interrupts.py` tries this on the Python that runs it.
+`tests/vgpu/test_interrupts.py` tries this on the Python that runs it.
 """
 
 import contextlib

@@ -1,0 +1,157 @@
+"""What `import d2lpar` loads, and what it leaves alone."""
+
+import ast
+import re
+from pathlib import Path
+
+import fresh
+import nbformat
+import pytest
+
+import d2lpar
+import vgpu
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(code):
+    done = fresh.run(code, fresh.TORCH)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+NEW_MODULES = """
+import sys, torch
+before = set(sys.modules)
+{statement}
+print(*sorted({{name.split(".")[0] for name in set(sys.modules) - before}}))
+"""
+
+
+def test_import_loads_no_other_module():
+    assert run(NEW_MODULES.format(statement="import d2lpar")) == ["d2lpar"]
+    assert run(NEW_MODULES.format(statement="import vgpu")) == ["vgpu"]
+
+
+def test_import_of_torch_loads_the_entry_point_and_no_more():
+    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
+    assert run(code) == ["vgpu_autoload"]
+
+
+def test_public_names_load_no_large_module():
+    loaded = set(run(NEW_MODULES.format(statement="from d2lpar import *")))
+    large = {"d2l", "matplotlib", "IPython", "torchvision", "pandas", "tqdm", "scipy", "PIL"}
+    assert not loaded & large
+
+
+def test_import_changes_nothing_in_torch():
+    code = """
+import torch
+names, keys = set(vars(torch)), set(vars(torch.Tensor))
+before = torch.__future__.get_swap_module_params_on_conversion(), torch.rand
+from d2lpar import *
+assert torch._C._get_privateuse1_backend_name() == "privateuseone"
+assert set(vars(torch)) == names, set(vars(torch)) - names
+assert set(vars(torch.Tensor)) == keys
+assert (torch.__future__.get_swap_module_params_on_conversion(), torch.rand) == before
+"""
+    run(code)
+
+
+@pytest.mark.parametrize("name", d2lpar.__all__)
+def test_public_name_is_there_and_documented(name):
+    value = getattr(d2lpar, name)
+    assert value.__module__.partition(".")[0] in ("d2lpar", "vgpu")
+    assert value.__doc__
+
+
+def test_the_table_is_all_that_a_reader_sees():
+    assert dir(d2lpar) == sorted(d2lpar.__all__)
+    assert len(dir(d2lpar)) <= 45
+
+
+def test_modules_are_attributes():
+    assert run("import d2lpar; print(d2lpar.data.__name__)") == ["d2lpar.data"]
+
+
+def test_private_names_do_not_load_d2l():
+    code = """
+import sys, d2lpar
+assert not hasattr(d2lpar, "_repr_html_") and not hasattr(d2lpar, "__wrapped__")
+assert "d2lpar._d2l" not in sys.modules and "d2l" not in sys.modules
+"""
+    run(code)
+
+
+def imports(path):
+    """Yield (module, name) for each import in a file; the name is None for `import module`."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, None) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert not node.level, f"{path}: a relative import"
+            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "vgpu":
+            yield "vgpu", node.attr
+
+
+def test_arrows_point_down():
+    """Along the list of ARCHITECTURE.md, in which every room of d2lpar stands once."""
+    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## What may import what")[2]
+    lines = re.findall(r"^\d\. ((?:`\w+`(?:, )?)+)", text, re.MULTILINE)
+    levels = {name: i for i, line in enumerate(lines) for name in re.findall(r"\w+", line)}
+    rooms = {path.stem for path in (ROOT / "d2lpar").iterdir() if path.suffix in ("", ".py")}
+    assert set(levels) == rooms - {"__init__", "__pycache__"}
+    for path in (ROOT / "d2lpar").rglob("*.py"):
+        room = path.relative_to(ROOT / "d2lpar").parts[0].removesuffix(".py")
+        if room != "__init__":
+            found = [*imports(path)]
+            others = {
+                (module.split(".")[1:] or [name])[0]
+                for module, name in found
+                if module.partition(".")[0] == "d2lpar" and (module, name) != ("d2lpar", None)
+            } - {room, "__version__"}
+            wrong = {other for other in others if levels[other] <= levels[room]}
+            assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
+
+
+def test_the_engine_imports_nothing_of_d2lpar():
+    files = [*(ROOT / "vgpu").rglob("*.py"), ROOT / "vgpu_autoload.py"]
+    assert len(files) > 80
+    for path in files:
+        assert not [m for m, _ in imports(path) if m.partition(".")[0] == "d2lpar"], path
+
+
+def test_d2lpar_takes_few_names_of_the_engine():
+    """They are public; for what torch has no public name there is `vgpu.dispatch`."""
+    taken = set(d2lpar._OF_VGPU)
+    for path in (ROOT / "d2lpar").rglob("*.py"):
+        for module, name in imports(path):
+            if module.partition(".")[0] == "vgpu" and name and module != "vgpu.dispatch":
+                taken.add(name if module == "vgpu" else module.removeprefix("vgpu."))
+    modules = {"other_programs", "recording"}
+    assert taken <= {*vgpu.__all__, *modules}
+    assert len(taken) <= 25, sorted(taken)
+
+
+LESSONS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", LESSONS, ids=lambda path: path.stem)
+def test_a_chapter_imports_d2lpar_and_two_more_modules(path):
+    notebook = nbformat.read(path, 4)
+    code = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+    found = {
+        module
+        for source in code
+        for module in re.findall(
+            r"^ *(?:from|import) ((?:d2lpar|vgpu)[\w.]*)", source, re.MULTILINE
+        )
+    }
+    assert "d2lpar" in found and len(found) <= 3, found
+
+
+def test_rooms_of_the_engine_are_small():
+    for folder in [ROOT / "vgpu", *filter(Path.is_dir, (ROOT / "vgpu").iterdir())]:
+        modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
+        assert len(modules) <= 12, folder

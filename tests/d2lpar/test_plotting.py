@@ -1,0 +1,505 @@
+import base64
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from matplotlib import colors
+
+from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
+from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
+from d2lpar.chapters.scaling.plots import plot_points, plot_runs
+from d2lpar.plotting import figures
+from d2lpar.plotting.charts import plot_bars, plot_curves, plot_stacks
+from d2lpar.plotting.progress import progress
+from d2lpar.timelines import gantt
+from d2lpar.timelines.gantt import plot_schedule, plot_timeline
+from d2lpar.timelines.timeline import Mark
+from vgpu import Span, virtual_gpus
+
+ROOT = Path(__file__).parents[2]
+GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
+
+
+def span(device, engine, start, end, kind="kernel"):
+    return Span("aten.mm", kind, device, 0, engine, start, end)
+
+
+def timeline(spans, marks=(), seconds=1.0):
+    devices = [GPU0, GPU1]
+    return SimpleNamespace(spans=spans, marks=marks, devices=devices, seconds=seconds, hardware="")
+
+
+def row_labels(figure):
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def legend_labels(figure):
+    return [text.get_text() for legend in figure.legends for text in legend.get_texts()]
+
+
+def pieces(figure, row):
+    """Return the intervals (start, end) drawn in a row, in the units of the time axis."""
+    place = figure.axes[0].get_yticks()[row_labels(figure).index(row)]
+    found = []
+    for collection in figure.axes[0].collections:
+        for path in collection.get_paths():
+            box = path.get_extents()
+            if abs((box.y0 + box.y1) / 2 - place) < 0.1:
+                found.append((box.x0, box.x1))
+    return sorted(found)
+
+
+def test_gantt_has_a_row_for_each_device_and_engine_and_one_for_the_host():
+    figure = plot_timeline(
+        timeline(
+            [
+                span(GPU1, "compute", 0.2, 0.6),
+                span(GPU0, "host", 0.1, 1.0, "wait"),
+                span(GPU0, "d2h", 0.5, 0.8, "copy"),
+                span(GPU0, "stream", 0.1, 0.2, "wait"),
+            ]
+        )
+    )
+    assert row_labels(figure) == [
+        "cuda:0 compute",
+        "cuda:0 copy to host",
+        "cuda:0 stream waits",
+        "cuda:1 compute",
+        "host waits",
+    ]
+    places = figure.axes[0].get_yticks()
+    assert figure.axes[0].yaxis_inverted() and list(places) == sorted(places)
+    assert pieces(figure, "cuda:0 compute") == []
+    assert pieces(figure, "cuda:1 compute") == [pytest.approx((200, 600))]
+    assert pieces(figure, "cuda:0 copy to host") == [pytest.approx((500, 800))]
+    assert pieces(figure, "host waits") == [pytest.approx((100, 1000))]
+    assert legend_labels(figure) == ["kernel", "copy", "wait"]
+    assert figure.axes[0].get_xlabel() == "time (ms)"
+    assert figure.axes[0].get_xlim() == (0, 1000)
+
+
+def test_gantt_of_a_part_and_of_a_long_time():
+    spans = [span(GPU0, "compute", i, i + 0.5) for i in range(20)]
+    whole = plot_timeline(timeline(spans, seconds=20.0), title="Twenty")
+    assert whole.axes[0].get_xlabel() == "time (s)"
+    assert whole.axes[0].get_title() == "Twenty"
+    assert len(pieces(whole, "cuda:0 compute")) == 20
+    part = plot_timeline(timeline(spans, seconds=20.0), start=2.1, end=4.1)
+    assert part.axes[0].get_xlim() == pytest.approx((2100, 4100))
+    assert len(pieces(part, "cuda:0 compute")) == 3
+    with pytest.raises(ValueError, match=r"from 3 s to 2 s"):
+        plot_timeline(timeline(spans), start=3, end=2)
+
+
+def test_gantt_merges_what_the_picture_cannot_show():
+    many = [span(GPU0, "compute", i / 20_000, (i + 0.9) / 20_000) for i in range(10_000)]
+    alone = span(GPU0, "compute", 0.9, 0.9 + 1e-7)
+    drawn = pieces(plot_timeline(timeline([*many, alone])), "cuda:0 compute")
+    assert len(drawn) == 2
+    assert drawn[0] == pytest.approx((0, 500), abs=1)
+    assert drawn[1][1] - drawn[1][0] == pytest.approx(gantt._LEAST * 1000 / gantt._PIXELS)
+
+
+def test_gantt_of_short_spans_shows_each_and_the_gaps_between_them():
+    pixel = 1 / gantt._PIXELS
+    starts = [0.1, 0.1 + 3 * pixel, 0.5]
+    copies = [span(GPU0, "h2d", start, start + 1e-6, "copy") for start in starts]
+    drawn = pieces(plot_timeline(timeline(copies)), "cuda:0 copy from host")
+    widths = [(end - start) / 1000 / pixel for start, end in drawn]
+    assert widths == pytest.approx([1.5, gantt._LEAST, gantt._LEAST])
+
+
+def test_gantt_tells_long_spans_apart_where_a_row_has_few():
+    long = [span(GPU0, "compute", i / 10, (i + 1) / 10) for i in range(9)]
+    short = [span(GPU0, "compute", 0.9 + i / 10_000, 0.9 + (i + 1) / 10_000) for i in range(9)]
+    figure = plot_timeline(timeline(long + short))
+    assert len(pieces(figure, "cuda:0 compute")) == 10
+    assert list(figure.axes[0].collections[0].get_linewidths()) == [0.8] * 9 + [0]
+    many = [span(GPU0, "compute", i / 100, (i + 1) / 100) for i in range(99)]
+    assert pieces(plot_timeline(timeline(many)), "cuda:0 compute") == [pytest.approx((0, 990))]
+
+
+def test_gantt_of_nothing():
+    figure = plot_timeline(timeline([]))
+    assert row_labels(figure) == ["cuda:0 compute", "cuda:1 compute"]
+    assert legend_labels(figure) == []
+
+
+def boxes(figure, artists):
+    figure.draw_without_rendering()
+    return [artist.get_window_extent() for artist in artists]
+
+
+def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
+    marks = [
+        Mark("step", 0.0, 1.0),
+        Mark("forward", 0.0, 0.4),
+        Mark("backward", 0.4, 0.9),
+        Mark("update", 0.9, 0.901),
+        Mark("forward", 0.95, 0.951),
+    ]
+    figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks))
+    texts = figure.axes[0].texts
+    assert sorted(text.get_text() for text in texts) == ["backward", "forward", "step"]
+    assert legend_labels(figure) == ["kernel", "update"]
+    assert row_labels(figure) == ["host", "cuda:0 compute", "cuda:1 compute"]
+    drawn = boxes(figure, texts)
+    assert not any(a.overlaps(b) for i, a in enumerate(drawn) for b in drawn[:i])
+
+
+def test_phases_are_cut_to_the_part_that_is_drawn():
+    marks = [Mark("forward", 0.0, 0.5), Mark("backward", 0.5, 1.0)]
+    figure = plot_timeline(timeline([span(GPU0, "compute", 0, 1)], marks), start=0.4, end=0.8)
+    [axes] = figure.axes
+    drawn = [
+        (bar.get_x(), bar.get_x() + bar.get_width()) for group in axes.containers for bar in group
+    ]
+    assert drawn == [pytest.approx((400, 500)), pytest.approx((500, 800))]
+    assert {text.get_text(): text.get_position()[0] for text in axes.texts} == {
+        "forward": pytest.approx(450), "backward": pytest.approx(650)
+    }  # fmt: skip
+
+
+def test_nothing_overlaps_in_a_chart_of_many_rows():
+    engines = ("compute", "h2d", "d2h", "p2p", "stream")
+    spans = [span(device, engine, 0, 1) for device in (GPU0, GPU1) for engine in engines]
+    figure = plot_timeline(timeline(spans))
+    labels = boxes(figure, figure.axes[0].get_yticklabels())
+    assert len(labels) == 10
+    assert not any(a.overlaps(b) for i, a in enumerate(labels) for b in labels[:i])
+    [legend] = boxes(figure, figure.legends)
+    assert not legend.overlaps(figure.axes[0].get_tightbbox())
+    assert legend.y0 >= 0 and min(box.x0 for box in labels) >= 0
+
+
+def test_a_long_title_takes_a_second_line():
+    for figure in (
+        plot_timeline(timeline([span(GPU0, "compute", 0, 1)]), "a title " * 12),
+        plot_curves([1, 2], {"a": [1, 2]}, "x", "y", title="a title " * 9),
+    ):
+        axes = figure.axes[0]
+        title, drawn = boxes(figure, [axes.title, axes.patch])
+        assert 0 <= title.x0 < title.x1 <= figure.bbox.width
+        assert drawn.y1 < title.y0 < title.y1 <= figure.bbox.height
+
+
+def test_colours_survive_greyscale():
+    def lightness(colour):
+        red, green, blue = colors.to_rgb(colour)
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    kinds = sorted(lightness(colour) for colour, _, _ in figures.KINDS.values())
+    assert min(b - a for a, b in zip(kinds, kinds[1:], strict=False)) > 0.15
+    assert len({hatch for _, hatch, _ in figures.KINDS.values()}) == 4
+    assert len({dashes for _, dashes, _ in figures.LINES}) == len(figures.LINES)
+    assert len({hatch for _, hatch in gantt._PHASES}) == len(gantt._PHASES)
+
+
+def test_figures_do_not_belong_to_pyplot():
+    from matplotlib import pyplot
+
+    plot_bars(["a"], [1], [2], "s")
+    assert pyplot.get_fignums() == []
+
+
+@contextlib.contextmanager
+def modelled():
+    """Model GPUs in the block, and put them back on the wall clock."""
+    virtual_gpus(1, model="v100", values=False)
+    try:
+        yield
+    finally:
+        virtual_gpus(1)
+
+
+def test_bars():
+    figure = plot_bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
+    [axes] = figure.axes
+    assert [bar.get_height() for group in axes.containers for bar in group] == [2.0, 2.5, 1.25]
+    assert [text.get_text() for text in axes.texts] == ["2", "2.5", "1.25"]
+    assert legend_labels(figure) == ["predicted", "measured"]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 GPU", "2 GPUs"]
+    with modelled():
+        assert legend_labels(plot_bars(["a"], [1], [2], "s")) == ["predicted", "modelled"]
+    with pytest.raises(ValueError, match="1 measured values for 2 labels"):
+        plot_bars(["a", "b"], [1, 2], [1], "s")
+
+
+def test_bars_are_no_wider_than_a_cell_in_a_window_of_1024_pixels():
+    labels = [f"label {i}" for i in range(9)]
+    bars = plot_bars(labels, [1] * 9, [1] * 9, "s")
+    stacks = plot_stacks({label: {"part": 1} for label in labels}, "s")
+    for figure in (bars, stacks):
+        assert figure.get_size_inches()[0] * figure.dpi <= 760
+
+
+def test_counts_have_no_fractions_below_their_axis():
+    x = list(range(1, 21))
+    figure = plot_curves(x, {"loss": x}, "step", "loss")
+    figure.draw_without_rendering()
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
+
+
+def test_a_logarithmic_axis_has_plain_numbers():
+    for y, expected in (([0.15, 0.7], ["0.2", "0.3", "0.4", "0.6"]), ([1, 10**6], ["1", "1e+06"])):
+        figure = plot_curves([1, 2], {"a": y}, "x", "y", yscale="log")
+        figure.draw_without_rendering()
+        labels = (
+            figure.axes[0].yaxis.get_majorticklabels() + figure.axes[0].yaxis.get_minorticklabels()
+        )
+        assert {*expected} <= {label.get_text() for label in labels}
+
+
+def test_curves():
+    figure = plot_curves([1, 2], {"ring": [1, 1.8]}, "devices", "speed-up", ideal=[1, 2])
+    measured, ideal = figure.axes[0].lines
+    assert list(measured.get_ydata()) == [1, 1.8] and list(ideal.get_ydata()) == [1, 2]
+    assert measured.get_linestyle() == "-" and ideal.is_dashed()
+    assert legend_labels(figure) == ["ring", "ideal"]
+    names = ["a", "measured", "b", "predicted", "c", "d"]  # more than there are looks
+    lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
+    a, b, measured, predicted = (figures.LINES[i] for i in (2, 3, 0, 1))
+    assert looks == [a, measured, b, predicted, a, b]
+    names = ["ring, predicted", "ring, measured", "tree, predicted", "tree, measured"]
+    lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
+    assert [line.get_color() for line in lines] == [figures.PREDICTED, figures.MEASURED] * 2
+    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
+    as_modelled = [name.replace("measured", "modelled") for name in names]
+    others = plot_curves([1], {name: [1] for name in as_modelled}, "x", "y").axes[0].lines
+    assert [line.get_color() for line in others] == [line.get_color() for line in lines]
+    with pytest.raises(ValueError, match="curve 'ideal' has 3 values, x has 2"):
+        plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
+
+
+def test_points_have_their_names_beside_them():
+    figure = plot_points({"nets": {"A": (1, 2)}, "GPUs": {"B": (3, 40), "C": (5, 6)}}, "x", "y")
+    [axes] = figure.axes
+    places = {text.get_text(): (text.xy, text.get_ha()) for text in axes.texts}
+    assert places == {
+        "A": ((1, 2), "right"),
+        "B": ((3, 40), "left"),
+        "C": ((5, 6), "left"),
+    }
+    assert [len(line.get_xdata()) for line in axes.lines] == [1, 2]
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    joined = plot_points({"one": {"A": (1, 2), "B": (2, 1)}}, "x", "y", xscale="log", joined=True)
+    assert joined.axes[0].lines[0].get_linestyle() == "-" and not joined.legends
+    with pytest.raises(ValueError, match="'one' has no point"):
+        plot_points({"one": {}}, "x", "y")
+
+
+def test_runs_without_a_result_are_counted_and_not_drawn():
+    inf = float("inf")
+    runs = {("plain", 8): [40, 50], ("plain", 16): [30, inf, inf], ("warm", 16): [20, 22, inf]}
+    [axes] = plot_runs(runs, "batch", "steps", [45, 25]).axes
+    formula, *points = axes.lines
+    assert list(formula.get_xdata()) == [8, 16] and list(formula.get_ydata()) == [45, 25]
+    assert [list(line.get_ydata()) for line in points] == [[40, 50], [30], [20, 22]]
+    assert [text.get_text() for text in axes.texts] == ["2 of 3", "1 of 3"]
+    assert "not\nreached" in [label.get_text() for label in axes.get_yticklabels()]
+    assert axes.texts[0].get_position()[1] < axes.get_ylim()[1]
+    [reached] = plot_runs({("plain", 8): [40]}, "batch", "steps", [45]).axes
+    assert not reached.texts
+    with pytest.raises(ValueError, match="1 values, there are 2 x"):
+        plot_runs(runs, "batch", "steps", [45])
+
+
+def test_progress_of_a_short_loop_shows_nothing(capsys):
+    assert list(progress(range(4), "epoch 1", delay=60)) == list(range(4))
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_ends_on_a_line_without_times(capsys):
+    assert list(progress(range(40), "epoch 1")) == list(range(40))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    last = captured.err.rstrip("\n").split("\r")[-1].rstrip()
+    assert last == "epoch 1: 100%|" + "█" * 30 + "| 40/40"
+    assert captured.err.endswith("\n")
+
+
+def test_progress_of_a_loop_that_ends_early(capsys):
+    for i in progress(range(4), "step"):
+        if i == 2:
+            break
+    last = capsys.readouterr().err.rstrip("\n").split("\r")[-1].rstrip()
+    assert last.startswith("step:  50%|") and last.endswith("| 2/4")
+
+
+PICTURE = {"image/png": "", "text/plain": "<Figure>"}
+# The cells of a notebook, and what they show, whoever runs them and how fast.
+CELLS = {
+    """\
+import time
+import torch
+import d2lpar
+from d2lpar.plotting.charts import plot_bars
+from d2lpar.plotting.progress import progress
+for epoch in progress(range(9), "epoch"):
+    time.sleep(0.3 * (epoch == 0))  # until the bar is drawn with times, which are longer
+print("done")
+plot_bars(["a"], [1], [2], "s")""": PICTURE,
+    "devices = d2lpar.virtual_gpus(2)\nwith d2lpar.Timeline() as timeline:\n"
+    "    torch.ones(3, device=devices[1])\ntimeline": {**PICTURE, "text/plain": "<Timeline>"},
+}
+# Where the bar showed times until it ended, there are spaces.
+BAR = "epoch: 100%|" + "█" * 30 + "| 9/9" + " " * len(" [00:00<00:00]") + "\n"
+STREAMS = {"stdout": "done\n", "stderr": BAR}
+# Notes the outputs that nbval gets from the kernel: to which cell they belong, and their data.
+CONFTEST = """
+import json
+from nbval.plugin import IPyNbFile
+
+get = IPyNbFile.get_kernel_message
+
+def get_and_note(self, **options):
+    message = get(self, **options)
+    if data := message["content"].get("data"):
+        with open("shown", "a") as file:
+            noted = message["parent_header"]["msg_id"], data
+            print(json.dumps(noted), file=file)
+    return message
+
+IPyNbFile.get_kernel_message = get_and_note
+"""
+
+
+@pytest.fixture(scope="module")
+def in_a_notebook(tmp_path_factory):
+    """Run nbval on a notebook of the cells above; return what it says and what it got to see."""
+    pytest.importorskip("nbval")
+    pytest.importorskip("ipykernel")
+    nbformat = pytest.importorskip("nbformat")
+    folder = tmp_path_factory.mktemp("notebook")
+    new_cell, new_output = nbformat.v4.new_code_cell, nbformat.v4.new_output
+    cells = [
+        new_cell(cell, outputs=[new_output("display_data", data)], execution_count=count)
+        for count, (cell, data) in enumerate(CELLS.items(), 1)
+    ]
+    for name, text in STREAMS.items():
+        cells[0].outputs.append(new_output("stream", name=name, text=text))
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "cells.ipynb")
+    (folder / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
+    done = subprocess.run(
+        [*command, "-p", "no:cacheprovider", "cells.ipynb"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    return done, folder / "shown"
+
+
+def test_in_a_notebook_every_figure_is_shown_once(in_a_notebook):
+    _, noted = in_a_notebook
+    cells = {}
+    for cell, data in map(json.loads, noted.read_text().splitlines()):
+        cells.setdefault(cell, []).append(data)
+    texts = []
+    for [shown] in cells.values():
+        assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
+        texts.append(shown["text/plain"])
+    assert texts == ["<Figure>", "<Timeline>"]
+
+
+def test_nbval_compares_the_notebook(in_a_notebook):
+    done, _ = in_a_notebook
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout
+
+
+def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_word():
+    rows = {
+        "rank 0": [Mark("forward", 10.0, 10.5), Mark("backward", 10.5, 11.0)],
+        "its link": [Mark("bucket 7", 10.6, 10.9), Mark("bucket 8", 10.7, 11.0)],
+        "rank 1": [],
+    }
+    axes = plot_schedule(rows, "a step").axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(rows)
+    assert axes.get_title() == "a step" and axes.get_xlim() == (0, 1000)
+    bars = [(bar.get_x(), bar.get_width(), int(bar.get_y())) for bar in axes.patches]
+    assert bars == [pytest.approx(bar) for bar in (
+        (0, 500, 0), (500, 500, 0), (600, 300, 1), (700, 300, 1)
+    )]  # fmt: skip
+    forward, _, seven, eight = axes.patches
+    assert seven.get_facecolor() == eight.get_facecolor() != forward.get_facecolor()
+    assert seven.get_y() + seven.get_height() <= eight.get_y()  # they overlap in time
+    assert [text.get_text() for text in axes.texts] == ["forward", "backward", "7", "8"]
+
+
+def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
+    marks = [Mark("forward", 0.0, 10.0), Mark("update", 10.0, 10.01)]
+    figure = plot_schedule({"rank 0": marks})
+    assert [text.get_text() for text in figure.axes[0].texts] == ["forward"]
+    assert legend_labels(figure) == ["forward", "update"]
+    assert figure.axes[0].get_xlabel() == "time (s)"
+
+
+def test_schedule_in_units_of_its_own():
+    axes = plot_schedule({"stage 0": [Mark("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
+    assert axes.get_xlabel() == "time (forward passes)" and axes.get_xlim() == (0, 2)
+
+
+def test_schedule_of_nothing():
+    with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
+        plot_schedule({"rank 0": []})
+
+
+def test_stacks_put_parts_on_top_of_each_other():
+    figure = plot_stacks({"DDP": {"a": 1, "b": 2}, "ZeRO": {"a": 1, "b": 0.5}}, "bytes")
+    bars = [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches]
+    assert bars == [(0, 1), (0, 1), (1, 2), (1, 0.5)]
+    assert legend_labels(figure) == ["a", "b"] and figure.axes[0].get_ylabel() == "bytes"
+
+
+def test_stacks_of_different_parts():
+    with pytest.raises(ValueError, match="bar 'ZeRO' has the parts .'b'., the first has .'a'."):
+        plot_stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")
+
+
+def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
+    many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
+    seconds = dict.fromkeys(("computing", "communicating", "waiting"), 1.0)
+    drawn = [
+        plot_bars(many, range(9), range(9), "s"),
+        plot_stacks({name: {"a": 1} for name in many}, "bytes"),
+        plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),
+        plot_schedule({"stage 0": [mark]}),
+        plot_pushes({"stays": [1.0]}, killed=1.5),
+        plot_seconds({"BSP": [seconds]}, {"BSP": [3.0]}),
+    ]
+    for figure in drawn:
+        assert figure.get_size_inches()[0] * figure.dpi <= 760
+
+
+def _planned(gigabytes, seconds, *layout):
+    return Planned(Layout(*layout), seconds, int(gigabytes * 1e9))
+
+
+def test_layouts_are_drawn_at_their_memory_and_seconds_and_steps_that_were_measured_above_them():
+    plans = [_planned(20, 3.0, 2, 1, 4, 1), _planned(30, 2.0, 2, 1, 4, 2), _planned(9, 5.0, 1, 8)]
+    measured = {plans[0].layout: 4.0, Layout(4, 1, 2): 9.0}  # of the second there is no plan
+    figure = plot_layouts(plans, measured, 25e9, {"mine": plans[1].layout})
+    (axes,) = figure.axes
+    lines = [tuple(map(list, line.get_data())) for line in axes.lines]
+    assert ([20, 30], [3.0, 2.0]) in lines  # the same but for the micro-batch
+    assert ([9], [5.0]) in lines and ([20, 20], [3.0, 4.0]) in lines
+    assert [y for _, y in lines if 9.0 in y] == []
+    texts = [text.get_text() for text in axes.texts]
+    assert texts.count("2") == 2 and {"1", "mine", "does not fit"} < set(texts)
+
+
+def test_layouts_without_plans_and_names_without_a_plan_are_refused():
+    with pytest.raises(ValueError, match="no plans to draw"):
+        plot_layouts([], {}, 1e9, {})
+    with pytest.raises(ValueError, match="'mine' is t1 p2 d1, micro-batch 1, which has no plan"):
+        plot_layouts([_planned(1, 1.0)], {}, 1e9, {"mine": Layout(1, 2)})

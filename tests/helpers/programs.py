@@ -1,0 +1,60 @@
+"""Programs run as `vgpu run` runs them, with an entry point of torch that is the one here.
+
+The entry point belongs to an installed package. Where that is another one, or an older one, a
+folder with the metadata of a package of this name goes before it.
+"""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY_POINTS = """
+[torch.backends]
+vgpu = vgpu_autoload:autoload
+"""
+# A short program spends a third of its time on garbage that imports have not left.
+LITTLE_COLLECTING = """
+import atexit, gc
+gc.set_threshold(100_000, 50, 50)
+atexit.register(gc.freeze)
+"""
+
+
+def environment(folder, **variables):
+    """Return the environment of a process that finds this package and its entry point.
+
+    Args:
+        folder: where to put the metadata, a `Path`.
+        **variables: further variables.
+    """
+    packages = folder / "packages"
+    metadata = packages / "d2lpar-0.dist-info"
+    metadata.mkdir(parents=True, exist_ok=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: d2lpar\nVersion: 0\n")
+    (metadata / "entry_points.txt").write_text(ENTRY_POINTS)
+    (packages / "sitecustomize.py").write_text(LITTLE_COLLECTING)
+    paths = [str(packages), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), **variables}
+
+
+def written(folder, code, name="program.py"):
+    """Return the path of a program with the text `code`, dedented, in a folder."""
+    path = folder / name
+    path.write_text(textwrap.dedent(code))
+    return str(path)
+
+
+def vgpu(folder, *arguments, timeout=120):
+    """Run the command `vgpu` with some arguments; return the ended process and its output."""
+    return subprocess.run(
+        [sys.executable, "-m", "vgpu", *arguments],
+        env=environment(folder),
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )

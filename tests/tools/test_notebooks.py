@@ -1,0 +1,821 @@
+"""Hygiene of the committed notebooks, and tests of the checks and of the runner themselves."""
+
+import asyncio
+import gc
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+import contents
+import drawings
+import headlines
+import hygiene
+import idle
+import nbformat
+import pytest
+import run
+from conftest import REPEATED
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+from nbclient import NotebookClient
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from tqdm import tqdm
+from waiting import is_alive, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+PNG = "iVBORw0KGgo="
+
+
+@pytest.mark.parametrize("check", hygiene.CHECKS)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_hygiene(path, check):
+    assert not hygiene.problems(path, [check])
+
+
+def test_what_tests_repeat_less_often_is_in_a_chapter():
+    chapters = contents.find_chapters(contents.FOLDER, pages=True)
+    cells = [cell for path in chapters for cell in nbformat.read(path, as_version=4).cells]
+    code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
+    missing = [pattern for pattern in REPEATED if not re.search(pattern, code, re.MULTILINE)]
+    assert not missing
+
+
+# The checks: each finds its fault in an otherwise good chapter, and only that one.
+
+
+def good_chapter(num_cells=16):
+    """Make a chapter in which nothing is wrong."""
+    cells = [new_markdown_cell("# A chapter\n\nIt asks a question.\n\n```\n# no heading\n```")]
+    for count in range(1, num_cells + 1):
+        cells.append(new_code_cell(f"x = {count}\nx", execution_count=count))
+        cells[-1].outputs = [new_output("execute_result", {"text/plain": str(count)})]
+        cells[-1].outputs[0].execution_count = count
+        cells.append(new_markdown_cell(f"## Step {count}\n\nThen it says something."))
+    figure = new_output("display_data", {"image/png": PNG, "text/plain": "<Figure>"})
+    cells[1].outputs.append(figure)
+    notebook = new_notebook(cells=cells)
+    run.clean(notebook)
+    return notebook
+
+
+def test_good_chapter_passes_all_checks(tmp_path):
+    nbformat.write(good_chapter(), tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
+
+
+def test_a_cell_at_the_limit_passes_all_checks(tmp_path):
+    notebook = good_chapter()
+    notebook.cells[1].source = "from x import (\n    y,\n)\n" + "x = 1\n" * hygiene.MAX_LINES
+    nbformat.write(notebook, tmp_path / "01_good.ipynb")
+    assert hygiene.problems(tmp_path / "01_good.ipynb") == []
+
+
+def output(text):
+    return [new_output("stream", name="stdout", text=text)]
+
+
+def error(name="ValueError"):
+    return [new_output("error", ename=name, evalue="no", traceback=["Traceback", "no"])]
+
+
+FAULTS = {
+    "a shared id": ("form", "cell 2", lambda nb: nb.cells[1].update(id=nb.cells[0].id)),
+    "no notebook": ("form", "not a valid", lambda nb: nb.cells[0].update(extra=3)),
+    "another kernel": ("form", "python9", lambda nb: nb.metadata.kernelspec.update(name="python9")),
+    "not executed": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=None)),
+    "executed twice": ("executed", "cell 4", lambda nb: nb.cells[3].update(execution_count=7)),
+    "an error": ("errors", "cell 4: ValueError", lambda nb: nb.cells[3].update(outputs=error())),
+    "a printed traceback": (
+        "errors", "cell 4",
+        lambda nb: nb.cells[3].update(outputs=output("Traceback (most recent call last):")),
+    ),
+    "widget state": ("widgets", "metadata", lambda nb: nb.metadata.update(widgets={"state": {}})),
+    "a widget": (
+        "widgets", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {hygiene.WIDGET_TYPES[0]: {"model_id": "1"}})]
+        ),
+    ),
+    "a path in an output": (
+        "paths", "/home/ada/d2lpar/x.py",
+        lambda nb: nb.cells[3].update(outputs=output("in /home/ada/d2lpar/x.py, line 3")),
+    ),
+    "a path in a source": (
+        "paths", "cell 4", lambda nb: nb.cells[3].update(source="open('/tmp/x')")
+    ),
+    "a path of this repository": (
+        "paths", str(ROOT), lambda nb: nb.cells[3].update(outputs=output(f"<{ROOT}/d2lpar>"))
+    ),
+    "a path in the traceback of an error that is wanted": (
+        "paths", "cell 4: path of the machine: /home/ada/x.py",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("error", ename="E", evalue="no", traceback=["/home/ada/x.py"])],
+            metadata={"tags": ["raises-exception"]},
+        ),
+    ),
+    "a path of Debian": (
+        "paths", "dist-packages",
+        lambda nb: nb.cells[3].update(outputs=output("/usr/lib/python3/dist-packages/x.py:3: W")),
+    ),
+    "a path of an installation": (
+        "paths", "site-packages",
+        lambda nb: nb.cells[3].update(outputs=output("/opt/x/lib/site-packages/torch/nn.py:3: W")),
+    ),
+    "a path of Windows": (
+        "paths", r"C:\Users\ada",
+        lambda nb: nb.cells[3].update(outputs=output(r"in C:\Users\ada\x.py, line 3")),
+    ),
+    "a path in the metadata": (
+        "paths", "metadata", lambda nb: nb.metadata.update(ran={"in": "/home/ada/x.ipynb"})
+    ),
+    "a path in the metadata of a cell": (
+        "paths", "cell 4", lambda nb: nb.cells[3].metadata.update(ran="/home/ada/x.ipynb")
+    ),
+    "a path in a drawing": (
+        "paths", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {"image/svg+xml": "<title>/root/x</title>"})]
+        ),
+    ),
+    "a path in a table": (
+        "paths", "cell 4",
+        lambda nb: nb.cells[3].update(
+            outputs=[new_output("display_data", {"text/html": "<td>/root/x</td>"})]
+        ),
+    ),
+    "an open check": (
+        "folded", "cell 4", lambda nb: nb.cells[3].metadata.update(nbgrader={"grade": True})
+    ),
+    "two titles": (
+        "headings", "2 headings", lambda nb: nb.cells[2].update(source="# Again\n\nText.")
+    ),
+    "no title": (
+        "headings", "0 headings", lambda nb: nb.cells[0].update(source="Text, and no title.")
+    ),
+    "a skipped level": (
+        "headings", "cell 3", lambda nb: nb.cells[2].update(source="### Deep\n\nText.")
+    ),
+    "a late title": (
+        "headings", "cell 1", lambda nb: (
+            nb.cells[0].update(source="## First\n\nText."),
+            nb.cells[2].update(source="# Second\n\nText."),
+        ),
+    ),
+    "no prose": ("prose", "cell 6", lambda nb: nb.cells[4].update(source="## A heading only")),
+    "no prose after a figure": (
+        "prose", "cell 32: no prose after",
+        lambda nb: (nb.cells[31].update(outputs=nb.cells[1].outputs[1:]), nb.cells.pop()),
+    ),
+    "a long cell": ("length", "cell 4: 46", lambda nb: nb.cells[3].update(source="x = 1\n" * 46)),
+    "an empty cell": ("length", "cell 4", lambda nb: nb.cells[3].update(source="")),
+    "an image without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![](a.png) text.")
+    ),
+    "a drawing without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source="Text ![][ring] text.")
+    ),
+    "an HTML image without text": (
+        "images", "cell 3", lambda nb: nb.cells[2].update(source='Text <img src="a.png" alt="">')
+    ),
+    "a large file": (
+        "size", "bytes", lambda nb: nb.cells[1].outputs[1].data.update({"image/png": "A" * 1500000})
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(fault, tmp_path):
+    check, text, spoil = FAULTS[fault]
+    notebook = good_chapter()
+    spoil(notebook)
+    path = tmp_path / "01_bad.ipynb"
+    path.write_text(json.dumps(notebook))
+    found = hygiene.problems(path, [check])
+    assert found and text in found[0]
+    assert found[0].startswith("01_bad.ipynb: ")
+    others = [name for name in hygiene.CHECKS if name != check]
+    assert hygiene.problems(path, others) == []
+
+
+def test_tagged_errors_are_allowed(tmp_path):
+    notebook = good_chapter()
+    notebook.cells[3].update(outputs=error())
+    notebook.cells[3].metadata["tags"] = ["raises-exception"]
+    nbformat.write(notebook, tmp_path / "01_error.ipynb")
+    assert hygiene.problems(tmp_path / "01_error.ipynb") == []
+
+
+@pytest.mark.parametrize("text", [
+    "GET https://example.org/home/page", "a/tmp/b", "/tmpfile", "~/data", "notebooks/03_x.ipynb",
+])  # fmt: skip
+def test_what_is_no_path_of_a_machine(text):
+    notebook = good_chapter()
+    notebook.cells[3].update(outputs=output(text))
+    assert hygiene.machine_paths(notebook) == []
+
+
+def test_hygiene_as_a_script(tmp_path):
+    good, bad = good_chapter(), good_chapter()
+    bad.cells[3].execution_count = 9
+    nbformat.write(good, tmp_path / "01_good.ipynb")
+    nbformat.write(bad, tmp_path / "02_bad.ipynb")
+    assert hygiene.main([tmp_path / "01_good.ipynb"]) == 0
+    assert hygiene.main([tmp_path / "01_good.ipynb", tmp_path / "02_bad.ipynb"]) == 1
+
+
+# The runner: real kernels, small notebooks.
+
+
+def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
+    """Write a notebook that has not been executed."""
+    cells = [new_markdown_cell(text)]
+    for source in sources:
+        cells += [new_code_cell(source), new_markdown_cell("A sentence. And another.")]
+    nbformat.write(new_notebook(cells=cells), path)
+    return path
+
+
+SLOW = "02_slow", "03_slow"  # chapters, executed at the same time
+WAIT = """
+import os, subprocess, tempfile, time
+tempfile.mkdtemp()
+child = subprocess.Popen(["sleep", "200"], start_new_session=True)
+open("part of {0}", "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename("part of {0}", "{0}")
+time.sleep(200)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_run(tmp_path_factory):
+    """Start a run that comes to two cells which wait; it gets there beside the other tests."""
+    folder = tmp_path_factory.mktemp("long")
+    write_chapter(folder / "01_first.ipynb", "1 + 1")
+    for name in SLOW:
+        write_chapter(folder / f"{name}.ipynb", WAIT.format(name))
+    write_chapter(folder / "04_never.ipynb", "open('never', 'w')")
+    (folder / "tmp").mkdir()
+    command = [sys.executable, ROOT / "tools" / "notebooks" / "run.py", "--folder", folder]
+    process = subprocess.Popen(
+        [*command, "--build", folder / "build"],
+        env=os.environ | {"TMPDIR": f"{folder}/tmp"}, process_group=0,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        # a job in the background ignores it
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    yield process, folder
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)  # it ends its kernel
+        process.communicate()
+
+
+@dataclass
+class Done:
+    """What a run returned and printed."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def runner(folder, *arguments):
+    """Run the runner as `make run` does, without a terminal."""
+    with redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
+        try:
+            code = run.main(["--folder", f"{folder}", "--build", f"{folder}/build", *arguments])
+        except SystemExit as stop:
+            code = stop.code
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture(scope="module")
+def three_chapters(tmp_path_factory):
+    """Run a good, a bad and a good chapter; returns the folder, the process, the bytes before."""
+    folder = tmp_path_factory.mktemp("chapters")
+    figure = "import matplotlib.pyplot as plt\nplt.plot([1, 2]);"
+    paths = [
+        write_chapter(folder / "01_first.ipynb", "import sys; sys.executable.count('x')", figure),
+        write_chapter(folder / "02_bad.ipynb", "x = 1", "x / 0  # the bad line", "y = 3"),
+        write_chapter(folder / "03_last.ipynb", "import os; sorted(os.listdir())[0]"),
+    ]
+    bad = nbformat.read(paths[1], as_version=4)
+    bad.cells[5].update(outputs=output("of an earlier run"), execution_count=3)
+    nbformat.write(bad, paths[1])
+    before = [path.read_bytes() for path in paths]
+    (folder / "build").mkdir()
+    (folder / "build" / "09_of_an_earlier_run.ipynb").touch()
+    return folder, runner(folder, "--in-place"), before
+
+
+def test_exit_status_and_traceback(three_chapters):
+    _, done, _ = three_chapters
+    assert done.returncode == 1
+    assert "x / 0  # the bad line" in done.stdout
+    assert "ZeroDivisionError: division by zero" in done.stdout
+    assert "Traceback" in done.stdout
+    assert "\x1b[" not in done.stdout
+
+
+def test_table(three_chapters):
+    _, done, _ = three_chapters
+    rows = [line.split(maxsplit=3) for line in done.stdout.splitlines()]
+    rows = {row[0]: row[2:] for row in rows if len(row) == 4 and row[1][-2:-1] == "."}
+    assert rows == {
+        "01_first": ["1", "ok"],
+        "02_bad": ["0", "failed in cell 2: ZeroDivisionError: division by zero"],
+        "03_last": ["0", "ok"],
+        "total": ["1", "1 of 3 failed"],
+    }
+
+
+def test_progress_without_a_terminal(three_chapters):
+    _, done, _ = three_chapters
+    assert "\r" not in done.stderr
+    for chapter in ("01_first cell 1/2", "02_bad cell 1/3", "03_last cell 1/1"):
+        assert chapter in done.stderr
+    assert "6/6" in done.stderr
+
+
+def test_executed_chapters_can_be_opened(three_chapters):
+    """Those that failed, too: they show the error and nothing of an earlier run."""
+    folder, _, _ = three_chapters
+    build = folder / "build"
+    names = ["01_first.ipynb", "02_bad.ipynb", "03_last.ipynb"]
+    assert sorted(path.name for path in build.iterdir()) == names
+    first, bad, _ = (nbformat.read(build / name, as_version=4) for name in names)
+    assert "image/png" in first.cells[3].outputs[0].data
+    assert bad.cells[3].outputs[0].ename == "ZeroDivisionError"
+    assert "of an earlier run" not in (build / names[1]).read_text()
+
+
+def test_only_good_chapters_are_written_back(three_chapters):
+    folder, _, before = three_chapters
+    first, bad, last = (sorted(folder.glob("*.ipynb"))[i] for i in range(3))
+    assert bad.read_bytes() == before[1]
+    for path in (first, last):
+        notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+        assert list(hygiene.check_executed(notebook)) == []
+        assert list(hygiene.check_form(notebook)) == []
+    last_output = nbformat.read(last, as_version=4).cells[1].outputs[0]
+    assert last_output.data["text/plain"] == "'01_first.ipynb'"  # the kernel runs in the folder
+
+
+def test_nothing_else_is_left_in_the_folder(three_chapters):
+    folder, _, _ = three_chapters
+    assert {path.name for path in folder.iterdir()} == {
+        "01_first.ipynb", "02_bad.ipynb", "03_last.ipynb", "build"
+    }  # fmt: skip
+
+
+def test_same_notebook_executed_twice_gives_the_same_file(tmp_path):
+    pause = "print('b', flush=True); time.sleep(0.1); print('c')"
+    path = write_chapter(tmp_path / "01_same.ipynb", "print(hash('a'))", f"import time; {pause}")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.metadata.update(widgets={"x": {}}, toc={"base": 1})
+    notebook.cells[1].metadata.update(
+        collapsed=True, tags=["keep"], execution={"iopub.execute_input": "2026-01-01T00:00:00Z"}
+    )
+    nbformat.write(notebook, path)
+    assert runner(tmp_path, "--in-place").returncode == 0
+    first = path.read_bytes()
+    assert runner(tmp_path, "--in-place").returncode == 0
+    assert path.read_bytes() == first
+    cleaned = json.loads(first)
+    assert cleaned["cells"][1]["metadata"] == {"tags": ["keep"]}
+    assert [output["text"] for output in cleaned["cells"][3]["outputs"]] == [["b\n", "c\n"]]
+    assert cleaned["metadata"] == {
+        "kernelspec": {"display_name": "Python 3", "name": "python3"},
+        "language_info": {"name": "python"},
+    }
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_a_chapter_that_is_written_back_stays_as_readable_as_it_was(tmp_path, mode):
+    path = write_chapter(tmp_path / "01_same.ipynb", "1 + 1")
+    path.chmod(mode)
+    run.write_in_place(run.Result(path, nbformat.read(path, as_version=4), seconds=0.0))
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_a_run_leaves_the_environment_as_it_was(monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", "mine")
+    monkeypatch.setenv("PYTHONHASHSEED", "3")
+    monkeypatch.delenv("JUPYTER_DATA_DIR", raising=False)
+    before = dict(os.environ)
+    with pytest.raises(KeyboardInterrupt), run.own_settings():
+        assert os.environ["IPYTHONDIR"] != "mine" and os.environ["PYTHONHASHSEED"] == "0"
+        folder = Path(os.environ["JUPYTER_DATA_DIR"]).parent
+        raise KeyboardInterrupt
+    assert dict(os.environ) == before and not folder.exists()
+
+
+def test_clean_gives_unique_ids_and_drops_what_lasts_as_long_as_a_kernel():
+    notebook = good_chapter()
+    kept = notebook.cells[0].id
+    notebook.cells[1].id = kept
+    del notebook.cells[2]["id"]
+    notebook.cells[1].outputs[0]["transient"] = {"display_id": "x"}
+    notebook.cells[1].metadata.update(jupyter={"source_hidden": True}, collapsed=True)
+    run.clean(notebook)
+    assert "transient" not in notebook.cells[1].outputs[0]
+    assert notebook.cells[1].metadata == {"jupyter": {"source_hidden": True}}
+    ids = [cell.id for cell in notebook.cells]
+    assert ids[:3] == [kept, "cell-02", "cell-03"]
+    assert len(set(ids)) == len(ids)
+
+
+def test_chapter_that_shows_a_path_is_not_written(tmp_path):
+    path = write_chapter(tmp_path / "01_path.ipynb", "print('see /home/' + 'ada/x')")
+    before = path.read_bytes()
+    done = runner(tmp_path, "--in-place")
+    assert done.returncode == 1
+    assert "cell 2: /home/ada/x" in done.stdout
+    assert path.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def run_alone(tmp_path_factory):
+    """Run a chapter that shows a path; nothing is written back. Returns the bytes before, too.
+
+    The user has a kernel named python3, which must not be taken.
+    """
+    folder, data = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("data")
+    spec = data / "kernels" / "python3"
+    spec.mkdir(parents=True)
+    (spec / "kernel.json").write_text(json.dumps({"argv": ["/bin/false"], "display_name": "no"}))
+    where = f"import sys; assert sys.prefix == {sys.prefix!r}"
+    path = write_chapter(folder / "01_who.ipynb", where, "print('see /home/' + 'ada/x')")
+    before = path.read_bytes()
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("JUPYTER_PATH", str(data))
+        return path, runner(folder), before
+
+
+def test_kernel_is_this_python(run_alone):
+    _, done, _ = run_alone
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def printed(path):
+    """Return what each cell of a chapter printed, if it did."""
+    cells = nbformat.read(path, as_version=4).cells
+    return [cell.outputs[0].text for cell in cells if cell.get("outputs")]
+
+
+def test_run_alone_changes_no_notebook(run_alone):
+    """Only a run that writes back minds paths of the machine."""
+    path, done, before = run_alone
+    assert done.returncode == 0
+    assert path.read_bytes() == before
+
+
+def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
+    write_chapter(tmp_path / "01_slow.ipynb", "import time; time.sleep(60)")
+    write_chapter(tmp_path / "02_dead.ipynb", "import os; os._exit(1)")
+    write_chapter(tmp_path / "03_good.ipynb", "1 + 1")
+    done = runner(tmp_path, "--timeout", "1")
+    assert done.returncode == 1
+    assert re.search(r"^01_slow .* failed in cell 1: CellTimeoutError", done.stdout, re.MULTILINE)
+    assert re.search(r"^02_dead .* failed in cell 1: DeadKernelError", done.stdout, re.MULTILINE)
+    assert re.search(r"^03_good .* ok$", done.stdout, re.MULTILINE)
+    assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
+
+
+def test_interrupt_ends_kernels_and_run(long_run):
+    """Ctrl-C in a terminal: no further chapter, status 130, the table so far.
+
+    Of two kernels nothing is left: no process of another session, and no temporary file.
+    """
+    process, folder = long_run
+    for name in SLOW:
+        wait_until((folder / name).exists, 60)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err, out + err
+    assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
+    for name in SLOW:
+        assert re.search(rf"^{name} .* interrupted$", out, re.MULTILINE)
+        assert not any(map(is_alive, (folder / name).read_text().split()))
+    assert not (folder / "never").exists()
+    assert not [*(folder / "tmp").iterdir()]
+
+
+def test_ctrl_c_during_a_look_at_the_kernel(tmp_path, monkeypatch):
+    """nbclient looks once a second whether a kernel is alive, and fails when it has gone."""
+    look, begun, gone = NotebookClient._async_check_alive, asyncio.Event(), asyncio.Event()
+
+    async def held_look(self):
+        begun.set()
+        await gone.wait()
+        await look(self)
+
+    monkeypatch.setattr(NotebookClient, "_async_check_alive", held_look)
+    path = write_chapter(tmp_path / "01_slow.ipynb", "import time; time.sleep(200)")
+    troubles = []
+
+    async def interrupted():
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: troubles.append(context["message"]))
+        chapter = asyncio.create_task(run.execute(path, tqdm(disable=True)))
+        await begun.wait()
+        chapter.cancel()
+        result = await chapter
+        gone.set()
+        while asyncio.all_tasks() != {asyncio.current_task()}:
+            await asyncio.sleep(0)
+        gc.collect()
+        return result
+
+    with run.own_settings():
+        assert run._until_done(interrupted()).failure == run.INTERRUPTED
+    assert not troubles
+
+
+@pytest.mark.parametrize(
+    ("of", "name"),
+    [(AsyncKernelClient, "wait_for_ready"), (AsyncKernelManager, "_async_request_shutdown")],
+    ids=["starts", "ends"],
+)
+def test_ctrl_c_while_a_kernel(of, name, tmp_path, monkeypatch):
+    pids = []
+
+    async def held(self, **_):
+        pids.append((self if of is AsyncKernelManager else self.parent).provisioner.pid)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(of, name, held)
+    write_chapter(tmp_path / "01_first.ipynb", "1 + 1")
+    done = runner(tmp_path)
+    assert done.returncode == 130
+    assert re.search(r"^01_first .* interrupted$", done.stdout, re.MULTILINE)
+    (pid,) = pids
+    assert not is_alive(pid)
+
+
+def test_another_ctrl_c_tears_nothing_apart(tmp_path, monkeypatch):
+    clean_up = AsyncKernelManager.cleanup_resources
+
+    def interrupted(self, **options):
+        signal.raise_signal(signal.SIGINT)
+        return clean_up(self, **options)
+
+    monkeypatch.setattr(run.Kernel, "cleanup_resources", interrupted)
+    interrupt = "import os, signal, time; os.kill(os.getppid(), signal.SIGINT); time.sleep(200)"
+    write_chapter(tmp_path / "01_first.ipynb", interrupt)
+    done = runner(tmp_path)
+    assert done.returncode == 130
+    assert re.search(r"^01_first .* interrupted$", done.stdout, re.MULTILINE)
+
+
+def test_ctrl_c_while_the_run_is_imported(tmp_path):
+    interrupt = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
+    (tmp_path / "nbformat.py").write_text(interrupt)
+    done = subprocess.run(
+        [sys.executable, ROOT / "tools" / "notebooks" / "run.py"], capture_output=True, text=True,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+def test_chapters_by_number_name_and_path(tmp_path):
+    paths = [tmp_path / name for name in ("01_a.ipynb", "02_b.ipynb", "10_c.ipynb", "notes.ipynb")]
+    for path in paths:
+        path.touch()
+    find = contents.find_chapters
+    assert find(tmp_path) == find(tmp_path, pages=True) == paths[:3]
+    assert find(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
+    assert find(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
+    assert find(tmp_path, ["notes"]) == [paths[3]]
+    with pytest.raises(ValueError, match="no chapter '07'; there are: 01_a, 02_b, 10_c"):
+        find(tmp_path, ["01", "07"])
+
+
+@pytest.fixture
+def with_pages(tmp_path):
+    """Return the lessons 01 and 02, between them the pages of 01, of which answers are the last."""
+    (tmp_path / "deeper").mkdir()
+    names = ["01_a", "deeper/01_rings", "deeper/01_answers", "02_b"]
+    return [write_chapter(tmp_path / f"{name}.ipynb", "print(1)") for name in names]
+
+
+def test_pages_stand_behind_their_lesson_and_are_named_with_it_or_alone(with_pages):
+    folder = with_pages[0].parent
+    assert contents.find_chapters(folder) == [with_pages[0], with_pages[3]]
+
+    def find(*names):
+        return contents.find_chapters(folder, names, pages=True)
+
+    assert find() == with_pages
+    assert find("01") == with_pages[:3]
+    assert find("01_a") == with_pages[:1]
+    assert find("02", "deeper/01_rings.ipynb") == [with_pages[1], with_pages[3]]
+    with pytest.raises(ValueError, match="no chapter '01_rings'"):
+        contents.find_chapters(folder, ["01_rings"])
+
+
+def test_a_run_executes_pages_in_their_folder_and_a_run_of_cores_does_not(with_pages):
+    folder = with_pages[0].parent
+    write_chapter(with_pages[1], "import os; print(*os.listdir('..'))")
+    assert runner(folder, "--core").returncode == 0
+    assert sorted(path.stem for path in (folder / "build").iterdir()) == ["01_a", "02_b"]
+    assert runner(folder, "--in-place", "01").returncode == 0
+    built = sorted(path.stem for path in (folder / "build").iterdir())
+    assert built == ["01_a", "01_answers", "01_rings"]
+    assert "02_b.ipynb" in printed(with_pages[1])[0]
+    assert printed(with_pages[2]) == ["1\n"] and printed(with_pages[3]) == []
+
+
+def test_a_page_declares_its_headline_lines_by_its_name(with_pages):
+    folder = with_pages[0].parent
+    assert headlines.declared(with_pages[1]) is None
+    tables = '[[01]]\nline = "a"\nnumber = [0, 1]\n[[01_rings]]\nline = "b"\nnumber = [0, 1]'
+    (folder / "headlines.toml").write_text(tables)
+    found = [[table["line"] for table in headlines.declared(path)] for path in with_pages]
+    assert found == [["a"], ["b"], [], []]
+
+
+def test_no_chapter_is_no_success(tmp_path):
+    done = runner(tmp_path)
+    assert done.returncode != 0
+    assert "no chapter" in done.stderr
+
+
+def test_the_core_of_a_chapter_ends_before_what_goes_deeper(tmp_path):
+    path = write_chapter(tmp_path / "01_a.ipynb", "print('co' + 're')", "open('deeper', 'w')")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[2].source += "\n\n## Going deeper"
+    nbformat.write(notebook, path)
+    done = runner(tmp_path, "--core")
+    assert done.returncode == 0 and "1 ok" in done.stdout
+    assert not (tmp_path / "deeper").exists()
+    core = nbformat.read(tmp_path / "build" / "01_a.ipynb", as_version=4)
+    assert [cell.source for cell in core.cells][1:] == [
+        "print('co' + 're')",
+        "A sentence. And another.",
+    ]
+    assert runner(tmp_path).returncode == 0
+    assert (tmp_path / "deeper").exists()
+
+
+def test_the_core_of_a_lesson_ends_before_its_exercises(tmp_path):
+    path = write_chapter(tmp_path / "01_a.ipynb", "x", "y", text="# A\n\nNo ## Exercises yet.")
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells[4].source = "## Exercises\n\n1. Why?"
+    notebook.cells += [new_markdown_cell("## Where next"), new_code_cell("z")]
+    nbformat.write(notebook, path)
+    assert contents.read_chapter(path, core=True).cells == notebook.cells[:4]
+    assert contents.read_chapter(path).cells == notebook.cells
+
+
+# The gate: chapters that show what they declare, executed on an idle machine.
+
+COUNT = """
+from pathlib import Path
+file = Path("count")
+count = int(file.read_text()) + 1 if file.exists() else 1
+file.write_text(str(count))
+print("the ratio:", {1: 1.4, 2: 1.3}.get(count, 1.1))
+"""
+
+
+@pytest.fixture
+def gate(tmp_path, monkeypatch):
+    """Return a folder of two chapters, an idle machine, on which two threads gain 1.9.
+
+    The first chapter has to show at most 1.2, and does so at its third run.
+    """
+    monkeypatch.setattr(idle, "wait", lambda say: "")
+    monkeypatch.setattr(idle, "gain_of_two_threads", lambda: 1.9)
+    write_chapter(tmp_path / "03_count.ipynb", COUNT)
+    write_chapter(tmp_path / "04_last.ipynb", "open('last', 'w').close()")
+    declare(tmp_path, 1.2)
+    return tmp_path
+
+
+def declare(folder, high):
+    table = f'[[03]]\nline = "the ratio:"\nnumber = [0.8, {high}]'
+    (folder / "headlines.toml").write_text(table)
+
+
+def test_a_chapter_is_executed_until_it_shows_what_it_declares(gate, monkeypatch):
+    notes = []
+    monkeypatch.setattr(idle.Watch, "note", lambda self: notes.append(self))
+    done = runner(gate, "--in-place")
+    assert done.returncode == 0 and (gate / "count").read_text() == "3"
+    assert printed(gate / "03_count.ipynb") == ["the ratio: 1.1\n"]
+    for number, ratio in ((1, 1.4), (2, 1.3)):
+        assert f"03_count: try {number} of 3, on " in done.stdout
+        assert f"cell 2: 'the ratio:' has the number {ratio}, declared 0.8 to 1.2" in done.stdout
+    assert "has the number 1.1" not in done.stdout
+    assert (gate / "last").exists()
+    lines = done.stderr.splitlines()
+    assert "2/2" in lines[-1], lines  # the cells of three tries count once
+    assert len(notes) == 4 and len({*notes}) == 4  # after each cell, of each try by itself
+
+
+def test_a_chapter_that_never_shows_it_is_not_written(gate):
+    declare(gate, 1.0)
+    before = (gate / "03_count.ipynb").read_bytes()
+    done = runner(gate, "--in-place", "03")
+    assert done.returncode == 1 and (gate / "count").read_text() == "3"
+    assert (gate / "03_count.ipynb").read_bytes() == before
+    assert re.search("^03_count .* not written: .* in 3 tries$", done.stdout, re.MULTILINE)
+    told = done.stdout.partition("\n03_count.ipynb: not written")[2]
+    assert re.findall(r"try (\d) of 3.* gained 1\.90", told) == ["1", "2", "3"]
+    assert re.findall(r"the number (\S+), declared 0.8 to 1.0", told) == ["1.4", "1.3", "1.1"]
+
+
+@pytest.mark.parametrize("options", [(), ("--core",)])
+def test_a_reader_s_run_passes_the_gate(gate, options, monkeypatch):
+    monkeypatch.setattr(idle, "wait", pytest.fail)
+    declare(gate, 1.0)
+    assert runner(gate, "03", *options).returncode == 0
+    assert (gate / "count").read_text() == "1"
+
+
+def test_a_chapter_that_fails_is_not_tried_again(gate):
+    write_chapter(gate / "03_count.ipynb", COUNT, "1 / 0")
+    done = runner(gate, "--in-place", "03")
+    assert "failed in cell 2: ZeroDivisionError" in done.stdout
+    assert (gate / "count").read_text() == "1"
+
+
+def test_nothing_is_executed_on_a_machine_that_stays_busy(gate, monkeypatch):
+    waits = []
+    monkeypatch.setattr(idle, "wait", lambda say: waits.append(say) or "after 10 minutes: it is")
+    before = (gate / "03_count.ipynb").read_bytes()
+    done = runner(gate, "--in-place")
+    assert done.returncode == 1
+    assert "not executed: other programs keep this machine busy\nafter 10 minutes" in done.stdout
+    assert not (gate / "count").exists() and not (gate / "last").exists()
+    assert len(waits) == 1  # it does not wait once more for the second chapter
+    assert (gate / "03_count.ipynb").read_bytes() == before
+
+
+def test_ctrl_c_while_the_run_waits_for_an_idle_machine(gate, monkeypatch):
+    monkeypatch.setattr(idle, "wait", lambda say: signal.raise_signal(signal.SIGINT))
+    done = runner(gate, "--in-place")
+    assert done.returncode == 130
+    assert re.search("^03_count .* interrupted$", done.stdout, re.MULTILINE)
+    assert not (gate / "count").exists() and not (gate / "last").exists()
+
+
+def test_ctrl_c_while_a_chapter_is_written_back(gate, monkeypatch):
+    write = nbformat.write
+
+    def interrupted(notebook, file):
+        signal.raise_signal(signal.SIGINT)
+        write(notebook, file)
+
+    monkeypatch.setattr(nbformat, "write", interrupted)
+    declare(gate, 1.4)
+    done = runner(gate, "--in-place")
+    assert done.returncode == 130
+    assert printed(gate / "03_count.ipynb") == ["the ratio: 1.4\n"]
+    assert not (gate / "last").exists()
+    assert {path.suffix for path in gate.iterdir() if path.is_file()} == {"", ".ipynb", ".toml"}
+
+
+# The drawings.
+
+
+def test_a_drawing_is_put_behind_the_text_that_names_it(tmp_path):
+    (tmp_path / "drawings").mkdir()
+    drawing = tmp_path / "drawings" / "two_boxes.py"
+    text = "class Boxes:\n    svg = lambda self: '<svg>{}</svg>'\ndef draw():\n    return Boxes()\n"
+    drawing.write_text(text.format(1))
+    text_of_it = "# A\n\n![two boxes][two_boxes]\n\nSo."
+    path = write_chapter(tmp_path / "01_a.ipynb", text=text_of_it)
+    (tmp_path / "deeper").mkdir()
+    page = write_chapter(tmp_path / "deeper" / "01_b.ipynb", text=text_of_it)
+    found = []
+    for options in (["--check"], [], ["--check"], []):
+        status = drawings.main(["--folder", f"{tmp_path}", *options])
+        found.append((status, nbformat.read(path, as_version=4).cells[0].source))
+    assert [status for status, _ in found] == [1, 0, 0, 0]
+    assert nbformat.read(page, as_version=4).cells[0].source == found[1][1]
+    sources = [source for _, source in found]
+    assert "data:" not in sources[0] and len({*sources[1:]}) == 1
+    assert sources[1].endswith("So.\n\n[two_boxes]: data:image/svg+xml;base64,PHN2Zz4xPC9zdmc+")
+    del sys.modules["two_boxes"]
+    drawing.write_text(text.format(20))
+    assert drawings.main(["--folder", f"{tmp_path}"]) == 0
+    assert nbformat.read(path, as_version=4).cells[0].source.endswith("base64,PHN2Zz4yMDwvc3ZnPg==")
+    assert drawings.main(["--folder", f"{tmp_path}", "--check"]) == 0
+
+
+def test_an_unknown_drawing_is_named(tmp_path):
+    write_chapter(tmp_path / "01_a.ipynb", text="# A\n\n![what][nothing]")
+    with pytest.raises(FileNotFoundError, match="no drawing nothing.py"):
+        drawings.main(["--folder", f"{tmp_path}"])

@@ -1,0 +1,282 @@
+"""Build the book, HTML pages that need no network, from the committed notebooks.
+
+python tools/book/book.py                 everything, into build/book
+python tools/book/book.py --build FOLDER  somewhere else
+
+The sources are gathered in a folder of their own: the README as the first page, the pages to which
+it leads, chapters with what follows each *Predict* box folded, their deeper pages, exercises
+without their solutions, the teacher's pages, and a page for each wing of the package. Nothing is
+executed.
+"""
+
+import argparse
+import base64
+import os
+import re
+import shutil
+import sys
+import time
+from pathlib import Path
+
+sys.path.extend(str(Path(__file__).parents[1] / name) for name in ("", "notebooks", "grading"))
+
+import nbformat
+from address import SERVICES, link, repository
+from assignments import release
+from book_check import problems
+from book_reference import reference
+from contents import find_chapters, pages_of
+from nbformat.v4 import new_markdown_cell
+from sphinx.cmd.build import build_main
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = ROOT / "book"
+
+_DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
+_LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
+_ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
+_FENCE = re.compile(r"^(```|~~~)")
+_NO_SLUG = re.compile(r"[^\w-]")
+_FOLD = '<details class="answer"><summary>Your answer first. Then open what follows.</summary>'
+
+
+class Sources:
+    """The folder that Sphinx reads, in which files have the paths that they have in the repository.
+
+    Args:
+        folder: where it is; what was there is deleted.
+        root: the repository, or a folder like it.
+    """
+
+    def __init__(self, folder, root=ROOT):
+        self.folder, self.root, self.repository = folder, root, repository(root)
+        shutil.rmtree(folder, ignore_errors=True)
+        self.chapters = find_chapters(root / "notebooks")
+        self.deeper = {chapter: pages_of(chapter) for chapter in self.chapters}
+        self.exercises = find_chapters(root / "notebooks" / "exercises")
+        self.teaching = sorted((root / "teaching").glob("*.md"), key=lambda p: (p.stem[0] < "a", p))
+        self.others = [root / "notebooks" / n for n in ("troubleshooting.ipynb", "notation.md")]
+        self.readme = root / "README.md"
+        named = re.findall(r"\]\((docs/\w+\.md)\)", self.readme.read_text("utf-8"))
+        self.docs = [root / name for name in dict.fromkeys(named)]
+        self.pages = [*self.docs, *self.chapters, *self.exercises, *self.teaching, *self.others]
+        self.pages += [page for pages in self.deeper.values() for page in pages]
+
+    def write(self):
+        """Write all pages that Sphinx reads."""
+        for path in self.chapters:
+            note = self.how_to_run(path.name)
+            if path.parent / "exercises" / path.name in self.exercises:
+                note += f" Its exercises check themselves: [do them](exercises/{path.name})."
+            self.write_notebook(path, f"# {path.name[:2]} ", note, self.deeper[path])
+            for page in self.deeper[path]:
+                self.write_notebook(page, "# ", self.how_to_run(f"deeper/{page.name}"))
+        for path in self.exercises:
+            self.write_notebook(path, f"# {path.name[:2]} ", _how_to_do(path.name))
+        for path in [*self.docs, *self.teaching, *self.others]:
+            if path.suffix == ".ipynb":
+                self.write_notebook(path, "# ", self.how_to_run(path.name))
+            else:
+                self.write_text(path.relative_to(self.root), path.read_text("utf-8"))
+        texts = reference().items()
+        references = [self.write_text(f"reference/{name}.md", text) for name, text in texts]
+        text = self.readme.read_text("utf-8")
+        self.write_text("index.md", f"{text}\n{self.contents(references)}\n")
+
+    def write_text(self, name, text):
+        """Write a page of text; return its name without the suffix, for a table of contents."""
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.with_links(text, self.root / name), "utf-8")
+        return str(name).rpartition(".")[0]
+
+    def write_notebook(self, path, heading, note, below=()):
+        """Write a notebook.
+
+        Args:
+            path: where it is in the repository.
+            heading: what takes the place of "# ".
+            note: what stands below the title.
+            below: the notebooks that tables of contents show below it.
+        """
+        notebook = nbformat.read(path, as_version=4)
+        if path in self.exercises:
+            notebook = release(notebook)
+        for cell, after in zip(notebook.cells, [*notebook.cells[1:], None], strict=True):
+            if cell.cell_type == "markdown":
+                cell.source = self.with_links(self.with_drawings(cell.source), path)
+            else:
+                cell.metadata["mystnb"] = {"image": {"alt": _description(after)}}
+        fold_answers(notebook.cells)
+        first = notebook.cells[0]
+        first.source = re.sub(
+            r"^# (.*)$", rf"{heading}\1\n\n{note}", first.source, count=1, flags=re.M
+        )
+        if below:
+            names = [other.relative_to(path.parent).with_suffix("").as_posix() for other in below]
+            text = "\n".join(["```{toctree}", ":hidden:", "", *names, "```"])
+            notebook.cells.append(new_markdown_cell(text))
+        target = self.folder / path.relative_to(self.root)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(notebook, target)
+
+    def with_drawings(self, text):
+        """Write the drawings in a cell's text to files; return the text with their paths."""
+
+        def write(found):
+            svg = base64.b64decode(found[2])
+            path = self.folder / "drawings" / f"{found[1][1:-1]}.svg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(svg)
+            return f"{found[1]}: /drawings/{path.name}"
+
+        return _DRAWING.sub(write, text)
+
+    def with_links(self, text, path):
+        """Return a text whose links to files that the book lacks lead to the repository instead.
+
+        As long as the repository has no address, only the words of such a link are left. Links to
+        headings have forms that JupyterLab knows, and become `#why-in-pairs`: `#Why-in-pairs?`
+        within a notebook, and into another one `#cell-id=...`, where the words are the heading,
+        because JupyterLab finds no heading in a notebook that it has yet to open.
+        """
+
+        def lead(found):
+            target = Path(os.path.normpath(path.parent / found[2]))
+            if target == self.readme:
+                up = "../" * (len(path.relative_to(self.root).parts) - 1)
+                return f"[{found[1]}]({up}index.md{found[3] or ''})"
+            if target in self.pages or not target.exists():  # Sphinx names what does not exist
+                return found[0]
+            name = target.relative_to(self.root)
+            if name.parts[:2] == ("notebooks", "figures"):
+                (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(target, self.folder / name)
+                return found[0]
+            if not self.repository:
+                return found[1]
+            address = f"https://github.com/{self.repository}/blob/main/{name.as_posix()}"
+            return f"[{found[1]}]({address}{found[3] or ''})"
+
+        def slug(found):
+            heading = found[1].replace(" ", "-") if found[3].startswith("cell-id=") else found[3]
+            return f"[{found[1]}]({found[2]}#{_NO_SLUG.sub('', heading.lower())})"
+
+        text = _ANCHOR.sub(slug, text)
+        return _LINK.sub(lead, text)
+
+    def how_to_run(self, name):
+        """Return the line on top of a notebook, given its path in the folder of the chapters."""
+        up = "../" * name.count("/")
+        run = f"in JupyterLab on your machine ([`make lab`](../{up}index.md#run-it), then "
+        run += f"`{name}`)"
+        for service in SERVICES if self.repository else ():
+            run += f", in [{service}]({link(service, self.repository, name)})"
+        return f"{{.run}}\nRun it: {run}."
+
+    def contents(self, references):
+        """Return the tables of contents, for the first page."""
+        names = {
+            "Chapters": self.chapters,
+            "Exercises": self.exercises,
+            "Guides": self.docs,
+            "For teachers": self.teaching,
+            "Help": self.others,
+        }
+        contents = {c: [self.name(path) for path in paths] for c, paths in names.items()}
+        contents["Reference"] = references
+        return "\n\n".join(
+            "\n".join(["```{toctree}", ":hidden:", f":caption: {caption}", "", *docs, "```"])
+            for caption, docs in contents.items()
+            if docs
+        )
+
+    def name(self, path):
+        """Return what a page is called in a table of contents."""
+        return path.relative_to(self.root).with_suffix("").as_posix()
+
+
+def fold_answers(cells):
+    """Fold what follows each *Predict* box, up to the next box or heading, in place.
+
+    Args:
+        cells: those of a notebook. The fold is an element `details`, which needs no script. It
+            never contains a heading, so it lies within one section of the page.
+    """
+    texts = [cell for cell in cells if cell.cell_type == "markdown"]
+    is_open = False
+    for cell in texts:
+        lines, fenced, asking = [], False, False
+        for line in cell.source.splitlines():
+            if asking and not line.startswith(">"):
+                lines += ["", _FOLD, ""]
+                is_open, asking = True, False
+            fenced ^= bool(_FENCE.match(line))
+            asks = line.startswith("> **Predict")
+            if is_open and (asks or (re.match(r"#+ ", line) and not fenced)):
+                lines += ["", "</details>", ""]
+                is_open = False
+            asking |= asks
+            lines.append(line)
+        if asking:
+            lines += ["", _FOLD]
+            is_open = True
+        cell.source = "\n".join(lines)
+    if is_open:
+        texts[-1].source += "\n\n</details>"
+
+
+def _how_to_do(name):
+    return (
+        "{.run}\n"
+        "Do it: `make lab` has this notebook for you, as you see it here. "
+        f"The one in the repository, `notebooks/exercises/{name}`, holds the solutions too."
+    )
+
+
+def _description(cell):
+    """Return the first sentence of the text after a figure."""
+    text = cell.source if cell is not None and cell.cell_type == "markdown" else ""
+    text = " ".join(line for line in text.splitlines() if not line.startswith("#")).strip()
+    sentence = re.match(r".*?[.!?](?=\s|$)", text)
+    return re.sub(r"[*_`$\\]", "", sentence[0]) if sentence else "A figure; the text describes it."
+
+
+def build(folder, root=ROOT):
+    """Build the book and check it.
+
+    Args:
+        folder: where to write it; the pages go into the subfolder "html".
+        root: the repository, or a folder like it.
+
+    Returns:
+        A list of lines that say what is wrong; Sphinx prints by itself what it finds.
+    """
+    Sources(folder / "source", root).write()
+    html = folder / "html"
+    shutil.rmtree(html, ignore_errors=True)
+    options = ["-W", "--keep-going", "-q", "-j", "auto", "-d", f"{folder / 'doctrees'}"]
+    status = build_main([*options, "-c", f"{SETTINGS}", f"{folder / 'source'}", f"{html}"])
+    found = ["Sphinx warns, see above"] if status else []
+    return found + problems(html)
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--root", type=Path, default=ROOT, help="where notebooks and teaching are")
+    parser.add_argument("--build", type=Path, default=ROOT / "build" / "book", help="where to")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+    found = build(options.build, options.root)
+    pages = len(list((options.build / "html").rglob("*.html")))
+    for line in found:
+        print(line)
+    index = os.path.relpath(options.build / "html" / "index.html")
+    seconds = time.perf_counter() - start
+    print(f"{index}: {pages} pages in {seconds:.0f} s, {len(found) or 'no'} problems")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

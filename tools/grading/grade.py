@@ -1,0 +1,703 @@
+"""Grade a folder of submitted exercises, without a server.
+
+python tools/grading/grade.py SUBMITTED        SUBMITTED/STUDENT/NN_topic.ipynb, or a folder deeper
+python tools/grading/grade.py SUBMITTED 03 05  some chapters
+
+Prints a table, and writes grades.csv and a page of feedback for each notebook under build/grades.
+Each notebook is executed in a sandbox (sandbox.py); checks are those of the source.
+"""
+
+import argparse
+import contextlib
+import csv
+import functools
+import importlib.util
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import time
+import unicodedata
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from itertools import accumulate
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
+
+import execution
+import feedback
+import nbformat
+import sandbox
+import session
+from assignments import find_exercises, release, without_solutions
+from contents import FOLDER
+from nbgrader.utils import determine_grade, is_grade, is_solution
+
+BUILD = FOLDER.parent / "build" / "grades"
+CELL_SECONDS = 30.0
+NOTEBOOK_SECONDS = 300.0
+FILE_BYTES = 20 * 2**20
+DEEP = 5  # folders within a student's folder that are searched
+PACKAGES = ("d2lpar", "vgpu")  # what exercises import of ours
+FEW = 5  # files that are named where a student handed in no notebook
+
+GB = 2**30
+FAULTS = {
+    "time": "A cell took longer than its limit, and was interrupted.",
+    "out of time": "The notebook took longer than its limit. What had not run by then gives no "
+    "points.",
+    "memory": f"The code used more than {sandbox.MEMORY // GB} GB of memory, and was ended.",
+    "processes": f"The code started more than {sandbox.PROCESSES} processes, and was ended.",
+    "killed": "The code ended the kernel.",
+    "output": f"The cell showed more than {session.OUTPUT // 2**20} MB, and was ended.",
+    "no answers": "The notebook has no cell of these exercises.",
+    "not a notebook": "The file cannot be read as a notebook.",
+    "too large": f"The file is larger than {FILE_BYTES // 2**20} MB.",
+    "not a file": "What was handed in under this name is a link, or no file at all.",
+    "missing": "No notebook for these exercises was handed in.",
+    "no notebook": "Among what this student handed in is no notebook; this is one of the files.",
+    "nobody": "The notebook lies in no student's folder, so it was not graded.",
+    "wrong name": "No exercises have the name or the cells of this notebook.",
+    "renamed": "The notebook has another name than the exercises; its cells tell which they are.",
+    "several": "Several notebooks were handed in for these exercises. This one counts: of those "
+    "with answers, the one with the right name, or else the first.",
+    "extra copy": "Another notebook of this student for the same exercises was graded.",
+    "cell missing": "The answer cell was not found, and no code in its place.",
+    "found by place": "No cell has the metadata or the id of the answer cell. What stands in its "
+    "place was run as the answer.",
+    "cell retyped": "The answer cell was no code cell. Its text was run as code.",
+    "cell twice": "The answer cell was there more than once. All but untouched copies were run in "
+    "their order, so the last one counts.",
+    "cell moved": "The answer cell was elsewhere in the notebook. It was run in its place.",
+    "no metadata": "The answer cell had lost the metadata of nbgrader. Its id tells which it is.",
+    "not answered": "The answer cell is empty, or as it was handed out.",
+    "answered beside": "The answer cell is empty, or as it was handed out. Another cell beside it, "
+    "which defines what it should, was run as the answer.",
+    "answer failed": "The answer cell ended in an error, which stands below it.",
+    "check failed": "The check ended in an error, which stands below it, so it gives no points.",
+    "no number": "The check did not end with a number of points, so it gives none.",
+    "stderr": "The check shows a warning or another text on stderr, for which nbgrader gives 0.",
+    "silent": "The check gave no points and printed nothing.",
+    "wrong": "The check gave no points. It says why.",
+    "lost": "The notebook could not be graded. Please show it to the maintainers of d2lpar.",
+}
+# Each of these is reason enough for no points.
+REASONS = {
+    *("time", "memory", "processes", "killed", "output", "cell missing", "not answered"),
+    *("answer failed", "check failed", "no number", "stderr", "silent", "wrong"),
+}
+NOT_EXECUTED = {
+    "output_type": "error",
+    "ename": "NotExecuted",
+    "evalue": "this cell was not run to its end",
+    "traceback": [],
+}
+PROTECTION = f"""Each notebook ran in a sandbox: no other process, no file of yours, no network,
+{sandbox.TMP // 2**20} MB of disk, {sandbox.MEMORY // GB} GB of memory, {CELL_SECONDS:g} s a cell.
+Not protected: its own points. A check runs in the process of the answers, and code can cheat it.
+Read the code that got more points than you expect."""
+
+
+@dataclass
+class Submission:
+    """A notebook of a student, and what came of it."""
+
+    student: str
+    path: Path  # what was handed in, or where it should have been
+    source: Path  # the exercises
+    fault: str = ""  # a word of `FAULTS`: why it cannot be graded
+    words: tuple = ()  # more of them, known before it is executed
+    scores: dict = field(default_factory=dict)  # name of an exercise: (points, of how many)
+    remarks: list = field(default_factory=list)  # (number of the exercise or 0, word of `FAULTS`)
+    seconds: float = 0.0
+
+    @property
+    def total(self):
+        """The sum of its points, and of how many."""
+        points, most = zip(*self.scores.values(), strict=True) if self.scores else ((), ())
+        return sum(points), sum(most)
+
+    @property
+    def summary(self):
+        """One line about it."""
+        points, most = self.total
+        words = f"{points:g} of {most:g} points, {self.seconds:.1f} s  {self.remark}".rstrip()
+        return f"{shown(self.student)}, {self.source.stem}: {words}"
+
+    @property
+    def remark(self):
+        """What is to be said about it, in a few words."""
+        numbers = {}
+        for number, word in dict.fromkeys(self.remarks):
+            numbers.setdefault(word, []).append(str(number))
+        words = [
+            word if which == ["0"] else f"{' '.join(which)}: {word}"
+            for word, which in numbers.items()
+        ]
+        return ", ".join(([self.fault] if self.fault else []) + words)
+
+    def said_of(self, number):
+        """List the words about an exercise; number 0 is the notebook as a whole."""
+        return list(dict.fromkeys(word for place, word in self.remarks if place == number))
+
+
+def find_submissions(folder, sources):
+    """List what was handed in.
+
+    A notebook belongs to the exercises that it shares most cells with, and if it shares none, to
+    those of its name. Of several for the same exercises the first counts that has answers, if
+    possible under the right name.
+
+    Args:
+        folder: the folder with one folder for each student.
+        sources: paths of the exercises that are graded.
+
+    Returns:
+        A list of `Submission` for each student: one for each of the exercises that anyone handed
+        in, and one for each file that is not graded and could have been meant to be: a further
+        copy, a notebook that belongs to no exercises or to nobody, other files in place of any.
+
+    Raises:
+        ValueError: if there are no students.
+    """
+    entries = sorted((entry for entry in Path(folder).iterdir()), key=lambda entry: entry.name)
+    students = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
+    if not students:
+        raise ValueError(f"no folders of students in {folder}")
+    known = {path.stem: path for path in find_exercises(sources[0].parent)}
+    strays = [
+        Submission("", path, path, "nobody")
+        for path in entries
+        if path.suffix == ".ipynb" and not path.is_dir()
+    ]
+    handed_in = {}
+    for student in students:
+        by_source = handed_in[student] = {}
+        files = _files(Path(folder) / student)
+        notebooks = [path for path in files if path.suffix == ".ipynb"]
+        for path in notebooks:
+            source, rank = _recognised(path, known.values())
+            if named := source or known.get(path.stem):
+                by_source.setdefault(named, []).append(((*rank, path.stem != named.stem), path))
+            else:
+                strays.append(Submission(student, path, path, "wrong name"))
+        if not notebooks:
+            strays += [Submission(student, path, path, "no notebook") for path in files[:FEW]]
+        for source, found in by_source.items():
+            found.sort(key=lambda one: one[0])
+            found[1:] = [one for one in found[1:] if one[0][0] != UNLIKE]
+            if source in sources:
+                copies = [path for _, path in found[1:]]
+                strays += [Submission(student, path, path, "extra copy") for path in copies]
+    wanted = [one for one in sources if any(one in found for found in handed_in.values())]
+    submissions = [one for one in strays if not one.student]
+    for student, by_source in handed_in.items():
+        for source in wanted or sources:
+            if source in by_source:
+                (_, path), *copies = by_source[source]
+                words = ("renamed",) * (path.stem != source.stem) + ("several",) * bool(copies)
+                submissions.append(Submission(student, path, source, words=words))
+            else:
+                path = Path(folder) / student / source.name
+                submissions.append(Submission(student, path, source, "missing"))
+        submissions += [one for one in strays if one.student == student]
+    return submissions
+
+
+# How likely a notebook is what the student wants to have graded: the least first.
+ANSWERED, UNTOUCHED, UNREADABLE, UNLIKE = range(4)
+
+
+def _recognised(path, sources):
+    """Return the exercises that a notebook shares most cells with, or None, and its rank."""
+    try:
+        cells = read(path)
+    except Fault:
+        return None, (UNREADABLE,)
+    marks = {cell[key] for cell in cells for key in ("grade_id", "id", "source", "heading")}
+    num_shared = {source: len(marks & _marks(source)) for source in sources}
+    best = max(num_shared, key=num_shared.get)
+    if not num_shared[best]:
+        return None, (UNLIKE,)
+    handed_out = {tuple(cell.source.split()) for cell in _released(best)}
+    touched = any(tuple(cell["source"].split()) not in handed_out for cell in cells)
+    return best, (ANSWERED if touched else UNTOUCHED,)
+
+
+@functools.cache
+def _released(source):
+    """Return the cells of exercises as they are handed out."""
+    return release(nbformat.read(source, as_version=4)).cells
+
+
+@functools.cache
+def _marks(source):
+    """Return what tells that a cell is of these exercises: ids, headings, the texts of checks."""
+    cells = _released(source)
+    texts = {cell.source for cell in cells if is_grade(cell)}
+    headings = {_heading(cell.cell_type, cell.source) for cell in cells}
+    ids = {cell.id for cell in cells} | set(map(grade_id, cells))
+    return (ids | headings | texts) - {""}
+
+
+def _files(folder, depth=0):
+    """List the files in a folder and the folders in it, those in `exercises` first.
+
+    What is called NN.ipynb is listed whatever it is.
+    """
+    found, below = [], []
+    if not folder.is_symlink():
+        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+            if entry.name.endswith(".ipynb"):
+                found.append(Path(entry.path))
+            elif entry.name[0] == ".":
+                continue
+            elif not entry.is_dir(follow_symlinks=False):
+                found.append(Path(entry.path))
+            elif depth < DEEP:
+                below += _files(Path(entry.path), depth + 1)
+    return sorted(found + below, key=lambda path: path.parent.name != "exercises")
+
+
+class Fault(Exception):
+    """A submission cannot be graded; the text is a word of `FAULTS`."""
+
+
+def read(path):
+    """Return the cells of a submitted notebook, as far as they can be told.
+
+    Returns:
+        A list of dicts of strings: "cell_type", "source", "heading", "id", and "grade_id".
+
+    Raises:
+        Fault: if it is no notebook.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise Fault("not a file")
+            text = file.read(FILE_BYTES + 1)
+    except OSError:
+        raise Fault("not a file") from None
+    if len(text) > FILE_BYTES:
+        raise Fault("too large")
+    try:
+        return [_read_cell(cell) for cell in json.loads(text)["cells"]]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise Fault("not a notebook") from None
+
+
+def _read_cell(cell):
+    source = "".join(cell["source"])  # a string, or a list of lines
+    source = source.encode(errors="replace").decode()
+    kind = "code" if cell["cell_type"] == "code" else "markdown"
+    metadata = cell.get("metadata", {}).get("nbgrader", {})
+    return {
+        "cell_type": kind,
+        "source": source,
+        "heading": _heading(kind, source),
+        "id": str(cell.get("id", "")),
+        "grade_id": str(metadata.get("grade_id", "")),
+    }
+
+
+def _heading(kind, source):
+    """Return the line that begins an exercise, if the cell does."""
+    is_one = kind == "markdown" and source.startswith("## ")
+    return source.splitlines()[0].strip() if is_one else ""
+
+
+def merge(source, cells):
+    """Put what a student has written into the exercises.
+
+    All cells come from the source, in its order, apart from answers and from other code that is not
+    locked, such as the set-up. Cells that the student has added follow those that they followed;
+    text of the student becomes a raw cell.
+
+    Args:
+        source: the exercises without solutions, a notebook.
+        cells: those of the submission, from `read`.
+
+    Returns:
+        A list of cells, and a list of remarks as in a `Submission`.
+
+    Raises:
+        Fault: if no cell is of these exercises.
+    """
+    graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
+    answers = [i for i in graded.values() if is_solution(source.cells[i])]
+    texts = {cell.source: i for i, cell in enumerate(source.cells) if i not in answers}
+    ids = {cell.id: i for i, cell in enumerate(source.cells)}
+    headings = {
+        line: i
+        for i, cell in enumerate(source.cells)
+        if (line := _heading(cell.cell_type, cell.source))
+    }
+    known = (graded, "grade_id"), (ids, "id"), (texts, "source"), (headings, "heading")
+    written = {i: [] for i in range(len(source.cells))}
+    added = {i: [] for i in range(-1, len(source.cells))}
+    order = []  # of the answers, as they come
+    place = -1
+    for cell in cells:
+        places = [index[cell[key]] for index, key in known if cell[key] in index]
+        if places:
+            place = places[0]
+            written[place].append(cell)
+            order += [place] if place in answers and place not in order else []
+        else:
+            added[place].append(cell)
+    if not any(written[i] for i in (*graded.values(), *headings.values())):
+        raise Fault("no answers")
+    remarks = _mend(source, answers, order, written, added)
+    merged = [_added(cell) for cell in added[-1]]
+    for i, cell in enumerate(source.cells):
+        changeable = cell.cell_type == "code" and not is_grade(cell)
+        mine = [
+            nbformat.v4.new_code_cell(one["source"], metadata={**cell.metadata})
+            for one in written[i]
+            if changeable and one["cell_type"] == "code"
+        ]
+        merged += [*(mine or [cell]), *map(_added, added[i])]
+    for number, cell in enumerate(merged):
+        cell.id = f"cell-{number}"
+    return merged, remarks
+
+
+def _added(cell):
+    """Return a cell that a student has added; its text is for the teacher, and stays as it is."""
+    new = nbformat.v4.new_code_cell if cell["cell_type"] == "code" else nbformat.v4.new_raw_cell
+    return new(cell["source"])
+
+
+def _mend(source, answers, order, written, added):
+    """Make one answer of what stands for it, as far as that can be; return remarks.
+
+    Args:
+        source: the exercises without solutions, a notebook.
+        answers: places of the answers in it, in order.
+        order: the same as the submission has them, without what is missing.
+        written: for each place its cells in the submission; changed to those that count.
+        added: for each place the cells that follow it; changed to those that are no answer.
+    """
+    blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
+    in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
+    checks = [-1, *(i for i, cell in enumerate(source.cells) if is_grade(cell))]
+    remarks = []
+    for i in answers:
+        number = sum(check < i for check in checks)
+        mine, stub = written[i], source.cells[i].source
+        words = {
+            "cell twice": len(mine) > 1,
+            "cell moved": mine and i not in in_order,
+            "no metadata": mine and not any(cell["grade_id"] for cell in mine),
+        }
+        changed = [cell for cell in mine if cell["source"].split() not in ([], stub.split())]
+        if not changed:
+            changed = _take_beside(source, i, added, anything=not mine)
+            words["answered beside"] = mine and changed
+            words["not answered"] = mine and not changed
+            words["found by place"] = not mine and changed
+            words["cell missing"] = not mine and not changed
+        if changed and not any(cell["cell_type"] == "code" for cell in changed):
+            words["cell retyped"] = True
+            for cell in changed:
+                cell["cell_type"] = "code"
+        written[i] = changed or mine[:1]
+        remarks += [(number, word) for word, applies in words.items() if applies]
+    return remarks
+
+
+def _take_beside(source, i, added, anything):
+    """Take from the cells that follow others what answers an exercise in its answer cell's place.
+
+    Args:
+        source: the exercises without solutions, a notebook.
+        i: the place of the answer cell.
+        added: for each place the cells that follow it; those that are taken are taken out.
+        anything: whether any code will do that stands between heading and check, if none of it
+            defines what the answer cell does.
+    """
+    stub = source.cells[i].source
+    checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
+    headings = [i for i, cell in enumerate(source.cells) if _heading(cell.cell_type, cell.source)]
+    before = max((place for place in checks if place < i), default=-1)
+    check = min((place for place in checks if place > i), default=i)
+    heading = max((place for place in headings if place < i), default=before)
+    names = re.findall(r"^(?:def|class) (\w+)", stub, re.MULTILINE)
+    for line in re.findall(r"^(\w[\w ,=]*?) *=(?!=)", stub, re.MULTILINE):
+        names += re.findall(r"\w+", line)
+    one = "|".join(names)
+    defines = re.compile(
+        rf"^(?:(?:async )?def|class) +(?:{one})\b"
+        rf"|^(?:\w+ *[,=] *)*(?:{one}) *(?:[,=](?!=)|:[^=\n]+=)",
+        re.MULTILINE,
+    )
+    beside = [(place, cell) for place in range(before, check + 1) for cell in added[place]]
+    found = [pair for pair in beside if names and defines.search(pair[1]["source"])]
+    code = [pair for pair in beside if pair[1]["cell_type"] == "code"]
+    found = [pair for pair in code if pair in found] or found
+    if anything and not found:
+        found = [(place, cell) for place, cell in code if heading <= place < check]
+    for place, cell in found:
+        added[place].remove(cell)
+    return [cell for _, cell in found]
+
+
+def grade_id(cell):
+    """Return the name that nbgrader has for a cell, or an empty text."""
+    return cell.metadata.get("nbgrader", {}).get("grade_id", "")
+
+
+def execute(submission, cells, **how):
+    """Execute cells in a sandbox.
+
+    Args:
+        submission: gets remarks.
+        cells: those of a whole notebook; code cells get their outputs, and in their metadata the
+            word for what went wrong.
+        how: the other arguments of `execution.execute`.
+    """
+    code = [cell for cell in cells if cell.cell_type == "code"]
+    checks = [0, *accumulate(map(is_grade, code))]  # how many stand before each cell
+    given = [not grade_id(cell) for cell in code]
+    try:
+        for i, fault, told in execution.execute([cell.source for cell in code], given, **how):
+            if fault:
+                submission.remarks.append((1 + checks[i], fault))
+                code[i].metadata["fault"] = fault
+            if told:
+                code[i].outputs = nbformat.from_dict(told["outputs"])
+    except TimeoutError:
+        submission.remarks.append((0, "out of time"))
+
+
+def score(submission, cells):
+    """Give points by nbgrader's rules, to the checks in the cells of a notebook.
+
+    A check gives the number that is its result, and nothing without one, for an error or for text
+    on stderr. Where it gives nothing, a remark says why.
+    """
+    failed = False  # the answer to this check
+    for cell in cells:
+        if is_solution(cell):
+            failed = failed or _raised(cell)
+        if not is_grade(cell):
+            continue
+        number = 1 + len(submission.scores)
+        points, most, valid = 0.0, float(cell.metadata.nbgrader.points), False
+        with contextlib.suppress(ValueError, KeyError, AttributeError, TypeError):
+            results = [out for out in cell.outputs if out.output_type == "execute_result"]
+            shown = [float(out.data["text/plain"]) for out in results]
+            valid = bool(shown) and all(0 <= one <= most for one in shown)
+            points = determine_grade(cell)[0] if valid else 0.0
+        if any(out.get("name") == "stderr" for out in cell.outputs):
+            submission.remarks.append((number, "stderr"))
+        known = submission.fault or REASONS & {*submission.said_of(number)}
+        if not (points or known or cell.outputs == [NOT_EXECUTED]):
+            printed = any(out.output_type == "stream" for out in cell.outputs)
+            word = "wrong" if printed else "silent"
+            word = word if valid else "no number"
+            word = "check failed" if _raised(cell) else word
+            submission.remarks.append((number, "answer failed" if failed else word))
+        submission.scores[grade_id(cell).removesuffix("-check")] = (points, most)
+        failed = False
+
+
+def _raised(cell):
+    """Return whether a cell ended in an error."""
+    return any(out.output_type == "error" for out in cell.get("outputs", ()))
+
+
+def grade(submission, **how):
+    """Grade a submission.
+
+    Args:
+        submission: a `Submission`, which gets its points.
+        how: the arguments of `execution.execute` beside the cells.
+
+    Returns:
+        The cells as they were executed.
+    """
+    start = time.perf_counter()
+    source = without_solutions(nbformat.read(submission.source, as_version=4))
+    cells = source.cells
+    try:
+        if not submission.fault:
+            cells, remarks = merge(source, read(submission.path))
+            submission.remarks = [(0, word) for word in submission.words] + remarks
+    except Fault as fault:
+        submission.fault = str(fault)
+    for cell in cells:
+        if cell.cell_type == "code":
+            cell.outputs = [nbformat.from_dict(NOT_EXECUTED)]
+    if not submission.fault:
+        execute(submission, cells, **how)
+    score(submission, cells)
+    submission.seconds = time.perf_counter() - start
+    return cells
+
+
+def grade_all(submissions, parallel, folder, **how):
+    """Grade submissions, and write their pages of feedback.
+
+    Args:
+        submissions: a list of `Submission`, which get their points.
+        parallel: how many to execute at a time.
+        folder: where the pages go.
+        how: the other arguments of `grade`.
+    """
+    pool = ThreadPoolExecutor(parallel)
+    running = {pool.submit(grade, one, **how): one for one in submissions}
+    try:
+        for number, done in enumerate(as_completed(running), start=1):
+            one = running[done]
+            try:
+                feedback.write(one, done.result(), FAULTS, folder / one.student)
+            except Exception as error:
+                one.fault = one.fault if one.scores else "lost"  # a page is not worth the points
+                print(f"{one.summary}: {error!r}", file=sys.stderr)
+            print(f"{number} of {len(running)}  {one.summary}", file=sys.stderr, flush=True)
+    except KeyboardInterrupt:
+        os._exit(130)  # and with this process the sandboxes end
+
+
+def grade_fairly(submissions, parallel, **how):
+    """Grade submissions, and those that ran out of time once more, each alone on the machine.
+
+    Others that take all cores would cost them points.
+    """
+    graded = [one for one in submissions if one.path != one.source]
+    grade_all(graded, parallel, **how)
+    slow = [one for one in graded if "time" in one.remark]
+    if parallel > 1 and len(graded) > 1 and slow:
+        print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
+        for one in slow:
+            one.scores, one.remarks, one.fault = {}, [], ""
+        grade_all(slow, 1, **how)
+
+
+def table(submissions):
+    """Return the table of some submissions: for each notebook, students and their points."""
+    blocks = []
+    graded = [one for one in submissions if one.scores]
+    for stem in dict.fromkeys(one.source.stem for one in graded):
+        chosen = [one for one in graded if one.source.stem == stem]
+        most = [f"{most:g}" for _, most in chosen[0].scores.values()]
+        rows = [[stem, *(str(i) for i in range(1, len(most) + 1)), "sum", ""]]
+        rows += [["points", *most, f"{sum(float(points) for points in most):g}", ""]]
+        for one in chosen:
+            points = [f"{points:g}" for points, _ in one.scores.values()]
+            rows += [[shown(one.student), *points, f"{one.total[0]:g}", one.remark]]
+        blocks.append(rows)
+    notebooks = dict.fromkeys(one.source.stem for one in graded)
+    if len(notebooks) > 1:
+        rows = [["all notebooks", *(stem[:2] for stem in notebooks), "sum", ""]]
+        for student in dict.fromkeys(one.student for one in graded):
+            totals = {one.source.stem: one.total[0] for one in graded if one.student == student}
+            points = [f"{totals[stem]:g}" for stem in notebooks]
+            rows += [[shown(student), *points, f"{sum(totals.values()):g}", ""]]
+        blocks.append(rows)
+    if strays := [one for one in submissions if not one.scores]:
+        rows = [["other files", ""]]
+        blocks.append(
+            rows + [[shown(one.student), f"{shown(one.path.name)}: {one.fault}"] for one in strays]
+        )
+    width = max(_width(row[0]) for rows in blocks for row in rows)
+    return "\n\n".join("\n".join(_line(row, width) for row in rows) for rows in blocks)
+
+
+def _line(row, width):
+    name, *numbers, remark = row
+    name += " " * (width - _width(name))
+    return f"{name}  {' '.join(f'{number:>4}' for number in numbers)}  {remark}".rstrip()
+
+
+def _width(text):
+    """Return how many columns a text takes in a terminal."""
+    wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
+    return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
+
+
+def shown(name):
+    """Return the name of a file as one line of text."""
+    return "".join(letter if letter.isprintable() else "?" for letter in name)
+
+
+def legend(submissions):
+    """Return a line for each word of remarks that these submissions got."""
+    words = {word for one in submissions for _, word in [(0, one.fault), *one.remarks]}
+    return "\n".join(f"{word:15} {FAULTS[word]}" for word in FAULTS if word in words)
+
+
+def write_csv(submissions, path):
+    """Write a line for each exercise of each submission."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["student", "notebook", "exercise", "points", "of", "remark", "meaning"])
+        for one in submissions:
+            student = shown(one.student)
+            for number, (name, (points, most)) in enumerate(one.scores.items(), start=1):
+                words = [one.fault] if one.fault else one.said_of(0) + one.said_of(number)
+                meaning = " ".join(FAULTS[word] for word in words)
+                row = [student, one.source.stem, name, f"{points:g}", f"{most:g}"]
+                writer.writerow([*row, ", ".join(words), meaning])
+            if not one.scores:
+                row = [student, shown(one.path.name), "", "0", "0", one.fault]
+                writer.writerow([*row, FAULTS[one.fault]])
+
+
+def capacity():
+    """Return how many notebooks may run at a time: the cores, or as many as memory allows."""
+    from vgpu import cores_of_this_process, memory_of_this_process
+
+    each = sandbox.MEMORY + sum(sandbox.WRITABLE.values())
+    return max(1, min(cores_of_this_process(), memory_of_this_process() // each))
+
+
+def main(arguments=None):
+    """Grade the submissions that the command line names; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("submitted", type=Path, help="the folder with a folder for each student")
+    parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
+    parser.add_argument("--folder", type=Path, default=FOLDER / "exercises", help="the source")
+    parser.add_argument("--build", type=Path, default=BUILD, help="grades and feedback")
+    options = parser.parse_args(arguments)
+    start = time.perf_counter()
+    try:
+        sources = find_exercises(options.folder, options.names)
+        submissions = find_submissions(options.submitted, sources)
+        sandbox.check()
+    except (ValueError, OSError, sandbox.NoSandbox) as error:
+        parser.error(str(error))
+    parallel = capacity()
+    shutil.rmtree(options.build, ignore_errors=True)
+    (options.build / "feedback").mkdir(parents=True)
+    how = {
+        "hidden": [
+            str(path.resolve()) for path in (options.folder, options.submitted, options.build)
+        ],
+        "packages": [
+            importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES
+        ],
+        "folder": options.build / "feedback",
+        "cell_seconds": CELL_SECONDS,
+        "notebook_seconds": NOTEBOOK_SECONDS,
+    }
+    grade_fairly(submissions, parallel, **how)
+    write_csv(submissions, options.build / "grades.csv")
+    print(table(submissions), legend(submissions), sep="\n\n")
+    students = len({one.student for one in submissions} - {""})
+    seconds = time.perf_counter() - start
+    told = f"{len(submissions)} notebooks of {students} students in {seconds:.0f} s"
+    print(f"\n{told}, {parallel} at a time")
+    print(f"grades: {options.build / 'grades.csv'}, feedback: {options.build / 'feedback'}")
+    print(PROTECTION)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

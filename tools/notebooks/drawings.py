@@ -1,0 +1,81 @@
+"""Put the drawings into the chapters, as SVG within their cells, so that a notebook is complete.
+
+python tools/notebooks/drawings.py          write them
+python tools/notebooks/drawings.py --check  only say which are not up to date; the exit status is 1
+                                            then
+
+A cell of text names a drawing, `![words for readers who cannot see it][ring]`, and the file
+`notebooks/drawings/ring.py` draws it; see `pen.py` there.
+"""
+
+import argparse
+import base64
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from contents import FOLDER
+
+_USE = re.compile(r"!\[[^\]]+\]\[(\w+)\]")
+DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULTILINE)
+
+
+def with_drawings(text, folder):
+    """Return the text of a cell with the drawings that it uses behind it.
+
+    Args:
+        text: the text of a cell.
+        folder: where the drawings are.
+
+    Raises:
+        FileNotFoundError: there is no drawing with that name.
+    """
+    names = dict.fromkeys(_USE.findall(text))
+    text = DEFINITION.sub("", text)
+    for name in names:
+        data = base64.b64encode(draw(name, folder).encode()).decode()
+        text += f"\n\n[{name}]: data:image/svg+xml;base64,{data}"
+    return text
+
+
+def draw(name, folder):
+    """Return a drawing as SVG; see `with_drawings`."""
+    if not (Path(folder) / f"{name}.py").is_file():
+        raise FileNotFoundError(f"no drawing {name}.py in {folder}")
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    return importlib.import_module(name).draw().svg()
+
+
+def update(path, folder, check=False):
+    """Put the drawings into one notebook; return whether any had changed."""
+    notebook = nbformat.read(path, as_version=4)
+    changed = False
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            text = with_drawings(cell.source, folder)
+            changed |= text != cell.source
+            cell.source = text
+    if changed and not check:
+        nbformat.write(notebook, path)
+    return changed
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")
+    options = parser.parse_args(arguments)
+    drawings = options.folder / "drawings"
+    chapters = sorted([*options.folder.glob("*.ipynb"), *options.folder.glob("deeper/*.ipynb")])
+    changed = [path.name for path in chapters if update(path, drawings, options.check)]
+    for name in changed:
+        print(f"{name}: its drawings {'are not up to date' if options.check else 'are new'}")
+    return int(options.check and bool(changed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,272 @@
+"""Checks of a chapter before it is committed, which name the file and the cell.
+
+Whether its headline lines show what its text says, `headlines.py` checks.
+
+As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
+"""
+
+import ast
+import contextlib
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import headlines
+import nbformat
+from nbformat.v4.rwbase import rejoin_lines
+
+MAX_LINES = 45  # of at most 80 characters, see notebooks/ruff.toml
+MAX_BYTES = 1_500_000
+WIDGET_TYPES = ("application/vnd.jupyter.widget-view+json", "application/vnd.jupyter.widget-state")
+
+FENCED = re.compile(r"^(```|~~~).*?^\1[^\n]*$", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
+_MARKDOWN_IMAGE = re.compile(r"!\[([^\]]*)\][(\[]")
+_HTML_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
+
+
+def machine_paths(notebook):
+    """Find paths of the machine that ran a notebook, in its sources, outputs and metadata.
+
+    Args:
+        notebook: a notebook node.
+
+    Returns:
+        A list of `(where, path)`, where `where` is `"cell 3"` or `"metadata"`.
+    """
+    texts = [("metadata", json.dumps(notebook.metadata))]
+    for number, cell in enumerate(notebook.cells, start=1):
+        where = f"cell {number}"
+        texts += [(where, cell.source), (where, json.dumps(cell.metadata))]
+        texts += [(where, text) for output in cell.get("outputs", []) for text in _texts(output)]
+    pattern = path_pattern()
+    return [(where, found[0]) for where, text in texts for found in pattern.finditer(text)]
+
+
+def check_form(notebook):
+    """It is a valid notebook with unique cell ids and the metadata that every machine shares."""
+    ids = [cell.get("id") for cell in notebook.cells]
+    for number, name in enumerate(ids, start=1):
+        if name is None or name in ids[: number - 1]:
+            yield f"cell {number}: its id {name!r} is missing or taken"
+    if len({*ids} - {None}) == len(ids):
+        try:
+            nbformat.validate(notebook)
+        except nbformat.ValidationError as error:
+            yield f"not a valid notebook: {str(error).splitlines()[0]}"
+    kernel = notebook.metadata.get("kernelspec", {}).get("name")
+    if kernel != "python3":
+        yield f"metadata: the kernel is {kernel!r}, not 'python3'"
+
+
+def check_executed(notebook):
+    """It ran from top to bottom in one go: execution counts are 1, 2, 3, ..."""
+    for expected, (number, cell) in enumerate(_code(notebook), start=1):
+        if cell.execution_count != expected:
+            yield f"cell {number}: execution count {cell.execution_count}, not {expected}"
+
+
+def check_errors(notebook):
+    """No cell shows an error, apart from cells that are tagged `raises-exception`."""
+    for number, cell in _code(notebook):
+        if "raises-exception" in cell.metadata.get("tags", []):
+            continue
+        for output in cell.outputs:
+            if output.output_type == "error":
+                yield f"cell {number}: {output.ename}: {output.evalue}"
+            elif any("Traceback" in text for text in _texts(output)):
+                yield f"cell {number}: the output shows a traceback"
+
+
+def check_widgets(notebook):
+    """It holds no widget state, and no other output that a page without a kernel cannot show."""
+    if "widgets" in notebook.metadata:
+        yield "metadata: widget state"
+    for number, cell in _code(notebook):
+        for output in cell.outputs:
+            if any(kind.startswith(WIDGET_TYPES) for kind in output.get("data", {})):
+                yield f"cell {number}: a widget as output"
+
+
+def check_paths(notebook):
+    """It names no path of the machine that ran it."""
+    for where, path in machine_paths(notebook):
+        yield f"{where}: path of the machine: {path}"
+
+
+def check_headings(notebook):
+    """One H1 opens the chapter, and no heading skips a level."""
+    headings = [
+        (number, len(found[1]))
+        for number, text in _prose(notebook)
+        for found in _HEADING.finditer(text)
+    ]
+    titles = [number for number, level in headings if level == 1]
+    if len(titles) != 1:
+        yield f"{len(titles)} headings of level 1 (cells {titles}), not one"
+    if headings and headings[0] != (1, 1):
+        yield f"cell {headings[0][0]}: the first heading is no H1 in cell 1"
+    for (_, before), (number, level) in zip(headings, headings[1:], strict=False):
+        if level > before + 1:
+            yield f"cell {number}: a heading of level {level} after one of level {before}"
+
+
+def check_prose(notebook):
+    """A sentence stands before every code cell, and after every figure.
+
+    In an exercise, given cells, the answer and its check need no sentence before them.
+    """
+    sentences = {number for number, text in _prose(notebook) if _sentences(text)}
+    for number, cell in _code(notebook):
+        if number - 1 not in sentences and not _of_exercise(cell):
+            yield f"cell {number}: no prose before it"
+        if count_figures([cell]) and number + 1 not in sentences:
+            yield f"cell {number}: no prose after its figure"
+
+
+def check_length(notebook):
+    """No code cell is long, imports and exercises aside, or empty."""
+    lines = {
+        number: _num_lines(cell.source.strip())
+        for number, cell in _code(notebook)
+        if not _of_exercise(cell)
+    }
+    for number, count in lines.items():
+        if count == 0:
+            yield f"cell {number}: empty"
+        if count > MAX_LINES:
+            yield f"cell {number}: {count} lines, more than {MAX_LINES}"
+
+
+def _num_lines(source):
+    """Count the lines of a cell, without its imports unless it has nothing else."""
+    imports = 0
+    with contextlib.suppress(SyntaxError):  # a magic
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                imports += 1 + node.end_lineno - node.lineno
+    return len(source.splitlines()) - imports or min(1, imports)
+
+
+def check_folded(notebook):
+    """No check of an exercise is open: a reader unfolds it to see what it compares."""
+    for number, cell in _code(notebook):
+        is_check = cell.metadata.get("nbgrader", {}).get("grade")
+        if is_check and not cell.metadata.get("jupyter", {}).get("source_hidden"):
+            yield f"cell {number}: a check that is not folded"
+
+
+def check_images(notebook):
+    """Every image in the text has a description."""
+    for number, text in _prose(notebook):
+        for found in _MARKDOWN_IMAGE.finditer(text):
+            if not found[1].strip():
+                yield f"cell {number}: an image without a description"
+        for found in _HTML_IMAGE.finditer(text):
+            if not re.search(r"\balt\s*=\s*[\"'][^\"']*\w", found[0]):
+                yield f"cell {number}: an image without a description: {found[0]}"
+
+
+def check_size(notebook):
+    """The file stays small enough to clone and to read on a web page."""
+    num_bytes = len(json.dumps(notebook, indent=1, ensure_ascii=False).encode())
+    if num_bytes > MAX_BYTES:
+        yield f"{num_bytes:,} bytes, more than {MAX_BYTES:,}"
+
+
+CHECKS = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        check_form,
+        check_executed,
+        check_errors,
+        check_widgets,
+        check_paths,
+        check_headings,
+        check_prose,
+        check_length,
+        check_folded,
+        check_images,
+        check_size,
+    )
+}
+
+
+def problems(path, checks=CHECKS):
+    """List what is wrong with a chapter.
+
+    Args:
+        path: the notebook's file.
+        checks: the names of the checks to make, from `CHECKS`.
+
+    Returns:
+        A list of lines `file: cell: what is wrong`, empty for a good chapter.
+    """
+    # Not nbformat.read: it repairs on the way what check_form looks for.
+    notebook = rejoin_lines(nbformat.from_dict(json.loads(Path(path).read_bytes())))
+    return [f"{Path(path).name}: {line}" for name in checks for line in CHECKS[name](notebook)]
+
+
+def count_figures(cells):
+    """Count the images among the outputs of some cells."""
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    return sum(any(kind.startswith("image/") for kind in out.get("data", {})) for out in outputs)
+
+
+def _of_exercise(cell):
+    """Tell whether a cell belongs to an exercise."""
+    return "nbgrader" in cell.metadata or "given" in cell.metadata.get("tags", [])
+
+
+def _code(notebook):
+    return [(i, cell) for i, cell in enumerate(notebook.cells, 1) if cell.cell_type == "code"]
+
+
+def _prose(notebook):
+    """Return `(cell number, text without fenced code)` for the markdown cells."""
+    return [
+        (i, FENCED.sub("", cell.source))
+        for i, cell in enumerate(notebook.cells, 1)
+        if cell.cell_type == "markdown"
+    ]
+
+
+def _sentences(text):
+    """Return the lines of a markdown text that are not headings and hold a word."""
+    return [line for line in text.splitlines() if re.search(r"\w", line) and line[0] != "#"]
+
+
+def _texts(output):
+    """Return what an output shows as text; images in base64 are left out."""
+    texts = [output.get("text", ""), *output.get("traceback", []), output.get("evalue", "")]
+    for kind, value in output.get("data", {}).items():
+        if kind == "image/svg+xml" or not kind.startswith("image/"):
+            texts.append(value if isinstance(value, str) else json.dumps(value))
+    return texts
+
+
+def path_pattern():
+    repository = Path(__file__).resolve().parents[2]
+    folders = {"/root", "/home", "/Users", "/tmp", tempfile.gettempdir(), str(Path.home())}
+    folders |= {str(repository), str(repository.parent)}
+    names = sorted(folders - {"/"}, key=len, reverse=True)
+    here = "|".join(re.escape(name) for name in names)
+    rest = r"[^\s\"'<>,;:)]*"
+    return re.compile(
+        rf"(?<![\w.~])(?:{here})(?:/{rest}|(?![\w-]))"
+        rf"|(?<![\w.~])/{rest}/(?:site|dist)-packages\b{rest}"
+        r"|\b[A-Z]:\\+Users\\+\w+"
+    )
+
+
+def main(paths):
+    """Print what is wrong with the notebooks at `paths`; return the exit status."""
+    found = [line for path in paths for line in problems(path) + headlines.problems(Path(path))]
+    print("\n".join(found) if found else f"hygiene: {len(paths)} notebooks, nothing wrong")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

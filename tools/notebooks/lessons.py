@@ -1,0 +1,197 @@
+"""How long a reader needs for each lesson and for each page that goes deeper.
+
+python tools/notebooks/lessons.py          a table of all
+python tools/notebooks/lessons.py 03 05    of some lessons and their pages
+python tools/notebooks/lessons.py --write  and put the minutes into the first cells of the lessons,
+                                           rounded up to five
+
+What counts:
+
+- **words** of prose, 170 a minute: all that has a letter or a digit between blanks, in headings,
+  tables and boxes, too. The title, folded answers, pictures, HTML tags and addresses do not count.
+  A formula counts as 3 words, one on lines of its own as 15: so many letters, numbers and signs
+  they had on average in the cores when this was written (2.6 and 16).
+- **lines** of code that are not blank, 9 a minute: imports and comments, too, and code in prose.
+- **predictions**, two minutes each: boxes that begin with "Predict" or "Before you read on".
+- **figures**: cells that show a picture. They have no time of their own, nor has what cells print.
+- **seconds** of running: those in README's table, for a lesson; no others are stored.
+
+A lesson is counted up to its exercises. Some still have a part "Going deeper", which is counted by
+itself, as a page is. Minutes are rounded up.
+"""
+
+import argparse
+import re
+import sys
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+from pathlib import Path
+
+import nbformat
+from contents import FOLDER, find_chapters, goes_deeper, pages_of, read_chapter
+from drawings import DEFINITION
+from hygiene import FENCED
+
+LIMITS = {"words": 2400, "lines": 160, "predictions": 4, "figures": 4, "minutes": 50}  # of a lesson
+COLUMNS = ("words", "lines", "predictions", "figures", "seconds", "minutes")
+WORDS, LINES, PREDICTION = 170, 9, 2  # words and lines a minute, minutes a prediction
+SYMBOL, FORMULA = 3, 15  # words that a formula counts as, within a line and on lines of its own
+SENTENCE = "The lesson takes {} minutes"
+WITH_DEEPER = "The core takes {} minutes to read and to run, *Going deeper* another {}"
+
+_END = re.compile(r"^## (?:Exercises|References)\s*$", re.MULTILINE)
+_FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
+_PREDICTION = re.compile(r"^> \*\*(?:Predict|Before you read on)\b", re.MULTILINE)
+_CODE_OR_FORMULA = re.compile(r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$", re.DOTALL)
+_UNREAD = re.compile(  # title, picture, target of a link, tag or address
+    r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|</?[a-z][^>\n]*>",
+    re.MULTILINE,
+)
+_WORD = re.compile(r"\S*[^\W_]\S*")
+
+
+@dataclass
+class Part:
+    """What a reader does in a lesson, in a part of it, or in a page."""
+
+    words: int = 0
+    lines: int = 0
+    predictions: int = 0
+    seconds: int = 0
+    figures: int = 0
+
+    @property
+    def minutes(self):
+        """How long it takes, rounded up."""
+        reading = Fraction(self.words, WORDS) + Fraction(self.lines, LINES)
+        return ceil(reading + PREDICTION * self.predictions + Fraction(self.seconds, 60))
+
+    def over(self):
+        """List what is over the limits of a lesson, as "lines 171 of 160"."""
+        counts = {name: getattr(self, name) for name in LIMITS}
+        return [f"{name} {n} of {LIMITS[name]}" for name, n in counts.items() if n > LIMITS[name]]
+
+
+def count(cells, seconds=0):
+    """Count what is read in some cells of a notebook, up to its exercises; return a `Part`."""
+    part = Part(seconds=seconds)
+    for cell in cells:
+        if cell.cell_type == "code":
+            part.lines += _num_lines(cell.source)
+            part.figures += any("image/png" in output.get("data", {}) for output in cell.outputs)
+            continue
+        text, *rest = _END.split(cell.source, maxsplit=1)
+        text = DEFINITION.sub("", _FOLDED.sub("", text))
+        part.lines += sum(_num_lines(found[0]) - 2 for found in FENCED.finditer(text))
+        text = FENCED.sub("", text)
+        part.predictions += len(_PREDICTION.findall(text))
+        text = _UNREAD.sub(" ", _CODE_OR_FORMULA.sub(_as_words, text))
+        part.words += len(_WORD.findall(text))
+        if rest:
+            break
+    return part
+
+
+def _num_lines(source):
+    return sum(bool(line.strip()) for line in source.splitlines())
+
+
+def _as_words(found):
+    """Return words in place of a formula, and code as it is."""
+    if found[0][0] == "`":
+        return found[0]
+    return " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
+
+
+def parts(path):
+    """Return a list: the `Part` of the lesson at `path`, and that of its "Going deeper", if any.
+
+    Raises:
+        ValueError: README's table has no run time of the lesson.
+    """
+    readme = (path.parents[1] / "README.md").read_text("utf-8")
+    seconds = re.search(rf"\]\(notebooks/{path.name}\) \|.*\| (\d+) s \|$", readme, re.MULTILINE)
+    if not seconds:
+        raise ValueError(f"README.md: the table of chapters has no run time of {path.name}")
+    core, notebook = read_chapter(path, core=True).cells, read_chapter(path)
+    found = [count(core, int(seconds[1]))]
+    return found + ([count(notebook.cells[len(core) :])] if goes_deeper(notebook) else [])
+
+
+def told(path):
+    """Return the minutes that a lesson's first cell tells, of each of its `parts`.
+
+    Raises:
+        ValueError: it does not tell them once, in the words of `SENTENCE` or `WITH_DEEPER`.
+    """
+    notebook = read_chapter(path)
+    sentence = WITH_DEEPER if goes_deeper(notebook) else SENTENCE
+    found = _pattern(sentence).findall(notebook.cells[0].source)
+    if len(found) != 1:
+        raise ValueError(f"{path.name}: its first cell must say once: {sentence.format(50, 30)}")
+    return [int(minutes) for minutes in re.findall(r"\d+", found[0])]
+
+
+def _pattern(sentence):
+    return re.compile(re.escape(sentence).replace(r"\{\}", r"\d+"))
+
+
+def to_tell(path):
+    """Return the minutes that a lesson's first cell should tell: those of `parts`, up to fives."""
+    return [5 * ceil(part.minutes / 5) for part in parts(path)]
+
+
+def write(path):
+    """Put the minutes of a lesson into its first cell; return whether they are new."""
+    minutes = to_tell(path)
+    if told(path) == minutes:
+        return False
+    notebook = read_chapter(path)
+    first = notebook.cells[0]
+    sentence = SENTENCE if len(minutes) == 1 else WITH_DEEPER
+    first.source = _pattern(sentence).sub(sentence.format(*minutes), first.source)
+    nbformat.write(notebook, path)
+    return True
+
+
+def table(paths):
+    """Return the table of some lessons, their pages below them."""
+    width = max(len(other.stem) + 2 for path in paths for other in (path, *pages_of(path)))
+    lines = [f"{'lesson':<{width}}  {'  '.join(COLUMNS)}"]
+
+    def add(name, part, remark=""):
+        numbers = "  ".join(f"{getattr(part, column):>{len(column)}}" for column in COLUMNS)
+        lines.append(f"{name:<{width}}  {numbers}{remark}")
+
+    for path in paths:
+        lesson, *deeper = parts(path)
+        over = lesson.over()
+        add(path.stem, lesson, f"  over: {', '.join(over)}" if over else "")
+        for part in deeper:
+            add("  Going deeper", part)
+        for page in pages_of(path):
+            add(f"  {page.stem}", count(read_chapter(page).cells))
+    return "\n".join(lines)
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
+    parser.add_argument("--write", action="store_true", help="put the minutes into the lessons")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="where the lessons are")
+    options = parser.parse_args(arguments)
+    try:
+        paths = find_chapters(options.folder, options.chapters)
+        print(table(paths))
+        for path in paths if options.write else ():
+            if write(path):
+                print(f"{path.name}: its first cell has new minutes")
+    except ValueError as error:
+        parser.error(str(error))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

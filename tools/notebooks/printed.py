@@ -1,0 +1,125 @@
+"""Whether the numbers in a chapter's text are those that its cells printed.
+
+python tools/notebooks/printed.py              list what a text says and no cell prints (any more)
+python tools/notebooks/printed.py --write 03   and mark what the texts of chapter 03 and of its
+                                               pages have new from their outputs
+
+A number of two digits or more that stands in the text and in an output above it, within the
+section, is marked: it stands in the list `printed` of the text cell's metadata, which no reader
+sees. `make check` looks for marked numbers in the outputs. So it fails when a chapter was executed
+again and its text still tells the numbers of the run before.
+
+A text may round: 13 stands for a printed 12.6, and 74 % for 0.742. What stands in code, formulas,
+links and addresses is no number of the text, nor is a chapter's. A section without outputs, as the
+takeaways, tells those of the chapter so far.
+"""
+
+import argparse
+import re
+import sys
+from decimal import Decimal
+
+import nbformat
+from contents import FOLDER, find_chapters, read_chapter
+from drawings import DEFINITION
+from hygiene import FENCED
+
+_DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
+_NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w)")
+_PERCENT = re.compile(f"({_DIGITS}) ?%")
+_NOT_TEXT = re.compile(  # code, formulas, links, tags, numbers of chapters
+    r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"
+    r"|\b[Cc]hapters? \d\d(?:(?:, \d\d)*,? (?:and|to) \d\d)?",
+    re.DOTALL,
+)
+_SECTION = re.compile(r"^## ", re.MULTILINE)
+
+
+def contradictions(notebook):
+    """List marked numbers that no output above has, as "cell 9: 1.28 is not printed above".
+
+    Args:
+        notebook: a notebook node.
+    """
+    return [
+        f"cell {place}: {number} is not printed above"
+        for place, cell, outputs in _texts(notebook)
+        for number in cell.metadata.get("printed", [])
+        if number in _numbers(cell.source) and not _has(outputs, number)
+    ]
+
+
+def mark(notebook):
+    """Mark in each text the numbers that it has from outputs, and forget those it has no longer.
+
+    A marked number that is not printed any more stays marked.
+
+    Args:
+        notebook: a notebook node, which changes.
+    """
+    for _, cell, outputs in _texts(notebook):
+        marked = cell.metadata.pop("printed", [])
+        numbers = [n for n in _numbers(cell.source) if n in marked or _has(outputs, n)]
+        if numbers:
+            cell.metadata["printed"] = numbers
+
+
+def _texts(notebook):
+    """Yield the place of each text cell, the cell, and the numbers printed above it."""
+    section, chapter = [], []
+    for place, cell in enumerate(notebook.cells, start=1):
+        if cell.cell_type == "markdown":
+            if _SECTION.search(cell.source):
+                section = []
+            yield place, cell, section or chapter
+            continue
+        printed = [_value(found) for text in _outputs(cell) for found in _NUMBER.findall(text)]
+        section, chapter = section + printed, chapter + printed
+
+
+def _outputs(cell):
+    for output in cell.get("outputs", []):
+        yield output.get("text") or output.get("data", {}).get("text/plain", "")
+
+
+def _numbers(source):
+    """List the numbers of a text, each once: `"1,024"`, `"0.86"`, `"74 %"`."""
+    text = FENCED.sub(" ", DEFINITION.sub("", source))
+    text = _NOT_TEXT.sub(" ", text)
+    numbers = [f"{found} %" for found in _PERCENT.findall(text)]
+    numbers += _NUMBER.findall(_PERCENT.sub(" ", text))
+    return list(dict.fromkeys(number for number in numbers if sum(map(str.isdigit, number)) > 1))
+
+
+def _value(number):
+    return Decimal(number.replace(",", "").rstrip(" %"))
+
+
+def _has(outputs, number):
+    """Return whether a number of a text is an output, rounded; one in percent may be a share."""
+    value = _value(number)
+    half = Decimal(5).scaleb(value.as_tuple().exponent - 1)
+    candidates = outputs + [100 * output for output in outputs] * number.endswith("%")
+    return any(abs(value - candidate) <= half for candidate in candidates)
+
+
+def main(arguments=None):
+    """Do what the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
+    parser.add_argument("--write", action="store_true", help="mark what is new")
+    options = parser.parse_args(arguments)
+    status = 0
+    for path in find_chapters(FOLDER, options.chapters, pages=True):
+        notebook = read_chapter(path)
+        if options.write:
+            mark(notebook)
+            nbformat.write(notebook, path)
+        for line in contradictions(notebook):
+            print(f"{path.name}: {line}")
+            status = 1
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
