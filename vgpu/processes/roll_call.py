@@ -18,7 +18,7 @@ import torch
 
 import vgpu as virtual
 from vgpu.distributed import agreement
-from vgpu.distributed.agreement import CollectiveTimeout, in_words, is_gloo_timeout
+from vgpu.distributed.agreement import CollectiveTimeout, is_gloo_timeout, ranks_text
 from vgpu.distributed.timekeeper import Member
 from vgpu.private.process_groups import num_collectives
 
@@ -112,7 +112,7 @@ class RollCall:
             missing = [rank for rank, answer in replies.answers.items() if not answer[2]]
         verdict = "the ranks wait for different things"
         if missing:
-            verdict = f"{in_words(sorted(missing))} had not arrived"
+            verdict = f"{ranks_text(sorted(missing))} had not arrived"
         first = f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"
         longer = f"{4 * timeout:g}"
         last = (
@@ -192,7 +192,7 @@ def where(store, world_size, given_up):
     if given_up():
         return ""
     missing = replies.missing()
-    verdict = f"{in_words(missing)} had not arrived" if missing else "no rank was missing"
+    verdict = f"{ranks_text(missing)} had not arrived" if missing else "no rank was missing"
     return "\n".join([verdict, *replies.lines()])
 
 
