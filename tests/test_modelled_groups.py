@@ -1286,7 +1286,7 @@ def test_a_member_does_not_wait_without_an_end_for_a_keeper_that_stands_still(mo
                 member = Member(store, 0, 1, limit, lambda *what: None)
                 assert [member.ask(5.0), member.ask(6.0)] == [[("lost",)]] * 2
             else:
-                with pytest.raises(TimeoutError, match="no answer from the timekeeper within 0.2 s"):
+                with pytest.raises(TimeoutError, match="no answer .* within 0.2 s"):
                     Member(store, 0, 1, limit, lambda *what: None)
         stay[0].close()
 
