@@ -135,7 +135,7 @@ def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert "No such file" in capfd.readouterr().err
     assert run_command([str(tmp_path)], 1) == 126
     assert run_command(["true"], 1, trace=str(tmp_path / "none" / "trace.json")) == 126
-    assert "no folder for the trace" in capfd.readouterr().err
+    assert "folder of the trace" in capfd.readouterr().err
 
 
 def test_children_from_before_the_command_live_on():

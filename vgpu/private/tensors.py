@@ -120,23 +120,23 @@ def rebuild_parameter_arguments(tensor):
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
 
 
-def patch_make_wrapper(own_device, say_cuda):
-    """Give classes that wrap tensors of virtual GPUs these devices in torch's C++ code, too.
+def patch_make_wrapper(own_device, report_as_cuda):
+    """Make wrapper tensors of virtual GPUs have these devices in torch's C++ code.
 
     Args:
-        own_device: function of a device that returns it as torch's C++ code knows it.
-        say_cuda: function that makes the tensors of a class say "cuda" for such a device.
+        own_device: function that returns a device as torch's C++ code knows it.
+        report_as_cuda: function that makes a class report such devices as "cuda".
     """
-    say_it = set()
+    patched = set()
 
     @functools.wraps(make_wrapper)
     def _make_wrapper_subclass(cls, *args, **kwargs):
-        before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor gives it by its place
+        before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor passes it by position
         device = device[0] if device else kwargs.pop("device", None)
         own = device if device is None else own_device(device)
-        if own is not device and cls not in say_it:
-            say_it.add(cls)
-            say_cuda(cls)
+        if own is not device and cls not in patched:
+            patched.add(cls)
+            report_as_cuda(cls)
         if len(args) > 6:
             return make_wrapper(cls, *before, own, *after, **kwargs)
         return make_wrapper(cls, *args, device=own, **kwargs)
@@ -144,13 +144,13 @@ def patch_make_wrapper(own_device, say_cuda):
     torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 
 
-def patch_fake_tensors(own_device, say_cuda):
-    """Give fake tensors of virtual GPUs these devices in torch's C++ code, as others have.
+def patch_fake_tensors(own_device, report_as_cuda):
+    """Make fake tensors of virtual GPUs have these devices in torch's C++ code.
 
     Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
 
     Args:
-        own_device, say_cuda: as in `patch_make_wrapper`.
+        own_device, report_as_cuda: as in `patch_make_wrapper`.
     """
     asks_device = torch.ops.prim.device.default
 
@@ -163,7 +163,7 @@ def patch_fake_tensors(own_device, say_cuda):
             result = dispatch(cls, func, *args, **kwargs)
             return own_device(result) if func is asks_device else result
 
-        say_cuda(fake)
+        report_as_cuda(fake)
         fake.__torch_dispatch__ = classmethod(__torch_dispatch__)
         answers[asks_device] = lambda args: own_device(answer(args))
 
