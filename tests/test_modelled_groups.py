@@ -1235,7 +1235,7 @@ def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(RuntimeError, match="MASTER_ADDR=127.0.0.1 .* others of 4 ranks"):
+    with pytest.raises(RuntimeError, match="MASTER_ADDR=127.0.0.1 .* of the 4 ranks"):
         timekeeper._own_address()
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")

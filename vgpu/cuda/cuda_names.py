@@ -18,10 +18,10 @@ from vgpu.cuda import as_cuda, nccl, only_cuda
 from vgpu.cuda.nvtx import replace_nvtx
 from vgpu.cuda.only_cuda import refusing
 from vgpu.private.cuda import (
+    remove_privateuse1_tests,
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
-    test_on_cuda_once,
 )
 from vgpu.private.kineto import patch_profiler
 from vgpu.private.patching import replace
@@ -110,7 +110,7 @@ def _replace_names():
         version=lambda: None,
     )
     skip_initialization()
-    test_on_cuda_once()
+    remove_privateuse1_tests()
 
 
 def _stats_as_nested_dict(device=None):

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from vgpu.distributed.work import wait_for_writer
 from vgpu.operators.plans import tables
-from vgpu.private.process_groups import resolve_process_group, waits_when_used
+from vgpu.private.process_groups import resolve_process_group, wait_on_first_use
 
 
 def _issues(name):
@@ -180,4 +180,4 @@ def wait_tensors(tensors):
 @_issues("_c10d_functional::_wrap_tensor_autograd")
 def wrap_tensor(tensor):
     """Return a tensor that calls `wait_tensor` on first use."""
-    return waits_when_used(tensor)
+    return wait_on_first_use(tensor)

@@ -363,8 +363,8 @@ def _own_address():
         address = probe.getsockname()[0]
     if address.startswith("127.") and "LOCAL_WORLD_SIZE" in os.environ:
         raise RuntimeError(
-            f"MASTER_ADDR={master} resolves to {address} here, unreachable for ranks on other "
-            f"machines ({size} ranks): it must be an address of this machine's network"
+            f"MASTER_ADDR={master} resolves to {address} here, which the other machines of the "
+            f"{size} ranks cannot reach: it must be an address of this machine's network"
         )
     return address
 
