@@ -454,7 +454,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         current = threads.thread.current
         self._number += 1
         before = (*device.current_stream().tail(), *current.after(lane.stream, op))
-        if op.peer is None:  # the order must be the same on all ranks, whichever devices they use
+        if op.peer is None:  # the same order on all ranks, for any devices
             last, self._last_stream = self._last_stream, lane.stream
             if last is not None and last is not lane.stream:
                 before += tuple(last.tail())
