@@ -1,20 +1,20 @@
-"""Virtual GPUs: PyTorch devices on CPU cores, asynchronous and concurrent, as CUDA's are.
+"""Virtual GPUs: PyTorch devices on CPU cores, asynchronous and concurrent like CUDA's.
 
-A room for each subject; the first module of a room says what the others are:
+A folder for each subject; its `__init__.py` describes the modules:
 
-    runtime      when work runs: devices, streams, engines, the scheduler
-    tensors      what work is done on: tensors, values, memory
+    runtime      devices, streams, engines, the scheduler
+    tensors      tensors, values, memory
     operators    from a call of an operator to an op
-    modelled     GPUs that are modelled: a simulated clock, kernels, links, hosts
+    modelled     modelled GPUs: a simulated clock, kernels, links, hosts
     distributed  process groups: the backend "vccl"
     processes    `launch`, and one rank of a job
-    recording    what devices did, and how torch's tools show it
-    cuda         programs that say "cuda": `vgpu run`, `vgpu doctor`
-    private      all that the engine takes from torch's private interface
+    recording    spans of devices, and torch's tools that show them
+    cuda         CUDA programs: `vgpu run`, `vgpu doctor`
+    private      all uses of torch's private interface
 
-Beside them torch_module (the module `torch.vgpu`), process_limits (the cores and the memory that
-this process may use), other_programs (what others take of them) and dispatch (the part of torch's
-private interface that others may use).
+Also: torch_module (the module `torch.vgpu`), process_limits (cores and memory of this process),
+other_programs (the share of the cores that other programs take) and dispatch (the part of torch's
+private interface for use outside of vgpu).
 """
 
 import importlib
@@ -22,42 +22,42 @@ import os
 
 _PUBLIC = {
     # devices
-    "virtual_gpus": "runtime.device_setup",  # make n virtual GPUs, or modelled ones
-    "requested_gpus": "runtime.device_setup",  # what VGPU_DEVICES asks for
+    "virtual_gpus": "runtime.device_setup",  # create n virtual or modelled GPUs
+    "requested_gpus": "runtime.device_setup",  # the devices of VGPU_DEVICES
     "devices_in_use": "runtime.registry",  # the virtual GPUs of this process
-    "describe_device": "runtime.identity",  # what a device is, in words
+    "describe_device": "runtime.identity",  # description of a device
     "synchronize": "runtime.registry",  # wait for the work of devices, by default of all
     "place": "runtime.registry",  # put a modelled GPU into another machine
     "set_thread_count": "runtime.engines",  # threads of the kernels that this thread runs
-    "cores_of_this_process": "process_limits",  # how many cores this process may use
-    "memory_of_this_process": "process_limits",  # how many bytes it may use
+    "cores_of_this_process": "process_limits",  # number of cores this process may use
+    "memory_of_this_process": "process_limits",  # bytes this process may use
     # time
-    "clock": "runtime.clocks",  # the seconds of the clock in force
-    "clock_in_force": "runtime.clocks",  # which clock that is
-    "hardware_name": "runtime.clocks",  # the hardware that is modelled, "" if none is
-    "host_takes": "runtime.clocks",  # let a modelled host take some seconds
+    "clock": "runtime.clocks",  # the seconds of the current clock
+    "clock_in_force": "runtime.clocks",  # name of the current clock
+    "hardware_name": "runtime.clocks",  # the modelled hardware, "" if none
+    "host_takes": "runtime.clocks",  # advance the clock of a modelled host
     "held_back": "runtime.interrupts",  # a block that Ctrl-C does not interrupt
-    # what is modelled
-    "Link": "modelled.links",  # how fast bytes travel
-    "PRESETS": "modelled.links",  # links that are sold, or were measured
-    "GPUS": "modelled.datasheets",  # GPUs as their data sheets describe them
-    "Host": "modelled.host",  # what the host takes to run a program
+    # models
+    "Link": "modelled.links",  # bandwidth and latency
+    "PRESETS": "modelled.links",  # links of products, or measured
+    "GPUS": "modelled.datasheets",  # GPUs by their data sheets
+    "Host": "modelled.host",  # time that the host takes for a program
     "EAGER": "modelled.host",  # the host of eager training code
-    "Machine": "modelled.hardware",  # GPUs, and what joins them
-    "MACHINES": "modelled.hardware",  # machines that are sold
-    "Scaled": "modelled.hardware",  # a GPU whose kernels take longer, or less long
+    "Machine": "modelled.hardware",  # GPUs and the links between them
+    "MACHINES": "modelled.hardware",  # machines on the market
+    "Scaled": "modelled.hardware",  # a GPU with slower or faster kernels
     "as_machine": "modelled.hardware",  # a machine, from its name or its GPU's
     "calibrate": "modelled.calibration",  # measure the kernels of a program
     "fit": "modelled.fitting",  # a host and a GPU that fit measurements
     # processes
     "launch": "processes.launcher",  # call a function in several processes
-    "equal_ranks": "distributed.equal_ranks",  # one modelled GPU stands for many
-    "CollectiveBytes": "distributed.collective_bytes",  # what collectives send
-    "figures_of_ranks": "runtime.device_setup",  # how the ranks of a launch make their GPUs
+    "equal_ranks": "distributed.equal_ranks",  # one modelled GPU in place of many
+    "CollectiveBytes": "distributed.collective_bytes",  # counts bytes handed to collectives
+    "figures_of_ranks": "runtime.device_setup",  # arguments of `virtual_gpus` for a rank
     # recordings
-    "Span": "recording.spans",  # one op: what ran, where and when
+    "Span": "recording.spans",  # one op: name, device, start, end
     "start_recording": "runtime.scheduler",  # record the spans of all devices
-    "stop_recording": "runtime.scheduler",  # stop, and return them
+    "stop_recording": "runtime.scheduler",  # stop, and return the spans
 }
 
 __all__ = list(_PUBLIC)
@@ -82,5 +82,5 @@ def __dir__():
     return sorted({*__all__, *_ROOMS})
 
 
-if os.environ.get("VGPU_CUDA"):  # under `vgpu run`, where `import torch` loads a part of vgpu
+if os.environ.get("VGPU_CUDA"):  # under `vgpu run`, where `import torch` loads parts of vgpu
     importlib.import_module("torch")

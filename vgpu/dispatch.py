@@ -1,7 +1,7 @@
-"""What of torch's private interface those may use who are not of the engine: `d2lpar`, and tests.
+"""The part of torch's private interface for use outside of vgpu, by d2lpar and tests.
 
-TorchDispatchMode        sees each call of an operator
-schema_of, tree_leaves   the schema of an operator; the tensors in nested arguments
+TorchDispatchMode        intercepts each call of an operator
+schema_of, tree_leaves   the schema of an operator; the leaves of nested arguments
 compile_in_this_process, generated_code    for torch.compile
 """
 

@@ -1,10 +1,9 @@
-"""What other programs take of the CPU cores that this process may use.
+"""The share of this process's CPU cores that other programs take.
 
-They make measured times longer. Linux counts the time of each core and of each process: that of the
-cores, less that of this process and its descendants, is what others took. Nothing is said where the
-counters do not tell: on other systems; in a container that may use less time than its cores have;
-in a rank, which would count its fellow ranks among the others; and of less than 0.2 s, because the
-counters go on in ticks of 10 ms.
+They make measured times longer. Linux counts the time of each core and of each process; the time of
+the cores minus that of this process and its descendants is that of others. There is no result on
+other systems; in a container with a CPU quota below its cores; in a rank, which would count the
+other ranks; and for less than 0.2 s, because the counters advance in ticks of 10 ms.
 """
 
 import contextlib
@@ -16,33 +15,33 @@ from typing import NamedTuple
 
 from vgpu import cores_of_this_process
 
-NOTICED = 1 - 1 / 1.15  # a program that could use all cores takes 15 % longer without this share
+NOTICED = 1 - 1 / 1.15  # without this share, a program on all cores takes 15 % longer
 LEAST = 0.2  # seconds
 TICK = 0.01
 PROC = "/proc"
 
 
 class Look(NamedTuple):
-    """What had been counted at a moment, in seconds of one core."""
+    """A reading of the counters, in seconds of one core."""
 
     time: float  # of the wall clock
-    cores: frozenset  # that this process may use
-    others: float  # less a constant
+    cores: frozenset  # usable by this process
+    others: float  # up to a constant
     stolen: float  # by the hypervisor, for other machines
 
 
 class Taken:
-    """Which shares of the cores others took, over the stretches of time that were added."""
+    """The shares of the cores that others took, over the added periods of time."""
 
     def __init__(self):
         self.clear()
 
     def clear(self):
-        """Forget what was added."""
+        """Remove all periods."""
         self.seconds = self.others = self.stolen = 0.0
 
     def add(self, before):
-        """Add the time since `before`, a result of `look`, and return the look that ends it."""
+        """Add the period since `before`, a result of `look`; return the `Look` at its end."""
         after = before and look()
         if after and after.cores == before.cores:
             self.seconds += after.time - before.time
@@ -51,22 +50,22 @@ class Taken:
         return after
 
     def shares(self):
-        """Return the shares of other programs and of the hypervisor; 0 where it cannot tell."""
+        """Return the shares of other programs and of the hypervisor; 0 if unknown."""
         if self.seconds < LEAST:
             return 0.0, 0.0
         return tuple(min(max(0.0, x / self.seconds), 1.0) for x in (self.others, self.stolen))
 
     def sentences(self, limit=NOTICED):
-        """Return one for each share above `limit`: "other programs took 60 % of the cores"."""
+        """Return a sentence for each share above `limit`: "other programs took 60 % of ..."."""
         shares = zip(("other programs", "the hypervisor"), self.shares(), strict=True)
         return [f"{who} took {100 * x:.0f} % of the cores" for who, x in shares if x > limit]
 
 
-while_timed = Taken()  # what `compare` will tell of the timers and timelines before it
+while_timed = Taken()  # during timers and timelines since the last `compare`, which reports it
 
 
 def taken_now(seconds=LEAST):
-    """Look for some seconds and return what others take, as `Taken`."""
+    """Measure for some seconds; return a `Taken`."""
     taken, before = Taken(), look()
     if before:
         time.sleep(seconds)
@@ -78,9 +77,9 @@ _last = None
 
 
 def look():
-    """Return a `Look` at the counters, or None where they do not tell.
+    """Return a reading of the counters, or None where they cannot be used.
 
-    It takes a fraction of a millisecond, so one that is not older than a tick is returned again.
+    It takes a fraction of a millisecond; within a tick, the last one is returned again.
     """
     global _last
     if sys.platform != "linux" or "RANK" in os.environ:
@@ -96,15 +95,15 @@ def look():
 
 @functools.cache
 def _can_tell(num_cores):
-    """Tell whether Linux lists the children of threads, and no quota is below the cores' time."""
+    """Return whether Linux lists the children of threads, and no CPU quota applies."""
     listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")
     return listed and cores_of_this_process() == num_cores
 
 
 def _ticks_of_cores(cores):
-    """Return how long programs ran on some cores, and how long the hypervisor kept these."""
+    """Return the ticks that programs ran on some cores, and those that the hypervisor took."""
     busy = stolen = 0
-    for line in _read(f"{PROC}/stat").splitlines()[1:]:  # the first has the sums of all cores
+    for line in _read(f"{PROC}/stat").splitlines()[1:]:  # the first has sums of all cores
         name, *ticks = line.split()
         if not name.startswith(b"cpu"):
             break
@@ -115,10 +114,10 @@ def _ticks_of_cores(cores):
 
 
 def _ticks_of_process(pid):
-    """Return how long a process, the children it has waited for and its descendants have run."""
+    """Return the ticks of a process, its reaped children and its descendants."""
     ticks = sum(map(int, _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()[11:15]))
     folder = f"{PROC}/{pid}/task"
-    with contextlib.suppress(OSError):  # it has ended
+    with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(folder):
             for child in _read(f"{folder}/{task}/children").split():
                 ticks += _ticks_of_process(int(child))

@@ -1,7 +1,6 @@
-"""The CPU cores and the memory that this process may use: fewer than the machine's in a container.
+"""CPU cores and memory of this process, which may be less than the machine's.
 
-On Linux the affinity of the process and its control groups limit them. Elsewhere it may use the
-whole machine.
+On Linux, CPU affinity and control groups limit them, as in a container.
 """
 
 import ctypes
@@ -10,21 +9,20 @@ import sys
 from pathlib import Path, PurePosixPath
 
 CGROUPS = Path("/sys/fs/cgroup")  # where control groups are mounted, of either version
-MEMBERSHIP = Path("/proc/self/cgroup")  # lists the control groups of this process
+MEMBERSHIP = Path("/proc/self/cgroup")  # the control groups of this process
 
 
 def cores_of_this_process():
     """Return the number of CPU cores that this process may use, at least one.
 
-    Where a control group limits the time on them, it is the number of whole cores that the process
-    can keep busy.
+    With a CPU quota, it is the number of whole cores that the quota covers.
     """
     if hasattr(os, "sched_getaffinity"):
         cores = [len(os.sched_getaffinity(0))]
     else:
         cores = [os.cpu_count() or 1]
     for folder in _groups("cpu"):
-        quota = _words(folder / "cpu.max")  # microseconds of each period, and the period
+        quota = _words(folder / "cpu.max")  # microseconds per period, and the period
         quota = quota or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
         match quota:
             case [limit, period] if limit.isdecimal():  # otherwise "max", or -1 in version 1
@@ -61,10 +59,10 @@ class _MemoryStatus(ctypes.Structure):
 
 
 def _groups(controller):
-    """Return the folders of the control groups that `controller` may limit this process by.
+    """Return the folders of this process's control groups for `controller`, and their parents.
 
-    They are its own and those around it, in version 1 (`4:memory:/a/b`) and 2 (`0::/a/b`). In a
-    container the path can be that on the machine, of which only the outermost folder is visible.
+    Versions 1 (`4:memory:/a/b`) and 2 (`0::/a/b`). In a container the path may be the machine's, of
+    which only the outermost folder is visible.
     """
     found = []
     for line in _lines(MEMBERSHIP):

@@ -1,7 +1,7 @@
 """`torch.vgpu`: the part of `torch.cuda` that multi-device code uses, for virtual GPUs.
 
-A device is given as a `torch.device`, its name or its index; None stands for the calling thread's
-current device. A device that does not exist raises RuntimeError.
+Devices are given as `torch.device`, name or index; None is the calling thread's current device. An
+unknown device raises RuntimeError.
 """
 
 from collections import OrderedDict
@@ -17,22 +17,21 @@ from vgpu.runtime.identity import product_of, properties_of
 from vgpu.runtime.scheduler import Op, wait_all
 from vgpu.tensors.memory import MIB
 
-_initialized = True  # torch.utils.checkpoint reads it before it keeps random number states
+_initialized = True  # torch.utils.checkpoint reads it before it saves random number states
 
 
 class Stream(BaseStream):
     """A queue of work on one virtual GPU; work of different streams may overlap.
 
-    Within `with stream:` the calling thread's work goes to the stream, and its device is the
-    current one.
+    `with stream:` makes the stream and its device current for the calling thread.
 
     Args:
-        device: where to make the stream; the current device by default.
+        device: the device of the stream; the current device by default.
         priority: ignored; all streams have the same.
 
     Attributes:
         device: the `torch.device` of the stream.
-        stream_id: its number on the device; the default stream has number 0.
+        stream_id: its number on the device; 0 for the default stream.
     """
 
     def __new__(cls, device=None, priority=0, *, _stream=None):
@@ -56,7 +55,7 @@ class Stream(BaseStream):
         """Wait for all work issued so far.
 
         Raises:
-            torch.AcceleratorError: an op has failed, on this stream or on another of the device.
+            torch.AcceleratorError: an op has failed on this or another stream of the device.
         """
         wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
@@ -108,18 +107,18 @@ def _make_current(index, stream):
 class Event(BaseEvent):
     """A point in a stream that the host and other streams can wait for.
 
-    An event that was not recorded counts as reached, and nothing waits for it.
+    An event without a record counts as reached.
 
     Args:
-        enable_timing: whether `elapsed_time` can be asked for.
+        enable_timing: whether `elapsed_time` is supported.
         blocking, interprocess: ignored.
     """
 
     def __new__(cls, enable_timing=False, blocking=False, interprocess=False):
         self = super().__new__(cls, torch.device("vgpu"), enable_timing=enable_timing)
         self._timing = enable_timing
-        self._clock = None  # the clock in force when it was recorded
-        self._point = None  # where it was recorded: the device, the ops before it, the time
+        self._clock = None  # the clock in force at the record
+        self._point = None  # the record: device, ops before it, time
         return self
 
     def record(self, stream=None):
@@ -143,7 +142,7 @@ class Event(BaseEvent):
         return self._point is None or not any(map(scheduler.under_way, self._point[1]))
 
     def synchronize(self):
-        """Block the host until the work before this event is done.
+        """Block the host until the work before this event has finished.
 
         Raises:
             torch.AcceleratorError: an op has failed on the device of the event.
@@ -157,9 +156,9 @@ class Event(BaseEvent):
         """Return the milliseconds from this event to `end`, another event.
 
         Raises:
-            ValueError: one of the two was made without `enable_timing`, or was not recorded.
-            RuntimeError: one of the two has not happened yet, or `virtual_gpus` has changed the
-                clock between them.
+            ValueError: an event was created without `enable_timing`, or not recorded.
+            RuntimeError: an event has not been reached yet, or `virtual_gpus` has changed the clock
+                between them.
         """
         seconds = end._time() - self._time()
         if self._clock is not end._clock:
@@ -173,7 +172,7 @@ class Event(BaseEvent):
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         scheduler.clock.catch_up()
         if not self._is_reached():
-            raise RuntimeError("an event has not happened yet: synchronize before elapsed_time")
+            raise RuntimeError("an event has not been reached yet: synchronize before elapsed_time")
         _, ops, recorded = self._point
         return max([recorded, *(op.end for op in ops)])
 
@@ -182,7 +181,7 @@ class Event(BaseEvent):
 
 
 class device:  # noqa: N801
-    """Make a device the calling thread's current one in a `with` block; None and -1 do nothing."""
+    """Make a device the calling thread's current one within a block; None and -1 do nothing."""
 
     def __init__(self, device):
         self._index = None
@@ -202,7 +201,7 @@ class device:  # noqa: N801
 
 
 class StreamContext:
-    """Issue the calling thread's work to `stream` within a `with` block; None changes nothing."""
+    """Make a stream the calling thread's current one within a block; None does nothing."""
 
     def __init__(self, stream):
         self._stream = stream
@@ -224,21 +223,21 @@ def is_available():
 
 
 def is_initialized():
-    """Return whether this process has chosen a virtual GPU, or given one work.
+    """Return whether this process has chosen a virtual GPU, or issued work.
 
-    As on CUDA, where neither is the case `init_device_mesh` chooses the GPU of the local rank.
+    If not, `init_device_mesh` chooses the GPU of the local rank, as on CUDA.
     """
     return registry.chosen or has_worked()
 
 
 def has_worked():
-    """Return whether a virtual GPU was given work in this process."""
+    """Return whether this process has issued work to a virtual GPU."""
     workers = [engine for device in registry.devices for engine in device.own_engines]
     return any(worker.started for worker in (*workers, simulator))
 
 
 def is_bf16_supported(including_emulation=True):
-    """Return True, or whether bfloat16 is more than emulated: from compute capability 8 on."""
+    """Return True; without emulation, whether the compute capability is at least 8."""
     return including_emulation or get_device_capability()[0] >= 8
 
 
@@ -268,22 +267,22 @@ def synchronize(device=None):
 
 
 def current_stream(device=None):
-    """Return the stream that the calling thread's work on `device` goes to."""
+    """Return the calling thread's current stream of `device`."""
     return Stream(_stream=registry.find(device).current_stream())
 
 
 def default_stream(device=None):
-    """Return the stream of `device` that is current unless another was chosen."""
+    """Return the stream of `device` that is current initially."""
     return Stream(_stream=registry.find(device).default_stream)
 
 
 def set_stream(stream):
-    """Issue the calling thread's work to `stream` and make its device the current one."""
+    """Make `stream` and its device current for the calling thread."""
     _make_current(stream._stream.device.index, stream._stream)
 
 
 def memory_allocated(device=None):
-    """Return the bytes of the storages of all tensors on `device`."""
+    """Return the bytes of all storages on `device`."""
     return _memory(device).allocated
 
 
@@ -295,9 +294,9 @@ def max_memory_allocated(device=None):
 def memory_reserved(device=None):
     """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
 
-    After `Tensor.record_stream` a stream uses the memory of a freed tensor until it has done the
-    work that was issued to it before. On a modelled GPU these are the bytes of the segments that
-    CUDA's caching allocator would keep for the program, see `caching.py`.
+    After `Tensor.record_stream` a stream uses a freed tensor's memory until the work issued to it
+    before has finished. On a modelled GPU these are the bytes of segments that CUDA's caching
+    allocator would reserve, see `caching.py`.
     """
     return _memory(device).reserved
 
@@ -308,17 +307,17 @@ def max_memory_reserved(device=None):
 
 
 def reset_peak_memory_stats(device=None):
-    """Restart the peak memory of `device` from what is in use now."""
+    """Reset the peak memory of `device` to the memory in use now."""
     registry.find(device).memory.reset_peak()
 
 
 def memory_stats(device=None):
-    """Return figures of the memory of `device` under the names of `torch.cuda.memory_stats`.
+    """Return memory statistics of `device` under the names of `torch.cuda.memory_stats`.
 
     Returns:
-        A dict from names to integers: bytes ("allocated_bytes.all.peak"), numbers of blocks
-        ("allocation.all.current"), and how often an allocation had to wait for freed memory
-        ("num_alloc_retries") or failed ("num_ooms"). The only pool is "all".
+        {name: integer}: bytes ("allocated_bytes.all.peak"), numbers of blocks
+        ("allocation.all.current"), allocations that waited for freed memory ("num_alloc_retries")
+        and those that failed ("num_ooms"). The only pool is "all".
     """
     memory = _memory(device)
     in_use = memory.allocated + memory.held
@@ -341,7 +340,7 @@ def memory_stats(device=None):
 
 
 def memory_summary(device=None, abbreviated=False):
-    """Return a table of the memory of `device` in MiB, a string; it is always short."""
+    """Return a table of the memory of `device` in MiB; it is always abbreviated."""
     memory = _memory(device)
     lines = [
         f"{registry.find(device).torch_device}: {memory.limit / MIB:.2f} MiB, "
@@ -364,15 +363,15 @@ def _memory(device):
 
 
 def mem_get_info(device=None):
-    """Return the free bytes and all bytes of the memory of `device`, a tuple."""
+    """Return free and total bytes of the memory of `device`, a tuple."""
     memory = _memory(device)
     return memory.limit - memory.allocated - memory.held, memory.limit
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Limit the memory of a device that may be in use to a fraction of it, 0 to 1.
+    """Limit the usable memory of a device to a fraction, 0 to 1.
 
-    An allocation beyond it raises torch.OutOfMemoryError.
+    An allocation beyond the limit raises torch.OutOfMemoryError.
 
     Raises:
         ValueError: `fraction` is out of range.
@@ -384,39 +383,36 @@ def set_per_process_memory_fraction(fraction, device=None):
 
 
 def get_per_process_memory_fraction(device=None):
-    """Return the fraction that `set_per_process_memory_fraction` set, 1 by default."""
+    """Return the fraction of `set_per_process_memory_fraction`, 1 by default."""
     return registry.find(device).memory.fraction
 
 
 def empty_cache():
-    """Give back what no block uses on modelled GPUs; elsewhere freed memory is free at once."""
+    """Release unused segments on modelled GPUs; elsewhere freed memory is released at once."""
     for device in registry.devices[: registry.count]:
         device.memory.empty_cache()
 
 
 def get_device_name(device=None):
-    """Return the name of a device: that of the product which is modelled, as on CUDA.
-
-    Other virtual GPUs say what they are made of: "Virtual GPU (1 CPU thread)".
-    """
+    """Return the name of a device: that of the modelled GPU, or "Virtual GPU (1 CPU thread)"."""
     return product_of(registry.find(device)).name
 
 
 def get_device_properties(device=None):
     """Return the `DeviceProperties` of a device.
 
-    `multi_processor_count` is that of the modelled GPU, or else the number of CPU threads.
+    `multi_processor_count` is that of the modelled GPU, otherwise the number of CPU threads.
     """
     return properties_of(registry.find(device))
 
 
 def get_device_capability(device=None):
-    """Return the compute capability, that of the modelled GPU or else (7, 0), a tuple."""
+    """Return the compute capability of the modelled GPU, otherwise (7, 0)."""
     return product_of(registry.find(device)).capability
 
 
 def can_device_access_peer(device, peer_device):
-    """Return whether a device reads another one's memory without the CPU: any two virtual GPUs do.
+    """Return whether a device can access another one's memory: True for any two virtual GPUs.
 
     Raises:
         RuntimeError: one of the devices does not exist.
@@ -451,22 +447,22 @@ def initial_seed():
 
 
 def get_rng_state(device=None):
-    """Return the state after all draws issued so far, at once: a ByteTensor on the CPU."""
+    """Return the state after all draws issued so far, without waiting: a CPU ByteTensor."""
     return registry.find(device).generator.get_state()
 
 
 def set_rng_state(state, device=None):
-    """Set the random numbers of a device, for later draws, to a state that `get_rng_state` gave."""
+    """Set the random number state of a device for later draws."""
     registry.find(device).generator.set_state(state)
 
 
 def get_rng_state_all():
-    """Return the states of the random numbers of all devices, a list of ByteTensors on the CPU."""
+    """Return the random number states of all devices, a list of CPU ByteTensors."""
     return [get_rng_state(index) for index in range(registry.count)]
 
 
 def set_rng_state_all(states):
-    """Set the states of the random numbers of all devices, as `get_rng_state_all` gave them."""
+    """Set the random number states of all devices, as returned by `get_rng_state_all`."""
     for index, state in enumerate(states):
         set_rng_state(state, index)
 
@@ -474,8 +470,8 @@ def set_rng_state_all(states):
 class _DefaultGenerators(Sequence):
     """The generators of the devices in use.
 
-    A `__getattr__` of the module could make the tuple when it is asked for. But torch looks names
-    up in the module and drops what `__getattr__` raises, so an interrupt would be lost.
+    Not a `__getattr__` of the module: torch suppresses its exceptions, so an interrupt would be
+    lost.
     """
 
     def __len__(self):
@@ -493,7 +489,7 @@ def _is_in_bad_fork():
 
 
 def get_amp_supported_dtype():
-    """Return a list of the dtypes that `torch.autocast("vgpu", ...)` takes."""
+    """Return the dtypes that `torch.autocast("vgpu", ...)` supports, a list."""
     return [torch.bfloat16, torch.float16]
 
 

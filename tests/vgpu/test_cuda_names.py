@@ -459,7 +459,7 @@ def test_visible_devices(gpus, visible, count):
 
 @pytest.mark.parametrize("gpus", ["4", "vgpu", "vgpu:0", "vgpu:-1", ":2", "a:b:2"])
 def test_what_names_no_gpus(gpus):
-    with pytest.raises(ValueError, match="VGPU_CUDA is vgpu:N or GPU:N"):
+    with pytest.raises(ValueError, match="VGPU_CUDA must be vgpu:N or GPU:N"):
         switch_on(gpus, None)
 
 

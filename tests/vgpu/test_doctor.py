@@ -72,7 +72,7 @@ def test_a_busy_machine(found, monkeypatch, capsys):
     assert doctor.examine() == 1
     out = capsys.readouterr().out
     for who in ("other programs took 60 % of", "the hypervisor took 20 % of"):
-        assert f"! busy          {who} the cores just now: what you measure" in out
+        assert f"! busy          {who} the cores just now: measured times" in out
     assert "2 of these are wrong" in out
 
 

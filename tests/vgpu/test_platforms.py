@@ -114,7 +114,7 @@ def test_the_other_systems_are_refused_what_needs_linux(monkeypatch, capsys):
     monkeypatch.setattr(sys, "platform", "win32")
     with pytest.raises(SystemExit):
         command.main(["run", "--gpus", "2", "python", "train.py"])
-    assert "on Linux only, and this is win32" in capsys.readouterr().err
+    assert "requires Linux, and this is win32" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

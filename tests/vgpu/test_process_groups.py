@@ -81,7 +81,7 @@ def test_types_that_nccl_does_not_reduce_are_named():
     rank, device, group = set_up()
     x = torch.ones(2, dtype=torch.int16, device=device)
     assert failure_of(lambda: group.allreduce([x])) == (
-        "TypeError: torch.int16 is not one of NCCL's types, nor reduced by vccl"
+        "TypeError: vccl, like NCCL, does not reduce torch.int16"
     )
 
 
@@ -424,7 +424,7 @@ def test_several_messages_under_way_keep_their_order():
 def test_a_message_from_anyone_raises_as_with_nccl():
     rank, device, group = set_up()
     x = torch.ones(2, device=device)
-    raises(RuntimeError, "from a rank that is named", dist.recv, x, None, group=group)
+    raises(RuntimeError, "cannot receive from any source", dist.recv, x, None, group=group)
 
 
 # -- groups
@@ -989,7 +989,7 @@ def test_a_rank_that_never_comes_is_named():
     text = failure_of(lambda: dist.all_reduce(x, group=group))
     tell(f"rank {rank} gave up")
     assert f"rank {rank} waited 2 s in all_reduce(float32[3], sum)" in text
-    assert "rank 1 did not come" in text
+    assert "rank 1 did not join" in text
     with pytest.raises(torch.AcceleratorError):
         x.tolist()
 
@@ -1047,7 +1047,7 @@ def test_what_was_issued_before_the_first_error_fails_by_it():
         works += [dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)]
     wait_until(works[1].is_completed)
     raises(dist.DistBackendError, "^the ranks disagree", works[0].wait)
-    raises(dist.DistBackendError, "^this process group has failed: the ranks dis", works[1].wait)
+    raises(dist.DistBackendError, "^this process group failed: the ranks dis", works[1].wait)
     again = failure_of(lambda: dist.all_reduce(torch.ones(1, device=device), group=group))
     assert "failed before: the ranks disagree" in again
 
@@ -1167,7 +1167,7 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
     for member in members:
         (kind, key, text), *_ = member.ask(NEVER)
         assert (kind, key) == ("failed", "a") and "KeyError: 'no such way'" in text, text
-        member.tell("end")
+        member.report("end")
 
 
 @in_ranks(2)
@@ -1180,7 +1180,7 @@ def test_a_wait_with_a_timeout_lasts_no_longer():
     work = dist.all_reduce(x, group=group, async_op=True)
     if rank == 0:
         text = failure_of(lambda: work.wait(timedelta(seconds=0.01)))
-        assert "all_reduce: still under way after 0:00:00.01" in text, text
+        assert "all_reduce: not complete after 0:00:00.01" in text, text
         tell("rank 0 has given up")
     assert work.wait(timedelta(seconds=60)) and work.is_completed()  # the host has waited
     assert x.tolist() == [2, 2, 2]

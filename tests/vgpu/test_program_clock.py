@@ -28,10 +28,10 @@ REAL = {name: getattr(time, name) for name in (*SECONDS, *NANOSECONDS, "sleep", 
 @pytest.fixture
 def device():
     """A modelled GPU whose kernels take 2 s each, and nothing else takes any time."""
-    program_clock.tell_programs()
+    program_clock.enable()
     (device,) = fixed_gpus(1, seconds=2.0)
     yield device
-    program_clock._wanted = False
+    program_clock._enabled = False
     virtual_gpus(1)
 
 
@@ -86,7 +86,7 @@ def test_modules_that_had_imported_a_clock_before_and_later():
     exec("from time import time, sleep\nfrom timeit import default_timer", vars(early))
     sys.modules.update(early=early, late=late)
     try:
-        program_clock.tell_programs()
+        program_clock.enable()
         (device,) = fixed_gpus(1, seconds=2.0)
         exec("from time import time", vars(late))
         starts = early.time(), late.time(), early.default_timer()
@@ -94,14 +94,14 @@ def test_modules_that_had_imported_a_clock_before_and_later():
         ends = early.time(), late.time(), early.default_timer()
         four = pytest.approx(4, abs=1e-5)
         assert [end - start for start, end in zip(starts, ends, strict=True)] == [four] * 3
-        program_clock._wanted = False
+        program_clock._enabled = False
         virtual_gpus(1)
         assert (early.time, early.sleep) == (REAL["time"], REAL["sleep"])
         before = REAL["time"]()
         assert before <= late.time() <= REAL["time"]()
     finally:
         del sys.modules["early"], sys.modules["late"]
-        program_clock._wanted = False
+        program_clock._enabled = False
         virtual_gpus(1)
 
 

@@ -135,7 +135,7 @@ def test_commands_that_cannot_be_run(tmp_path, capfd):
     assert "No such file" in capfd.readouterr().err
     assert run_command([str(tmp_path)], 1) == 126
     assert run_command(["true"], 1, trace=str(tmp_path / "none" / "trace.json")) == 126
-    assert "no folder for the trace" in capfd.readouterr().err
+    assert "folder of the trace" in capfd.readouterr().err
 
 
 def test_children_from_before_the_command_live_on():
@@ -161,10 +161,10 @@ def test_the_environment_of_the_command(monkeypatch, tmp_path, capfd):
     [
         ("", "usage"),
         ("run", "usage"),
-        ("run --gpus 0 echo ran", "a positive integer, not '0'"),
-        ("run --gpus x echo ran", "a positive integer, not 'x'"),
-        ("run --no-values echo ran", "--no-values is for modelled GPUs"),
-        ("run --clock model echo ran", "--clock model is for modelled GPUs"),
+        ("run --gpus 0 echo ran", "must be a positive integer: got '0'"),
+        ("run --gpus x echo ran", "must be a positive integer: got 'x'"),
+        ("run --no-values echo ran", "--no-values requires modelled GPUs"),
+        ("run --clock model echo ran", "--clock model requires modelled GPUs"),
         ("run --model z80 echo ran", "'z80'"),
         ("run --model z80 echo ran", "v100-32gb"),
     ],

@@ -374,11 +374,11 @@ def test_elapsed_time_is_between_the_ends_of_what_came_before():
     first.record(torch.vgpu.current_stream(devices[0]))
     sleep(devices[1], 5)
     second.record(torch.vgpu.current_stream(devices[1]))
-    with pytest.raises(RuntimeError, match="not happened yet"):
+    with pytest.raises(RuntimeError, match="not been reached yet"):
         first.elapsed_time(second)
     first.synchronize()
     assert clock() == 2
-    with pytest.raises(RuntimeError, match="not happened yet"):
+    with pytest.raises(RuntimeError, match="not been reached yet"):
         first.elapsed_time(second)
     second.synchronize()
     assert clock() == 5

@@ -395,7 +395,7 @@ def test_elapsed_time_is_what_the_stream_slept(devices, monkeypatch):
         start.record()
         torch.vgpu._sleep(0.05)
         end.record()
-        with pytest.raises(RuntimeError, match="not happened yet"):
+        with pytest.raises(RuntimeError, match="not been reached yet"):
             start.elapsed_time(end)
     end.synchronize()
     assert 0 <= start.elapsed_time(end) - 50 <= 2e3 * late.LATE + 1e-6

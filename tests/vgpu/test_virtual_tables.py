@@ -57,7 +57,7 @@ assert warning.filename == "<string>"  # the line that calls virtual_gpus, as fa
 assert "an error in backward may end this process" in str(warning.message)
 virtual_tables._asked.clear()
 work(device)
-assert "type_" in virtual_tables._asked  # torch asks Python, as its own table says
+assert "type_" in virtual_tables._asked  # torch calls Python, by its own table
 assert not torch.empty(1).is_pinned()
 from vgpu.cuda import as_cuda
 try:
@@ -112,7 +112,7 @@ os.fork = refuse
 """,
 }
 REASONS = {
-    "another layout": "virtual method 4 asks nothing, not type_",
+    "another layout": "virtual method 4 calls nothing, not type_",
     "a method that crashes": "it crashed",
     "a method that hangs": "it hung",
     "no executable memory": "memfd_create is not permitted",

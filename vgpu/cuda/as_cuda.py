@@ -1,7 +1,4 @@
-"""Virtual GPUs that PyTorch calls "cuda": tensors, autocast, and what torch makes for a device.
-
-The names of `torch.cuda` are in `vgpu.cuda.cuda_names`.
-"""
+"""Virtual GPUs as "cuda" devices: tensors, factories and autocast; names: cuda_names.py."""
 
 import os
 
@@ -22,13 +19,12 @@ from vgpu.tensors.tensor import VirtualTensor, own_device, refuse_nested
 
 
 def stand_for_cuda(n, **options):
-    """Return `n` new virtual GPUs that are "cuda" devices for all code of this process, a list.
+    """Create `n` virtual GPUs that are "cuda" devices for all code of this process; return a list.
 
-    Call it at the start of a process, before there are virtual GPUs. It takes the options of
-    `virtual_gpus`.
+    Call it at the start of a process, before `virtual_gpus`, whose options it takes.
 
     Raises:
-        RuntimeError: there are virtual GPUs already, or this machine does not allow it.
+        RuntimeError: virtual GPUs exist already, or this machine does not allow it.
         ValueError, TypeError: as `virtual_gpus`.
     """
     registry.rename("cuda")
@@ -36,36 +32,33 @@ def stand_for_cuda(n, **options):
     register_cuda(_make, lambda func, *args, **kwargs: refuse_nested(func))
     replace(torch.Tensor, cuda=_cuda, type=_type)
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
-    patch_make_wrapper(own_device, say_cuda)
-    patch_fake_tensors(own_device, say_cuda)
+    patch_make_wrapper(own_device, report_as_cuda)
+    patch_fake_tensors(own_device, report_as_cuda)
     patch_flex_attention(VirtualTensor, lower)
     patch_autocast()
     name_numbered_devices("cuda")
     if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forgive_fork)
+        os.register_at_fork(after_in_child=_allow_unused_gpus)
     return devices
 
 
-def _forgive_fork():
-    """Allow a child of a process that has not used its GPUs to use them, as CUDA does.
+def _allow_unused_gpus():
+    """Allow a fork to use the GPUs if its parent has not used them, like CUDA.
 
-    It runs after `scheduler.note_fork`: an interrupt leaves the child without GPUs.
+    Runs after `scheduler.note_fork`: after an interrupt in between, the child has no GPUs.
     """
     if not torch_module.has_worked():
         scheduler.forgive_fork()
 
 
 def _make(func, *args, **kwargs):
-    """Issue an operator that makes a tensor on "cuda".
-
-    The first call prepares shape inference, so that a process without such tensors does not wait.
-    """
+    """Issue a factory operator for "cuda"; the first call prepares shape inference."""
     prepare_shape_inference()
     return issue_factory(func, args, kwargs)
 
 
 def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_format):
-    """Return a copy of this tensor on a GPU, or the tensor itself if it is there already."""
+    """`Tensor.cuda`: return a copy on a GPU, or the tensor itself if it is there already."""
     where = torch.device("cuda", device) if isinstance(device, int) else device
     where = torch.device("cuda" if where is None else where)
     if not registry.is_virtual(where):
@@ -74,7 +67,7 @@ def _cuda(self, device=None, non_blocking=False, memory_format=torch.preserve_fo
 
 
 def _type(self, dtype=None, non_blocking=False):
-    """`Tensor.type`, which knows types such as "torch.cuda.FloatTensor" by their names."""
+    """`Tensor.type`, with type names such as "torch.cuda.FloatTensor"."""
     if dtype is None:
         return _plain_type(self).replace("torch.vgpu.", "torch.cuda.")
     name = f"{dtype.__module__}.{dtype.__name__}" if isinstance(dtype, type) else dtype
@@ -90,18 +83,18 @@ _plain_type = torch.Tensor.type
 
 
 def called_cuda(device):
-    """Return a device under the name by which programs know it."""
+    """Return a virtual GPU as a "cuda" device; other devices unchanged."""
     return torch.device("cuda", device.index) if device.type == "vgpu" else device
 
 
-def say_cuda(cls):
-    """Make tensors of a class that wraps virtual tensors report "cuda" as their device."""
+def report_as_cuda(cls):
+    """Make a class of tensor wrappers report virtual GPUs as "cuda"."""
     device = cls.device
     cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
 
 
 def _storage_to_cuda(self, device=None, non_blocking=False):
-    """Return a storage on a GPU, as a `map_location` of torch.load does."""
+    """`UntypedStorage.cuda`: return a copy of a storage on a GPU."""
     where = torch.device("cuda", device) if isinstance(device, int) else device
     return saving.restore(self, str("cuda" if where is None else where))

@@ -1,18 +1,19 @@
-"""What a process does at the end of `import torch` under `vgpu run`."""
+"""Set-up of a process under `vgpu run`, at the end of `import torch`."""
 
 import os
 
-GPUS = "VGPU_CUDA"  # which GPUs there are, "vgpu:4" or "v100:4"; `vgpu run` sets it
-CLOCK = "VGPU_CLOCK"  # "model" or "wall": what time.time and timeit tell on modelled GPUs
-VALUES = "VGPU_VALUES"  # "0" if modelled GPUs compute no values; `vgpu run` sets both
-TRACE = "VGPU_TRACE"  # "1" if each process records every op, too; `vgpu run` sets it
-REPORTS = "VGPU_REPORTS"  # the folder for a report of each process; `vgpu run` sets it
+# Environment variables, set by `vgpu run`.
+GPUS = "VGPU_CUDA"  # the GPUs, "vgpu:4" or "v100:4"
+CLOCK = "VGPU_CLOCK"  # "model" or "wall": the time of time.time and timeit on modelled GPUs
+VALUES = "VGPU_VALUES"  # "0" if modelled GPUs compute no values
+TRACE = "VGPU_TRACE"  # "1" if each process records every op
+REPORTS = "VGPU_REPORTS"  # the folder for the reports of processes
 
 
 def autoload():
-    """Make virtual GPUs stand for CUDA's, as VGPU_CUDA says.
+    """Replace CUDA's GPUs by the virtual ones of VGPU_CUDA.
 
-    Raises ValueError if it names no GPUs, RuntimeError if this machine or this torch cannot do it.
+    Raises ValueError if that is malformed, RuntimeError if this machine or torch is unsupported.
     """
     from vgpu.cuda.cuda_names import switch_on
 
@@ -21,7 +22,7 @@ def autoload():
     if os.environ.get(CLOCK) != "wall":
         from vgpu.cuda import program_clock
 
-        program_clock.tell_programs()
+        program_clock.enable()
     folder = os.environ.get(REPORTS)
     if folder:
         from vgpu.cuda.report import report_to

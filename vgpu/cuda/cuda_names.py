@@ -1,10 +1,10 @@
-"""The names under which programs know GPUs: `torch.cuda`, "nccl", and what torch asks of CUDA.
+"""Replaces the names of `torch.cuda`, and "nccl", by virtual GPUs; see `switch_on`.
 
-`switch_on` makes all of them refer to virtual GPUs. A name of `torch.cuda`
+A name of `torch.cuda`
 
-- refers to the same name of `torch.vgpu`, if there is one;
-- otherwise, if it is in the tables below, does what can be done here, which may be nothing;
-- otherwise needs a real GPU: it raises NotImplementedError and says so.
+- becomes the same name of `torch.vgpu`, if there is one;
+- otherwise becomes an entry of the tables below, which may do nothing;
+- otherwise needs a real GPU, and raises NotImplementedError.
 """
 
 import contextlib
@@ -18,35 +18,35 @@ from vgpu.cuda import as_cuda, nccl, only_cuda
 from vgpu.cuda.nvtx import replace_nvtx
 from vgpu.cuda.only_cuda import refusing
 from vgpu.private.cuda import (
+    remove_privateuse1_tests,
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
-    test_on_cuda_once,
 )
 from vgpu.private.kineto import patch_profiler
 from vgpu.private.patching import replace
 from vgpu.recording import history, profiling
 from vgpu.runtime import registry
 
-NANOSECOND = 1e-9  # a cycle of the clock of virtual GPUs, as `torch.cuda._sleep` counts
-NCCL_VERSION = (2, 27, 0)  # programs ask whether it can do bfloat16, and it can
+NANOSECOND = 1e-9  # duration of a cycle for `torch.cuda._sleep`
+NCCL_VERSION = (2, 27, 0)  # a version with bfloat16, which programs check
 
 
 def switch_on(gpus, visible=None, values=True):
     """Make `torch.cuda` and the device "cuda" refer to virtual GPUs, in all of this process.
 
     Args:
-        gpus: how many and of what kind, "vgpu:4" or "v100:4".
-        visible: indices that the program sees, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
+        gpus: kind and number, "vgpu:4" or "v100:4".
+        visible: indices of visible GPUs, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
         values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
 
     Raises:
-        ValueError: `gpus` is malformed, or no GPU and no machine has the name.
-        RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
+        ValueError: `gpus` is malformed, or names an unknown GPU or machine.
+        RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
     """
     known = re.fullmatch(r"([^:]+):([1-9][0-9]*)", gpus)
     if not known:
-        raise ValueError(f"VGPU_CUDA is vgpu:N or GPU:N, not {gpus!r}")
+        raise ValueError(f"VGPU_CUDA must be vgpu:N or GPU:N: got {gpus!r}")
     kind, number = known[1], int(known[2])
     count = len(_visible(visible, number))
     if count:
@@ -58,7 +58,7 @@ def switch_on(gpus, visible=None, values=True):
 
 
 def _visible(visible, number):
-    """Return the indices in a string, up to the first that is not an index below `number`."""
+    """Return the indices in a string, up to the first invalid one, as CUDA does."""
     if visible is None:
         return range(number)
     indices = []
@@ -70,16 +70,16 @@ def _visible(visible, number):
 
 
 def _replace_names():
-    """Replace the names of `torch.cuda` and its modules that have to change."""
+    """Replace names of `torch.cuda` and its modules, and related names of torch."""
     replacements = {
         name: value
         for name, value in vars(torch_module).items()
         if getattr(value, "__module__", "") == torch_module.__name__ and not name.startswith("_")
     }
-    replacements |= _OTHERWISE
+    replacements |= _REPLACEMENTS
     replacements["default_generators"] = torch_module.default_generators
     replace_in_cuda(replacements)
-    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _ONLY_ON_A_GPU})
+    replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _REAL_GPU_ONLY})
     replace_private_names(
         sleep=lambda cycles: torch_module._sleep(cycles * NANOSECOND),
         is_in_bad_fork=torch_module._is_in_bad_fork,
@@ -97,7 +97,7 @@ def _replace_names():
     replace_nvtx()
     profiler = torch.cuda.profiler
     replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
-    refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _OF_NCCL}
+    refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _NCCL_NAMES}
     replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=torch_module.mem_get_info)
@@ -110,7 +110,7 @@ def _replace_names():
         version=lambda: None,
     )
     skip_initialization()
-    test_on_cuda_once()
+    remove_privateuse1_tests()
 
 
 def _stats_as_nested_dict(device=None):
@@ -126,27 +126,27 @@ def _stats_as_nested_dict(device=None):
 
 
 def _device_memory_used(device=None):
-    """Return the bytes in use, as nvidia-smi would."""
+    """Return the bytes in use, as nvidia-smi shows them."""
     free, total = torch_module.mem_get_info(device)
     return total - free
 
 
 class _DeviceOf(torch_module.device):
-    """Make the device of a tensor the current one; one on the CPU changes nothing."""
+    """Make the device of a tensor current; a CPU tensor changes nothing."""
 
     def __init__(self, obj):
         super().__init__(obj.get_device() if obj.is_cuda else None)
 
 
 def _set_stream(stream_id, device_index, device_type):
-    """Make a stream, given by numbers, and its device the current ones, as torch._C's does."""
+    """Make a stream, given by numbers, and its device current, as torch._C does."""
     streams = registry.find(device_index).streams
     (stream,) = [stream for stream in streams if stream.index == stream_id]
     torch_module.set_stream(torch_module.Stream(_stream=stream))
 
 
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
-_OTHERWISE = {
+_REPLACEMENTS = {
     "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
     "init": lambda: None,
     "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
@@ -164,11 +164,11 @@ _OTHERWISE = {
     "device_memory_used": _device_memory_used,
     "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
-    "check_error": lambda result: None,  # the functions of `cudart` here never fail
+    "check_error": lambda result: None,  # the functions of `cudart` never fail
     "device_of": _DeviceOf,
 }
 
-_ONLY_ON_A_GPU = """
+_REAL_GPU_ONLY = """
     CUDAGraph graph graph_pool_handle make_graphed_callables ExternalStream get_stream_from_external
     MemPool use_mem_pool CUDAPluggableAllocator change_current_allocator GreenContext
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
@@ -176,7 +176,7 @@ _ONLY_ON_A_GPU = """
     power_draw clock_rate
 """.split()
 
-_OF_NCCL = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()
+_NCCL_NAMES = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()
 
 _TENSOR_TYPES = """
     FloatTensor DoubleTensor HalfTensor BFloat16Tensor ByteTensor CharTensor ShortTensor IntTensor
@@ -185,7 +185,7 @@ _TENSOR_TYPES = """
 
 
 def _set_default_tensor_type(t):
-    """Set device and dtype of new tensors by a type such as "torch.cuda.FloatTensor"."""
+    """Set the default device and dtype by a type such as "torch.cuda.FloatTensor"."""
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     on_gpu = name.startswith("torch.cuda.")
     torch.set_default_device("cuda" if on_gpu else "cpu")
@@ -193,14 +193,14 @@ def _set_default_tensor_type(t):
 
 
 class _TensorType(type):
-    """The class of `torch.cuda.FloatTensor` and the like."""
+    """The metaclass of `torch.cuda.FloatTensor` and similar types."""
 
     def __instancecheck__(cls, value):
         return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
 
 
 def _tensor_type(on_cpu):
-    """Return a stand-in for `torch.cuda.FloatTensor`, given `torch.FloatTensor`, and the like."""
+    """Return a type like `torch.cuda.FloatTensor`, given `torch.FloatTensor`."""
     namespace = {
         "__new__": lambda cls, *args: on_cpu(*args).cuda(),
         "dtype": on_cpu.dtype,

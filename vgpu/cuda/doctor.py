@@ -1,6 +1,6 @@
-"""`vgpu doctor`: what this machine has, what would run where, and what is wrong.
+"""`vgpu doctor`: checks this machine and installation.
 
-Each look yields a name, a text, and what to do where that is wrong, or "".
+Each check yields (name, status, advice); the advice is "" where nothing is wrong.
 """
 
 import importlib.metadata
@@ -17,17 +17,17 @@ from vgpu.other_programs import taken_now
 from vgpu.private import check_python
 
 GIB = 2**30
-ENOUGH_MEMORY = 4 * GIB  # of this process: the chapters and their kernels take about three
-ENOUGH_DISK = 2 * GIB  # where temporary files go
+ENOUGH_MEMORY = 4 * GIB  # for this process: the chapters and their kernels take about three
+ENOUGH_DISK = 2 * GIB  # for temporary files
 ENOUGH_SHARED_MEMORY = 256 * 2**20  # for the batches of a DataLoader's workers
 LAB = ("jupyterlab", "ipykernel", "nbformat", "nbclient", "nbconvert", "matplotlib", "tqdm")
 
 
 def examine():
-    """Print what was found and return the exit code: 1 when something is wrong, otherwise 0."""
+    """Print the results of all checks; return the exit code, 1 if something is wrong, else 0."""
     num_wrong = 0
-    for look in (_python, _cores, _other_programs, _memory, _disk, _lab, _torch, _entry_point):
-        for name, text, wrong in look():
+    for check in (_python, _cores, _other_programs, _memory, _disk, _lab, _torch, _entry_point):
+        for name, text, wrong in check():
             num_wrong += bool(wrong)
             print(f"{'!' if wrong else ' '} {name:<14}{text}{f': {wrong}' if wrong else ''}")
     if num_wrong:
@@ -50,12 +50,12 @@ def _cores():
     cores, all_cores = cores_of_this_process(), os.cpu_count()
     text = f"{cores} of {all_cores} for this process"
     text += f"; up to {cores} virtual GPUs of one thread compute at the same time"
-    yield "cores", text, "" if cores >= 2 else "virtual GPUs need two to show that they overlap"
+    yield "cores", text, "" if cores >= 2 else "virtual GPUs overlap only on two cores or more"
 
 
 def _other_programs():
     for sentence in taken_now().sentences():
-        yield "busy", f"{sentence} just now", "what you measure will take longer"
+        yield "busy", f"{sentence} just now", "measured times will be longer"
 
 
 def _memory():
@@ -66,7 +66,7 @@ def _memory():
     if os.path.isdir("/dev/shm"):
         shared = shutil.disk_usage("/dev/shm").free
         advice = (
-            "workers of a DataLoader pass batches through it; in Docker, start the container "
+            "DataLoader workers pass batches through it; in Docker, start the container "
             "with --shm-size=1g"
         )
         text = f"{shared / 2**20:.0f} MiB free in /dev/shm"
@@ -77,8 +77,8 @@ def _disk():
     folder = tempfile.gettempdir()
     free = shutil.disk_usage(folder).free
     advice = (
-        f"processes leave results there; {ENOUGH_DISK / GIB:.0f} GiB should be free, or let "
-        "TMPDIR name another folder"
+        f"processes write results there: {ENOUGH_DISK / GIB:.0f} GiB must be free, or set TMPDIR "
+        "to another folder"
     )
     yield "disk", f"{free / GIB:.1f} GiB free in {folder}", "" if free >= ENOUGH_DISK else advice
 
@@ -86,7 +86,7 @@ def _disk():
 def _lab():
     missing = [name for name in LAB if importlib.util.find_spec(name) is None]
     found = [f"{name} {importlib.metadata.version(name)}" for name in LAB if name not in missing]
-    if not found:  # virtual GPUs need none of them
+    if not found:  # optional
         yield "notebooks", "not installed; in a clone: pip install '.[lab]'", ""
         return
     wrong = f"{', '.join(missing)} missing; in a clone: pip install '.[lab]'" if missing else ""
@@ -109,8 +109,8 @@ def _torch():
         yield "torch", text, error
         return
     yield "torch", text, ""
-    for look in (_torchvision, _gpus, _kernels, _names_of_cuda, _processes):
-        yield from look()
+    for check in (_torchvision, _gpus, _kernels, _vgpu_run, _processes):
+        yield from check()
 
 
 def _torchvision():
@@ -124,7 +124,7 @@ def _torchvision():
         version = torch.__version__.partition("+")[0]
         index = "" if torch.version.cuda else " --index-url https://download.pytorch.org/whl/cpu"
         advice = (
-            "the chapters work around that, other programs do not. Install both from one place: "
+            "the chapters work around this, other programs do not. Install both from one index: "
             f"pip install --force-reinstall torch=={version} torchvision{index}"
         )
         yield "torchvision", f"cannot be imported ({error})", advice
@@ -158,18 +158,18 @@ def _kernels():
     )
 
 
-def _names_of_cuda():
+def _vgpu_run():
     from vgpu.private.virtual_tables import can_answer_without_python
 
     if not can_answer_without_python():
         yield (
             "vgpu run",
             f"not on {sys.platform}, {platform.machine()}: it needs Linux on x86-64 or 64-bit "
-            "ARM; on Windows, use WSL. Notebooks run all the same",
+            "ARM; on Windows, use WSL. Notebooks do not need it",
             "",
         )
     elif refusal := _refusal():
-        yield "vgpu run", f"it is refused ({refusal})", "notebooks run all the same"
+        yield "vgpu run", f"it is refused ({refusal})", "notebooks do not need it"
     else:
         yield "vgpu run", "virtual GPUs can stand for CUDA's", ""
 
@@ -196,16 +196,16 @@ def _entry_point():
         yield "entry point", "torch.backends lists vgpu", ""
     else:
         advice = (
-            "programs under vgpu run would not find the GPUs; install the package: pip install -e ."
+            "programs under vgpu run will not find the GPUs; install the package: pip install -e ."
         )
         yield "entry point", "torch.backends lacks vgpu", advice
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
-        text = "TORCH_DEVICE_BACKEND_AUTOLOAD switches it off here; vgpu run does not"
+        text = "disabled here by TORCH_DEVICE_BACKEND_AUTOLOAD; vgpu run enables it"
         yield "", text, ""
 
 
 def _refusal():
-    """Return why virtual GPUs cannot stand for CUDA's in a process like this one, or ""."""
+    """Return the reason why virtual GPUs cannot replace CUDA's in a new process, or ""."""
     code = "from vgpu.cuda.as_cuda import stand_for_cuda; stand_for_cuda(1)"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     command = [sys.executable, "-c", code]

@@ -1,25 +1,25 @@
-"""The backend "nccl" of torch.distributed, by which programs mean GPUs, becomes "vccl"."""
+"""Redirects the backend "nccl" of torch.distributed to "vccl"."""
 
 import torch.distributed as dist
 
-from vgpu.cuda.as_cuda import say_cuda
+from vgpu.cuda.as_cuda import report_as_cuda
 from vgpu.distributed import BACKEND
 from vgpu.private.dtensor import patch_dtensor_class
 from vgpu.private.process_groups import patch_process_groups
 
 
 def redirect_nccl():
-    """Make "nccl" the backend of virtual GPUs; `dist.get_backend` still says "nccl"."""
+    """Make "nccl" the backend of virtual GPUs; `dist.get_backend` still returns "nccl"."""
     if dist.is_available():
-        patch_dtensor_class(say_cuda)
+        patch_dtensor_class(report_as_cuda)
         patch_process_groups(translate)
 
 
 def translate(backend):
-    """Return the backend that a program gets instead of the one that it names.
+    """Return the backend that replaces the requested one.
 
-    It translates "nccl", "gloo" (which takes GPU tensors, too), pairs such as "cpu:gloo,cuda:nccl"
-    and, where a program names none, "undefined". Other backends stay.
+    Translated are "nccl", "gloo" (which accepts GPU tensors, too), pairs such as
+    "cpu:gloo,cuda:nccl", and "undefined", the default. Others are returned unchanged.
     """
     if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
         return f"cpu:gloo,vgpu:{BACKEND}"

@@ -1,6 +1,6 @@
-"""`torch.cuda.nvtx`: the ranges that a program marks, recorded for the trace of `vgpu run`.
+"""`torch.cuda.nvtx`: records the ranges that a program marks, for the trace of `vgpu run`.
 
-torch's own `nvtx.range`, a context manager and a decorator, calls what is replaced here.
+torch's own `nvtx.range` calls the functions that are replaced here.
 """
 
 import threading
@@ -15,13 +15,13 @@ from vgpu.recording.chrome_trace import ANY_THREAD
 from vgpu.runtime import scheduler
 
 _CPU = torch.device("cpu")
-_here = threading.local()  # `open` has the ranges that the thread has pushed, (text, start)
-_started = {}  # number -> (text, start) of a range that any thread may end
+_here = threading.local()  # `open`: the ranges that the thread has pushed, (text, start)
+_started = {}  # number -> (text, start) of a range of `range_start`
 _numbers = count(1)
 
 
 def replace_nvtx():
-    """Make `torch.cuda.nvtx` record, and `emit_nvtx` say that it does not."""
+    """Make `torch.cuda.nvtx` record ranges, and `emit_nvtx` warn."""
     replace(
         torch.cuda.nvtx,
         range_push=range_push,
@@ -35,13 +35,13 @@ def replace_nvtx():
 
 
 def range_push(msg):
-    """Begin a range of the calling thread, within those that it has begun; return its depth."""
+    """Begin a nested range in the calling thread; return its depth."""
     _here.open = (*getattr(_here, "open", ()), (msg, scheduler.clock.now()))
     return len(_here.open) - 1
 
 
 def range_pop():
-    """End the range that the calling thread has begun last; return its depth, -1 for none."""
+    """End the innermost range of the calling thread; return its depth, -1 for none."""
     ranges = getattr(_here, "open", ())
     if ranges:
         _here.open = ranges[:-1]
@@ -57,13 +57,13 @@ def range_start(msg):
 
 
 def range_end(range_id):
-    """End the range with a number that `range_start` gave."""
+    """End a range, given by the number that `range_start` returned."""
     if range_id in _started:
         _record("range", ANY_THREAD, *_started.pop(range_id))
 
 
 def mark(msg):
-    """Note a point in time."""
+    """Record a point in time."""
     _record("mark", _row(), msg, scheduler.clock.now())
 
 
@@ -78,11 +78,11 @@ def _record(kind, row, name, start):
 
 
 def _enter(self):
-    """`emit_nvtx.__enter__`: its ranges of operators are for a profiler of CUDA."""
+    """`emit_nvtx.__enter__`: a warning, because its ranges are for CUDA profilers."""
     if self.enabled:
         warnings.warn(
-            "emit_nvtx does nothing on virtual GPUs, because no profiler of CUDA can attach: "
-            "vgpu run --trace shows every operator",
+            "emit_nvtx does nothing on virtual GPUs, because CUDA profilers cannot attach: use "
+            "vgpu run --trace, which shows every operator",
             stacklevel=2,
         )
     return self

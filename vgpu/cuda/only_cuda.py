@@ -1,4 +1,4 @@
-"""Features that only CUDA has: using one raises an error that names it and says what to do."""
+"""Features that need a real GPU: using one raises an error with its name and an alternative."""
 
 import warnings
 
@@ -6,39 +6,39 @@ import torch
 
 from vgpu.private.patching import replace, when_imported
 
-_SUMMARY = "the summary of vgpu run tells how busy each GPU of each process was, and its memory"
-_INSTEAD = {  # part of a name -> what to do
-    "nccl": "torch.cuda.comm has some of them, and torch.distributed all",
+_SUMMARY = "the summary of vgpu run shows the utilization and memory of each GPU of each process"
+_ALTERNATIVES = {  # part of a name -> alternative
+    "nccl": "use torch.distributed, or torch.cuda.comm, which has some of these functions",
     "raph": "run the code without capturing it (torchtitan: --training.disable_cuda_graphs)",
     "utilization": _SUMMARY,
     "list_gpu": _SUMMARY,
     "memory_usage": _SUMMARY,  # the share of time in which memory was read or written
-    "memory": "torch.cuda.memory_stats and memory_summary show what virtual GPUs hold",
+    "memory": "use torch.cuda.memory_stats or memory_summary",
 }
-_KERNELS = "give it a version in PyTorch's own operators, or run it on a machine with a GPU"
+_KERNELS = "write it with PyTorch's own operators, or run it on a machine with a GPU"
 
 
 def refusing(name):
-    """Return a class that raises NotImplementedError when called, for a name in full."""
-    hints = (hint for part, hint in _INSTEAD.items() if part in name)
-    instead = next(hints, "leave it out, or run it on a machine with a GPU")
+    """Return a class that raises NotImplementedError when called; `name` is the full name."""
+    hints = (hint for part, hint in _ALTERNATIVES.items() if part in name)
+    alternative = next(hints, "remove the call, or run it on a machine with a GPU")
 
     def __new__(cls, *args, **kwargs):
-        raise _needs_a_gpu(name, instead)
+        raise _needs_a_gpu(name, alternative)
 
     refused = type(
         name.rpartition(".")[2], (), {"__new__": __new__, "__doc__": f"{name}: refused."}
     )
-    refused.__wrapped__ = refused  # torch._dynamo of 2.15 lists what `use_mem_pool` wraps
+    refused.__wrapped__ = refused  # torch._dynamo 2.15 reads `use_mem_pool.__wrapped__`
     return refused
 
 
-def _needs_a_gpu(name, instead):
-    return NotImplementedError(f"{name} needs a real GPU, and these are virtual: {instead}")
+def _needs_a_gpu(name, alternative):
+    return NotImplementedError(f"{name} needs a real GPU, and these are virtual: {alternative}")
 
 
 def refuse_extensions():
-    """Make CUDA extensions and Triton kernels raise, and torch.compile warn, by name."""
+    """Make CUDA extensions and Triton kernels raise, and torch.compile warn."""
     replace(torch, compile=_compile)
     when_imported("torch.utils.cpp_extension", _change_extensions)
     when_imported("triton.runtime.jit", _change_triton)
@@ -46,17 +46,17 @@ def refuse_extensions():
 
 
 def _compile(model=None, **options):
-    """Return `model` as it is: kernels compiled for CUDA need a GPU."""
+    """Return `model` unchanged: kernels compiled for CUDA need a GPU."""
     warnings.warn(
-        "torch.compile does nothing on virtual GPUs: its kernels for CUDA need Triton and a real "
-        "GPU, so the program runs operator by operator",
+        "torch.compile does nothing on virtual GPUs: its CUDA kernels need Triton and a real "
+        "GPU, so the program runs in eager mode",
         stacklevel=2,
     )
     return (lambda model: model) if model is None else model
 
 
 def _change_extensions(module):
-    """Make torch.utils.cpp_extension refuse sources in CUDA; C++ alone is compiled as usual."""
+    """Make torch.utils.cpp_extension refuse CUDA sources; C++ is compiled as usual."""
     load, load_inline = module.load, module.load_inline
 
     def _load(name, sources, *args, with_cuda=None, **kwargs):
@@ -77,7 +77,7 @@ def _change_extensions(module):
 
 
 def _change_triton(module):
-    """Make Triton kernels raise when they are launched."""
+    """Make the launch of a Triton kernel raise."""
 
     def run(self, *args, **kwargs):
         name = getattr(getattr(self, "fn", None), "__name__", type(self).__name__)
@@ -87,12 +87,12 @@ def _change_triton(module):
 
 
 def _change_deepspeed(module):
-    """Make DeepSpeed's Adam, an extension that it compiles, name the option that avoids it."""
+    """Make DeepSpeed's FusedAdam, a CUDA extension, raise."""
 
     def __init__(self, *args, **kwargs):
         raise _needs_a_gpu(
             "DeepSpeed's FusedAdam",
-            'let "params" of the "optimizer" in its configuration have "torch_adam": true',
+            'add "torch_adam": true to the "params" of the "optimizer" in its configuration',
         )
 
     replace(module.FusedAdam, __init__=__init__)

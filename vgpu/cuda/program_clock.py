@@ -1,18 +1,17 @@
-"""The clock that a program reads while GPUs are modelled: `time.time`, `timeit` and their kin.
+"""Simulated time for programs on modelled GPUs: `time.time`, `timeit` and similar functions.
 
-After `tell_programs()` these tell the seconds of the model while a `Simulation` keeps the time:
-`time.time`, `time.perf_counter`, `time.process_time`, what ends in `_ns`, and the timer of
-`timeit`, which `torch.utils.benchmark` uses, too. They are replaced in the modules that have
-imported them already, and put back when the wall clock is in force again.
+After `enable()`, while a `Simulation` is in force, these return simulated seconds: `time.time`,
+`time.perf_counter`, `time.process_time`, their variants `_ns`, and the timer of `timeit`, which
+`torch.utils.benchmark` uses, too. They are also replaced in modules that have imported them, and
+restored with the wall clock.
 
-A module of Python itself, of torch, of vgpu or of d2lpar reads the real clock as before: its
-time-outs, the stamps of logs, waits for other processes. `time.monotonic` and `datetime`
-are always real.
+Modules of Python itself, of torch, vgpu and d2lpar read the real clock, for time-outs, logs and
+waits for other processes. `time.monotonic` and `datetime` are always real.
 
-`time.sleep` sleeps as before. It also advances the clock of the thread, because a loop that polls
-and sleeps has to end, and because a sleep that stands for work takes its time in the model, too.
-A loop that reads the clock and waits otherwise, for an event, a child or asyncio, would not end: so
-`_Waiting` adds real time to what such a loop in the main thread is told, and nothing to the model.
+`time.sleep` sleeps, and also advances the thread's simulated clock: a loop that polls and sleeps
+must end, and a sleep in place of work must take simulated time. A loop that reads the clock and
+waits otherwise, for an event, a child or asyncio, would not end. So `_Waiting` adds real time to
+the readings of such a loop in the main thread, and nothing to the simulation.
 """
 
 import math
@@ -24,53 +23,52 @@ import timeit
 
 from vgpu.runtime import scheduler
 
-# What reading a clock takes the host. A call took 0.12 µs, and a loop around it that counts
-# 0.2 to 0.3 µs (CPython 3.11, measured on a busy machine); one that polls calls more, such as the
-# query of an event, which takes as long in `Simulation.poll`.
+# Host time of a clock reading. A call took 0.12 µs, a counting loop around it 0.2 to 0.3 µs
+# (CPython 3.11, busy machine). A polling loop calls more, such as the query of an event, which
+# takes as long in `Simulation.poll`.
 SECONDS_OF_A_READING = 1e-6
-TICKS = 2**28  # in a second: sums with whole seconds are exact, so differences are always the same
-FRACTIONS = 2**22  # of a second; more would be lost in `time.time`, and with them exact differences
+TICKS = 2**28  # per second: sums with whole seconds are exact, so differences are reproducible
+FRACTIONS = 2**22  # of a second; finer ones exceed the precision of `time.time`
 NANOSECONDS = 10**9
-WAIT = 1e-3  # real seconds between two readings, without work for a GPU, that count as a wait
-WAITS = 20  # in a row, after which real time counts; a step of training reads the clock less often
+WAIT = 1e-3  # real seconds between two readings, without GPU work, that count as a wait
+WAITS = 20  # consecutive waits after which real time counts; more than in a training step
 _CLOCKS = "time time_ns perf_counter perf_counter_ns process_time process_time_ns".split()
-# What reads the real clock.
-_REAL = {*sys.stdlib_module_names, "torch", "vgpu", "d2lpar"} - {"timeit"}
-_TORCHS_OWN_TIMER = "torch.utils.benchmark"
-_PYTHONS_FOLDER = os.path.dirname(os.__file__) + os.sep
-_known = {}  # name of a module -> whether it reads the clock of the model
+_REAL_TIME_PACKAGES = {*sys.stdlib_module_names, "torch", "vgpu", "d2lpar"} - {"timeit"}
+_TORCH_TIMER = "torch.utils.benchmark"
+_PYTHON_FOLDER = os.path.dirname(os.__file__) + os.sep
+_known = {}  # name of a module -> whether it reads the simulated clock
 
 
-def _is_told(name):
-    """Return whether a module, given by its `__name__`, reads the clock of the model."""
+def _reads_simulated_time(name):
+    """Return whether a module, given by its `__name__`, reads the simulated clock."""
     if not isinstance(name, str):
         return True
-    told = _known.get(name)
-    if told is None:
+    simulated = _known.get(name)
+    if simulated is None:
         root = name.partition(".")[0]
-        own = root in _REAL
-        if own and root in sys.stdlib_module_names:  # unless a program has a profile.py, say
+        own = root in _REAL_TIME_PACKAGES
+        if own and root in sys.stdlib_module_names:  # a program may have its own profile.py
             file = getattr(sys.modules.get(root), "__file__", None)
-            own = file is None or file.startswith(_PYTHONS_FOLDER)
-        told = _known[name] = not own or name.startswith(_TORCHS_OWN_TIMER)
-    return told
+            own = file is None or file.startswith(_PYTHON_FOLDER)
+        simulated = _known[name] = not own or name.startswith(_TORCH_TIMER)
+    return simulated
 
 
-def _model_tells(frame):
-    """Return whether the code of a frame, the caller, reads the clock of the model now.
+def _is_simulated_now(frame):
+    """Return whether the code of a frame, the caller, reads the simulated clock now.
 
-    In a fork, such as a worker of a DataLoader, nothing advances that clock.
+    In a fork, such as a DataLoader worker, nothing advances that clock.
     """
     if not scheduler.clock.is_modelled or scheduler.in_fork():
         return False
-    return frame is None or _is_told(frame.f_globals.get("__name__"))
+    return frame is None or _reads_simulated_time(frame.f_globals.get("__name__"))
 
 
 class _Stand:
-    """What stands for a function of `time`. As an attribute of a class it does not become a method.
+    """Replaces a function of `time`; as a class attribute it does not become a method.
 
     Attributes:
-        real: that function.
+        real: the replaced function.
     """
 
     def __init__(self, name):
@@ -83,10 +81,10 @@ class _Stand:
 
 
 class _Waiting(threading.local):
-    """The real seconds for which the main thread has read the clock and only waited in between.
+    """Real seconds that the main thread has spent reading the clock without work in between.
 
-    Another thread is told those until it first reads the clock, and the model's time from then on:
-    one that watches over the main thread would find that this one takes too long.
+    Other threads inherit this offset until their first reading, and follow the simulated clock from
+    then on: a watchdog would find the main thread too slow otherwise.
     """
 
     by_main_thread = 0.0
@@ -95,7 +93,7 @@ class _Waiting(threading.local):
         self._seconds, self._waits, self._model, self._real = self.by_main_thread, 0, None, 0.0
 
     def seconds(self, model):
-        """Return them at a reading, at `model` seconds of the thread's clock."""
+        """Return the offset for a reading, at `model` seconds of the thread's clock."""
         if threading.current_thread() is threading.main_thread():
             real = time.monotonic()
             if model != self._model:
@@ -116,17 +114,17 @@ class _Clock(_Stand):
         self._began = 0
 
     def start(self):
-        """Let it begin within a second or two of the real clock, so that dates are today's.
+        """Set the start, a second or two after the real clock, so that dates are today's.
 
-        It is later: a program may have read the clock before it imported torch. Each process has
-        another fraction of the second, because ranks take seeds and the names of files from it.
+        It is later because a program may have read the clock before it imported torch. Each process
+        has its own fraction of a second, because ranks derive seeds and file names from the time.
         """
         of_process = os.getpid() % FRACTIONS / FRACTIONS
         began = (math.ceil(self.real() / self._units) + of_process) * self._units
         self._began = began if self._units == 1 else round(began)
 
     def __call__(self):
-        if not _model_tells(sys._getframe().f_back):
+        if not _is_simulated_now(sys._getframe().f_back):
             return self.real()
         clock = scheduler.clock
         waited = _waiting.seconds(clock.now())
@@ -138,7 +136,7 @@ class _Clock(_Stand):
 class _Sleep(_Stand):
     def __call__(self, seconds):
         self.real(seconds)
-        if _model_tells(sys._getframe().f_back):
+        if _is_simulated_now(sys._getframe().f_back):
             scheduler.clock.advance(float(seconds))
 
 
@@ -146,28 +144,28 @@ _waiting = _Waiting()
 _clocks = [_Clock(name) for name in _CLOCKS]
 _stands = [*_clocks, _Sleep("sleep")]
 _with_defaults = timeit.Timer.__init__, timeit.timeit, timeit.repeat
-_wanted = False
-_changed = []  # (namespace, name, what stands there)
+_enabled = False
+_changed = []  # (namespace, name, replacement)
 
 
-def tell_programs():
-    """Let programs read the clock of the model, now and whenever a `Simulation` keeps the time."""
-    global _wanted
-    _wanted = True
+def enable():
+    """Let programs read the simulated clock, now and whenever a `Simulation` is in force."""
+    global _enabled
+    _enabled = True
     if scheduler.clock.is_modelled:
         start()
 
 
 def start():
-    """Replace the functions, if that was asked for: a `Simulation` keeps the time from now on."""
-    if not _wanted or _changed:
+    """Replace the functions, if enabled: a `Simulation` is in force from now on."""
+    if not _enabled or _changed:
         return
     for clock in _clocks:
         clock.start()
     stands = {id(stand.real): stand for stand in _stands}
     for name, module in list(sys.modules.items()):
         namespace = getattr(module, "__dict__", None)
-        if namespace is None or name != "time" and not _is_told(name):
+        if namespace is None or name != "time" and not _reads_simulated_time(name):
             continue
         for key, value in list(namespace.items()):
             if id(value) in stands:
@@ -179,7 +177,7 @@ def start():
 
 
 def stop():
-    """Put back what `start` has replaced, unless the program has replaced it since."""
+    """Restore the functions, except where the program has replaced them since."""
     while _changed:
         namespace, key, stand = _changed.pop()
         if namespace.get(key) is stand:

@@ -1,8 +1,8 @@
-"""What a process writes to a folder about its use of virtual GPUs, for `vgpu run` to read.
+"""Writes a process's use of virtual GPUs to a folder, for `vgpu run`.
 
 A report is a JSON file, `<pid>.json`; with a trace, `<pid>.spans` has a line for each op. Both are
-written once a second and at the end, because a signal may end a process. A process that gives its
-GPUs no work writes nothing.
+written every second and at the end, because a signal may kill a process. A process without work on
+GPUs writes nothing.
 """
 
 import _thread
@@ -31,18 +31,15 @@ from vgpu.recording.chrome_trace import OF_A_PROGRAM
 from vgpu.runtime import registry, scheduler
 
 SECONDS_BETWEEN_REPORTS = 1.0
-MOST_GAPS = 10_000  # between steps that a process keeps, the last ones
+MAX_GAPS = 10_000  # gaps between steps that a process keeps, the last ones
 
 
 def report_to(folder, with_spans=False):
-    """Write reports of this process's virtual GPUs to a folder, from its first op on.
-
-    With `with_spans` also write a line for each op.
-    """
+    """Write reports of this process to a folder, from its first op on; optionally also each op."""
     report = Report(folder, with_spans)
     scheduler.start_recording(report)
-    atexit.register(report.wait_and_write_last)  # after `_end` of backend.py, so it runs before it
-    # Children of multiprocessing run finalizers, then os._exit; a fork begins without finalizers.
+    atexit.register(report.wait_and_write_last)  # runs before `_end` of backend.py
+    # Children of multiprocessing run finalizers, then os._exit; a fork starts without finalizers.
     finish = functools.partial(Finalize, None, report.write_last, exitpriority=0)
     finish()
     register_after_fork(report, lambda report: finish())
@@ -51,11 +48,11 @@ def report_to(folder, with_spans=False):
 
 
 class Report:
-    """Sums over the spans of a process: a recording for `scheduler` that needs little memory."""
+    """A recording for `scheduler` that keeps sums over spans only, to save memory."""
 
     def __init__(self, folder, with_spans):
         self._folder = folder
-        self._recorded = SimpleQueue()  # spans, not added yet
+        self._recorded = SimpleQueue()  # spans to be added
         self._writing = threading.Lock()
         self._spans = [] if with_spans else None
         self._busy = defaultdict(Counter)  # device -> engine -> seconds
@@ -63,18 +60,18 @@ class Report:
         self._links = {}  # (source, target) -> [bytes, seconds, copies]
         self._waiting = 0.0
         self._begin, self._end = float("inf"), 0.0
-        self._steps_of = WeakKeyDictionary()  # optimizer -> one of the following
+        self._steps_of = WeakKeyDictionary()  # optimizer -> its entry in `_steps`
         self._steps = []
         self._rank = os.environ.get("RANK")
-        self._started = False  # whether a thread writes
+        self._started = False  # whether the writing thread runs
         self._ended = False  # whether the last report is written
-        self._raised = None  # what has ended this process, if it is a child of multiprocessing
-        self._error = None  # the name of the exception that has ended the process
+        self._raised = None  # the exception that ended a child of multiprocessing
+        self._error = None  # the name of the exception that ended this process
 
     def extend(self, spans):
-        """Note spans of ops that have ended, and of waits.
+        """Add spans of finished ops and of waits.
 
-        It takes no lock: the main thread may come here again, from a signal handler.
+        Takes no lock, because a signal handler may call it again.
         """
         self._recorded.put(spans)
         if not self._started and spans and spans[0].kind not in OF_A_PROGRAM:
@@ -89,7 +86,7 @@ class Report:
             self._busy[span.device][span.engine] += seconds
             self._ops[span.device] += 1
             self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)
-            on_meta = getattr(span.target, "type", None) == "meta"  # such copies move nothing
+            on_meta = getattr(span.target, "type", None) == "meta"  # copies that move nothing
             if span.kind in ("copy", "collective") and not on_meta:
                 sums = self._links.setdefault((span.source, span.target), [0, 0.0, 0])
                 sums[0] += span.num_bytes
@@ -99,7 +96,7 @@ class Report:
             self._spans.append(span)
 
     def note_step(self, optimizer, args, kwargs):
-        """Note a step of an optimizer; torch calls this."""
+        """Record a step of an optimizer; a hook of torch."""
         parameters = (p for group in optimizer.param_groups for p in group["params"])
         device = next((p.device for p in parameters if registry.is_virtual(p.device)), None)
         if device is None:
@@ -111,7 +108,7 @@ class Report:
         self._steps_of[optimizer].note(scheduler.clock.now(), work)
 
     def note_errors_of_children(self):
-        """Note what ends a child of multiprocessing: in 3.13 it is gone when finalizers run."""
+        """Record the exception that ends a child of multiprocessing, before 3.13 discards it."""
         run = BaseProcess.run
 
         @functools.wraps(run)
@@ -135,16 +132,16 @@ class Report:
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
     def wait_and_write_last(self):
-        """Wait for the work under way and write the last report.
+        """Wait for issued work and write the last report.
 
-        After an error it does not wait: other ranks may never take part in a collective.
+        After an error it does not wait: other ranks may never join a collective.
         """
         if not hasattr(sys, "last_value"):
-            registry.wait_for_all()  # in a fork it does not wait
+            registry.wait_for_all()  # returns at once in a fork
         self.write_last()
 
     def write_last(self):
-        """Write the last report, once, if this process has begun to write."""
+        """Write the last report, once, if this process has written before."""
         if self._started and os.getpid() == self._pid:
             error = getattr(sys, "last_value", None) or self._raised
             if error is not None and getattr(error, "code", True) not in (None, 0):
@@ -155,7 +152,7 @@ class Report:
 
     def _write(self, ended):
         with self._writing:
-            if self._ended:  # perhaps while this thread waited for the lock
+            if self._ended:  # by another thread
                 return
             contents = self._contents(ended)
             self._write_spans()
@@ -213,24 +210,24 @@ class Report:
 
 
 class _Steps:
-    """The number of an optimizer's steps, and seconds between two of them, for their median.
+    """The number of an optimizer's steps, and the seconds between them.
 
-    A step ends when the device has done it; the host may have gone on long before.
+    A step ends when the device has executed it.
     """
 
     def __init__(self):
         self.number = 0
-        self.gaps = deque(maxlen=MOST_GAPS)
-        self._pending = deque()  # (when the host had issued it, the ops to wait for)
+        self.gaps = deque(maxlen=MAX_GAPS)
+        self._pending = deque()  # (time of issue, ops to wait for)
         self._last = None
 
     def note(self, now, work):
-        """Count a step that the host has issued at `now`, and that ends when `work`, ops, does."""
+        """Count a step, issued at `now`, which ends when the ops `work` have ended."""
         self.number += 1
         self._pending.append((now, work))
 
     def settle(self):
-        """Note when the steps ended that have."""
+        """Record the ends of finished steps."""
         while self._pending and all(op.done for op in self._pending[0][1]):
             now, work = self._pending.popleft()
             end = max([now, *(op.end for op in work)])
@@ -240,7 +237,7 @@ class _Steps:
 
 
 def _name_of_this_process():
-    """Return a short name of what runs here: a script, a module, or the test that started it."""
+    """Return a short name of this process's script or module, or of the test that started it."""
     path = Path(sys.argv[0] if sys.argv else "")
     if path.match("ray/*/workers/default_worker.py"):
         return RAY_WORKER
@@ -252,6 +249,6 @@ def _name_of_this_process():
 
 
 def _start_of_this_process():
-    """Return when this process was started, in clock ticks since the machine was; see proc(5)."""
+    """Return the start time of this process, clock ticks since boot; see proc(5)."""
     fields = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
     return int(fields[19])

@@ -1,7 +1,7 @@
-"""`vgpu run`: a command whose processes have virtual GPUs under the names of CUDA's.
+"""`vgpu run`: runs a command whose processes have virtual GPUs in place of CUDA's.
 
-This starts the command, passes signals on, ends the processes that the command leaves behind, and
-prints what the ranks did. It does not import torch: the command does. It needs Linux.
+Starts the command, forwards signals, ends processes that the command leaves behind, and prints a
+summary. It does not import torch. It needs Linux.
 """
 
 import contextlib
@@ -21,10 +21,10 @@ from vgpu.cuda.summary import read_reports, summary, write_trace
 
 assert sys.platform == "linux", "the command has refused the others"
 
-SECONDS_TO_END = 5.0  # after a request, for what the command has left behind
-SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves once the command has ended
-SECONDS_BETWEEN_LOOKS = 0.05
-SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # these ask a process to end
+SECONDS_TO_END = 5.0  # for remaining processes after a signal
+SECONDS_FOR_CHILDREN = 1.0  # for children to end by themselves after the command
+POLL_SECONDS = 0.05
+SIGNALS = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}  # requests to end
 NOT_FOUND, CANNOT_RUN = 127, 126  # exit codes of a shell
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -33,14 +33,14 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
     """Run a command, a list of strings, and return its exit code.
 
     Args:
-        gpus: how many virtual GPUs each of its processes sees.
+        gpus: number of virtual GPUs for each process.
         model: name of the GPU or machine to model; None for real time.
         trace: path for a trace of all ranks, or None.
-        clock: with a model, the clock that the command reads by `time.time`: "model" or "wall".
+        clock: with a model, the clock of `time.time` in the command: "model" or "wall".
         values: False, with a model, to compute no values.
     """
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
-        print(f"vgpu run: there is no folder for the trace {trace}", file=sys.stderr)
+        print(f"vgpu run: the folder of the trace {trace} does not exist", file=sys.stderr)
         return CANNOT_RUN
     folder = tempfile.mkdtemp(prefix="vgpu-run-")
     try:
@@ -72,10 +72,10 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
 
 
 class _Job:
-    """A command and all processes that it starts.
+    """A command and all its descendants.
 
-    It stays in the process group of this process, so a terminal interrupts, stops and resumes both.
-    A signal that another process sends to this one alone is passed on.
+    The command stays in this process's group, so a terminal interrupts, stops and resumes both. A
+    signal from another process to this one alone is forwarded.
     """
 
     def __init__(self, command, environment):
@@ -91,27 +91,26 @@ class _Job:
             raise
 
     def wait(self):
-        """Wait until the command has ended, end what it left behind, and return its exit code."""
+        """Wait for the command, end remaining processes, and return the exit code."""
         try:
             while self._process.poll() is None:
-                self._look()
+                self._handle_signal()
             self._end_children()
         finally:
             self._restore()
         code = self._process.returncode
         return 128 - code if code < 0 else code
 
-    def _look(self):
-        """Wait a moment; pass the first signal of another process on, and kill all at its second.
+    def _handle_signal(self):
+        """Wait a moment; forward the first signal of another process, and kill all at the second.
 
-        The terminal's Ctrl-C goes to the command by itself. How long that takes to end, for it may
-        write a checkpoint, is its own affair.
+        The command gets the terminal's Ctrl-C by itself, and may take its time, for a checkpoint.
         """
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        # With a time to wait, this returns garbage if the process was stopped (Ctrl-Z, a debugger)
-        # for longer than that: Python looks at the clock, not at what the call returned.
+        time.sleep(POLL_SECONDS)
+        # With a time-out, this returns garbage if the process was stopped (Ctrl-Z, a debugger) for
+        # longer: Python reads the clock, not the result of the system call.
         info = signal.sigtimedwait(SIGNALS, 0)
-        if info is None or info.si_code > 0:  # none, or from the terminal, as to the command
+        if info is None or info.si_code > 0:  # none, or from the terminal
             return
         if self._asked_to_end:
             _send(signal.SIGKILL, self._descendants())
@@ -120,7 +119,7 @@ class _Job:
             _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
 
     def _end_children(self):
-        """End the processes that the command has left behind, gently at first."""
+        """End remaining processes: wait, then SIGTERM, then SIGKILL."""
         for ask, seconds in (
             (None, SECONDS_FOR_CHILDREN),
             (signal.SIGTERM, SECONDS_TO_END),
@@ -131,13 +130,13 @@ class _Job:
                 _send(ask, left)
             deadline = time.monotonic() + seconds
             while left and time.monotonic() < deadline:
-                self._look()
+                self._handle_signal()
                 left = self._descendants()
             if not left:
                 return
 
     def _descendants(self):
-        """Return the processes that descend from this one, except those there before the job."""
+        """Return the descendants of this process, except those from before the job."""
         return _descendants(self._before)
 
     def _restore(self):
@@ -146,7 +145,7 @@ class _Job:
 
 
 def _adopt_orphans(yes):
-    """Start or stop adopting descendants whose parents end."""
+    """Start or stop adopting orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
@@ -156,7 +155,7 @@ def _descendants(without=()):
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             text = path.read_text(errors="replace")
-        except OSError:  # it has just ended
+        except OSError:  # the process has ended
             continue
         state, parent, *_ = text.rpartition(")")[2].split()
         pid = int(path.parent.name)
@@ -173,7 +172,7 @@ def _descendants(without=()):
 
 
 def _send(number, pids):
-    """Send a signal to processes, some of which may have ended, or belong to another user."""
+    """Send a signal to processes; ignore ended ones and those of other users."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)

@@ -1,4 +1,4 @@
-"""Turning the reports of all ranks into the summary and the trace that `vgpu run` writes."""
+"""The summary and the trace of `vgpu run`, from the reports of all processes."""
 
 import json
 import os
@@ -13,20 +13,20 @@ COPY_ENGINES = ("h2d", "d2h", "p2p")
 
 
 def read_reports(folder):
-    """Return the reports in a folder, dicts, in the order in which the processes were started."""
+    """Return the reports in a folder, a list of dicts, by start time of the process."""
     reports = [json.loads(path.read_text(encoding="utf-8")) for path in Path(folder).glob("*.json")]
     return sorted(reports, key=lambda report: (report["started"], report["pid"]))
 
 
 def summary(reports, gpus, seconds, code, clock="model", values=True):
-    """Return a summary, in several lines, of what the processes of a command did.
+    """Return the summary of a command's processes, a text of several lines.
 
     Args:
-        reports: what `read_reports` returned.
-        gpus: how many GPUs each process saw.
-        seconds: how long the command took.
+        reports: the result of `read_reports`.
+        gpus: number of GPUs for each process.
+        seconds: duration of the command.
         code: its exit code.
-        clock, values: on modelled GPUs, the clock that it read, and whether it had values.
+        clock, values: on modelled GPUs, the clock it read, and whether it had values.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
     gpus = f"{gpus} x virtual GPU"
@@ -48,7 +48,7 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
 
 
 def _ends(reports):
-    """Return notes on the processes that did not end as a program ends that has done its work."""
+    """Return notes on processes that did not end normally."""
     notes = []
     for report in reports:
         who = "process" if report["rank"] is None else f"rank {report['rank']}, process"
@@ -117,7 +117,7 @@ def _steps(reports, names):
 
 
 def _names(reports):
-    """Return what to call processes, {pid: name}; those that share rank and name get their pid."""
+    """Return {pid: name}; processes with equal rank and name get their pid as a prefix."""
     number = Counter((report["rank"], report["name"]) for report in reports)
     return {
         report["pid"]: f"{report['pid']}: {report['name']}"
@@ -136,7 +136,7 @@ def _time(seconds):
 
 
 def _bytes(number):
-    """Format a number of bytes in the unit that leaves it at least 1."""
+    """Format a number of bytes in the largest unit in which it is at least 1."""
     exponent, unit = max((e, unit) for e, unit in enumerate(UNITS) if number >= 1024**e or e == 0)
     return f"{number / 1024**exponent:.1f} {unit}" if exponent else f"{number} B"
 
@@ -145,9 +145,9 @@ UNITS = "B", "KiB", "MiB", "GiB", "TiB"
 
 
 def _table(head, rows):
-    """Format rows of strings below a head, in columns as wide as their widest string.
+    """Format rows of strings below a head, in aligned columns.
 
-    The last column is cut to what is left of the width of a summary.
+    The last column is truncated at the width of a summary.
     """
     if not rows:
         return ""
@@ -160,10 +160,10 @@ def _table(head, rows):
 
 
 def write_trace(path, reports, folder, began):
-    """Write what all ranks did as one trace in Chrome's Trace Event Format.
+    """Write one trace of all ranks in Chrome's Trace Event Format.
 
-    `began` is `perf_counter()` at the start of the command, from which times count; a trace of
-    modelled GPUs begins when their clock does.
+    Times count from `began`, `perf_counter()` at the start of the command; on modelled GPUs from 0
+    of their clock.
     """
     from vgpu.recording.chrome_trace import OF_A_PROGRAM, chrome_trace
 
@@ -174,25 +174,25 @@ def write_trace(path, reports, folder, began):
         devices = sorted({span.device for span in on_gpus if span.engine != "host"})
         timeline = SimpleNamespace(spans=spans, marks=[], devices=devices)
         who = f"rank {_name(report)}, " if report["rank"] is not None else ""
-        first = place * MOST_PROCESSES
+        first = place * MAX_TRACE_PROCESSES
         events += chrome_trace(timeline, who, first)["traceEvents"]
     with open(path, "w", encoding="utf-8") as file:
         json.dump({"traceEvents": events, "displayTimeUnit": "ms"}, file)
 
 
-MOST_PROCESSES = 1000  # that a rank may have in a trace: one for the host, one for each device
+MAX_TRACE_PROCESSES = 1000  # of a rank in a trace: one for the host, one for each device
 SPAN = tuple("name kind device stream engine start end issued num_bytes source target".split())
 
 
 def _spans(path, began):
-    """Return the spans that a process left, with times counted from `began`."""
+    """Return the spans of a process, with times counted from `began`."""
     if not path.exists():
         return []
     spans = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             span = SimpleNamespace(**dict(zip(SPAN, json.loads(line), strict=True)))
-        except ValueError:  # the process was killed while it wrote the line
+        except ValueError:  # an incomplete line of a killed process
             continue
         span.start -= began
         span.end -= began

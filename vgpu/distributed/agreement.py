@@ -1,4 +1,4 @@
-"""Before values move, ranks compare their calls and agree on when the exchange begins."""
+"""Ranks compare their calls before an exchange of values, and agree on its start."""
 
 import contextlib
 import platform
@@ -11,17 +11,17 @@ from time import perf_counter
 import torch
 import torch.distributed as dist
 
-_TEXT = 2048  # bytes of a rank's text in an error
-_LATE = 2.0  # seconds in which other ranks may say that they wait, too
+_TEXT_BYTES = 2048  # of a rank's text in an error message
+_REPLY_SECONDS = 2.0  # for other ranks to report what they wait for
 NO_LINK = float("inf")
 
 
 class CollectiveTimeout(dist.DistBackendError):
-    """A rank has waited too long for others.
+    """Other ranks did not join a collective in time.
 
     Attributes:
-        call: a description of the collective that it waits in.
-        missing: the ranks that did not come, numbered as in the default group.
+        call: a description of the collective.
+        missing: the ranks that did not join, numbered as in the default group.
     """
 
     def __init__(self, text, call="", missing=()):
@@ -30,32 +30,32 @@ class CollectiveTimeout(dist.DistBackendError):
 
 
 def is_gloo_timeout(text):
-    """Return whether an error's text is gloo's for a time-out, which has no type of its own."""
+    """Return whether an error message is gloo's for a time-out, which has no exception type."""
     return bool(re.search("gloo.*(Timed out waiting|timeout caused)", text, re.DOTALL))
 
 
 def is_lost_connection(text):
-    """Return whether an error's text is gloo's for a peer that has gone."""
+    """Return whether an error message is gloo's for a lost peer."""
     return bool(re.search("gloo.*Connection (closed|reset) by peer", text, re.DOTALL))
 
 
-def in_words(ranks):
+def ranks_text(ranks):
     """Return "rank 1" or "ranks 0, 2"."""
     names = list(map(str, ranks))
     return f"rank{'s' * (len(names) > 1)} {', '.join(names)}"
 
 
 def disagreement(calls):
-    """Return a message about ranks that made different calls, from a dict of rank to call."""
+    """Return the error message for ranks with different calls, given {rank: call}."""
     ranks_of = {}
     for rank, call in sorted(calls.items()):
         ranks_of.setdefault(call, []).append(rank)
-    lines = (f"  {in_words(ranks)}: {call}" for call, ranks in ranks_of.items())
+    lines = (f"  {ranks_text(ranks)}: {call}" for call, ranks in ranks_of.items())
     return "\n".join(["the ranks disagree:", *lines])
 
 
 def host_number():
-    """Return a number for this machine since its boot: ranks with the same one share a clock."""
+    """Return an identifier of this machine's boot; ranks with equal ones share a clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             name = file.read()
@@ -64,19 +64,19 @@ def host_number():
     return zlib.crc32(name.encode())
 
 
-def figures_of(link):
-    """Return the bandwidth and latency of a `Link`; None means no limit."""
+def bandwidth_and_latency(link):
+    """Return bandwidth and latency of a `Link`; None is an unlimited link."""
     return (NO_LINK, 0.0) if link is None else (link.bandwidth, link.latency)
 
 
 @dataclass
 class Agreement:
-    """What the ranks of an exchange have agreed on.
+    """The start and the link of an exchange, equal on all ranks.
 
     Attributes:
-        start: `perf_counter` seconds at which the last of them was ready.
-        bandwidth: the lowest of their links, bytes per second; infinite where no rank has a limit.
-        latency: the highest of their links, seconds.
+        start: `perf_counter` seconds at which the last rank was ready.
+        bandwidth: the lowest among the ranks' links, bytes/s; infinite if none has a limit.
+        latency: the highest among the ranks' links, seconds.
     """
 
     start: float
@@ -85,7 +85,7 @@ class Agreement:
 
 
 class Table:
-    """The ranks of a process group, and how to reach them."""
+    """The ranks of a process group, and their gloo connections."""
 
     def __init__(self, store, rank, size, global_ranks, timeout):
         self.store, self.rank, self.size = store, rank, size
@@ -99,16 +99,16 @@ class Table:
         self.gloo.set_timeout(timeout)
 
     def agree(self, call, ready, link, failure):
-        """Compare calls with all other ranks, and return their `Agreement`.
+        """Compare calls with all other ranks and return the `Agreement`.
 
         Args:
-            call: a description of what this rank does.
-            ready: when its inputs were ready, seconds.
-            link: its `Link`, or None for no limit.
-            failure: an exception that keeps it from taking part, or None.
+            call: a description of this rank's call.
+            ready: time at which this rank's inputs were ready, seconds.
+            link: this rank's `Link`, or None for no limit.
+            failure: exception that prevents this rank from taking part, or None.
 
         Raises:
-            CollectiveTimeout: a rank did not come in time.
+            CollectiveTimeout: a rank did not join in time.
             dist.DistBackendError: calls differ, or a rank cannot take part.
         """
 
@@ -121,7 +121,7 @@ class Table:
         return self._agree(call, row, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure, tag):
-        """Compare calls with one other rank of the group, before a message; see `agree`."""
+        """Compare calls with the peer of a message; see `agree`."""
         tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
 
         def swap(mine):
@@ -142,20 +142,20 @@ class Table:
         return self._agree(call, row, failure, ranks, swap)
 
     def _agree(self, call, row, failure, ranks, exchange):
-        """Exchange rows with `exchange`, and texts where ranks disagree."""
+        """Exchange rows by `exchange`; if ranks disagree, exchange texts and raise."""
         try:
             table = torch.stack(exchange(row))
             if failure is None and not self._disagree(table):
                 return self._agreement(table, row[1].item())
             text = call if failure is None else f"{call}, but cannot: {failure}"
             texts = map(_as_text, exchange(_as_bytes(text)))
-        except RuntimeError as error:  # gloo has given up
+        except RuntimeError as error:  # a gloo error
             raise self._failed(call, error) from None
         raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
 
     def _row(self, call, ready, link, failure):
         call = zlib.crc32(call.encode())
-        row = call, ready, *figures_of(link), self._host, failure is not None
+        row = call, ready, *bandwidth_and_latency(link), self._host, failure is not None
         return torch.tensor(row, dtype=torch.float64)
 
     @staticmethod
@@ -171,10 +171,10 @@ class Table:
     # -- errors
 
     def _names(self, ranks):
-        return in_words(self.global_ranks[rank] for rank in ranks)
+        return ranks_text(self.global_ranks[rank] for rank in ranks)
 
     def _failed(self, call, error):
-        """Return an exception that names the missing ranks, after an error of gloo's."""
+        """Return an exception that names the missing ranks, given a gloo error."""
         reason = " ".join(str(error).split())
         seconds = self.timeout.total_seconds()
         late = is_gloo_timeout(reason)
@@ -191,14 +191,14 @@ class Table:
         return dist.DistBackendError(text)
 
     def _others(self, call, late):
-        """Return lines on what the other ranks wait for, and the ranks that do not answer.
+        """Return lines on what other ranks wait for, and the ranks that do not answer.
 
-        After a lost connection, a rank that waited for the same call has given up.
+        After a lost connection, ranks in the same call have raised an error, too.
         """
         keys = [f"waits/{rank}" for rank in range(self.size)]
         self.store.set(keys[self.rank], call)
         others = [rank for rank in range(self.size) if rank != self.rank]
-        deadline = time.monotonic() + _LATE
+        deadline = time.monotonic() + _REPLY_SECONDS
         while time.monotonic() < deadline and not self.store.check([keys[r] for r in others]):
             time.sleep(0.05)
         lines, silent = [], []
@@ -208,16 +208,16 @@ class Table:
                 if its != call:
                     lines.append(f"{self._names([rank])} waits in {its}")
                 elif not late:
-                    lines.append(f"{self._names([rank])} has waited in it, and given up")
+                    lines.append(f"{self._names([rank])} waited in it and gave up")
             else:
                 silent.append(rank)
         if silent:
-            lines.insert(0, f"{self._names(silent)} did not come")
+            lines.insert(0, f"{self._names(silent)} did not join")
         return lines, silent
 
 
 def _as_bytes(text):
-    data = text.encode()[:_TEXT].ljust(_TEXT)
+    data = text.encode()[:_TEXT_BYTES].ljust(_TEXT_BYTES)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

@@ -1,26 +1,25 @@
-"""Collective: an op that involves other ranks."""
+"""Collective: an op in which several ranks take part."""
 
 from vgpu.runtime.scheduler import Op
 
 
 class Collective(Op):
-    """A collective, or a message, as called on this rank.
+    """One rank's call of a collective, or of a message.
 
     Args:
-        move: function(gloo, inputs, outputs) of flat CPU tensors; see `exchange`.
-        cost: function of k, bytes and `Route`; see `costs`.
-        detail: what ranks must agree on, besides the shapes.
-        shapes_of: the tensors whose shapes must agree; by default the inputs.
-        cost_bytes: the bytes for `cost`; by default the bytes of the inputs or of the outputs,
-            whichever are more.
-        peer, sends, tag: for a message, the other rank in the group, the direction and the tag.
+        move: function(gloo, inputs, outputs) of flat CPU tensors; see exchange.py.
+        cost: function(k, bytes, route); see collective_costs.py.
+        detail: further text that must be equal on all ranks.
+        shapes_of: tensors whose shapes must be equal on all ranks; by default the inputs.
+        cost_bytes: bytes for `cost`; by default those of inputs or outputs, the larger.
+        peer, sends, tag: of a message, the other rank in the group, the direction and the tag.
         is_read: whether other ranks read the inputs.
 
     Attributes:
-        text: the call with its shapes; the same on all ranks.
-        key: identifies the collective on all of its ranks; its last part is a counter.
-        members: these ranks, numbered as in the default group.
-        failure: the error that keeps it from running on a modelled clock, or None.
+        text: the call with its shapes; equal on all ranks.
+        key: identifies the collective on all ranks; its last part is a counter.
+        members: participating ranks, numbered as in the default group.
+        failure: the error that prevents it from running on a modelled clock, or None.
         has_values: whether all ranks have the values that others read; see `values` in
             `Simulation`.
     """
@@ -57,22 +56,22 @@ class Collective(Op):
         self.text = f"{name}({', '.join(filter(None, (texts, detail)))})"
 
     def directions(self, out, into):
-        """Return the directions of this rank's link that it occupies, of these two."""
+        """Return which of the two directions of this rank's link it occupies."""
         return {None: (out, into), True: (out,), False: (into,)}[self.sends]
 
     def meet(self, route, has_values=True):
-        """Set its cost on the `Route` of its ranks, and whether there are values."""
+        """Set cost, duration and `has_values` once the `Route` is known."""
         cost = self._cost(len(self.members), self._cost_bytes, route)
         self.num_bytes, self.seconds = cost.num_bytes, cost.seconds(route)
         self.has_values = has_values
 
     def drop_tensors(self):
-        """Drop the references to tensors, which keep their memory allocated."""
+        """Release the tensors, so that their memory can be freed."""
         self.inputs = self.outputs = ()
 
 
 def described(tensor):
-    """Return dtype and shape of a tensor as a string, "float32[3]" for example."""
+    """Return dtype and shape of a tensor, such as "float32[3]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 

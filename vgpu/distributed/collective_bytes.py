@@ -1,4 +1,4 @@
-"""The bytes that a rank hands to collectives."""
+"""CollectiveBytes: counts the bytes that a rank hands to collectives."""
 
 import contextlib
 import threading
@@ -18,12 +18,12 @@ class CollectiveBytes:
             loss.backward()
         counted.total
 
-    Each call counts its inputs or its outputs, whichever are larger. All calls of vccl are counted,
-    and calls of gloo and NCCL in the thread of the block. Of the calls that a communication hook
-    makes in another thread, once a message has arrived, only `torch.distributed.all_reduce` counts.
+    A call counts its inputs or its outputs, whichever are larger. Counted are all calls of vccl,
+    and those of gloo and NCCL in the block's thread. In other threads, where communication hooks
+    run once a message has arrived, only `torch.distributed.all_reduce` is counted.
 
     Attributes:
-        calls: a dict from the collective's name to the list of its sizes in bytes, by call.
+        calls: {name of the collective: bytes of each call}.
     """
 
     def __init__(self):
@@ -35,7 +35,7 @@ class CollectiveBytes:
         return sum(map(sum, self.calls.values()))
 
     def _note(self, name, args):
-        """Count a call of an operator or a method, "allreduce_" for example."""
+        """Count a call of an operator or a method, such as "allreduce_"."""
         sizes = (
             sum(leaf.nbytes for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
             for value in args
@@ -63,7 +63,7 @@ class CollectiveBytes:
 
 
 class _Counting(TorchDispatchMode):
-    """Sees what a thread hands to gloo and NCCL, including what C++ does, as for DDP's buckets."""
+    """Counts a thread's calls of gloo and NCCL, including those from C++, such as DDP's."""
 
     def __init__(self, note):
         super().__init__()

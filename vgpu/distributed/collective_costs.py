@@ -1,14 +1,13 @@
-"""What a collective costs on the way between its ranks: bytes that each sends, and seconds.
+"""Bytes that each rank sends in a collective, and its duration.
 
-Every rank has one link that sends and receives at the same time. Sums go around a ring where that
-is faster than NCCL's double binary tree, which sends whole tensors but has fewer steps; all else
-but an all-to-all goes around the ring (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
-Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Over several machines, most
-steps of the ring stay inside one; the tree is a chain inside each and a tree between them, as in
-NCCL's own model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
+Every rank has one full-duplex link. An all-reduce takes the faster of a ring and NCCL's double
+binary tree, which sends whole tensors in fewer steps; all others but all-to-all take the ring
+(https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4,
+Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Across machines, most steps of
+the ring stay inside one; the tree is a chain inside each machine and a tree between them, as in
+NCCL's model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
 
-Virtual GPUs take these seconds. Chapters of d2lpar predict with
-formulas of their own.
+Virtual GPUs take these durations; chapters of d2lpar predict with formulas of their own.
 """
 
 from dataclasses import dataclass, replace
@@ -21,8 +20,8 @@ class Cost:
     Attributes:
         steps: consecutive messages, each of which pays the latency of the link.
         num_bytes: the bytes that the rank sends or, if it sends none, receives.
-        between: how many of the steps lead from one machine to another.
-        leaving: those of the bytes that every rank sends to other machines at the same time.
+        between: number of steps from one machine to another.
+        leaving: bytes to other machines, sent by all ranks at the same time.
     """
 
     steps: int
@@ -31,7 +30,7 @@ class Cost:
     leaving: int = 0
 
     def seconds(self, route):
-        """Return the seconds it takes on a `Route`; one without steps takes none."""
+        """Return the duration on a `Route` in seconds; 0 without steps."""
         if not self.steps:
             return 0.0
         steps = (self.steps - self.between) * route.latency + self.between * route.between
@@ -60,7 +59,7 @@ def in_parts(k, num_bytes, route):
 def to_each(k, num_bytes, route):
     """Return the `Cost` of all_to_all, `num_bytes` for all parts of a rank.
 
-    No ring helps: the parts for other machines leave through the cards, those of each rank.
+    No ring: each rank's parts for other machines go through its share of the network cards.
     """
     leaving = (k - k // route.machines) * num_bytes // k  # none in one machine
     return replace(in_parts(k, num_bytes, route), leaving=leaving)

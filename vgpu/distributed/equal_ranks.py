@@ -1,4 +1,4 @@
-"""One rank in place of many equal ones: the block, its meetings and its exchange of values."""
+"""equal_ranks: one simulated rank in place of many equal ones."""
 
 import contextlib
 
@@ -20,20 +20,20 @@ def equal_ranks(k):
         with equal_ranks(1024):
             net = DistributedDataParallel(net.to(device))  # a step takes as long as on 1,024 GPUs
 
-    Ranks that do the same at the same time take equally long, so it is enough to run one of them.
-    In the block this process is rank 0 of the default process group, whose collectives take the
-    time of `k` ranks and return what they would if all ranks had the same values. Ranks with
-    shards, as in `fully_shard`, have different values: there only time, bytes and memory are as on
-    `k` ranks. The group has the backend "vccl" and torch's fake store.
+    Ranks that do the same take equally long, so one of them is simulated. In the block, this
+    process is rank 0 of the default process group. Collectives take the time of `k` ranks and
+    return the values that result if all ranks hold the same ones. Sharded ranks, as in
+    `fully_shard`, hold different values: there only time, bytes and memory are those of `k` ranks.
+    The group has the backend "vccl" and torch's fake store.
 
     Raises:
-        ValueError: `k` is not a positive whole number, or there is a default process group already.
+        ValueError: `k` is not a positive integer, or a default process group exists already.
         RuntimeError: no GPUs are modelled.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
-        raise ValueError(f"the number of ranks is a positive whole number: got {k!r}")
+        raise ValueError(f"k must be a positive integer: got {k!r}")
     if not scheduler.clock.is_modelled:
-        raise RuntimeError("equal ranks need a modelled GPU: call virtual_gpus(1, model=...) first")
+        raise RuntimeError("equal_ranks requires a modelled GPU: call virtual_gpus(1, model=...)")
     dist.init_process_group("vccl", store=fake_store(), rank=0, world_size=k)
     try:
         yield
@@ -42,7 +42,7 @@ def equal_ranks(k):
 
 
 class EqualRanks:
-    """Replaces `Meetings` where one rank stands for many equal ones."""
+    """Replaces `Meetings` where one rank represents many equal ones."""
 
     pending = ()
 
@@ -54,7 +54,7 @@ class EqualRanks:
         return True
 
     def post(self, op):
-        """Make a collective begin when this rank is ready."""
+        """Start a collective when this rank is ready."""
         op.ready = op.start
         gpus = op.engine.device.model.machine.gpus or self._size
         hosts = [rank // gpus for rank in op.members]
@@ -64,7 +64,7 @@ class EqualRanks:
         self._simulation.make_ready(op)
 
     def waits_for_values(self, op):
-        """Do nothing: there is nobody else."""
+        """Do nothing: there are no other ranks."""
 
     done = waits_for_values
 
@@ -72,14 +72,14 @@ class EqualRanks:
         """Do nothing."""
 
     def end(self):
-        """Simulate all that was issued."""
+        """Simulate all issued ops."""
         self._simulation.finish()
 
 
 class Equals:
-    """Replaces a gloo group where this rank stands for all, with the same values.
+    """Replaces a gloo group where this rank represents all ranks, with equal values.
 
-    Messages, and what a root elsewhere would send, leave the outputs as they are.
+    Messages, and tensors from a root on another rank, leave the outputs unchanged.
     """
 
     def __init__(self, rank, size):
@@ -111,35 +111,35 @@ class Equals:
         return _Done()
 
     def gather(self, output_lists, inputs, options):
-        """Copy each input to all of its outputs if this rank is the root, which has them."""
+        """Copy each input to all of its outputs on the root; other ranks have no outputs."""
         return self.allgather(output_lists, inputs) if output_lists else _Done()
 
     def alltoall_base(self, output, value, output_sizes, input_sizes, options):
-        """Receive from every rank what it sends to this one."""
+        """Fill the outputs with this rank's own part: all ranks send the same."""
         own = value.split(input_sizes)[self._rank]
         for part in output.split(output_sizes):
             part.copy_(own)
         return _Done()
 
     def scatter(self, outputs, input_lists, options):
-        """Receive this rank's input if it is the root, which has them."""
+        """Copy this rank's own input on the root; other ranks have no inputs."""
         for out, values in zip(outputs, input_lists, strict=False):
             out.copy_(values[self._rank])
         return _Done()
 
     def broadcast(self, tensors, options):
-        """Leave the tensors as they are: the root has the same."""
+        """Leave the tensors unchanged: the root has the same values."""
         return _Done()
 
     def send(self, tensors, other, tag):
-        """Do nothing: there is nobody else."""
+        """Do nothing: there are no other ranks."""
         return _Done()
 
     recv = send
 
 
 class _Done:
-    """The work of `Equals`, complete from the start."""
+    """A completed work, returned by `Equals`."""
 
     def wait(self):
         """Do nothing."""

@@ -1,8 +1,7 @@
-"""How the values of a collective move: as CPU tensors, through gloo, in an engine's thread.
+"""Moves the values of collectives as CPU tensors, through gloo, in an engine's thread.
 
 Each function takes a gloo process group and this rank's inputs and outputs, lists of flat CPU
-tensors, and returns when the outputs are written. Where one rank stands for many equal ones,
-`equal_ranks.Equals` replaces gloo.
+tensors, and returns when the outputs are written. In `equal_ranks`, `Equals` replaces gloo.
 """
 
 import torch
@@ -13,36 +12,36 @@ from vgpu.tensors.tensor import VirtualTensor
 
 Op = dist.ReduceOp.RedOpType
 SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
-NOT_REDUCED = {torch.int16, torch.uint16, torch.uint32, torch.uint64}  # neither NCCL nor gloo does
-REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # NCCL has these
+NOT_REDUCED = {torch.int16, torch.uint16, torch.uint32, torch.uint64}  # by NCCL or gloo
+REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # supported by NCCL
 
 
 class Reduction:
     """A `dist.ReduceOp` in three parts: before the exchange, in it, and after it.
 
-    As in NCCL an average of floating-point numbers is divided before the sum, one of integers after
-    it, towards zero (`FuncSumPostDiv::divide` in NCCL's src/device/reduce_kernel.h).
+    As in NCCL, averages of floating-point numbers divide before the sum; those of integers divide
+    after it, towards zero (`FuncSumPostDiv::divide` in NCCL's src/device/reduce_kernel.h).
     """
 
     def __init__(self, op, k):
         self.kind, self.k = op.op, k
         if self.kind not in REDUCTIONS:
-            raise ValueError(f"ReduceOp.{self.kind.name} is not one of NCCL's, nor of vccl's")
+            raise ValueError(f"vccl, like NCCL, does not support ReduceOp.{self.kind.name}")
         self.factor = op.factor if self.kind == Op.PREMUL_SUM else None
         self.name = self.kind.name.lower()
 
     def check(self, dtype):
-        """Raise TypeError, in torch's words, if NCCL does not reduce this dtype this way."""
+        """Raise TypeError, with torch's message, if NCCL does not support this reduction."""
         if dtype in NOT_REDUCED:
-            raise TypeError(f"{dtype} is not one of NCCL's types, nor reduced by vccl")
+            raise TypeError(f"vccl, like NCCL, does not reduce {dtype}")
         if dtype == torch.bool and self.kind == Op.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
         if self.kind == Op.PREMUL_SUM and not dtype.is_floating_point:
             raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
 
     def prepared(self, value):
-        """Return what a rank contributes for an input: a new tensor, or `value`."""
-        if value.dtype == torch.bool:  # sums are "or", products are "and"; see `gloo_op`
+        """Return this rank's contribution for an input: a new tensor, or `value` itself."""
+        if value.dtype == torch.bool:  # a sum is "or", a product is "and"; see `gloo_op`
             return value.to(torch.uint8)
         if self.kind == Op.PREMUL_SUM:
             factor = self.factor
@@ -61,7 +60,7 @@ class Reduction:
             out.copy_(value)
 
     def gloo_op(self, dtype):
-        """Return gloo's operation on tensors of a dtype."""
+        """Return gloo's reduce op for a dtype."""
         if dtype == torch.bool:
             kind = Op.MIN if self.kind in (Op.MIN, Op.PRODUCT) else Op.MAX
         else:
@@ -83,7 +82,7 @@ class Reduction:
 
 
 def all_reduce(gloo, inputs, outputs, reduction):
-    """Leave the sum over the ranks in every output; inputs and outputs share their memory."""
+    """Write the sum over the ranks to every output; inputs and outputs share memory."""
     for value, out in zip(inputs, outputs, strict=True):
         total = reduction.prepared(value)
         options = dist.AllreduceOptions()
@@ -93,7 +92,7 @@ def all_reduce(gloo, inputs, outputs, reduction):
 
 
 def reduce(gloo, inputs, outputs, reduction, root):
-    """Leave the sum over the ranks in the output of the root."""
+    """Write the sum over the ranks to the output of the root."""
     for value, out in zip(inputs, outputs, strict=True):
         total = reduction.prepared(value)
         if total is value:
@@ -106,7 +105,7 @@ def reduce(gloo, inputs, outputs, reduction, root):
 
 
 def broadcast(gloo, inputs, outputs, root):
-    """Leave the root's tensors in every output; inputs and outputs share their memory."""
+    """Write the root's tensors to every output; inputs and outputs share memory."""
     options = dist.BroadcastOptions()
     options.rootRank = root
     for out in outputs:
@@ -114,7 +113,7 @@ def broadcast(gloo, inputs, outputs, root):
 
 
 def all_gather(gloo, inputs, outputs):
-    """Leave the input of rank i in output i; each input has as many outputs as there are ranks."""
+    """Write the input of rank i to output i; each input has one output for each rank."""
     k = gloo.size()
     for place, value in enumerate(inputs):
         outs = outputs[place * k : (place + 1) * k]
@@ -122,7 +121,7 @@ def all_gather(gloo, inputs, outputs):
 
 
 def reduce_scatter(gloo, inputs, outputs, reduction):
-    """Leave the sum of inputs i in the output of rank i; each output has k inputs."""
+    """Write the sum of inputs i to the output of rank i; an output has an input for each rank."""
     k, rank = gloo.size(), gloo.rank()
     for place, out in enumerate(outputs):
         parts = [reduction.prepared(part) for part in inputs[place * k : (place + 1) * k]]
@@ -132,10 +131,9 @@ def reduce_scatter(gloo, inputs, outputs, reduction):
 
 
 def all_to_all(gloo, inputs, outputs):
-    """Leave input j of rank i in output i of rank j.
+    """Write input j of rank i to output i of rank j.
 
-    If one rank sends what another does not expect, all ranks raise dist.DistBackendError: gloo
-    would end the process.
+    Raises dist.DistBackendError on all ranks if sizes differ; gloo would kill the process.
     """
     k = gloo.size()
     sizes = torch.tensor([[tensor.nbytes for tensor in each] for each in (inputs, outputs)])
@@ -153,7 +151,7 @@ def all_to_all(gloo, inputs, outputs):
 
 
 def _swap(gloo, sent, received):
-    """Send tensor i to rank i and receive from it; sizes may differ."""
+    """Exchange tensor i with rank i; sizes may differ."""
     sent, received = [[*map(_bytes, tensors)] for tensors in (sent, received)]
     out_sizes, in_sizes = [[t.numel() for t in tensors] for tensors in (received, sent)]
     out = torch.empty(sum(out_sizes), dtype=torch.uint8)
@@ -163,7 +161,7 @@ def _swap(gloo, sent, received):
 
 
 def gather(gloo, inputs, outputs, root):
-    """Leave the input of rank i in output i of the root."""
+    """Write the input of rank i to output i of the root."""
     options = dist.GatherOptions()
     options.rootRank = root
     out = [[_bytes(each) for each in outputs]] if gloo.rank() == root else []
@@ -171,7 +169,7 @@ def gather(gloo, inputs, outputs, root):
 
 
 def scatter(gloo, inputs, outputs, root):
-    """Leave input i of the root in the output of rank i."""
+    """Write input i of the root to the output of rank i."""
     options = dist.ScatterOptions()
     options.rootRank = root
     sent = [[_bytes(each) for each in inputs]] if gloo.rank() == root else []
@@ -179,7 +177,7 @@ def scatter(gloo, inputs, outputs, root):
 
 
 def nothing(gloo, inputs, outputs):
-    """Move no values: the ranks have met already."""
+    """Move no values, for a barrier: the ranks have agreed already."""
 
 
 def send(gloo, inputs, outputs, other, tag):
@@ -193,5 +191,5 @@ def recv(gloo, inputs, outputs, other, tag):
 
 
 def _bytes(flat):
-    """Return a flat tensor as bytes, which gloo moves whatever their dtype is."""
+    """Return a view of a flat tensor as bytes: gloo does not know every dtype."""
     return flat.view(torch.uint8) if flat.numel() else flat.new_empty(0, dtype=torch.uint8)

@@ -1,8 +1,8 @@
-"""The collectives of torch.ops._c10d_functional, which DTensor uses, on virtual GPUs.
+"""Collectives of torch.ops._c10d_functional on virtual GPUs; DTensor uses them.
 
 They return new tensors without waiting; `wait_tensor` makes the current stream wait. The calling
-thread issues them through the process group, like all other collectives: as a kernel, one would
-block the device's engine until the other ranks come.
+thread issues them through the process group. A kernel would block the device's engine until the
+other ranks join.
 """
 
 import torch
@@ -10,11 +10,11 @@ import torch.distributed as dist
 
 from vgpu.distributed.work import wait_for_writer
 from vgpu.operators.plans import tables
-from vgpu.private.process_groups import resolve_process_group, waits_when_used
+from vgpu.private.process_groups import resolve_process_group, wait_on_first_use
 
 
 def _issues(name):
-    """Decorate the function that issues the operator of this name, from its arguments."""
+    """Decorate the function that issues the operator of this name."""
 
     def register(function):
         tables.special_names[name] = lambda func, args, kwargs: function(*args, **kwargs)
@@ -34,16 +34,16 @@ def _issues_in_place(name):
 
 
 def _group(name):
-    """Return the process group of a name; newer torch may pass the group itself."""
+    """Return the process group with a name; newer torch may pass the group itself."""
     return resolve_process_group(name) if isinstance(name, str) else name
 
 
 def _reduction(options, reduce_op):
-    """Return `options` with the operation that a name such as "sum" stands for."""
+    """Return `options` with a reduce op, which may be given by name, such as "sum"."""
     if isinstance(reduce_op, str):
         kind = getattr(dist.ReduceOp, reduce_op.upper(), None)
         if kind is None:
-            raise ValueError(f"{reduce_op!r} is no reduction of torch.distributed")
+            raise ValueError(f"unknown reduce op: {reduce_op!r}")
         reduce_op = dist.ReduceOp(kind)
     options.reduceOp = reduce_op
     return options
@@ -56,15 +56,15 @@ def _copy(value):
     return [*map(_copy, value)]
 
 
-def _times(tensor, k):
-    """Return an empty tensor for `k` tensors like this one, concatenated."""
+def _empty_gathered(tensor, k):
+    """Return an empty tensor for `k` concatenated tensors like this one."""
     return tensor.new_empty((tensor.shape[0] * k, *tensor.shape[1:]))
 
 
-def _part(tensor, k):
-    """Return an empty tensor with the shape of one of `k` equal parts of `tensor`."""
+def _empty_part(tensor, k):
+    """Return an empty tensor for one of `k` equal parts of `tensor`."""
     if tensor.shape[0] % k:
-        raise ValueError(f"reduce_scatter: {tensor.shape[0]} rows are not {k} equal parts")
+        raise ValueError(f"reduce_scatter: {tensor.shape[0]} rows must be divisible by {k} ranks")
     return tensor.new_empty((tensor.shape[0] // k, *tensor.shape[1:]))
 
 
@@ -102,14 +102,14 @@ def all_gather_into_tensor_out(tensor, group_size, group_name, out):
 @_issues("_c10d_functional::all_gather_into_tensor")
 def all_gather_into_tensor(tensor, group_size, group_name):
     """Return the tensors of all ranks, concatenated."""
-    out = _times(tensor, group_size)
+    out = _empty_gathered(tensor, group_size)
     return all_gather_into_tensor_out(tensor, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::all_gather_into_tensor_coalesced")
 def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
-    """Do `all_gather_into_tensor` with each tensor."""
-    outputs = [_times(tensor, group_size) for tensor in tensors]
+    """Call `all_gather_into_tensor` for each tensor."""
+    outputs = [_empty_gathered(tensor, group_size) for tensor in tensors]
     tensors = [tensor.contiguous() for tensor in tensors]
     _group(group_name).allgather_into_tensor_coalesced(outputs, tensors)
     return outputs
@@ -126,14 +126,14 @@ def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
 @_issues("_c10d_functional::reduce_scatter_tensor")
 def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
     """Return this rank's part of the sum over the ranks."""
-    out = _part(tensor, group_size)
+    out = _empty_part(tensor, group_size)
     return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor_coalesced")
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
-    """Do `reduce_scatter_tensor` with each tensor."""
-    outputs = [_part(tensor, group_size) for tensor in tensors]
+    """Call `reduce_scatter_tensor` for each tensor."""
+    outputs = [_empty_part(tensor, group_size) for tensor in tensors]
     options = _reduction(dist.ReduceScatterOptions(), reduce_op)
     tensors = [tensor.contiguous() for tensor in tensors]
     _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
@@ -142,7 +142,7 @@ def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
 
 @_issues("_c10d_functional::all_to_all_single")
 def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
-    """Send this many rows to each rank, by default even parts; return the rows received."""
+    """Send rows to each rank, by default equal parts; return the received rows."""
     rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
     out = tensor.new_empty((rows, *tensor.shape[1:]))
     options = dist.AllToAllOptions()
@@ -157,7 +157,7 @@ def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
     group = _group(group_name)
     k, rows = group.size(), tensor.shape[shard_dim]
     if rows % k:
-        raise ValueError(f"shard_dim_alltoall: {rows} rows are not {k} equal parts")
+        raise ValueError(f"shard_dim_alltoall: {rows} rows must be divisible by {k} ranks")
     parts = [_copy(part) for part in tensor.split(rows // k, shard_dim)]
     outputs = [torch.empty_like(part) for part in parts]
     group.alltoall(outputs, parts).wait()
@@ -173,11 +173,11 @@ def wait_tensor(tensor):
 
 @_issues("_c10d_functional::wait_tensors")
 def wait_tensors(tensors):
-    """Do `wait_tensor` with each tensor; since torch 2.15."""
+    """Call `wait_tensor` for each tensor; since torch 2.15."""
     return [wait_tensor(tensor) for tensor in tensors]
 
 
 @_issues("_c10d_functional::_wrap_tensor_autograd")
 def wrap_tensor(tensor):
-    """Return a tensor that does `wait_tensor` when it is first used."""
-    return waits_when_used(tensor)
+    """Return a tensor that calls `wait_tensor` on first use."""
+    return wait_on_first_use(tensor)

@@ -1,4 +1,4 @@
-"""The collectives of this process on a modelled clock: posted, met, and run."""
+"""Collectives on a modelled clock: ranks post them, meet, and run them."""
 
 import itertools
 import os
@@ -10,27 +10,27 @@ from vgpu.distributed.routes import Route, way_between, way_inside
 from vgpu.distributed.timekeeper import Member, Post
 from vgpu.tensors.cells import is_known
 
-_LOST = "the connection to the rank that keeps the time is lost"
+_LOST = "lost the connection to the rank that keeps the simulated clock"
 
 
 class Meetings:
     """Connects a `Simulation`, in its thread, to the other ranks of the default group.
 
     Attributes:
-        pending: key -> the op of a collective that was posted and has not met.
+        pending: key -> the op of a collective whose ranks have not met yet.
     """
 
     def __init__(self, simulation, store, rank, size, timeout):
         self._simulation = simulation
         self.pending = {}
-        self._leave = 0.0  # the time up to which the keeper lets this rank simulate
-        self._done = {}  # key without its number -> the number of the last one done
+        self._leave = 0.0  # time up to which the keeper allows this rank to simulate
+        self._done = {}  # key without its counter -> counter of the last completed collective
         store = dist.PrefixStore(f"{next(_numbers)}", store)
         self._num_here = int(os.environ.get("LOCAL_WORLD_SIZE", size))  # on this node of torchrun
         self._member = Member(store, rank, size, timeout, self._run_to)
 
     def may_go_to(self, seconds):
-        """Return whether no meeting can come before `seconds`; if one may, wait for news first."""
+        """Return whether no meeting can begin before `seconds`; False after waiting for news."""
         if not self.pending or seconds <= self._leave:
             return True
         for kind, *message in self._member.ask(seconds):
@@ -60,7 +60,7 @@ class Meetings:
         self._simulation.make_ready(op)
 
     def post(self, op):
-        """Report to the keeper that an op is ready at `op.start`."""
+        """Report to the keeper that an op is ready to begin at `op.start`."""
         now, op.ready = op.ready, op.start
         self.pending[op.key] = op
         host = host_number(), os.environ.get("GROUP_RANK", "0"), op.engine.device.model.host
@@ -72,17 +72,17 @@ class Meetings:
             self._fail_all(_LOST)
 
     def waits_for_values(self, op):
-        """Report to the keeper that this rank waits for values of others, at the time of the op."""
-        self._member.tell("at", op.start, op.key)
+        """Report to the keeper that this rank waits for values of other ranks."""
+        self._member.report("at", op.start, op.key)
 
     def done(self, op):
-        """Report to the keeper that this rank is done with a collective."""
+        """Report to the keeper that this rank has completed a collective."""
         key = op.key
         self._done[key[:-1]] = key[-1]
-        self._member.tell("at", 0.0, key)
+        self._member.report("at", 0.0, key)
 
     def _run_to(self, key, is_posted_by_all):
-        """Simulate, in the simulator's thread, until this rank has posted or done a collective."""
+        """Simulate until this rank has posted or completed a collective."""
 
         def is_ahead():
             posted = key in self.pending and not is_posted_by_all
@@ -91,23 +91,23 @@ class Meetings:
         def run():
             self._simulation.run_while(is_ahead)
             if is_ahead():
-                self._member.tell("idle")
+                self._member.report("idle")
 
         self._simulation.ask(run)
 
     def end(self):
-        """Simulate all that was issued, and leave."""
+        """Simulate all issued ops, then leave."""
         self._simulation.finish()
         self._member.end()
 
     def leave(self):
-        """Leave, because another clock is in force now."""
-        self._member.tell("end")
+        """Leave when another clock takes over."""
+        self._member.report("end")
 
 
 _numbers = itertools.count()
 
 
 def has_values(op):
-    """Return whether this rank has the values that others read."""
+    """Return whether this rank has the values that other ranks read."""
     return op.engine.clock.values or not op.is_read or all(map(is_known, op.args[1]))

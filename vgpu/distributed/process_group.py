@@ -1,9 +1,8 @@
-"""VirtualProcessGroup: what torch.distributed calls for tensors on virtual GPUs.
+"""VirtualProcessGroup: the process group of torch.distributed for virtual GPUs.
 
-A collective is issued without waiting. It is an op on a stream of the group, which waits for what
-the current stream was given so far, and runs in an engine of its own, whose thread waits for other
-ranks. Messages have an engine for each peer and direction, so that none waits for another. Tensors
-on the CPU go to gloo directly.
+A collective is issued without waiting, as an op on the group's stream behind the work of the
+current stream. The group has its own engine, whose thread waits for other ranks. Messages have an
+engine for each peer and direction, so that none blocks another. CPU tensors go to gloo directly.
 """
 
 import atexit
@@ -20,7 +19,7 @@ import torch.distributed as dist
 
 from vgpu.distributed import BACKEND, exchange
 from vgpu.distributed import collective_costs as costs
-from vgpu.distributed.agreement import NO_LINK, Agreement, Table, figures_of
+from vgpu.distributed.agreement import NO_LINK, Agreement, Table, bandwidth_and_latency
 from vgpu.distributed.collective import Collective, bytes_of, described
 from vgpu.distributed.equal_ranks import EqualRanks, Equals
 from vgpu.distributed.exchange import Reduction
@@ -44,7 +43,7 @@ from vgpu.tensors.tensor import VirtualTensor
 
 
 class CollectiveEngine(Engine):
-    """An engine whose thread waits for other ranks; this process may fork meanwhile."""
+    """An engine whose thread waits for other ranks; the process may fork meanwhile."""
 
     do = Engine.do_beside_forks
 
@@ -60,11 +59,11 @@ class Lane:
             self.engine = ModelledEngine(name, device, device.compute.clock)
 
 
-observers = []  # functions of name and arguments of each collective on virtual GPUs
+observers = []  # functions(name, arguments) called for each collective on virtual GPUs
 
 
 def _by_device(method):
-    """Decorate a method: CPU tensors go to gloo's method; all others are shown to `observers`."""
+    """Decorate a method: CPU tensors go to gloo; calls with others are passed to `observers`."""
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
@@ -82,7 +81,7 @@ def _tensors(value):
 
 
 class VirtualProcessGroup(dist.ProcessGroup):
-    """The ranks of a job, each with a virtual GPU of its own."""
+    """The ranks of a job, each with its own virtual GPU."""
 
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
@@ -91,12 +90,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         super().__init__(rank, size)
         self._name, self._description = name, "undefined"
         self._rank, self._size, self._timeout = rank, size, timeout
-        self._fake_store = fake_store_of(store)  # torch would lose it
+        self._fake_store = fake_store_of(store)  # keep a reference: torch does not
         self._store = _store_of_attempt(store)
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
-        self._table, self._peers = None, Equals(rank, size)  # one rank stands for all
+        self._table, self._peers = None, Equals(rank, size)  # for equal_ranks
         self._for_cpu = None
         if self._fake_store is None:
             store = dist.PrefixStore("vgpu", self._store)
@@ -104,7 +103,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             self._peers = self._table.gloo
             store = dist.PrefixStore("cpu", self._store)
             gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-            group = dist.ProcessGroup(store, rank, size)  # has more functions than gloo's
+            group = dist.ProcessGroup(store, rank, size)  # has more methods than gloo's
             add_gloo(group, gloo)
             self._for_cpu = group
         self._lanes = {}  # (index of a device, peer, direction) -> Lane
@@ -112,7 +111,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._join()
         self._number = 0
         self._last_stream = None  # the stream of the last collective
-        self._counts = Counter()  # calls by (), for collectives, or by ranks and tag, for messages
+        self._counts = Counter()  # calls: () for collectives, (ranks, tag) for messages
         self._error = None
 
     def _join(self):
@@ -128,7 +127,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             job = _store_of_attempt(default_store()), dist.get_rank(), dist.get_world_size()
         clock.meetings = Meetings(clock, *job, self._timeout)
 
-    # -- what torch asks a group
+    # -- the interface that torch expects
 
     def rank(self):
         return self._rank
@@ -174,7 +173,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             start_counting(self._for_cpu)
 
     def _get_sequence_number_for_group(self):
-        """Return how many collectives this rank has issued, those on CPU tensors included."""
+        """Return the number of collectives issued by this rank, including those of gloo."""
         return self._number + (num_collectives(self._for_cpu) if self._for_cpu else 0)
 
     def set_timeout(self, timeout):
@@ -185,7 +184,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self):
-        """Wait until what was issued has ended, and end the threads."""
+        """Wait for all issued collectives and end the threads."""
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             for op in lane.stream.tail():
@@ -196,13 +195,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             scheduler.clock.end_meetings()
 
     def abort(self):
-        """Shut down; a collective under way ends with its time-out at the latest."""
+        """Shut down; a running collective ends with its time-out at the latest."""
         self.shutdown()
 
     def for_cpu(self):
         """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
-            raise RuntimeError("one rank that stands for all has no group for tensors on the CPU")
+            raise RuntimeError("collectives in equal_ranks must be on virtual GPUs, not the CPU")
         return self._for_cpu
 
     # -- collectives
@@ -263,7 +262,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        """Do `_allgather_base` for each pair of tensors."""
+        """Call `_allgather_base` for each pair of tensors."""
         return self._all_gather("all_gather_into_tensor_coalesced", outputs, inputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -287,7 +286,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
-        """Do `_reduce_scatter_base` for each pair of tensors."""
+        """Call `_reduce_scatter_base` for each pair of tensors."""
         return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -305,7 +304,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def alltoall_base(self, output, value, output_sizes=(), input_sizes=(), opts=None):
-        """Send part j of a tensor to rank j; sizes are in rows, by default even."""
+        """Send part j of a tensor to rank j; sizes are in rows, by default equal."""
         name = "all_to_all_single"
         for whole in output, value:
             _check_dense(name, whole)
@@ -344,12 +343,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         )
 
     def barrier(self, opts=None):
-        """Make the host wait until all ranks have come."""
+        """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
         return self._issue(call, device=registry.current(), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """Make the hosts meet in gloo's monitored barrier."""
+        """Block the host in gloo's monitored barrier."""
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     @_by_device
@@ -364,26 +363,26 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def recv_anysource(self, tensors, tag):
-        """Raise RuntimeError: NCCL cannot do this either."""
-        raise RuntimeError("vccl, like NCCL, receives from a rank that is named")
+        """Raise RuntimeError: NCCL does not support this either."""
+        raise RuntimeError("vccl, like NCCL, cannot receive from any source: src must be given")
 
     def _message(self, tensors, other, tag, sends):
         (tensor,) = tensors
         if other == self._rank:
-            raise ValueError(f"rank {other} sends a message to itself")
+            raise ValueError(f"a rank cannot exchange messages with itself: got rank {other}")
         move = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # the shapes may differ, as for NCCL
+        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # shapes may differ, as for NCCL
         ends = {"shapes_of": [], "peer": other, "sends": sends, "tag": tag}
         return self._issue(
             Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
         )
 
-    # -- several calls as one
+    # -- coalescing
 
     def _start_coalescing(self, device):
-        """Collect the calls until `_end_coalescing`; each is still issued at once."""
+        """Collect the calls until `_end_coalescing`; each is issued at once."""
         self._coalesced.ops = []
 
     start_coalescing = _start_coalescing
@@ -407,11 +406,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return f"root {self._ranks[rank]}"
 
     def _parts(self, name, whole, part=None):
-        """Cut a tensor into one equal part for each rank, as large as `part` if that is given."""
+        """Split a tensor into equal parts, one for each rank, of the size of `part` if given."""
         k = self._size
         if whole.numel() % k or part is not None and whole.numel() != k * part.numel():
-            size = "" if part is None else f", each of {part.numel()}"
-            raise ValueError(f"{name}: {whole.numel()} elements are not {k} parts{size}")
+            size = "equal parts" if part is None else f"parts of {part.numel()}"
+            raise ValueError(f"{name}: cannot split {whole.numel()} elements into {k} {size}")
         _check_dense(name, whole)
         return list(whole.view(-1).split(whole.numel() // k)) if whole.numel() else [whole] * k
 
@@ -419,18 +418,19 @@ class VirtualProcessGroup(dist.ProcessGroup):
         """Return the parts of all wholes in one list.
 
         Args:
-            wholes: for each of `parts` a tensor, or a list of one tensor for each rank; empty on a
-                rank that is not the root.
-            parts: for each of `wholes`, the tensor of this rank that is as large as one part.
+            wholes: tensors, or lists of one tensor for each rank; empty on ranks but the root.
+            parts: for each of `wholes`, this rank's tensor, with the size of one part.
         """
         found = []
         for whole, part in zip(wholes, parts, strict=bool(wholes)):
             each = self._parts(name, whole, part) if isinstance(whole, torch.Tensor) else whole
             if len(each) != self._size:
-                raise ValueError(f"{name}: {len(each)} tensors are given for {self._size} ranks")
+                raise ValueError(
+                    f"{name}: {self._size} ranks require as many tensors: got {len(each)}"
+                )
             for one in each:
                 if (one.numel(), one.dtype) != (part.numel(), part.dtype):
-                    raise ValueError(f"{name}: {described(one)} does not fit {described(part)}")
+                    raise ValueError(f"{name}: {described(one)} does not match {described(part)}")
             found += each
         return found
 
@@ -440,7 +440,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if device is None:
             device = _device_of(op.name, tensors)
         if self._error is not None:
-            raise dist.DistBackendError(f"this process group has failed before: {self._error}")
+            raise dist.DistBackendError(f"this process group failed before: {self._error}")
         for tensor in tensors:
             _check_dense(op.name, tensor)
         lane = self._lane(device, op)
@@ -449,12 +449,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         op.engine, op.work = lane.engine, self._run
         op.args = outputs, _ = [[t._cell for t in each] for each in (op.outputs, op.inputs)]
         op.source = op.target = device.torch_device
-        if threads.thread.current is None:  # backward waits for streams that are noted here
+        if threads.thread.current is None:  # backward waits for streams recorded there
             threads.thread.current = threads.CurrentStreams()
         current = threads.thread.current
         self._number += 1
         before = (*device.current_stream().tail(), *current.after(lane.stream, op))
-        if op.peer is None:  # all ranks need the same order, whichever devices they use
+        if op.peer is None:  # the same order on all ranks, for any devices
             last, self._last_stream = self._last_stream, lane.stream
             if last is not None and last is not lane.stream:
                 before += tuple(last.tail())
@@ -490,7 +490,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     # -- in the thread of the engine
 
     def _run(self, op):
-        """Run a collective; if it fails, so do its outputs."""
+        """Run a collective; an error is stored in its outputs, too."""
         modelled = op.engine.clock.is_modelled
         try:
             if op.failure is not None:
@@ -499,7 +499,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 leave_without_values(op)
                 return
             if self._error is not None:
-                raise dist.DistBackendError(f"this process group has failed: {self._error}")
+                raise dist.DistBackendError(f"this process group failed: {self._error}")
             values, failure = None, None
             try:
                 values = [[_flat(cell) for cell in cells] for cells in op.args[::-1]]
@@ -513,19 +513,19 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 self._error = error
             raise
         finally:
-            op.move = None  # a factor in it may be a tensor
+            op.move = None  # it may hold a tensor, a factor
             op.drop_tensors()
             if modelled:
                 op.engine.clock.meetings.done(op)
 
     def _run_at_its_time(self, op, values, failure):
-        """Move the values of a collective whose time the simulation has set."""
+        """Move the values of a collective at its simulated time."""
         op.engine.clock.meetings.waits_for_values(op)
         self._agree(op, 0.0, None, failure)
         op.move(self._peers, *values)
 
     def _run_in_real_time(self, op, values, failure):
-        """Move the values of a collective, and keep the links busy for its duration."""
+        """Move the values of a collective and occupy the links for its duration."""
         device = op.engine.device
         uses = op.directions(device.sending, device.receiving)
         ready = max(op.ready, *(each.free_at for each in uses))
@@ -534,7 +534,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         op.meet(Route(bandwidth, latency))
         end = agreed.start
         if bandwidth < NO_LINK or latency:
-            with _sharing:  # other groups may have agreed on the same time
+            with _links_lock:  # other groups may have agreed on the same time
                 end = max(end, *(each.free_at for each in uses)) + op.seconds
                 for each in uses:
                     each.free_at = end
@@ -545,7 +545,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if self._table is None:
             if failure is not None:
                 raise failure
-            return Agreement(ready, *figures_of(link))
+            return Agreement(ready, *bandwidth_and_latency(link))
         if op.peer is None:
             return self._table.agree(op.text, ready, link, failure)
         return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure, op.tag)
@@ -554,18 +554,18 @@ class VirtualProcessGroup(dist.ProcessGroup):
 def _store_of_attempt(store):
     """Return a store without the keys of earlier attempts.
 
-    torchrun keeps its store when it restarts workers, which would find the addresses of dead ones.
+    torchrun keeps its store when it restarts workers, with the addresses of dead ones.
     """
     if fake_store_of(store) is not None:
         return store
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
-_sharing = threading.Lock()  # guards the directions of links
+_links_lock = threading.Lock()  # guards the directions of links
 
 
 def _split(tensor, sizes):
-    """Return the parts of a dense tensor with these numbers of rows, None if there are none."""
+    """Split a dense tensor into parts of these numbers of rows; None if `sizes` is empty."""
     parts = tensor.split(list(sizes)) if len(sizes) else ()
     return [part.as_strided((part.numel(),), (1,)) for part in parts] or None
 
@@ -577,7 +577,7 @@ def _check_dense(name, tensor):
             if tensor.dim() == dims and tensor.is_contiguous(memory_format=memory_format):
                 return
         raise ValueError(
-            f"{name}: tensors must be contiguous; one has shape {tuple(tensor.shape)} and strides "
+            f"{name}: tensors must be contiguous: got shape {tuple(tensor.shape)} and strides "
             f"{tensor.stride()}"
         )
 
@@ -586,7 +586,7 @@ def _device_of(name, tensors):
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1 or not all(type(tensor) is VirtualTensor for tensor in tensors):
         names = ", ".join(sorted(map(str, devices)))
-        raise ValueError(f"{name}: the tensors must be on one virtual GPU; they are on {names}")
+        raise ValueError(f"{name}: all tensors must be on one virtual GPU: got {names}")
     return registry.find(devices.pop())
 
 
@@ -598,32 +598,32 @@ def _flat(cell):
 
 
 _groups = weakref.WeakSet()
-_LAST = 30.0  # seconds that an ending process waits for others to take part in what it issued
+_EXIT_TIMEOUT = 30.0  # seconds that an ending process waits for its issued collectives
 
 
 _ending = threading.Event()
 
 
 def _wait_at_exit():
-    """Wait at exit for the collectives that this process has issued, since others wait for them.
+    """Wait at exit for the collectives that this process has issued: other ranks need them.
 
-    Return at once after an error: others may wait for collectives that were never issued.
+    After an error, return at once: the other ranks may never join.
     """
     if hasattr(sys, "last_value") or scheduler.in_fork():
         return
     _ending.set()
-    _waiters[-1].join(_LAST)
+    _waiters[-1].join(_EXIT_TIMEOUT)
 
 
 def _shut_down():
     _ending.wait()
-    with contextlib.suppress(Exception):  # the process ends anyway
+    with contextlib.suppress(Exception):  # the process is ending
         for group in sorted(_groups, key=VirtualProcessGroup.size):  # the whole job last
             group.shutdown()
 
 
-# At most one thread. It begins with the first group, because from Python 3.12 on none can begin at
-# exit; it is made there, too, because in a fork Python 3.13.0 takes one that never began for ended.
+# At most one thread. It is started with the first group, because Python 3.12 and later start none
+# at exit; created there, too, because in a fork Python 3.13.0 regards unstarted threads as ended.
 _waiters = []
 
 

@@ -1,21 +1,21 @@
-"""What the messages of a group go over: links inside a machine, network cards between machines."""
+"""Routes of messages: links inside a machine, network cards between machines."""
 
 from collections import Counter
 from typing import NamedTuple
 
-from vgpu.distributed.agreement import NO_LINK, figures_of
+from vgpu.distributed.agreement import NO_LINK, bandwidth_and_latency
 
 
 class Route(NamedTuple):
-    """What the messages of a collective go over.
+    """Bandwidth and latency of a collective's messages.
 
     Attributes:
-        bandwidth: bytes per second that each rank sends, at the narrowest place.
-        latency: seconds of a step inside a machine.
+        bandwidth: bytes/s of each rank at the bottleneck.
+        latency: seconds per step inside a machine.
         startup: seconds before the first step.
-        machines: the number of machines that the ranks are in.
-        between: seconds of a step from one machine to another.
-        part: bytes per second that each rank sends to other machines while all ranks do.
+        machines: number of machines.
+        between: seconds per step from one machine to another.
+        part: bytes/s of each rank to other machines while all ranks send.
     """
 
     bandwidth: float
@@ -27,13 +27,13 @@ class Route(NamedTuple):
 
 
 def way_inside(op):
-    """Return bandwidth, latency and start-up of a rank's way to others of its machine.
+    """Return bandwidth, latency and start-up of a rank's links inside its machine.
 
-    A group of k uses what joins them: at most k - 1 times the link between two.
+    A group of k ranks uses all links that join them: at most k - 1 times the link of a pair.
     """
     device = op.engine.device
     gpu, link = device.model.gpu, device.peer_link
-    of_pair, latency = figures_of(link)
+    of_pair, latency = bandwidth_and_latency(link)
     rings = getattr(gpu, "collective_link", None)
     if rings is None or op.peer is not None or link is not gpu.peer_link:
         return of_pair, latency, 0.0 if link is None else link.startup
@@ -42,23 +42,22 @@ def way_inside(op):
 
 
 def way_between(op, num_ranks, host):
-    """Return a rank's part of the bandwidth of its machine's network cards, latency and start-up.
+    """Return a rank's share of its machine's network bandwidth, latency and start-up.
 
-    The ranks of a job in one machine are taken to use the network at the same time. So each gets an
-    equal part of the cards, and a group gets the parts of all of its ranks. A message has a card to
-    itself.
+    All ranks of a machine are assumed to use the network at the same time. Each gets an equal share
+    of the cards; a group gets the shares of all its ranks. A message gets a whole card.
 
     Args:
         op: the collective.
-        num_ranks: how many ranks fill machines in turn, the last of which may have fewer.
-        host: the number of the rank's machine among these.
+        num_ranks: number of ranks, which fill machines in turn; the last may have fewer.
+        host: index of the rank's machine.
     """
     machine = op.engine.device.model.machine
     if machine.network is None:
         return NO_LINK, 0.0, 0.0
     gpus = machine.gpus or num_ranks
     left = num_ranks - host * gpus
-    ranks = min(gpus, left if left > 0 else num_ranks)  # ranks may choose GPUs in another order
+    ranks = min(gpus, left if left > 0 else num_ranks)  # GPUs may be chosen in any order
     part = machine.network.bandwidth * machine.network_cards / ranks
     if op.peer is not None:
         part = max(part, machine.network.bandwidth)
@@ -66,11 +65,11 @@ def way_between(op, num_ranks, host):
 
 
 def route(hosts, inside, between):
-    """Return the `Route` of a collective from what each of its ranks has.
+    """Return the `Route` of a collective.
 
     Args:
         hosts: the machine of each rank.
-        inside, between: of each rank, what `way_inside` and `way_between` return.
+        inside, between: results of `way_inside` and `way_between` for each rank.
     """
     narrowest, latency, startup = _slowest(inside)
     in_each = Counter(hosts)

@@ -1,26 +1,25 @@
-"""One modelled time for the ranks of a job, each of which simulates its own devices.
+"""One simulated clock for the ranks of a job, each of which simulates its own devices.
 
-A collective begins when the last of its ranks is ready. A rank's simulation cannot know that from
-its own ops, so it *posts* the collective with the time at which its inputs are ready. The keeper, a
-thread in the process of the rank that comes first, tells all of its ranks when they *meet*.
+A collective begins when its last rank is ready. A rank's simulation does not know that time, so it
+*posts* the collective with the time at which its own inputs are ready. The keeper, a thread in the
+process of the first rank to arrive, tells all of its ranks when they *meet*.
 
-A rank that has posted what others have not may not simply go on: the meeting may turn out to lie
-before its next event. It asks leave to go on to that event's time, and gets it once no rank that it
-waits for, directly or through others, can do anything earlier. So the result is exact and the same
-in every run. (This is a conservative parallel simulation with a global minimum in place of null
-messages: Chandy and Misra 1979, https://doi.org/10.1109/TSE.1979.230182.)
+A rank that waits for a meeting must not simulate past it. So it asks for leave before it advances
+to its next event, and gets it once no rank that it waits for, directly or through others, can act
+earlier. The result is exact and the same in every run. (This is a conservative parallel simulation
+with a global minimum in place of null messages: Chandy and Misra 1979,
+https://doi.org/10.1109/TSE.1979.230182.)
 
-Nothing is simulated past the clock of a host that may still issue ops. But a host may itself wait
-for something that only another rank's host can provide, and that host may wait for this rank's
-simulation. So a host that is silent and uses no core while others wait for its rank is taken to be
-waiting: its ops are simulated before it asks. One that sleeps, or waits for worker processes, looks
-the same; what it issues afterwards then comes later than it would have on several streams.
+Simulation stops at the clock of a host that may still issue ops. But the host may wait for another
+rank's host, which waits for this rank's simulation. So a host that is silent and uses no core while
+others wait for its rank is assumed to wait, and its ops are simulated. This also applies to a host
+that sleeps or waits for worker processes; its next ops may then begin late on several streams.
 
-The keeper listens on 127.0.0.1 where all ranks are on this machine, otherwise on the interface on
-the way to MASTER_ADDR. Both ends prove that they know a secret, which ranks get from torch's store.
-That keeps out whoever cannot reach the store, such as other users of this machine. But the store is
-open: whoever reaches it can read the secret, and then report wrong times, or that ranks have ended.
-Messages are JSON, so that nothing in them is executed.
+The keeper listens on 127.0.0.1 if all ranks are on this machine, otherwise on the interface towards
+MASTER_ADDR. Both ends authenticate by a secret from torch's store. That excludes everybody without
+access to the store, such as other users of this machine. The store itself is open: whoever reaches
+it can read the secret, and report wrong times or ended ranks. Messages are JSON, so that nothing in
+them is executed.
 """
 
 import contextlib
@@ -35,21 +34,21 @@ from queue import Empty, SimpleQueue
 from traceback import format_exc
 from typing import NamedTuple
 
-from vgpu.distributed.agreement import disagreement, in_words
+from vgpu.distributed.agreement import disagreement, ranks_text
 from vgpu.distributed.routes import route
 
-_PATIENCE = 0.5  # seconds of silence after which a host is taken to wait
+_PATIENCE = 0.5  # seconds of silence after which a host is assumed to wait
 _LONG = 20.0  # the same for a host whose process is busy
-_WORKS = 0.1  # a process that uses more than this part of a core is busy
-_LONGEST = 2**20  # bytes that a message may have
+_BUSY_SHARE = 0.1  # a process that uses more than this share of a core is busy
+_MAX_MESSAGE_BYTES = 2**20
 _KEY = "vgpu/timekeeper"
 _LOCAL = "127.0.0.1"
-_LOST = ("lost",)  # the answer when there is no connection any more
+_LOST = ("lost",)  # message to this process itself: the connection is lost
 NEVER = float("inf")
 
 
 class Line(Connection):
-    """A connection that sends and receives tuples of strings, numbers and tuples, as JSON."""
+    """A connection for nested tuples of strings and numbers, as JSON."""
 
     def send(self, message):
         self.send_bytes(json.dumps(message).encode())
@@ -58,10 +57,10 @@ class Line(Connection):
         """Return the next message; floats, infinity included, arrive unchanged.
 
         Raises:
-            ValueError: it is not JSON.
-            OSError: it is too long.
+            ValueError: the message is not JSON.
+            OSError: the message is too long.
         """
-        return _in_tuples(json.loads(self.recv_bytes(_LONGEST)))
+        return _in_tuples(json.loads(self.recv_bytes(_MAX_MESSAGE_BYTES)))
 
 
 def _in_tuples(value):
@@ -69,31 +68,31 @@ def _in_tuples(value):
 
 
 def _line(tcp):
-    """Return the `Line` over a socket, with small messages sent at once, not up to 40 ms later."""
+    """Return a `Line` over a socket without delays of small messages, which can be 40 ms."""
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Line(tcp.detach())
 
 
 class Post(NamedTuple):
-    """What a rank reports about a collective whose inputs are ready there."""
+    """A rank's report that the inputs of a collective are ready."""
 
     text: str
-    ready: float  # seconds at which its link is free, too
+    ready: float  # seconds at which the inputs are ready and the link is free
     host: tuple
-    link: tuple  # `way_inside` and, below, `way_between` of this rank; see routes.py
-    network: tuple
-    has_values: bool  # those that others read
+    link: tuple  # `way_inside` of this rank, see routes.py
+    network: tuple  # `way_between`
+    has_values: bool  # whether it has the values that other ranks read
 
 
 class Meeting:
     """A collective that some of its ranks have posted.
 
     Attributes:
-        members: the ranks that take part, numbered as in the default group.
+        members: participating ranks, numbered as in the default group.
         posts: rank -> its `Post`.
-        here: the ranks that wait for the values of the others, or need none.
-        since: `time.monotonic()` when the last rank was added to `here`.
-        failure: why the ranks will not meet, or None.
+        here: ranks that wait for the others' values, or need none.
+        since: `time.monotonic()` of the last addition to `here`.
+        failure: the reason why the ranks cannot meet, or None.
     """
 
     failure = None
@@ -106,13 +105,13 @@ class Meeting:
 
 
 class Rank:
-    """What the keeper knows of a rank.
+    """The keeper's state of a rank.
 
     Attributes:
-        bound: seconds before which it does nothing, unless a meeting makes it.
-        asks: the time to which it asks leave to go, or None while it runs.
-        since: `time.monotonic()` when it asked.
-        sent: number of messages about meetings that it was sent.
+        bound: seconds before which the rank does nothing, unless a meeting wakes it.
+        asks: time to which it asks for leave to advance, or None while it runs.
+        since: `time.monotonic()` of that request.
+        sent: number of messages about meetings sent to it.
     """
 
     def __init__(self, connection):
@@ -122,12 +121,12 @@ class Rank:
 
 
 class Keeper:
-    """The keeper of the time; see the top of this file.
+    """The keeper of the simulated clock; see the module docstring.
 
     Args:
         size: number of ranks.
-        timeout: seconds that a rank waits for others at most.
-        address: the address of the interface on which it listens.
+        timeout: longest wait of a rank for others, seconds.
+        address: the interface on which it listens.
     """
 
     def __init__(self, size, timeout, address=_LOCAL):
@@ -144,13 +143,13 @@ class Keeper:
     def _welcome(self):
         with self._server:
             while len(self._ranks) < self._size:
-                with contextlib.suppress(OSError):  # nobody came, or has left already
+                with contextlib.suppress(OSError):  # nobody connected, or left again
                     line = _line(self._server.accept()[0])
                     threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line):
         number = rank = None
-        with contextlib.suppress(Exception):  # it has gone, or is not a rank
+        with contextlib.suppress(Exception):  # the peer left, or is not a rank
             deliver_challenge(line, self.secret)
             answer_challenge(line, self.secret)
             number = line.recv()
@@ -160,25 +159,25 @@ class Keeper:
             while rank is not None and not rank.ended:
                 kind, *message = line.recv()
                 with self._lock:
-                    self._take(number, rank, kind, *message)
+                    self._handle(number, rank, kind, *message)
         with self._lock:
             if rank is not None and not rank.ended:
                 self._on_end(number, rank)
             line.close()  # so that the other end's thread ends
 
-    def _take(self, number, rank, kind, *message):
-        """Do what a message asks for; an error in that fails all collectives that wait."""
+    def _handle(self, number, rank, kind, *message):
+        """Process a message; an internal error fails all pending collectives."""
         try:
             getattr(self, f"_on_{kind}")(number, rank, *message)
             self._give_leave()
         except Exception:
-            text = f"the keeper of the time has failed, please report this:\n{format_exc()}"
+            text = f"the keeper of the simulated clock failed, please report this:\n{format_exc()}"
             for key, meeting in self._meetings.items():
                 self._fail(meeting, key, text)
             raise
 
     def wait_for_the_end(self):
-        """Wait until all ranks have left, up to the time-out."""
+        """Wait until all ranks have left, at most for the time-out."""
 
         def all_left():
             ranks = self._ranks.values()
@@ -187,7 +186,7 @@ class Keeper:
         with self._lock:
             self._lock.wait_for(all_left, self._timeout)
 
-    # -- what a rank says
+    # -- messages from ranks
 
     def _on_post(self, number, rank, now, key, members, post):
         meeting = self._meetings.setdefault(key, Meeting(members))
@@ -198,7 +197,7 @@ class Keeper:
             texts = {rank: post.text for rank, post in meeting.posts.items()}
             self._fail(meeting, key, disagreement(texts))
         elif meeting.failure is not None:
-            self._fail(meeting, key, f"{meeting.failure}\n  rank {number} came after that")
+            self._fail(meeting, key, f"{meeting.failure}\n  rank {number} joined after that")
         elif not meeting.missing():
             posts = meeting.posts.values()
             way = route(
@@ -206,24 +205,24 @@ class Keeper:
             )
             start = max(post.ready for post in posts)
             has_values = all(post.has_values for post in posts)
-            self._tell(meeting, "meet", key, start, way, has_values)
+            self._notify(meeting, "meet", key, start, way, has_values)
         else:
             ended = {other for other, its in self._ranks.items() if its.ended}
             gone = [other for other in meeting.missing() if other in ended]
             if gone:
-                self._fail(meeting, key, f"{in_words(gone)} ended before {post.text}")
+                self._fail(meeting, key, f"{ranks_text(gone)} ended before {post.text}")
 
-    def _on_ask(self, number, rank, seconds, heard):
-        if heard == rank.sent:  # otherwise a meeting is on its way to it, and it will ask again
+    def _on_ask(self, number, rank, seconds, num_received):
+        if num_received == rank.sent:  # otherwise a message is in flight, and it will ask again
             rank.asks, rank.since = seconds, time.monotonic()
 
     def _on_idle(self, number, rank):
-        """The rank has nothing to do and its host is silent, so others need not wait for it now."""
+        """Stop waiting for a rank that has no work and whose host is silent."""
         asked = [other.asks for other in self._ranks.values() if other.asks is not None]
         rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
 
     def _on_at(self, number, rank, seconds, key):
-        """The rank waits at this time for the values of the others; one that needs none says 0."""
+        """Note that a rank waits at this time for the others' values; 0 if it needs none."""
         rank.bound = max(rank.bound, seconds)
         meeting = self._meetings.get(key)
         if meeting is None:
@@ -242,17 +241,17 @@ class Keeper:
         self._give_leave()
         self._lock.notify_all()
 
-    # -- what the keeper says
+    # -- messages to ranks
 
     def _fail(self, meeting, key, text):
         meeting.failure = text
-        self._tell(meeting, "failed", key, text)
+        self._notify(meeting, "failed", key, text)
 
-    def _tell(self, meeting, *message):
+    def _notify(self, meeting, *message):
         """Send a message to all ranks that have posted."""
         for number in meeting.posts:
             rank = self._ranks[number]
-            rank.asks = None  # it asks again once it knows of this
+            rank.asks = None  # it asks again after this message
             rank.sent += 1
             self._send(rank, message)
 
@@ -276,7 +275,7 @@ class Keeper:
                     continue
                 seen.add(other)
                 rank = self._ranks.get(other)
-                if rank is None:  # it has not come yet
+                if rank is None:  # not connected yet
                     return False
                 if rank.asks is None:
                     if rank.bound < seconds:
@@ -297,7 +296,7 @@ class Keeper:
         }
 
     def _look_after(self):
-        """Resume ranks whose hosts ask nothing while others wait for them; end long waits."""
+        """Resume ranks whose hosts are silent while others wait for them; end long waits."""
         while True:
             time.sleep(_PATIENCE / 2)
             with self._lock:
@@ -311,7 +310,7 @@ class Keeper:
                         self._fail(meeting, key, text)
 
     def _waits_in(self, number):
-        """Describe the call in which a rank waits for others; None if there is none."""
+        """Describe the collective in which a rank waits for others; None if there is none."""
         texts = (
             f"{meeting.posts[number].text} of group {key[0]}, call {key[-1]}"
             for key, meeting in self._meetings.items()
@@ -320,7 +319,7 @@ class Keeper:
         return next(texts, None)
 
     def _look_after_one(self, key, meeting, now):
-        """Resume the ranks that a meeting waits for; return why it fails, or None."""
+        """Resume the ranks that a meeting waits for; return the reason of a failure, or None."""
         if meeting.failure is not None:
             return None
         if meeting.missing():
@@ -334,12 +333,12 @@ class Keeper:
             return None
         if now - since > self._timeout:
             text = next(iter(meeting.posts.values())).text
-            lines = [f"{in_words(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            lines = [f"{ranks_text(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
             elsewhere = {number: self._waits_in(number) for number in late}
             lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
             nowhere = [number for number in late if not elsewhere[number]]
             if nowhere:
-                lines.append(f"  {in_words(nowhere)} did not come")
+                lines.append(f"  {ranks_text(nowhere)} did not join")
             return "\n".join(lines)
         if now - since > _PATIENCE:
             for number in late:
@@ -351,9 +350,9 @@ class Keeper:
 
 
 def _own_address():
-    """Return the address at which the other ranks reach this machine.
+    """Return the address at which other ranks reach this machine.
 
-    Raise RuntimeError if MASTER_ADDR is this machine's loopback and ranks are elsewhere.
+    Raises RuntimeError if MASTER_ADDR is a loopback address and ranks are on other machines.
     """
     size = os.environ.get("WORLD_SIZE")
     if "MASTER_ADDR" not in os.environ or size == os.environ.get("LOCAL_WORLD_SIZE", "unknown"):
@@ -364,8 +363,8 @@ def _own_address():
         address = probe.getsockname()[0]
     if address.startswith("127.") and "LOCAL_WORLD_SIZE" in os.environ:
         raise RuntimeError(
-            f"MASTER_ADDR={master} means {address} on this machine, which the others of {size} "
-            "ranks do not reach: give an address of its network"
+            f"MASTER_ADDR={master} resolves to {address} here, which the other machines of the "
+            f"{size} ranks cannot reach: it must be an address of this machine's network"
         )
     return address
 
@@ -375,12 +374,11 @@ def _family(address):
 
 
 class Member:
-    """The connection of this process to the keeper; the simulator's thread uses it.
+    """The connection of this process to the keeper, for the simulator's thread.
 
     Args:
-        run: function called in another thread when others wait for what this rank has issued and
-            its host is taken to wait, too, with the key of the collective and whether all of its
-            ranks have posted it.
+        run: function(key of a collective, whether all its ranks have posted it), called in another
+            thread when others wait for this rank and its host is assumed to wait.
     """
 
     def __init__(self, store, rank, size, timeout, run):
@@ -396,18 +394,18 @@ class Member:
         tcp.settimeout(None)
         self._connection = _line(tcp)
         if not self._connection.poll(self._timeout):
-            raise TimeoutError(f"the rank that keeps the time said nothing in {self._timeout:g} s")
+            raise TimeoutError(f"no answer from the timekeeper within {self._timeout:g} s")
         answer_challenge(self._connection, secret)
         deliver_challenge(self._connection, secret)
         self._connection.send(rank)
         self._answers = SimpleQueue()
-        self._heard = 0
+        self._num_received = 0  # messages about meetings
         self._run = run
         self._clocks = time.perf_counter(), time.process_time()
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self):
-        with contextlib.suppress(Exception):  # it has gone, or sends what is no message
+        with contextlib.suppress(Exception):  # the connection is lost, or a message is invalid
             while True:
                 message = self._connection.recv()
                 if message[0] == "run":
@@ -420,19 +418,19 @@ class Member:
         self._connection.close()
 
     def _works(self):
-        """Return whether this process has used some of a core since the last call."""
+        """Return whether this process was busy since the last call."""
         now = time.perf_counter(), time.process_time()
         (wall, cpu), self._clocks = self._clocks, now
-        return now[1] - cpu > _WORKS * (now[0] - wall)
+        return now[1] - cpu > _BUSY_SHARE * (now[0] - wall)
 
     def post(self, now, key, members, post):
         """Report that a collective's inputs are ready.
 
         Args:
-            now: seconds; this rank does nothing earlier from here on.
-            key: identifies the collective on all of its ranks.
-            members: the ranks that take part, numbered as in the default group.
-            post: its `Post`.
+            now: simulated seconds before which this rank does nothing more.
+            key: identifies the collective on all ranks.
+            members: participating ranks, numbered as in the default group.
+            post: a `Post`.
 
         Raises:
             OSError: the connection is lost.
@@ -440,29 +438,29 @@ class Member:
         self._connection.send(("post", now, key, members, post))
 
     def ask(self, seconds):
-        """Wait for leave to go on to `seconds`, or for news; return the messages that came."""
+        """Wait for leave to advance to `seconds`, or for news; return the received messages."""
         if self._answers.empty():
-            with contextlib.suppress(OSError):  # then the connection is lost
-                self._connection.send(("ask", seconds, self._heard))
+            with contextlib.suppress(OSError):  # `_listen` reports the lost connection
+                self._connection.send(("ask", seconds, self._num_received))
         try:
             messages = [self._answers.get(timeout=self._timeout + _LONG)]
-        except Empty:  # the keeper ends each wait by the time-out, so it has gone without a word
+        except Empty:  # the keeper is gone: it ends each wait within the time-out
             messages = [_LOST]
         with contextlib.suppress(Empty):
             while True:
                 messages.append(self._answers.get_nowait())
         if messages[-1] == _LOST:
-            self._answers.put(_LOST)  # for whoever asks later
-        self._heard += sum(message[0] in ("meet", "failed") for message in messages)
+            self._answers.put(_LOST)  # for later calls
+        self._num_received += sum(message[0] in ("meet", "failed") for message in messages)
         return messages
 
-    def tell(self, kind, *what):
-        """Report something else; the methods `_on_...` of `Keeper` say what there is."""
-        with contextlib.suppress(OSError):  # what is posted next will fail
-            self._connection.send((kind, *what))
+    def report(self, kind, *message):
+        """Send a message; the methods `_on_...` of `Keeper` are the kinds."""
+        with contextlib.suppress(OSError):  # the next `post` raises
+            self._connection.send((kind, *message))
 
     def end(self):
-        """Leave; the rank that keeps the time waits until all others have left."""
-        self.tell("end")
+        """Leave; the keeper's rank waits until all others have left."""
+        self.report("end")
         if self._keeper is not None:
             self._keeper.wait_for_the_end()

@@ -1,4 +1,4 @@
-"""What a collective returns: a `Work`, and the future that DDP and its hooks use."""
+"""The `Work` that a collective returns, and the future for DDP and its hooks."""
 
 import time
 
@@ -14,7 +14,7 @@ from vgpu.tensors.tensor import VirtualTensor
 
 
 class VirtualWork(dist.Work):
-    """Collectives under way on one virtual GPU.
+    """One or more collectives issued on one virtual GPU.
 
     Args:
         result: the tensors that they write.
@@ -28,12 +28,12 @@ class VirtualWork(dist.Work):
     def wait(self, timeout=None):
         """Make the current stream wait; raise if a collective has failed already.
 
-        With a timeout, a `timedelta`, the host waits too, as NCCL's does: at most so long.
+        With a timeout, a `timedelta`, the host waits too, as for NCCL.
 
         Raises:
-            torch.distributed.DistBackendError: a collective is still under way after `timeout`.
+            torch.distributed.DistBackendError: a collective is not complete after `timeout`.
         """
-        if timeout is not None and timeout.total_seconds() > 0:  # C++ says 0 for none
+        if timeout is not None and timeout.total_seconds() > 0:  # from C++, 0 means none
             self._wait_on_host(timeout)
         for op in self._ops:
             if self._blocks:
@@ -47,7 +47,7 @@ class VirtualWork(dist.Work):
         for device in {op.stream.device for op in self._ops}:
             device.current_stream().wait_for(self._ops)
         for op in self._ops:
-            op.drop_tensors()  # whatever uses their memory next runs behind the collective
+            op.drop_tensors()  # the next use of their memory runs behind the collective
         return True
 
     synchronize = block_current_stream = wait
@@ -57,7 +57,7 @@ class VirtualWork(dist.Work):
         while not self.is_completed():
             if scheduler.clock.now() > end:
                 names = ", ".join(op.name for op in self._ops)
-                raise dist.DistBackendError(f"{names}: still under way after {timeout}")
+                raise dist.DistBackendError(f"{names}: not complete after {timeout}")
             time.sleep(1e-4)
 
     def is_completed(self):
@@ -66,15 +66,15 @@ class VirtualWork(dist.Work):
         return not any(map(scheduler.under_way, self._ops))
 
     def is_success(self):
-        """Return whether the values have arrived, without an error."""
+        """Return whether the values have arrived without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self):
-        """Return what went wrong so far, or None."""
+        """Return the first error so far, or None."""
         return next((op.error for op in self._ops if op.done and op.error is not None), None)
 
     def result(self):
-        """Return the list of the tensors that are written."""
+        """Return the tensors that are written, a list."""
         return self._result
 
     def get_future(self):
@@ -82,14 +82,14 @@ class VirtualWork(dist.Work):
         current = threads.thread.current
         for op in self._ops:
             if in_backward() and hasattr(current, "used"):
-                current.used.add(op.stream)  # the end of backward waits for it: DDP's C++ does not
+                current.used.add(op.stream)  # backward must wait for it: DDP's C++ does not
         return VirtualFuture(self._result)
 
 
 class VirtualFuture(torch.futures.Future):
     """A future of tensors that collectives write; done as soon as they are issued.
 
-    `then` computes on a stream of its own that waits for the tensors, so the current one need not.
+    `then` computes on a new stream that waits for the tensors; the current stream does not wait.
     """
 
     def __init__(self, result=None):
@@ -105,7 +105,7 @@ class VirtualFuture(torch.futures.Future):
         return result
 
     def then(self, callback):
-        """Return the future of what `callback(self)` returns, computed behind the tensors."""
+        """Return a future of `callback(self)`, computed once the tensors are written."""
         devices = {tensor._cell.layout.device for tensor in _tensors(super().value())}
         future = VirtualFuture()
         if not devices:
@@ -125,7 +125,7 @@ def _tensors(value):
 
 
 def wait_for_writer(tensor):
-    """Make the current stream wait for the op that was issued last to write a tensor."""
+    """Make the current stream wait for the last op issued to write a tensor."""
     cell = tensor._cell.root()
     if cell.writer is not None:
         cell.layout.device.current_stream().wait_for((cell.writer,))

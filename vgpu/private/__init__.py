@@ -1,20 +1,20 @@
-"""Everything that virtual GPUs take from torch's private interface, a module for each subject.
+"""All uses of torch's private interface, a module for each subject.
 
-    patching        replacing names in modules of other packages, also once they are imported
-    tensors         wrapper tensors, their storages, and how they are pickled
+    patching        replaces names in modules of other packages, now or when they are imported
+    tensors         wrapper tensors, their storages, and pickling
     dispatch        schemas, kernels, shape inference, autocast and TF32
     autograd        the backward pass
-    registration    the device type, and torch's classes and functions that know devices
-    virtual_tables  machine code in C++ virtual tables, where torch may not call Python
+    registration    the device type, and torch's classes and functions for devices
+    virtual_tables  machine code in C++ virtual tables, where torch must not call Python
     modules         nn.Module, nn.DataParallel and optimizers
-    cuda            torch.cuda, and "cuda" where torch's C++ code meets it
+    cuda            torch.cuda, and "cuda" in torch's C++ code
     kineto          torch's profiler
     compiling       torch.compile, and flex_attention in its dense form
     process_groups  torch.distributed
     dtensor         DTensor
 
-Nothing here imports the rest of vgpu: what torch is to call is passed in. No other module of vgpu
-or of d2lpar uses a private name of torch; `tests/lint/test_private_names.py` looks.
+Nothing here imports the rest of vgpu; functions that torch is to call are passed in. No other
+module of vgpu or d2lpar uses a private name of torch: `tests/lint/test_private_names.py` checks.
 """
 
 import platform
@@ -26,19 +26,19 @@ FIRST_PYTHON, LAST_PYTHON = (3, 11), (3, 13)
 
 
 def check_version(version):
-    """Raise RuntimeError where virtual GPUs are not known to work on this version of torch."""
+    """Raise RuntimeError if this version of torch is not supported."""
     numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
     if not FIRST <= numbers <= LAST:
         raise RuntimeError(
-            f"virtual GPUs work on torch {FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}; "
+            f"virtual GPUs require torch {FIRST[0]}.{FIRST[1]} to {LAST[0]}.{LAST[1]}; "
             f"this is torch {version}"
         )
 
 
 def check_python():
-    """Raise RuntimeError where virtual GPUs are not known to work on this Python.
+    """Raise RuntimeError if this Python is not supported.
 
-    They rest on CPython's lock, and on where CPython raises KeyboardInterrupt.
+    Virtual GPUs rely on CPython's lock, and on where CPython raises KeyboardInterrupt.
     """
     name, version = platform.python_implementation(), platform.python_version()
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
@@ -47,6 +47,6 @@ def check_python():
     if name != "CPython" or not tried:
         first, last = (".".join(map(str, numbers)) for numbers in (FIRST_PYTHON, LAST_PYTHON))
         raise RuntimeError(
-            f"virtual GPUs work on CPython {first} to {last}, with its global lock; this is {name} "
-            f"{version}: make an environment with CPython {last}"
+            f"virtual GPUs require CPython {first} to {last}, with its global lock; this is {name} "
+            f"{version}: create an environment with CPython {last}"
         )

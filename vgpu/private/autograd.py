@@ -1,4 +1,4 @@
-"""The backward pass: its numbers, its threads, and what it leaves behind when it fails."""
+"""The backward pass: sequence numbers, threads, and cleaning up after a failure."""
 
 import contextlib
 import functools
@@ -22,9 +22,9 @@ autograd_node = torch._C._current_autograd_node  # the node whose backward runs 
 
 
 def forward_number(node):
-    """Return the number of the operator of the forward that an autograd node belongs to.
+    """Return the sequence number of an autograd node's forward operator.
 
-    It is None for a node that belongs to none, such as the accumulation of a gradient.
+    None for a node without one, such as the accumulation of a gradient.
     """
     number = node._sequence_nr()
     return number if number < _NUMBERS_WITHOUT_FORWARD else None
@@ -35,18 +35,18 @@ _below_autograd = threading.local()
 
 
 def set_below_autograd():
-    """Make the operators of the calling thread bypass autograd as long as the thread lives."""
+    """Make the operators of the calling thread bypass autograd for the thread's lifetime."""
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
 def patch_backward(streams_of_forward):
-    """Run backward of virtual GPUs in the calling thread.
+    """Run backward of virtual GPUs in the calling thread, where it only issues ops.
 
-    There it only issues; and torch has one queue of backward for all virtual GPUs anyway.
+    torch has a single backward queue for all virtual GPUs anyway.
 
     Args:
-        streams_of_forward: function that returns a context manager, within which each operator is
-            issued to the stream of its forward.
+        streams_of_forward: function that returns a context manager in which each operator is issued
+            to the stream of its forward.
     """
     graph = torch.autograd.graph
     run_backward = graph._engine_run_backward
@@ -55,19 +55,19 @@ def patch_backward(streams_of_forward):
     def _run_backward(tensors, *args, **kwargs):
         if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
             with _on_real_gpus():
-                return run_backward(tensors, *args, **kwargs)  # GPUs have threads of their own
+                return run_backward(tensors, *args, **kwargs)  # in torch's threads for GPUs
         try:
             with streams_of_forward():
                 return _in_this_thread(run_backward, tensors, *args, **kwargs)
         except BaseException:
-            if not in_backward():  # no other backward is around this one
+            if not in_backward():  # not nested in another backward
                 drop_tasks()
             raise
 
     def drop_tasks():
-        """Make torch drop the tasks of a failed backward, and the tensors in them.
+        """Free the tasks of a failed backward, and their tensors, from the thread's queue.
 
-        Otherwise they stay in the thread's queue until its next backward.
+        The next backward would free them, so this runs one.
         """
         with contextlib.suppress(Exception), torch.inference_mode(False), torch.enable_grad():
             leaf = torch.zeros((), requires_grad=True, device="cpu")
@@ -80,7 +80,7 @@ def patch_backward(streams_of_forward):
 
 @contextlib.contextmanager
 def _on_real_gpus():
-    """Explain the assertion that torch fails there once it knows another device type."""
+    """Explain the assertion that fails in torch once another device type is registered."""
     try:
         yield
     except RuntimeError as error:
@@ -88,16 +88,16 @@ def _on_real_gpus():
             raise
         raise RuntimeError(
             "torch computes no gradients on real GPUs in a process that has used virtual ones "
-            "(https://github.com/pytorch/pytorch/issues/161129): restart it, or move the network "
-            "to the virtual GPUs that ensure_gpus returns now"
+            "(https://github.com/pytorch/pytorch/issues/161129): restart the process, or move the "
+            "network to the virtual GPUs that ensure_gpus returns now"
         ) from error
 
 
 def patch_distributed_backward():
-    """Run `torch.distributed.autograd.backward`, too, without torch's queues for each GPU.
+    """Run `torch.distributed.autograd.backward`, too, in the calling thread.
 
-    There is one for all virtual GPUs, and a node of another than the first would end in an internal
-    assert. What other workers do for it, in threads that torch starts, is not reached by this.
+    torch has a single queue for all virtual GPUs, and nodes of all but the first would fail an
+    internal assertion. This does not reach other workers, which run in torch's threads.
     """
 
     def change(module):
@@ -114,7 +114,7 @@ def patch_distributed_backward():
 
 
 def _in_this_thread(run, *args, **kwargs):
-    """Call a function that runs a backward pass, without torch's threads for GPUs."""
+    """Run a backward pass without torch's threads for GPUs."""
     multithreading = torch._C._is_multithreading_enabled()
     try:
         torch._C._set_multithreading_enabled(False)

@@ -1,4 +1,4 @@
-"""The names under which programs and torch's C++ code know CUDA."""
+"""Virtual GPUs in place of CUDA's, in `torch.cuda` and in torch's C++ code."""
 
 import functools
 import warnings
@@ -8,22 +8,21 @@ import torch
 from vgpu.private.patching import replace, when_imported
 from vgpu.private.virtual_tables import install_cuda_guard
 
-_libraries = []  # kept alive: a torch.library.Library takes back what it registered
-# The operators without tensors that have a kernel of their own in a CUDA build of torch; all others
-# are composed of these.
+_libraries = []  # kept alive: a deleted torch.library.Library unregisters its kernels
+# The factories with their own kernel in a CUDA build of torch; all others call these.
 _FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
 
 
 def register_cuda(factory, refuse_nested):
-    """Make torch's C++ code find virtual GPUs under "cuda", also in a build for CUDA.
+    """Make "cuda" devices virtual GPUs in torch's C++ code, also in a CUDA build.
 
     Args:
         factory: function(func, *args, **kwargs) for operators without a tensor.
-        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
-            strided layout.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors with strided
+            layout.
 
     Raises:
-        RuntimeError: virtual GPUs cannot stand for CUDA's on this machine or this torch.
+        RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
     """
     install_cuda_guard()
     library = torch.library.Library("_", "IMPL")
@@ -32,7 +31,7 @@ def register_cuda(factory, refuse_nested):
     _libraries.append(library)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a CUDA build says that its kernels are replaced
+        warnings.simplefilter("ignore")  # a CUDA build warns about replaced kernels
         for name in _FACTORIES:
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
@@ -44,7 +43,7 @@ def register_cuda(factory, refuse_nested):
 
 
 def replace_in_cuda(values):
-    """Replace those names of `torch.cuda` and its modules that there are in this torch."""
+    """Replace names of `torch.cuda` and its modules that exist in this torch."""
     cuda = torch.cuda
     for name, value in values.items():
         for home in (cuda, cuda.memory, cuda.random, cuda.streams, cuda.graphs):
@@ -62,17 +61,17 @@ def replace_private_names(
     dump_snapshot,
     refusing,
 ):
-    """Replace names of `torch.cuda` and `torch._C` that programs use although they begin with `_`.
+    """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
-    Those of `torch._C` are what torch's own test classes and `torch._dynamo.reset` call.
+    Those of `torch._C` are called by torch's test classes and by `torch._dynamo.reset`.
 
     Args:
         sleep: function that keeps the current stream busy for some cycles.
-        is_in_bad_fork: function that tells whether this process is a fork that may use no GPU.
+        is_in_bad_fork: function that returns whether this process is a fork without GPUs.
         set_device: function that makes a device current, by index.
-        set_stream: function of `stream_id`, `device_index`, `device_type`: makes a stream current.
-        record_memory_history, snapshot, dump_snapshot: see `virtual.history`.
-        refusing: function of a name that returns what raises an error wherever it is called.
+        set_stream: function(stream_id, device_index, device_type) that makes a stream current.
+        record_memory_history, snapshot, dump_snapshot: see `vgpu.recording.history`.
+        refusing: function(name) that returns a callable which raises an error.
     """
     replace_in_cuda(
         {
@@ -87,11 +86,11 @@ def replace_private_names(
     )
     replace(
         torch._C,
-        # Of its own, because torch._dynamo has different rules for this and torch.cuda.set_device.
+        # A separate function: torch._dynamo has different rules for torch.cuda.set_device.
         _cuda_setDevice=lambda device: set_device(device),
         _cuda_setStream=set_stream,
         _cuda_cudaCachingAllocator_is_enabled=lambda: True,
-        _cuda_clearCublasWorkspaces=lambda: None,  # kernels here have no workspaces
+        _cuda_clearCublasWorkspaces=lambda: None,  # there are no workspaces
         _cuda_resetCublasWorkspaceSize=lambda: None,
         _cuda_resetCublasLtWorkspaceSize=lambda: None,
     )
@@ -103,8 +102,8 @@ def replace_private_names(
         )
 
 
-def test_on_cuda_once():
-    """Make torch's classes of tests for each kind of device leave out ours, which is "cuda"."""
+def remove_privateuse1_tests():
+    """Remove our device type from torch's test classes: it is tested as "cuda" already."""
     when_imported(
         "torch.testing._internal.common_device_type",
         lambda module: module.device_type_test_bases.remove(module.PrivateUse1TestBase),
@@ -112,13 +111,13 @@ def test_on_cuda_once():
 
 
 def skip_initialization():
-    """Keep torch from initialising CUDA: a build without it cannot, one with it finds no GPU."""
+    """Prevent torch from initialising CUDA, which fails without a real GPU."""
     torch.cuda._lazy_init = lambda: None
     torch.cuda._initialized = True
 
 
 def patch_autocast():
-    """Make autocast("cuda") mean autocast of "vgpu", as torch's C++ code knows virtual GPUs."""
+    """Make autocast("cuda") an autocast of "vgpu", the device type in torch's C++ code."""
 
     def translated(function):
         @functools.wraps(function)

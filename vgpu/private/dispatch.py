@@ -14,49 +14,49 @@ from torch.utils._pytree import (  # noqa: F401
 
 
 def is_composite(func):
-    """Return whether the operator `func` is composed of others.
+    """Return whether the operator `func` is a composite of others.
 
-    Where autograd is off (in `torch.inference_mode`, or in an operator that calls another one),
-    such an operator arrives in one piece.
+    Without autograd (in `torch.inference_mode`, or in an operator that calls another one), such an
+    operator is not decomposed.
     """
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def has_products_of_float16():
-    """Return whether this CPU has instructions for products of float16."""
+    """Return whether this CPU has instructions for float16 products."""
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
 def check_kernel(func):
-    """Raise NotImplementedError where the operator `func` has a kernel for CUDA and none for CPUs.
+    """Raise NotImplementedError if an operator has a CUDA kernel but no CPU kernel.
 
-    Virtual GPUs run the kernels of the CPU.
+    Virtual GPUs run CPU kernels.
     """
     name = func.name()
     if not name.startswith("aten::"):
         has_kernel = torch._C._dispatch_has_computed_kernel_for_dispatch_key
         if not has_kernel(name, "CPU") and has_kernel(name, "CUDA"):
             raise NotImplementedError(
-                f"the operator {name} has a kernel for CUDA only, and virtual GPUs run those of "
-                f'the CPU: give it one, torch.library.impl("{name}", "CPU", function), or run it '
-                "on a machine with a real GPU"
+                f"the operator {name} has a kernel for CUDA only; virtual GPUs run CPU kernels: "
+                f'add one by torch.library.impl("{name}", "CPU", function), or run it on a '
+                "machine with a real GPU"
             )
 
 
 def lacks_shape_inference(func, error):
-    """Return whether the operator `func` raised `error` because it has none for meta tensors."""
+    """Return whether `func` raised `error` because it has no kernel for meta tensors."""
     custom = torch._library.custom_ops.OPDEFS.get(func.name())
     lacks = custom is not None and custom._abstract_fn is None
     return lacks or isinstance(error, NotImplementedError)
 
 
 schema_of = attrgetter("_schema")  # of an operator
-# The C++ function of an operator: hashing it is faster than hashing the operator.
+# The C++ function of an operator, which hashes faster than the operator.
 function_of = attrgetter("_op")
 
 
 def below_autocast():
-    """Return a context manager within which autocast of virtual GPUs does nothing."""
+    """Return a context manager that disables autocast of virtual GPUs."""
     return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
 
 
@@ -65,15 +65,15 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
 
 @functools.cache
 def prepare_shape_inference():
-    """Import now what torch's first shape inference imports, which takes a second or two."""
+    """Run a shape inference: the first one imports modules, for a second or two."""
     torch.ones(1, device="meta") + 1
 
 
 def tf32_is_allowed():
-    """Return whether torch allows TF32 in products of matrices, and in convolutions."""
+    """Return whether torch allows TF32 in matrix products, and in convolutions."""
     try:
         return torch._C._get_cublas_allow_tf32(), torch._C._get_cudnn_allow_tf32()
-    except RuntimeError:  # the program uses torch's newer names, and torch refuses both at a time
+    except RuntimeError:  # the program has used torch's newer names, which exclude these
         backends = torch.backends
         precisions = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
         return tuple(precision == "tf32" for precision in precisions)

@@ -1,4 +1,4 @@
-"""What DTensor asks of CUDA and of no other device: fused attention."""
+"""DTensor: fused attention, which it supports on CUDA only."""
 
 import functools
 
@@ -8,7 +8,7 @@ from vgpu.private.patching import when_imported
 
 
 def patch_dtensor(is_virtual):
-    """Make DTensors of virtual GPUs compute attention, once torch.distributed.tensor is imported.
+    """Make attention work on DTensors of virtual GPUs once torch.distributed.tensor is imported.
 
     Args:
         is_virtual: function that returns whether a `torch.device` is a virtual GPU.
@@ -19,7 +19,7 @@ def patch_dtensor(is_virtual):
 
 
 def patch_dtensor_class(change):
-    """Call `change` with the class DTensor once there is one."""
+    """Call `change` with the class DTensor once it is imported."""
     when_imported("torch.distributed.tensor._api", lambda module: change(module.DTensor))
 
 
@@ -28,19 +28,19 @@ def _patch_attention(module, is_virtual):
     attention = functional.scaled_dot_product_attention
 
     def local(tensor, mesh, placements):
-        """Return this rank's part of a tensor under `placements`: its shard, or all of it."""
+        """Return this rank's local part of a tensor under `placements`."""
         if not isinstance(tensor, DTensor):
             return tensor
         return tensor.redistribute(mesh, placements).to_local()
 
     def keeps(query, mesh_dim, placement):
-        """Return whether each rank can compute its part of the result from its part of a query."""
+        """Return whether each rank can compute its part of the result from its part of query."""
         if not placement.is_shard() or placement.dim % query.ndim >= query.ndim - 2:
             return False
         return query.shape[placement.dim] % query.device_mesh.size(mesh_dim) == 0
 
     def of_mask(mask, query, placement):
-        """Return how a mask is split where a query is: not where it is the same for all."""
+        """Return the placement of a mask: that of the query, or replicated if it broadcasts."""
         if placement.is_shard() and mask.ndim == query.ndim:
             if mask.shape[placement.dim] == query.shape[placement.dim]:
                 return placement
@@ -48,7 +48,7 @@ def _patch_attention(module, is_virtual):
 
     @functools.wraps(attention)
     def scaled_dot_product_attention(query, key, value, attn_mask=None, *args, **kwargs):
-        """Compute attention of DTensors of virtual GPUs part by part, as fused kernels do."""
+        """Compute attention of DTensors of virtual GPUs on local parts, like fused kernels."""
         if not (isinstance(query, DTensor) and is_virtual(query.device)):
             return attention(query, key, value, attn_mask, *args, **kwargs)
         mesh = query.device_mesh

@@ -1,4 +1,4 @@
-"""torch's profiler: where a recording of virtual GPUs begins and ends, and what it adds."""
+"""torch's profiler: starts and stops a recording of virtual GPUs, and adds its events."""
 
 import contextlib
 import functools
@@ -11,36 +11,36 @@ import torch
 from torch.autograd.profiler import profile
 from torch.profiler import ProfilerActivity
 
-_NEEDED = "__init__ __exit__ _start_trace _parse_kineto_results export_chrome_trace".split()
+_METHODS = "__init__ __exit__ _start_trace _parse_kineto_results export_chrome_trace".split()
 
 
 def patch_profiler(record):
     """Let `torch.profiler` and `torch.autograd.profiler` record virtual GPUs as "cuda".
 
-    Kineto, which records for them, knows GPUs of their makers only. Here it records the host.
+    Kineto, their recorder, supports real GPUs only. Here it records the host.
 
     Args:
-        record: function that begins a recording of GPUs, with the names of the activities of Kineto
-            to record, or None for all; it returns an object with the methods `stop`, `with_events`
-            and `add_to`, see `virtual.profiling`.
+        record: function(names of Kineto's activities, or None for all) that starts a recording of
+            GPUs; it returns an object with the methods `stop`, `with_events` and `add_to`, see
+            `vgpu.recording.profiling`.
     """
-    if not all(callable(getattr(profile, name, None)) for name in _NEEDED):
+    if not all(callable(getattr(profile, name, None)) for name in _METHODS):
         warnings.warn(
-            "torch's profiler shows the host only, because this version of it is not known: "
+            "torch's profiler shows the host only, because this version of it is unknown: "
             "vgpu run --trace shows the GPUs",
             stacklevel=2,
         )
         return
-    # torch imports this module while it records Python functions, and reads the name of its code
-    # when that is gone: with_stack=True then fails now and again, seen with Python 3.12.
+    # torch would import this module while recording Python functions, and read the name of its
+    # code after that is freed: with_stack=True fails at times, seen with Python 3.12.
     with contextlib.suppress(ImportError):  # not in torch 2.11
         importlib.import_module("torch.profiler._cupti_monitor")
     for name, change in (
-        ("__init__", _with_gpus),
-        ("_start_trace", functools.partial(_starting, record)),
-        ("__exit__", _stopping),
-        ("_parse_kineto_results", _adding_events),
-        ("export_chrome_trace", _adding_to_trace),
+        ("__init__", _wrap_init),
+        ("_start_trace", functools.partial(_wrap_start, record)),
+        ("__exit__", _wrap_exit),
+        ("_parse_kineto_results", _wrap_parse),
+        ("export_chrome_trace", _wrap_export),
     ):
         function = getattr(profile, name)
         setattr(profile, name, functools.wraps(function)(change(function)))
@@ -49,13 +49,13 @@ def patch_profiler(record):
         module.supported_activities = lambda: {*supported(), ProfilerActivity.CUDA}
 
 
-def _with_gpus(init):
+def _wrap_init(init):
     def __init__(self, *args, use_cuda=False, use_device=None, use_cpu=True, **options):
         gpus = use_cuda or use_device == "cuda"
         if gpus and options.get("profile_memory"):
             warnings.warn(
-                "profile_memory=True shows the memory of the host only on virtual GPUs: "
-                "torch.cuda.memory._record_memory_history() records theirs",
+                "profile_memory=True records the memory of the host only: "
+                "torch.cuda.memory._record_memory_history() records that of virtual GPUs",
                 stacklevel=2,
             )
         filters = dict(options.pop("activity_filters", None) or {})
@@ -72,7 +72,7 @@ def _with_gpus(init):
     return __init__
 
 
-def _starting(record, start):
+def _wrap_start(record, start):
     def _start_trace(self):
         start(self)
         if self.shows_gpus:
@@ -81,7 +81,7 @@ def _starting(record, start):
     return _start_trace
 
 
-def _stopping(exit):
+def _wrap_exit(exit):
     def __exit__(self, *exception):
         if self.enabled and self.gpu_work is not None:
             self.gpu_work.stop()
@@ -90,7 +90,7 @@ def _stopping(exit):
     return __exit__
 
 
-def _adding_events(parse):
+def _wrap_parse(parse):
     def _parse_kineto_results(self, result, timeout_s=None):
         events = parse(self, result, timeout_s=timeout_s)
         if self.gpu_work is None:
@@ -100,7 +100,7 @@ def _adding_events(parse):
     return _parse_kineto_results
 
 
-def _adding_to_trace(export):
+def _wrap_export(export):
     def export_chrome_trace(self, path, *args, **options):
         export(self, path, *args, **options)
         if self.gpu_work is None:

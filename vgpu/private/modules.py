@@ -1,4 +1,4 @@
-"""Making nn.Module, nn.DataParallel and optimizers work with tensors on virtual GPUs."""
+"""Patches of torch.nn.init, nn.DataParallel and optimizers for virtual GPUs."""
 
 import functools
 import sys
@@ -15,17 +15,17 @@ def allow_foreach(tensor_class):
 
 
 def patch_trunc_normal(have_values):
-    """Let `trunc_normal_` draw once where there are no values: elsewhere it asks what it drew.
+    """Make `trunc_normal_` draw once on devices without values; torch's version reads them.
 
     Args:
-        have_values: function of a tensor that tells whether its device computes values.
+        have_values: function(tensor) that returns whether its device computes values.
     """
-    theirs = torch.nn.init._no_grad_trunc_normal_
+    original = torch.nn.init._no_grad_trunc_normal_
 
-    @functools.wraps(theirs)
+    @functools.wraps(original)
     def trunc_normal(tensor, mean, std, a, b, generator=None):
         if have_values(tensor):
-            return theirs(tensor, mean, std, a, b, generator=generator)
+            return original(tensor, mean, std, a, b, generator=generator)
         with torch.no_grad():
             return tensor.normal_(mean, std, generator=generator).clamp_(a, b)
 
@@ -33,21 +33,21 @@ def patch_trunc_normal(have_values):
 
 
 def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing):
-    """Give nn.DataParallel what it has for CUDA only.
+    """Make nn.DataParallel work on virtual GPUs.
 
     Args:
         comm: a module with scatter, gather, broadcast and the two coalesced functions.
-        is_ours: function that tells whether tensors are on virtual GPUs.
-        get_stream: function of a device that returns a side stream for copies to it.
-        device_type: what programs call the devices.
-        copying: function called with the number of modules that are copied.
-        sharing: function of a number of threads that returns a context manager, for the time in
-            which they share Python's lock.
+        is_ours: function that returns whether tensors are on virtual GPUs.
+        get_stream: function(device) that returns a side stream for copies to it.
+        device_type: the device type in programs.
+        copying: function called with the number of copied modules.
+        sharing: function(number of threads) that returns a context manager, for the time in which
+            they share Python's lock.
     """
     from torch.nn.parallel import _functions
     from torch.nn.parallel import comm as torch_comm
 
-    # torch.nn.parallel.data_parallel is the function of this name
+    # torch.nn.parallel.data_parallel is a function, which hides the module
     data_parallel = vars(sys.modules["torch.nn.parallel.data_parallel"])
 
     for name in ("gather", "broadcast", "broadcast_coalesced", "reduce_add_coalesced"):

@@ -1,10 +1,10 @@
-"""Patching modules and classes of other packages, now or as soon as they are imported."""
+"""Patches modules and classes of other packages, now or as soon as they are imported."""
 
 import importlib.abc
 import importlib.machinery
 import sys
 
-_changes = {}  # name of a module -> functions of the module
+_changes = {}  # name of a module -> functions(module)
 
 
 def replace(owner, **values):
@@ -14,12 +14,7 @@ def replace(owner, **values):
 
 
 def when_imported(name, change):
-    """Call a function with a module: now if it is imported, otherwise as soon as it is.
-
-    Args:
-        name: the full name of the module.
-        change: function of the module.
-    """
+    """Call `change(module)` for the module `name`: now if it is imported, otherwise at import."""
     if name in sys.modules:
         change(sys.modules[name])
         return

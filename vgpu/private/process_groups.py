@@ -7,10 +7,10 @@ import torch
 
 
 def patch_process_groups(translate):
-    """Translate the names of CUDA's backends where programs create process groups.
+    """Replace CUDA's backends where programs create process groups.
 
     Args:
-        translate: function from the backend that a program names to the backend that it gets.
+        translate: function(requested backend) that returns the backend to use.
     """
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
@@ -25,10 +25,10 @@ def patch_process_groups(translate):
         call = signature.bind(*args, **kwargs)
         given = call.arguments["backend"]
         call.arguments["backend"] = c10d.Backend(translate(str(given)))
-        call.arguments["device_id"] = None  # NCCL connects early where it is given
-        call.arguments["backend_options"] = None  # these are for NCCL, too
+        call.arguments["device_id"] = None  # for NCCL only, to connect early
+        call.arguments["backend_options"] = None  # for NCCL only
         group, store = helper(*call.args, **call.kwargs)
-        if group in c10d._world.pg_map:  # a rank that is not in the group has none
+        if group in c10d._world.pg_map:  # this rank is in the group
             c10d._world.pg_map[group] = given, c10d._world.pg_map[group][1]
         return group, store
 
@@ -42,12 +42,12 @@ if torch.distributed.is_available():
 
 
 def register_process_groups(name, create, is_virtual):
-    """Register the backend `name` of torch.distributed for vgpu; `create` makes its groups.
+    """Register a backend of torch.distributed for vgpu.
 
     Args:
         name: the name of the backend.
-        create: function of torch's options for any backend, and of the options for this one.
-        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+        create: function(general options, backend options) that returns a process group.
+        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
     """
     if torch.distributed.is_available():
         register = torch.distributed.Backend.register_backend
@@ -60,10 +60,7 @@ def register_process_groups(name, create, is_virtual):
 
 
 def _without_timers(log, backend):
-    """Return a method of DDP's logger without statistics of time for a backend; CUDA's has them.
-
-    It would warn of that, on stderr.
-    """
+    """Return a method of DDP's logger that skips a backend without timers, and so its warning."""
 
     @functools.wraps(log)
     def set_runtime_stats_and_log(self):
@@ -74,7 +71,7 @@ def _without_timers(log, backend):
 
 
 def _leave_out_flight_recorder():
-    """Keep torch 2.15's flight recorder away from groups in Python, which it cannot record."""
+    """Disable torch 2.15's flight recorder for groups in Python, which it cannot record."""
     c10d = torch.distributed.distributed_c10d
     attach = getattr(c10d, "_maybe_attach_flight_recorder", None)
     if attach is not None:
@@ -88,12 +85,12 @@ def _leave_out_flight_recorder():
 
 
 def patch_hooks(is_virtual):
-    """Allow DDP's hooks for bfloat16, and replace its hooks in C++ by those in Python.
+    """Allow DDP's hooks for bfloat16, and replace its C++ hooks by those in Python.
 
-    Hooks in C++ need futures that cannot be made in Python.
+    C++ hooks need futures that Python cannot create.
 
     Args:
-        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
     register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
@@ -118,26 +115,26 @@ def patch_hooks(is_virtual):
     ddp._check_comm_hook = _check_comm_hook
 
 
-def waits_when_used(tensor):
-    """Return a tensor that waits for the collective that writes `tensor` when it is first used."""
+def wait_on_first_use(tensor):
+    """Return a tensor that waits, on first use, for the collective that writes `tensor`."""
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
 
     return AsyncCollectiveTensor(tensor)
 
 
 def add_gloo(group, gloo):
-    """Make a process group of gloo's the only backend of a plain `ProcessGroup`."""
+    """Make a gloo process group the only backend of a plain `ProcessGroup`."""
     group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
     group._set_default_backend(group.BackendType.GLOO)
 
 
 def num_collectives(group=None):
-    """Return how many collectives this rank has started in a process group, the default one's."""
+    """Return the number of collectives started by this rank in a group, by default the default."""
     return (group or torch.distributed.group.WORLD)._get_sequence_number_for_group()
 
 
 def start_counting(group):
-    """Have a process group count its collectives."""
+    """Make a process group count its collectives."""
     group._set_sequence_number_for_group()
 
 
@@ -147,16 +144,16 @@ def default_store():
 
 
 def fake_store():
-    """Return a store of torch's fake process group, in which one rank stands for all."""
+    """Return a store of torch's fake process group, in which one rank represents all."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
 
 
 def fake_store_of(store):
-    """Return the store of torch's fake process group behind a store, or None for a real one.
+    """Return the `FakeStore` behind a store, or None.
 
-    It is written in Python, and torch does not keep the object. Whoever has asked once must.
+    The caller must keep a reference to the Python object: torch does not.
     """
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

@@ -1,4 +1,4 @@
-"""The device type `vgpu`, and torch's classes and functions that know devices."""
+"""The device type `vgpu`, and torch's classes and functions for devices."""
 
 import functools
 import numbers
@@ -9,32 +9,32 @@ from vgpu.private.patching import replace
 from vgpu.private.tensors import CPUGenerator
 from vgpu.private.virtual_tables import DeviceGuard, Hooks, answer_without_python
 
-BaseStream, BaseEvent = torch.Stream, torch.Event  # `register` puts our own in their place
-_libraries = []  # kept alive: a torch.library.Library takes back what it registered
+BaseStream, BaseEvent = torch.Stream, torch.Event  # `patch_classes` replaces them
+_libraries = []  # kept alive: a deleted torch.library.Library unregisters its kernels
 
 
 def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
-    """Make the device type `vgpu` known to torch.
+    """Register the device type `vgpu` in torch.
 
     Args:
         module: `torch.vgpu`.
         factory: function(func, *args, **kwargs) for operators without a virtual tensor.
-        copy_: function(target, source, non_blocking) that torch.tensor(..., device=) copies with.
-        is_pinned, pin: functions of a CPU tensor.
+        copy_: function(target, source, non_blocking), called by torch.tensor(..., device=).
+        is_pinned, pin: functions(CPU tensor).
         restore: function(storage, location) for torch.load.
-        kernels: functions(library) that add further kernels of operators of aten.
-        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors of the
-            strided layout.
+        kernels: functions(library) that register further aten kernels.
+        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors with strided
+            layout.
 
     Returns:
-        What to warn the user of, or None.
+        A warning for the user, or None.
 
     Raises:
-        RuntimeError: another package has added a device type to torch.
+        RuntimeError: another package has registered a device type.
     """
     name = torch._C._get_privateuse1_backend_name()
     if name != "privateuseone":
-        raise RuntimeError(f"torch's slot for a further device type is taken by {name!r}")
+        raise RuntimeError(f"torch's only slot for another device type is taken by {name!r}")
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
     _setup_privateuseone_for_python_backend(
@@ -44,8 +44,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "PrivateUse1")
     _libraries.append(library)
-    # torch.tensor(..., device=) makes its tensor and copies with __torch_dispatch__ switched off.
-    # Within a TorchDispatchMode torch then finds no fallback, only kernels of these operators.
+    # torch.tensor(..., device=) creates and copies with __torch_dispatch__ disabled. Within a
+    # TorchDispatchMode torch then finds no fallback, only kernels of these operators.
     library = torch.library.Library("aten", "IMPL")
     library.impl("copy_", copy_, "PrivateUse1")
     empty_strided = torch.ops.aten.empty_strided.default
@@ -59,7 +59,7 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     library.fallback(refuse_nested, "NestedTensorPrivateUse1")
     _libraries.append(library)
-    # a low number, to come before torch's own, which would ask for memory on the device
+    # a low number, to precede torch's own, which would allocate on the device
     torch.serialization.register_package(15, lambda storage: None, restore)
     return warning
 
@@ -67,10 +67,9 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
 def patch_default_dtype(wait):
     """Call `wait` before the default dtype changes.
 
-    Queued kernels read it when they run, and torch has one for all threads, so that an engine
-    cannot have its own. The patches stay, since virtual GPUs stay, and do nothing else. To set the
-    dtype that there is waits for nothing: torch.compile does so while it holds a lock for which a
-    queued kernel may wait.
+    Queued kernels read it when they run, and it is global to all threads. Setting the current dtype
+    again does not wait: torch.compile does so while it holds a lock for which a queued kernel may
+    wait.
     """
     set_dtype, set_type = torch.set_default_dtype, torch.set_default_tensor_type
 
@@ -93,21 +92,21 @@ def patch_classes(stream, event, generator, is_virtual):
     """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
     Args:
-        stream, event, generator: functions that make one for a virtual GPU, from a device (`vgpu`
-            or `vgpu:i`) and further arguments.
-        is_virtual: function that tells whether a `torch.device` is a virtual GPU.
+        stream, event, generator: functions(device, ...) that create one for a virtual GPU, given as
+            `vgpu` or `vgpu:i`.
+        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
     """
-    torch.Stream = _with_our_devices(BaseStream, stream, is_virtual)
-    torch.Event = _with_our_devices(BaseEvent, event, is_virtual)
-    torch.Generator = _with_our_devices(CPUGenerator, generator, is_virtual)
+    torch.Stream = _replacement(BaseStream, stream, is_virtual)
+    torch.Event = _replacement(BaseEvent, event, is_virtual)
+    torch.Generator = _replacement(CPUGenerator, generator, is_virtual)
 
 
-def _with_our_devices(base, make, is_virtual):
-    """Return a class in the place of `base`; called with a virtual GPU, it calls `make`."""
+def _replacement(base, make, is_virtual):
+    """Return a class that replaces `base` and calls `make` for a virtual GPU."""
 
     class Meta(type(base)):
         def __call__(cls, *args, **kwargs):
-            if cls is not stand_in:  # a class that a user derived
+            if cls is not stand_in:  # a user's subclass
                 return super().__call__(*args, **kwargs)
             device = kwargs.get("device", args[0] if args else None)
             known = isinstance(device, (str, torch.device)) or _is_number(device)
@@ -129,14 +128,14 @@ def _with_our_devices(base, make, is_virtual):
 
 
 def _is_number(device):
-    """Return whether a device is given by its number, which may be numpy's; torch takes no bool."""
+    """Return whether a device is an index, Python's or numpy's; torch refuses bool."""
     return isinstance(device, numbers.Integral) and not isinstance(device, bool)
 
 
 def name_numbered_devices(device_type):
-    """Make `torch.device(1)` a device of this type, and not one of torch's own name for ours.
+    """Make `torch.device(1)` a device of this type.
 
-    In the place of `torch.device` comes a class that equals it, for tables of types.
+    A class replaces `torch.device`, and equals it, for tables of types.
     """
     base = torch.device
 
@@ -165,22 +164,22 @@ def name_numbered_devices(device_type):
     torch.jit._builtins._register_builtin(torch.device, "aten::device")
 
 
-_SAME_IN_ACCELERATOR = """
+_ACCELERATOR_NAMES = """
     current_stream set_stream synchronize memory_allocated max_memory_allocated memory_reserved
     max_memory_reserved memory_stats reset_peak_memory_stats empty_cache
 """.split()
 
 
 def patch_accelerator(module, device_type):
-    """Replace functions of torch.accelerator by functions of `module`, which is torch.vgpu.
+    """Replace functions of torch.accelerator.
 
     Args:
-        module: the module.
-        device_type: what programs call the devices.
+        module: `torch.vgpu`, which has the functions.
+        device_type: the device type in programs.
     """
     replace(
         torch.accelerator,
-        **{name: getattr(module, name) for name in _SAME_IN_ACCELERATOR},
+        **{name: getattr(module, name) for name in _ACCELERATOR_NAMES},
         current_accelerator=lambda check_available=False: torch.device(device_type),
         current_device_index=module.current_device,
         current_device_idx=module.current_device,

@@ -1,4 +1,4 @@
-"""Wrapper tensors, their storages, and how they are pickled."""
+"""Wrapper tensors, their storages, and pickling."""
 
 import ctypes
 import functools
@@ -11,28 +11,28 @@ from vgpu.private.patching import when_imported
 CPUGenerator = torch._C.Generator
 make_wrapper = torch.Tensor._make_wrapper_subclass
 no_torch_function = torch._C._disabled_torch_function_impl
-# Context managers; within them torch calls no Python code of ours.
+# Context managers within which torch does not call our Python code.
 no_dispatch = torch._C._DisableTorchDispatch
 no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
-own_device = torch.Tensor.device.__get__  # a tensor's device as torch's C++ code knows it
+own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
 
-_BYTES_OF_TENSOR = 208  # what torch allows a TensorImpl; 2.13 takes 176, the keys are the last
+_BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys at the end
 
 
 def storage_id(tensor):
-    """Return an identity of the storage of a CPU or meta tensor; no two storages share it."""
+    """Return a unique identifier of the storage of a CPU or meta tensor."""
     return tensor.untyped_storage()._cdata
 
 
 def generator_id(generator):
-    """Return an identity of a generator, the same for all Python objects that stand for it."""
+    """Return an identifier of a generator, equal for all its Python objects."""
     return generator._cdata
 
 
 def tensor_string(tensor):
-    """Return the text of a CPU tensor that stands between "tensor(" and the closing bracket."""
+    """Return the text of a CPU tensor between "tensor(" and ")"."""
     return torch._tensor_str._tensor_str(tensor, len("tensor("))
 
 
@@ -42,21 +42,21 @@ def is_parameter(tensor):
 
 
 def dispatch_keys(tensor):
-    """Return the set of dispatch keys of a tensor, a `ctypes` number that can be changed in place.
+    """Return the dispatch keys of a tensor, a `ctypes` number that can be changed in place.
 
-    The keys decide which kernels torch's C++ code calls for a tensor, and whether its Python class
-    is asked. torch's setter of `data` copies the other fields of a tensor, and refuses between
-    devices whose keys it does not know.
+    The keys determine which kernels torch's C++ code calls, and whether it calls the Python class.
+    torch's setter of `data` copies the other fields of a tensor, and refuses devices with unknown
+    keys.
     """
     return ctypes.c_uint64.from_address(tensor._cdata + _offset_of_keys())
 
 
 @functools.cache
 def _offset_of_keys():
-    """Return where in a TensorImpl its keys are: where all of some tensors have the known number.
+    """Return the offset of the keys in a TensorImpl, where all test tensors have their known keys.
 
     Raises:
-        RuntimeError: there is no such place, or more than one.
+        RuntimeError: no offset fits, or several do.
     """
     tensors = (
         torch.empty(2),
@@ -74,19 +74,19 @@ def _offset_of_keys():
     ]
     if len(found) != 1:
         raise RuntimeError(
-            f"torch {torch.__version__} keeps the dispatch keys of a tensor in an unknown place "
-            f"({found} fit): a tensor cannot become one on another device. "
-            "Use a version of torch that this package knows (README.md)"
+            f"torch {torch.__version__} stores the dispatch keys of a tensor at an unknown offset "
+            f"({found} fit), so a tensor cannot change its device. "
+            "Use a supported version of torch (README.md)"
         )
     return found[0]
 
 
 def patch_data(set_data, has_compatible_type):
-    """Let a tensor take data from another device, as on CUDA; so modules move their parameters.
+    """Allow `Tensor.data` from another device, as on CUDA; modules move parameters by it.
 
     Args:
         set_data: function(tensor, new), the setter of `Tensor.data`.
-        has_compatible_type: function(tensor, new) that returns whether it takes what torch refuses.
+        has_compatible_type: function(tensor, new) that returns whether to allow what torch refuses.
     """
     data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
     torch.Tensor.data = property(data.__get__, set_data, doc=data.__doc__)
@@ -99,15 +99,12 @@ def patch_data(set_data, has_compatible_type):
 
 
 def rebuild_tensor_arguments(tensor, values, storage):
-    """Return what pickle needs to make a tensor again as torch does for one on CUDA.
+    """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA.
 
     Args:
         tensor: the tensor.
         values: a CPU tensor with its values.
-        storage: the untyped storage of `values`, or one that stands for it.
-
-    Returns:
-        A function and a tuple of its arguments.
+        storage: the untyped storage of `values`, or a placeholder for it.
     """
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     layout = values.storage_offset(), tuple(values.shape), values.stride()
@@ -116,27 +113,27 @@ def rebuild_tensor_arguments(tensor, values, storage):
 
 
 def rebuild_parameter_arguments(tensor):
-    """Return what pickle needs to make an nn.Parameter again: a function and its arguments."""
+    """Return pickle's function and arguments to rebuild an nn.Parameter."""
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
 
 
-def patch_make_wrapper(own_device, say_cuda):
-    """Give classes that wrap tensors of virtual GPUs these devices in torch's C++ code, too.
+def patch_make_wrapper(own_device, report_as_cuda):
+    """Make wrapper tensors of virtual GPUs have these devices in torch's C++ code.
 
     Args:
-        own_device: function of a device that returns it as torch's C++ code knows it.
-        say_cuda: function that makes the tensors of a class say "cuda" for such a device.
+        own_device: function that returns a device as torch's C++ code knows it.
+        report_as_cuda: function that makes a class report such devices as "cuda".
     """
-    say_it = set()
+    patched = set()
 
     @functools.wraps(make_wrapper)
     def _make_wrapper_subclass(cls, *args, **kwargs):
-        before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor gives it by its place
+        before, device, after = args[:6], args[6:7], args[7:]  # NestedTensor passes it by position
         device = device[0] if device else kwargs.pop("device", None)
         own = device if device is None else own_device(device)
-        if own is not device and cls not in say_it:
-            say_it.add(cls)
-            say_cuda(cls)
+        if own is not device and cls not in patched:
+            patched.add(cls)
+            report_as_cuda(cls)
         if len(args) > 6:
             return make_wrapper(cls, *before, own, *after, **kwargs)
         return make_wrapper(cls, *args, device=own, **kwargs)
@@ -144,13 +141,13 @@ def patch_make_wrapper(own_device, say_cuda):
     torch.Tensor._make_wrapper_subclass = staticmethod(_make_wrapper_subclass)
 
 
-def patch_fake_tensors(own_device, say_cuda):
-    """Give fake tensors of virtual GPUs these devices in torch's C++ code, as others have.
+def patch_fake_tensors(own_device, report_as_cuda):
+    """Make fake tensors of virtual GPUs have these devices in torch's C++ code.
 
     Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
 
     Args:
-        own_device, say_cuda: as in `patch_make_wrapper`.
+        own_device, report_as_cuda: as in `patch_make_wrapper`.
     """
     asks_device = torch.ops.prim.device.default
 
@@ -163,7 +160,7 @@ def patch_fake_tensors(own_device, say_cuda):
             result = dispatch(cls, func, *args, **kwargs)
             return own_device(result) if func is asks_device else result
 
-        say_cuda(fake)
+        report_as_cuda(fake)
         fake.__torch_dispatch__ = classmethod(__torch_dispatch__)
         answers[asks_device] = lambda args: own_device(answer(args))
 

@@ -1,16 +1,16 @@
-"""Machine code in C++ virtual tables, which answers where torch's C++ code may not call Python.
+"""Machine code in C++ virtual tables, where torch's C++ code must not call Python.
 
-torch asks a device guard for streams and devices in places where an exception would end the
-process: in forward when it records an operator for backward, and in backward even while an
-exception unwinds. A guard written in Python cannot answer there: an interrupt may be raised in it,
-and it cannot run at all while an exception is pending. But all answers are constants: device 0 of
-type PrivateUse1, its stream 0, and True. So a few bytes of machine code that return a constant
-replace the virtual methods that would ask Python.
+torch queries a device guard for streams and devices where an exception would end the process: in
+forward when it records an operator for backward, and in backward even while an exception unwinds.
+A guard in Python fails there: an interrupt may be raised in it, and it cannot run while an
+exception is pending. But all results are constants: device 0 of type PrivateUse1, its stream 0, and
+True. So a few bytes of machine code that return a constant replace the virtual methods that would
+call Python.
 
-The methods are found by their places in C++ virtual tables, which no interface promises. So all of
-it is tried in a fork of this process first, where a wrong place may crash. `_check_asking` shows
-that the methods in these places ask Python, `_check_answers` that torch then gets its answers
-without it. On any surprise nothing is patched, and a warning says what is lost.
+The methods are identified by their index in C++ virtual tables, which no interface guarantees. So
+everything is tried in a fork of this process first, where a wrong index may crash.
+`_check_python_methods` verifies that the methods call Python, `_check_answers` that torch then gets
+its results without it. If a check fails, nothing is patched, and a warning names the consequences.
 """
 
 import contextlib
@@ -29,23 +29,23 @@ import torch
 
 PRIVATE_USE_1 = 20  # DeviceType.PrivateUse1
 _CUDA = 1  # DeviceType.CUDA
-_NO_INDEX = 0xFF00  # in the two bytes of a c10::Device the index, -1 for none, follows the type
-# The places of virtual methods, which are the same in torch 2.11 to 2.15: type, exchangeDevice,
-# getDevice, getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h;
-# isBuilt, isAvailable, hasPrimaryContext and, for C++ code that asks for pinned memory,
-# getPinnedMemoryAllocator in ATen/detail/AcceleratorHooksInterface.h, where the destructor takes
-# the first two places. Beside each is the method in Python that it asks.
+_NO_INDEX = 0xFF00  # a c10::Device is two bytes: the type, and the index, -1 for none
+# Indices of virtual methods, equal in torch 2.11 to 2.15: type, exchangeDevice, getDevice,
+# getStream, getNewStream and exchangeStream in c10/core/impl/DeviceGuardImplInterface.h; isBuilt,
+# isAvailable, hasPrimaryContext and, for pinned memory in C++, getPinnedMemoryAllocator in
+# ATen/detail/AcceleratorHooksInterface.h, where the destructor takes the first two. The values
+# are the methods that they call in Python.
 _TYPE, _EXCHANGE_DEVICE, _GET_DEVICE = 0, 1, 2
 _GUARD_METHODS = dict.fromkeys((_TYPE, _EXCHANGE_DEVICE, _GET_DEVICE, 5, 8, 9), "type_")
 _HOOKS_METHODS = {2: "is_built", 3: "is_available", 4: "has_primary_context"}
 _GET_ALLOCATOR = 12
-_NUM_METHODS, _BEFORE = 128, 2  # far more than there are; two other words come before them
+_NUM_METHODS, _BEFORE = 128, 2  # more than there are; two other words precede them
 _WORD = ctypes.sizeof(ctypes.c_void_p)
-_TIME_LIMIT_MS = 60_000  # for a fork: 0.1 s, and 2 s beside twenty busy processes
+_TIME_LIMIT_MS = 60_000  # for a fork, which takes 0.1 s, or 2 s beside twenty busy processes
 
-_failure = None  # why Python answers; None where machine code does
-_asked = set()  # names of the methods that torch has asked in Python
-_replaced = []  # (pointer, what it pointed to)
+_failure = None  # why machine code is not in use; None if it is
+_asked = set()  # names of the Python methods that torch has called
+_replaced = []  # (pointer, its original value)
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
@@ -69,34 +69,34 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def can_answer_without_python():
-    """Return whether machine code for this machine is known."""
+    """Return whether machine code is supported on this machine."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
 
 def answer_without_python():
-    """Make the registered guard and hooks answer without Python; return a warning, or None."""
+    """Replace the methods of the registered guard and hooks; return a warning, or None."""
     global _failure
     _failure = _failure_of(_patch_guard_and_hooks)
     if _failure is not None:
         return (
             "virtual GPUs work, but an interrupt or an error in backward may end this process, "
-            'x.to("vgpu") is the first GPU, even where another one is current, which launch does '
-            "not bear, torch.empty(..., pin_memory=True) fails, and vgpu run is refused: torch "
-            f"asks Python about devices, because {_failure}"
+            'x.to("vgpu") uses the first GPU even if another one is current, launch will not work, '
+            "torch.empty(..., pin_memory=True) fails, and vgpu run is refused: torch calls Python "
+            f"for devices, because {_failure}"
         )
     failure = _failure_of(_mark_pinned)
     return failure and f"torch.empty(..., pin_memory=True) does not pin memory, because {failure}"
 
 
 def install_cuda_guard():
-    """Install a device guard for CUDA that answers without Python.
+    """Install a device guard for CUDA in machine code.
 
-    A tensor stays of type PrivateUse1 in C++. Only the devices that a program asks for are CUDA's,
-    and all that torch does with one is to ask its guard which index a bare "cuda" has, and to look
-    for CUDA's kernel of the operator that makes a tensor.
+    Tensors keep the type PrivateUse1 in C++. Only the devices that a program requests are CUDA's.
+    For them torch queries the guard for the index of a bare "cuda", and looks up CUDA's kernel of
+    the factory.
 
     Raises:
-        RuntimeError: torch asks Python about devices, see what `answer_without_python` returns.
+        RuntimeError: machine code is not in use, see `answer_without_python`.
     """
     failure = _failure or _failure_of(_patch_cuda)
     if failure is not None:
@@ -104,10 +104,10 @@ def install_cuda_guard():
 
 
 def _failure_of(patch):
-    """Call `patch` in a fork of this process, and then here; return why that failed, or None."""
+    """Call `patch` in a fork of this process, then here; return the error as text, or None."""
     if not can_answer_without_python():
         return (
-            "what replaces it is known for Linux, on x86-64 and 64-bit ARM (on Windows, in WSL); "
+            "machine code exists for Linux on x86-64 and 64-bit ARM only (on Windows, use WSL); "
             f"this is {sys.platform} on {platform.machine()}"
         )
     before = len(_replaced)
@@ -125,10 +125,10 @@ def _failure_of(patch):
 
 
 def _try_in_a_fork(patch):
-    """Raise RuntimeError where `patch` fails, or ends the process, in a fork of this one.
+    """Raise RuntimeError if `patch` fails, or crashes, in a fork of this process.
 
-    A new process would have to import torch, which takes seconds. The fork has this thread alone;
-    should it wait for a lock of another one, it is ended.
+    A new process would import torch, for seconds. The fork has only this thread; if it waits for a
+    lock of another one, it is killed.
     """
     if sys.platform != "linux":  # mypy understands this
         raise NotImplementedError
@@ -149,14 +149,14 @@ def _try_in_a_fork(patch):
         else:
             said = "it hung"
             os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):  # a process that ignores SIGCHLD has none
+        with contextlib.suppress(ChildProcessError):  # this process ignores SIGCHLD
             os.waitpid(pid, 0)
     if said != "fine":
-        raise RuntimeError(f"tried in a process of its own, {said or 'it crashed'}")
+        raise RuntimeError(f"tried in a fork, {said or 'it crashed'}")
 
 
 def _run_and_exit(patch, answering):
-    """Write to a pipe what `patch` raises, or "fine", and end this process without a trace."""
+    """Call `patch`, write its error or "fine" to a pipe, and end this process silently."""
     if sys.platform != "linux":  # mypy understands this
         raise NotImplementedError
     said = "it was interrupted"
@@ -177,15 +177,15 @@ def _run_and_exit(patch, answering):
         os._exit(0)
 
 
-# -- what is patched, and how it is checked
+# -- patches and their checks
 
 
 def _patch_guard_and_hooks():
     guard, hooks = _guards()[PRIVATE_USE_1], _hooks("PrivateUse1")
-    _check_asking(guard, _GUARD_METHODS)
-    _check_asking(hooks, _HOOKS_METHODS)
-    # Which device is current is answered by one without an index: torch hands it on, in
-    # `x.to("vgpu")`, and our operators know the index.
+    _check_python_methods(guard, _GUARD_METHODS)
+    _check_python_methods(hooks, _HOOKS_METHODS)
+    # The current device has no index: torch passes it on, in `x.to("vgpu")`, and our operators
+    # look up the index.
     current = PRIVATE_USE_1 | _NO_INDEX
     _answer(guard, {**dict.fromkeys(_GUARD_METHODS, PRIVATE_USE_1), _GET_DEVICE: current})
     _answer(hooks, dict.fromkeys(_HOOKS_METHODS, True))
@@ -195,27 +195,27 @@ def _patch_guard_and_hooks():
 def _patch_cuda():
     guards = _guards()
     guard = (ctypes.c_void_p * 8)(ctypes.c_void_p.from_address(guards[PRIVATE_USE_1]).value)
-    _keep(guard)
-    # "cuda" stays as it is, without an index
+    _leak(guard)
+    # "cuda" keeps having no index
     without_index = dict.fromkeys((_EXCHANGE_DEVICE, _GET_DEVICE), _CUDA | _NO_INDEX)
     _answer(ctypes.addressof(guard), {**dict.fromkeys(_GUARD_METHODS, _CUDA), **without_index})
-    _point(ctypes.addressof(guards) + _CUDA * _WORD, ctypes.addressof(guard))
+    _set_pointer(ctypes.addressof(guards) + _CUDA * _WORD, ctypes.addressof(guard))
     stream = torch._C.Stream(device=torch.device("cuda", 0))
     if (stream.device, stream.stream_id) != (torch.device("cuda", 0), 0) or _asked:
-        raise RuntimeError(f"torch gets the stream {stream} and asks {_asked or 'nothing'}")
+        raise RuntimeError(f"torch gets the stream {stream} and calls {_asked or 'nothing'}")
 
 
-def _check_asking(address, methods):
-    """Raise RuntimeError unless each of the places of a C++ object asks its method in Python."""
+def _check_python_methods(address, methods):
+    """Raise RuntimeError unless each virtual method of a C++ object calls its Python method."""
     for place, name in methods.items():
         _asked.clear()
         _call(address, place)
         if _asked != {name}:
-            raise RuntimeError(f"virtual method {place} asks {_asked or 'nothing'}, not {name}")
+            raise RuntimeError(f"virtual method {place} calls {_asked or 'nothing'}, not {name}")
 
 
 def _check_answers():
-    """Raise RuntimeError unless torch's own functions get the answers, and none from Python."""
+    """Raise RuntimeError unless torch's functions get the constants, without calling Python."""
     _asked.clear()
     stream = torch._C.Stream(device=torch.device("vgpu", 0))
     torch._C._accelerator_setStream(stream)
@@ -226,20 +226,18 @@ def _check_answers():
         *(stream.device.index, stream.stream_id, current.device.index, current.stream_id),
     )
     if answers != (-1, 0, 0, 0, 0, 0) or _asked:
-        raise RuntimeError(f"torch gets the answers {answers} and asks {_asked or 'nothing'}")
+        raise RuntimeError(f"torch gets the answers {answers} and calls {_asked or 'nothing'}")
 
 
 def _answer(address, answers):
-    """Make virtual methods of the C++ object at `address` return constants.
-
-    The object gets a copy of its table of methods with other addresses in it.
+    """Make virtual methods of a C++ object return constants, in a copy of its virtual table.
 
     Args:
         address: the address of the object.
-        answers: {place of the method: constant below 65536}.
+        answers: {index of the method: constant below 65536}.
 
     Raises:
-        RuntimeError: a method returns something else, or asks Python.
+        RuntimeError: a method returns another value, or calls Python.
     """
     codes = {place: _code(constant) for place, constant in answers.items()}
     _replace_methods(address, codes)
@@ -255,17 +253,17 @@ def _replace_methods(address, codes):
     table = (ctypes.c_void_p * (_BEFORE + _NUM_METHODS)).from_buffer_copy(copied)
     for place, code in codes.items():
         table[_BEFORE + place] = _executable(code)
-    _keep(table)
-    _point(address, ctypes.addressof(table) + _BEFORE * _WORD)
+    _leak(table)
+    _set_pointer(address, ctypes.addressof(table) + _BEFORE * _WORD)
 
 
-def _keep(array):
-    """Let an array outlive Python: C++ code has its address, and uses it to the very end."""
+def _leak(array):
+    """Leak deliberately: C++ keeps the pointer."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(array))
 
 
-def _point(address, target):
-    """Make the pointer at `address` point to `target`, until it is put back."""
+def _set_pointer(address, target):
+    """Make the pointer at `address` point to `target`; `_failure_of` may restore it."""
     pointer = ctypes.c_void_p.from_address(address)
     _replaced.append((pointer, pointer.value))
     pointer.value = target
@@ -280,13 +278,13 @@ def _call(address, place):
 
 
 def _guards():
-    """Return torch's table of device guards, one address for each type of device."""
+    """Return torch's table of device guards, one address for each device type."""
     name = "_ZN3c104impl26device_guard_impl_registryE"
     return (ctypes.c_void_p * (PRIVATE_USE_1 + 1)).in_dll(_library("c10"), name)
 
 
 def _hooks(device_type):
-    """Return the address of the hooks of a type of device, "PrivateUse1" or "CUDA"."""
+    """Return the address of the hooks of a device type, "PrivateUse1" or "CUDA"."""
     name = f"get{device_type}Hooks"
     get_hooks = _library("torch_cpu")[f"_ZN2at6detail{len(name)}{name}Ev"]
     get_hooks.restype = ctypes.c_void_p
@@ -301,7 +299,7 @@ def _library(name):
 
 
 def _code(constant):
-    """Return code that returns a constant below 65536, and 0 in the second register of a result."""
+    """Return code for `return constant`, below 65536, with 0 in the second result register."""
     if platform.machine() == "x86_64":  # mov eax, constant; xor edx, edx; ret
         return b"\xb8" + constant.to_bytes(4, "little") + bytes.fromhex("31d2 c3")
     move = 0x52800000 | constant << 5  # mov w0, constant; mov x1, 0; ret
@@ -309,14 +307,14 @@ def _code(constant):
 
 
 def _code_of_address(address):
-    """Return code that returns an address."""
+    """Return code for `return address`."""
     code = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}[platform.machine()]
     return bytes.fromhex(code.format(address.to_bytes(_WORD, "little").hex()))
 
 
 @functools.cache
 def _executable(code):
-    """Return the address of an executable page with this code; the page was never writable.
+    """Return the address of an executable page with this code, never writable.
 
     Raises:
         OSError: the system denies such pages.
@@ -345,18 +343,18 @@ def _executable(code):
 
 
 def _mark_pinned():
-    """Give C++ code, such as `torch.empty(..., pin_memory=True)`, pinned memory.
+    """Support pinned memory in C++ code, such as `torch.empty(..., pin_memory=True)`.
 
-    It is memory of the CPU from a copy of torch's allocator, which has nothing but methods. The
-    address of the copy tells it from other memory. Where there are real GPUs, torch asks CUDA's
-    hooks for it and not ours, see GetCPUAllocatorMaybePinned in aten/src/ATen/EmptyTensor.cpp.
+    It is CPU memory from a copy of torch's allocator, which is a virtual table only; the address of
+    the copy identifies it. With real GPUs, torch calls CUDA's hooks and not ours, see
+    GetCPUAllocatorMaybePinned in aten/src/ATen/EmptyTensor.cpp.
     """
     global _place_of_allocator
     get_allocator = _library("c10")["_ZN3c1015GetCPUAllocatorEv"]
     get_allocator.restype = ctypes.c_void_p
     _allocator[:] = ctypes.string_at(get_allocator(), _WORD)
     address = ctypes.addressof(_allocator)
-    _keep(_allocator)
+    _leak(_allocator)
     for device_type in ("PrivateUse1", "CUDA") if torch.cuda.device_count() else ("PrivateUse1",):
         _replace_methods(_hooks(device_type), {_GET_ALLOCATOR: _code_of_address(address)})
     storage = torch.empty(1, pin_memory=True, device="cpu").untyped_storage()
@@ -368,11 +366,11 @@ def _mark_pinned():
 
 _allocator = ctypes.create_string_buffer(_WORD)
 _place_of_allocator = None
-_NUM_WORDS = 12  # of a storage in C++; its allocator is the last
+_NUM_WORDS = 12  # of a C++ storage; the last is its allocator
 
 
 def is_from_pinned_allocator(tensor):
-    """Return whether C++ code has allocated the memory of a CPU tensor as pinned memory."""
+    """Return whether C++ code has allocated a CPU tensor in pinned memory."""
     if _place_of_allocator is None:
         return False
     address = tensor.untyped_storage()._cdata + _place_of_allocator * _WORD

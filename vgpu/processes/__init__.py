@@ -1,7 +1,7 @@
 """Many processes on this machine: `launch`, and one rank of a process group.
 
-launcher   launch: from a function to the results of its ranks
-agent      starts, watches, restarts and ends the ranks; preload: what they have imported
+launcher   launch: calls a function in several processes and returns the results
+agent      starts, monitors, restarts and ends the ranks; preload: imports before the fork
 rank       one rank: sets up its group, calls the function, tears down; for torchrun, too
 roll_call  where the ranks are, and which of them are missing
 """

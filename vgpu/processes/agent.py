@@ -1,7 +1,7 @@
-"""torch's elastic agent on this machine: it starts, watches, restarts and ends the ranks.
+"""torch's elastic agent on this machine: starts, monitors, restarts and ends the ranks.
 
-The rendezvous, the start of processes and their restarts are torch's. Monitoring is done here: it
-shows what the ranks print, finds out why one failed, and never waits for ever.
+torch does the rendezvous, and starts and restarts processes. Monitoring is our own: it shows the
+output of the ranks, finds the first failure, and never hangs.
 """
 
 import contextlib
@@ -30,13 +30,13 @@ from vgpu.processes import roll_call
 from vgpu.processes.rank import STREAMS, output_path, serve, store_of
 from vgpu.runtime.interrupts import in_main_thread
 
-# On Linux processes are forks of a server that has torch. Windows cannot fork, and on macOS a fork
-# of a process with torch is not safe: there each process starts anew and imports torch itself.
+# On Linux, ranks are forks of a server that has imported torch. Windows cannot fork, and on macOS
+# forking a process with torch is unsafe.
 START_METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 _PRELOAD = ["vgpu.processes.preload"]
 _ADDRESS = "127.0.0.1"
-_SECONDS_BETWEEN_LOOKS = 0.1  # at most; each takes 0.3 ms of a core, which busy ranks would lose
-_MOST_AT_ONCE = 60  # Windows waits for 63 objects at most
+_POLL_SECONDS = 0.1  # at most between two polls, which take 0.3 ms of a core each
+_MAX_SENTINELS = 60  # Windows waits for 63 objects at most
 _SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
 
 
@@ -44,8 +44,8 @@ class Agent(LocalElasticAgent):
     """An agent for one call of `launch`.
 
     Attributes:
-        error: why the last attempt failed, an exception; None if it did not.
-        where: a text on where the ranks were when an interrupt came; "" if nobody knows.
+        error: the exception of the last attempt; None if it did not fail.
+        where: a text on where the ranks were at an interrupt; "" if unknown.
     """
 
     def __init__(self, folder, nproc, timeout, max_restarts):
@@ -56,7 +56,7 @@ class Agent(LocalElasticAgent):
             args=(folder, timeout),
             rdzv_handler=_Rendezvous(),
             max_restarts=max_restarts,
-            monitor_interval=1e-4,  # `_monitor_workers` waits itself
+            monitor_interval=1e-4,  # `_monitor_workers` waits by itself
             local_addr=_ADDRESS,
         )
         self.folder, self.nproc = folder, nproc
@@ -75,28 +75,28 @@ class Agent(LocalElasticAgent):
         return context.processes if context else []
 
     def interrupt(self):
-        """Make `run`, which is under way, end all ranks: at once if this is called again.
+        """Make `run` end all ranks; they have roll_call.ANSWER seconds to report where they are.
 
-        Otherwise the ranks have roll_call.ANSWER seconds to say where they are.
+        A second call ends them at once.
         """
         self.interrupts += 1
 
     def kill(self):
-        """End all processes at once."""
+        """Kill all processes."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join()
 
     def results(self):
-        """Return what the ranks returned."""
+        """Return the results of the ranks."""
         results = []
         for rank, path in enumerate(self._files("result")):
             try:
                 results.append(cloudpickle.loads(path.read_bytes()))
             except Exception as error:
                 raise TypeError(
-                    f"what rank {rank} returned cannot be read here: {error}"
+                    f"the result of rank {rank} cannot be unpickled here: {error}"
                 ) from error
         return results
 
@@ -109,20 +109,20 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group):
         self.settled = None
-        self.codes = [None] * self.nproc  # the exit codes of the last look
+        self.codes = [None] * self.nproc  # the exit codes at the last poll
         with _isolated():
             return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group):
-        """Return the state of the ranks, once one ends or after some time; show what they print.
+        """Poll the ranks: show their output and return their state.
 
-        Replaces the method of torch's agent, which keeps neither exceptions nor signals, and waits
-        30 s, without taking interrupts, for a process that does not end.
+        Replaces the method of torch's agent, which reports neither exceptions nor signals, and
+        waits 30 s without interrupts for a process that does not end.
         """
         ranks = zip(self.processes, self.codes, strict=True)
         alive = [process.sentinel for process, code in ranks if code is None]
-        with contextlib.suppress(InterruptedError):  # how Windows ends the wait at Ctrl-C
-            wait(alive[:_MOST_AT_ONCE], _SECONDS_BETWEEN_LOOKS)
+        with contextlib.suppress(InterruptedError):  # Ctrl-C on Windows
+            wait(alive[:_MAX_SENTINELS], _POLL_SECONDS)
         self.output.show()
         if self.interrupts:
             store = store_of(self.folder, self._attempt, self.nproc)
@@ -139,21 +139,21 @@ class Agent(LocalElasticAgent):
             code or (code == 0 and not here) for code, here in zip(codes, done, strict=True)
         ):
             return RunResult(WorkerState.HEALTHY)
-        # One failed. Others may be about to fail too: because of it, or with a better report.
+        # One failed. Others may fail soon, as a consequence or with a better report.
         self.settled = self.settled or time.monotonic() + _SECONDS_TO_SETTLE
         if None in codes and time.monotonic() < self.settled:
             return RunResult(WorkerState.HEALTHY)
         self.kill()
         self.output.show()
-        self.error = self._why(codes)
+        self.error = self._failure_reason(codes)
         if self._remaining_restarts:
             summary = traceback.format_exception_only(self.error)[0].strip()
             total = worker_group.spec.max_restarts
             print(f"{summary}; restart {total - self._remaining_restarts + 1} of {total}")
         return RunResult(WorkerState.FAILED)
 
-    def _why(self, codes):
-        """Return an exception that explains why an attempt failed."""
+    def _failure_reason(self, codes):
+        """Return the exception that made an attempt fail."""
         killed = {
             rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
         }
@@ -164,7 +164,7 @@ class Agent(LocalElasticAgent):
         for rank, path in enumerate(self._files("error")):
             if path.exists():
                 moment, error, summary, text = cloudpickle.loads(path.read_bytes())
-                # When a rank fails, the others' connections break: that is not the reason.
+                # Lost connections are a consequence of another rank's failure.
                 reports.append((is_lost_connection(summary), moment, rank, error, summary, text))
         gone = [rank for rank, code in enumerate(codes) if code is not None]
         gone = sorted({*gone} - {report[2] for report in reports})
@@ -183,21 +183,21 @@ class Agent(LocalElasticAgent):
 
 
 class _Rendezvous(StaticTCPRendezvous):
-    """A rendezvous of one agent, which needs neither time nor a socket."""
+    """A rendezvous for a single agent, without waiting and without a socket."""
 
-    use_agent_store = False  # the ranks have a file, and a port that is free
+    use_agent_store = False  # the ranks use a file, and a free port
 
     def __init__(self):
         super().__init__(_ADDRESS, 0, 0, 1, run_id=uuid.uuid4().hex, timeout=60)
 
     def next_rendezvous(self):
-        """Return a store for the agent alone, and an address at which ranks could set one up."""
+        """Return a store for the agent alone, and an address for a store of the ranks."""
         store = HashStore()
         return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, _ADDRESS))
 
 
 class _Output(DefaultLogsSpecs):
-    """Shows what the ranks print: `rank.serve` redirects it to files, which are read here.
+    """Shows the output of the ranks, which `rank.serve` redirects to files.
 
     torch's own redirection does nothing on Windows and macOS.
     """
@@ -207,7 +207,7 @@ class _Output(DefaultLogsSpecs):
         self.files = []
 
     def reify(self, envs):
-        """Name the files of an attempt; give its processes the environment of this one, too."""
+        """Create the files of an attempt; pass this process's environment on."""
         self.close()
         for env in envs.values():
             env.update({**os.environ, **env})
@@ -219,7 +219,7 @@ class _Output(DefaultLogsSpecs):
         return super().reify(envs)
 
     def show(self, last=False):
-        """Print the complete lines, with the rank in front."""
+        """Print complete lines, each with the rank in front."""
         for entry in self.files:
             rank, stream, file, begun = entry
             *lines, entry[3] = (begun + file.read()).split(b"\n")
@@ -240,11 +240,11 @@ class _Output(DefaultLogsSpecs):
 
 @contextlib.contextmanager
 def _isolated():
-    """Isolate this process and those that are started in the block from each other.
+    """Isolate this process and those started in the block from each other.
 
-    torch's agent would leave its handler of SIGTERM behind, so it is made to handle a signal that
-    nobody sends. (In a thread it cannot set one, and would warn.) `multiprocessing` would run the
-    script that calls `launch` again in each process, to find functions; these travel by value.
+    torch's agent would leave its SIGTERM handler behind, so it handles an unused signal instead.
+    (In a thread it cannot install one, and would warn.) `multiprocessing` would run the script that
+    calls `launch` again in each process, to find functions; ours are pickled by value.
     """
     setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
     signum = signal.Signals["SIGBREAK" if sys.platform == "win32" else "SIGURG"]

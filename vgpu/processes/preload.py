@@ -1,10 +1,10 @@
-"""Imports of the server from which `launch` forks its ranks, which saves each of them the time."""
+"""Imports for the fork server of `launch`, so that its ranks need not import."""
 # ruff: noqa: E402
 
 import contextlib
 import gc
 
-gc.disable()  # until all is imported: collections would take a quarter of the time
+gc.disable()  # during imports: collections would take a quarter of the time
 import torch
 import torch.distributed.elastic.agent.server.local_elastic_agent
 
@@ -14,10 +14,10 @@ from vgpu.runtime import backend
 
 import_dynamo()
 
-# Beside CUDA the device type would change what torch takes for the accelerator.
+# In a CUDA build, the device type would change torch's current accelerator.
 if not torch.backends.cuda.is_built():
-    with contextlib.suppress(RuntimeError):  # a rank reports that this torch is not supported
+    with contextlib.suppress(RuntimeError):  # an unsupported torch; the ranks report it
         backend.register()
 
-gc.freeze()  # what was imported stays: a collection of it takes longer than the start of a rank
+gc.freeze()  # collecting the imported objects takes longer than starting a rank
 gc.enable()

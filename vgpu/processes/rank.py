@@ -5,12 +5,11 @@ r"""One process of a parallel job: set up the process group, call a function, te
     torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \
         -m vgpu.processes.rank train.py:train num_epochs=3 lr=0.1
 
-calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process, and rank 0 prints what
-it returned. `package.module:train` names a function of an installed module, `--timeout 300` before
-the name sets the time limit of `run`. Machines whose names do not resolve also need
-`--local-addr ADDRESS`, `--rdzv-conf is_host=1` (0 on all but HOST) and, in the environment,
-GLOO_SOCKET_IFNAME with the network interface. With `--max-restarts`, set
-TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
+calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process; rank 0 prints its result.
+`package.module:train` names a function of an installed module; `--timeout 300` before the name sets
+the time limit of `run`. Machines whose names do not resolve also need `--local-addr ADDRESS`,
+`--rdzv-conf is_host=1` (0 on all but HOST) and the environment variable GLOO_SOCKET_IFNAME with the
+network interface. With `--max-restarts`, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
 """
 
 import argparse
@@ -49,23 +48,23 @@ STREAMS = ("stdout", "stderr")
 
 
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
-    """Call `fn()` in a process group of the processes that the elastic agent started.
+    """Call `fn()` in a process group of the processes started by the elastic agent.
 
-    Each process has a GPU of its own, which is its current device: a CUDA GPU and NCCL where this
-    machine has one for each of its processes, otherwise a virtual GPU and vccl. Tensors on the CPU
-    go through gloo, and their kernels use one thread.
+    Each process has its own GPU as its current device: a CUDA GPU with NCCL if this machine has one
+    for each of its processes, otherwise a virtual GPU with vccl. CPU tensors go through gloo, and
+    their kernels use one thread.
 
     Args:
-        timeout: how many seconds a collective may take, and the last rank to return may lag behind
-            the first.
-        store: the store through which the processes find each other; by default torchrun's.
-        figures: arguments of `virtual_gpus`; by default those that VGPU_DEVICES asks for.
+        timeout: seconds that a collective may take, and that the last rank may return after the
+            first.
+        store: the store of the process group; by default torchrun's.
+        figures: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
 
     Returns:
-        What `fn` returned, once it has returned on every rank.
+        The result of `fn`, after it has returned on every rank.
 
     Raises:
-        TimeoutError: ranks had not arrived in time; says which, and where they were.
+        TimeoutError: ranks had not arrived in time; reports which ones, and where they were.
     """
     limit = timedelta(seconds=timeout)
     if store is None:
@@ -85,7 +84,7 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
         if not is_timeout(error):
             raise
         raise TimeoutError(roll_call.report(error, timeout)) from error
-    # A DDP object that is freed after its process group can hang or abort the process.
+    # Freeing a DDP object after its process group can hang or abort the process.
     gc.collect()
     dist.destroy_process_group()
     roll_call.close()
@@ -93,17 +92,17 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
 
 
 def _store_of_torchrun(limit):
-    """Return the store through which the processes of torchrun find each other."""
+    """Return the store of the processes of torchrun."""
     store, _, _ = next(dist.rendezvous("env://", timeout=limit))
-    if os.environ["GROUP_WORLD_SIZE"] == "1":  # machines count their attempts differently
-        # All attempts share the agent's store: what a killed one left there breaks gloo.
+    if os.environ["GROUP_WORLD_SIZE"] == "1":  # several machines count attempts differently
+        # All attempts share the agent's store, where keys of a killed attempt break gloo.
         attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
         store = dist.PrefixStore(f"attempt {attempt}", store)
     return store
 
 
 def _choose_device(figures):
-    """Make a GPU of this rank's own the current device; return it and its backend."""
+    """Make this rank's GPU the current device; return it and its backend."""
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if figures is None and _has_gpus(local_size):
         device = torch.device("cuda", local_rank)
@@ -112,7 +111,7 @@ def _choose_device(figures):
     torch.set_num_threads(1)
     device = virtual_gpus(**(figures or requested_figures(local_size)))[local_rank]
     torch.vgpu.set_device(device)
-    # torch forgets device_id where the backend is written in Python, and would warn of that.
+    # torch ignores device_id for Python backends, with this warning.
     warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
     return device, BACKEND
 
@@ -131,7 +130,7 @@ def serve(folder, timeout):
     """
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     signal.signal(signal.SIGINT, partial(_leave_to_parent, os.getpid()))
-    # Back to the default: a DataLoader would start a fork server of its own, which imports torch.
+    # The default method: a DataLoader would start another fork server, which imports torch.
     multiprocessing.set_start_method(None, force=True)
     _write_to_files(folder)
     rank = int(os.environ["RANK"])
@@ -142,7 +141,7 @@ def serve(folder, timeout):
         sources, figures, call = cloudpickle.loads(Path(folder, "call").read_bytes())
         linecache.cache.update(sources)  # tracebacks show the lines of notebook cells
         fn, args, kwargs = _unpickled(call)
-        # The result, which may hold a DDP object, is shipped and dropped before the tear-down.
+        # The result may hold a DDP object, so it is pickled and freed before the tear-down.
         run(
             lambda: _write(f"{name}.result", _pickled(fn(*args, **kwargs), rank)),
             timeout,
@@ -158,21 +157,21 @@ def serve(folder, timeout):
 
 
 def store_of(folder, attempt, world_size):
-    """Return the store of an attempt; a rank's, or that of the process that called `launch`.
+    """Return the store of an attempt, for a rank or for the process that called `launch`.
 
-    It is a file, which needs no name server: torch's TCPStore asks one for each connection.
+    It is a file: torch's TCPStore queries a name server for each connection.
     """
     return dist.FileStore(str(Path(folder, f"{attempt}.store")), world_size)
 
 
 def output_path(folder, environment, stream):
-    """Return the file for a stream, "stdout" or "stderr", of a process with this environment."""
+    """Return the output file of a process with this environment; stream: "stdout" or "stderr"."""
     attempt, rank = environment["TORCHELASTIC_RESTART_COUNT"], environment["RANK"]
     return Path(folder, f"{attempt}.{rank}.{stream}")
 
 
 def _write_to_files(folder):
-    """Redirect what this process, its C++ code and its children print to its files."""
+    """Redirect the output of this process, of its C++ code and of its children to files."""
     for number, stream in enumerate(STREAMS, 1):
         with open(output_path(folder, os.environ, stream), "ab") as file:
             os.dup2(file.fileno(), number)
@@ -181,24 +180,24 @@ def _write_to_files(folder):
 
 
 def _end(code):
-    """End this process without destructors: none may free a DDP object now."""
+    """End this process without destructors: freeing a DDP object now is not safe."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
 def _end_with_parent(folder):
-    """Wait for the end of the process that called `launch`, and end with it."""
+    """End this process when the one that called `launch` ends."""
     multiprocessing.parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
 def _leave_to_parent(rank, number, frame):
-    """Ignore an interrupt in the process `rank`, though not in its children.
+    """Ignore an interrupt in the process `rank`, but not in its children.
 
-    A terminal and Jupyter interrupt the whole group of processes. The one that called `launch` asks
-    where the ranks are, and ends them.
+    A terminal and Jupyter interrupt the whole process group. The process that called `launch` asks
+    the ranks where they are, and ends them.
     """
     if os.getpid() != rank:
         signal.default_int_handler(number, frame)
@@ -208,38 +207,38 @@ def _unpickled(call):
     try:
         return cloudpickle.loads(call)
     except Exception as error:
-        what = "the function or its arguments cannot be read in another process"
+        what = "the function or its arguments cannot be unpickled in another process"
         raise TypeError(f"{what}: {error}") from error
 
 
 class _Pickler(cloudpickle.Pickler):
-    """Pickles by value; refuses virtual GPUs and their tensors, unknown to other processes."""
+    """Pickles by value; refuses virtual GPUs and their tensors, which other processes lack."""
 
     def reducer_override(self, obj):
         if isinstance(obj, torch.Tensor) and obj.device.type == "vgpu":
             raise TypeError(
                 f"a tensor of shape {tuple(obj.shape)} on {obj.device} cannot leave its process: "
-                "call .cpu() first, or make the tensor in the process that uses it"
+                "call .cpu() first, or create the tensor in the process that uses it"
             )
         if isinstance(obj, torch.device) and obj.type == "vgpu":
             raise TypeError(
-                f"the device {obj} is known in one process only: "
+                f"the device {obj} exists in one process only: "
                 "call try_gpu() in the process that uses it"
             )
-        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 forgets where the code stands
+        if isinstance(obj, types.CodeType):  # cloudpickle 3.1.3 drops the file name
             return _code_in_file, (obj.co_filename, *self.dispatch_table[types.CodeType](obj))
         return super().reducer_override(obj)
 
 
 def _code_in_file(filename, make, arguments):
-    """Return a code object whose lines tracebacks find; pickle calls this."""
+    """Return a code object with its file name, for tracebacks; pickle calls this."""
     return make(*arguments).replace(co_filename=filename)
 
 
 def dumps(value):
     """Return a value as bytes, for `cloudpickle.loads` in another process.
 
-    Raises TypeError for a virtual GPU or a tensor on one; otherwise what cloudpickle raises.
+    Raises TypeError for a virtual GPU or a tensor on one; other errors are cloudpickle's.
     """
     with io.BytesIO() as file:
         _Pickler(file).dump(value)
@@ -255,11 +254,11 @@ def _pickled(result, rank):
 
 
 def _described(error, rank):
-    """Return, pickled: the time, an exception if it can be pickled, a summary and its traceback."""
+    """Return, pickled: the time, the exception or None, its summary and its traceback."""
     moment = time.time()
     report = traceback.TracebackException.from_exception(error)
     part = report
-    while part:  # leave out the frames of this file
+    while part:  # drop the frames of this file
         part.stack[:] = [frame for frame in part.stack if frame.filename != __file__]
         part = part.__cause__ or part.__context__
     text = "".join(report.format()).rstrip()
@@ -268,7 +267,7 @@ def _described(error, rank):
         with contextlib.suppress(Exception):
             error = cloudpickle.dumps(error)
             cloudpickle.loads(error)
-    else:  # sys.exit() or an interrupt: nothing to raise in a notebook
+    else:  # sys.exit() or an interrupt, not to be raised in a notebook
         summary = f"rank {rank} was ended by {error!r}"
     return cloudpickle.dumps((moment, error if isinstance(error, bytes) else None, summary, text))
 
@@ -312,10 +311,10 @@ def _run_named(options):
 
 
 def _argument(text):
-    """Return name and value of `name=value`."""
+    """Parse `name=value`; return name and value."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ValueError(f"arguments are name=value: got {text!r}")
+        raise ValueError(f"arguments must be name=value: got {text!r}")
     with contextlib.suppress(ValueError, SyntaxError):
         value = ast.literal_eval(value)
     return name, value

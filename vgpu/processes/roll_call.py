@@ -1,8 +1,7 @@
 """Where the ranks of a job are, and which of them are missing.
 
-A rank asks the others when it has waited too long for them, and `launch` asks all of them when it
-is interrupted. The backend "vccl" finds out by itself which ranks are missing:
-`vgpu/distributed/agreement.py`.
+A rank asks the others after a time-out, and `launch` asks all of them at an interrupt. The backend
+"vccl" detects missing ranks by itself: `vgpu/distributed/agreement.py`.
 """
 
 import contextlib
@@ -18,19 +17,19 @@ import torch
 
 import vgpu as virtual
 from vgpu.distributed import agreement
-from vgpu.distributed.agreement import CollectiveTimeout, in_words, is_gloo_timeout
+from vgpu.distributed.agreement import CollectiveTimeout, is_gloo_timeout, ranks_text
 from vgpu.distributed.timekeeper import Member
 from vgpu.private.process_groups import num_collectives
 
-ANSWER = 1.0  # seconds in which a rank says where it is
+ANSWER = 1.0  # seconds for a rank to answer
 
 
 class _LateAtEnd(RuntimeError):
-    """Other ranks have not returned in time."""
+    """Other ranks did not return in time."""
 
 
 def is_timeout(error):
-    """Return whether an error, or a cause of it, is a time-out while waiting for other ranks."""
+    """Return whether an error or one of its causes is a time-out in waiting for other ranks."""
     return any(
         isinstance(reason, _LateAtEnd | CollectiveTimeout) or is_gloo_timeout(str(reason))
         for reason in _reasons(error)
@@ -38,7 +37,7 @@ def is_timeout(error):
 
 
 def _reasons(error):
-    """Return an error and the chain of its causes."""
+    """Return an error and its causes."""
     reasons = []
     while error is not None and error not in reasons:
         reasons.append(error)
@@ -47,11 +46,11 @@ def _reasons(error):
 
 
 class RollCall:
-    """Finds out which ranks are missing when one has waited too long.
+    """Finds the missing ranks after a time-out.
 
-    A thread of each rank polls the job's store for a question from another rank, or from `launch`.
-    It answers with the number of collectives that its rank has started, the line at which its main
-    thread is, and whether it waits for other ranks.
+    A thread of each rank polls the job's store for a question from another rank or from `launch`.
+    It answers with the number of collectives that its rank has started, the current line of its
+    main thread, and whether it waits for other ranks.
     """
 
     def __init__(self, store, rank, world_size):
@@ -59,15 +58,15 @@ class RollCall:
         store.set(f"here {rank}", "")
         self.others = [other for other in range(world_size) if other != rank]
         self.main = threading.get_ident()
-        self.own = None  # the answer of a rank that asks itself
+        self.own = None  # the answer of this rank once it has timed out
         self.lock = threading.Lock()
         self.closed = threading.Event()
-        # A connection of its own: the main thread's may be busy, waiting for a rank.
+        # A clone is another connection: the main thread's may be blocked by a wait.
         self.thread = threading.Thread(target=self._answer, args=(store.clone(),), daemon=True)
         self.thread.start()
 
     def _answer(self, store):
-        with contextlib.suppress(RuntimeError):  # the store is gone: so is the job
+        with contextlib.suppress(RuntimeError):  # the store, and the job, has ended
             while not self.closed.wait(ANSWER / 5):
                 if store.check([f"ask {self.rank}"]):
                     with self.lock:
@@ -76,20 +75,20 @@ class RollCall:
                     return
 
     def _state(self):
-        """Return how many collectives this rank has started, its line, and whether it waits."""
+        """Return this rank's answer: number of collectives, line, whether it waits."""
         frames = sys._current_frames()  # the innermost of each thread
         place = _place(traceback.extract_stack(frames[self.main]))
         waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)
         return num_collectives(), place, waits or any(map(_waits, frames.values()))
 
     def arrive_at_end(self, timeout):
-        """Wait until every rank is here."""
+        """Wait until every rank has returned."""
         self.store.set(f"end {self.rank}", "")
         if not _wait_for(self.store, [f"end {other}" for other in self.others], timeout):
             raise _LateAtEnd
 
     def report(self, error, timeout):
-        """Ask the others where they are; return a message that names those that are missing."""
+        """Ask the others where they are; return a message that names the missing ones."""
         with self.lock:
             at_end = isinstance(error, _LateAtEnd)
             started = sys.maxsize if at_end else num_collectives()
@@ -97,7 +96,7 @@ class RollCall:
             waits = "at the end"
             if not at_end:
                 place = _place(traceback.extract_tb(error.__traceback__))
-                # The host may have issued more since: then the group has said who is missing.
+                # The host may have issued more since; the error of vccl names the collective.
                 what = late[0].call if late else f"collective {started}"
                 waits = f"in {what}, {place}"
                 self.own = started, place, True
@@ -108,35 +107,35 @@ class RollCall:
             missing = replies.silent + replies.starting
             missing += replies.with_fewer_collectives_than(started)
             missing += [] if at_end else replies.returned
-        if not missing:  # all wait for something, or for a message from one that works
+        if not missing:  # all wait, or wait for a message from one that does not
             missing = [rank for rank, answer in replies.answers.items() if not answer[2]]
-        verdict = "the ranks wait for different things"
+        verdict = "the ranks wait for different operations"
         if missing:
-            verdict = f"{in_words(sorted(missing))} had not arrived"
+            verdict = f"{ranks_text(sorted(missing))} had not arrived"
         first = f"rank {self.rank} waited {timeout:g} s {waits}; {verdict}"
         longer = f"{4 * timeout:g}"
         last = (
-            f"if ranks have to work for longer than {timeout:g} s while others wait for them: "
+            f"if ranks must work for longer than {timeout:g} s while others wait for them: "
             f"launch(..., timeout={longer}), or --timeout {longer} under torchrun"
         )
         return "\n".join([first, *replies.lines(), last])
 
     def close(self):
-        """End the thread: none may be in C++ code when the process ends."""
+        """End the thread: it must not be in C++ code when the process ends."""
         self.closed.set()
         self.thread.join(ANSWER)
 
 
 @dataclass
 class Replies:
-    """What ranks said when they were asked where they are.
+    """The answers of ranks that were asked where they are.
 
     Attributes:
-        answers: by rank, how many collectives it has started, its line, and whether it waits
-            for other ranks.
-        returned: ranks whose function has returned; they wait for the others to return, too.
-        starting: ranks that have not set up their process group.
-        silent: ranks that gave no answer in time.
+        answers: rank -> number of collectives it has started, its line, whether it waits for other
+            ranks.
+        returned: ranks whose function has returned; they wait for the others to return.
+        starting: ranks without a process group yet.
+        silent: ranks that did not answer in time.
     """
 
     answers: dict
@@ -148,10 +147,10 @@ class Replies:
         return [rank for rank, (count, _, _) in self.answers.items() if count < number]
 
     def missing(self):
-        """Return the ranks for which others wait, as far as the answers tell.
+        """Return the ranks that others probably wait for.
 
-        A rank that waits in C++ code, as in DDP's backward pass, seems to work: then the numbers
-        of collectives tell.
+        A rank that waits in C++ code, as in DDP's backward pass, seems to work; the numbers of
+        collectives distinguish it.
         """
         waiting = [rank for rank, (_, _, waits) in self.answers.items() if waits]
         most = max((self.answers[rank][0] for rank in waiting), default=-1)
@@ -181,23 +180,23 @@ class Replies:
 
 
 def where(store, world_size, given_up):
-    """Ask all ranks where they are; return a text on it, and on which of them are missing.
+    """Ask all ranks where they are; return a text with their places and the missing ranks.
 
     Args:
-        store: the job's.
-        world_size: how many ranks there are.
-        given_up: function that tells whether to wait no longer; then the text is "".
+        store: the job's store.
+        world_size: number of ranks.
+        given_up: function that returns whether to stop waiting; the text is "" then.
     """
     replies = ask(store, range(world_size), given_up)
     if given_up():
         return ""
     missing = replies.missing()
-    verdict = f"{in_words(missing)} had not arrived" if missing else "no rank was missing"
+    verdict = f"{ranks_text(missing)} had not arrived" if missing else "no rank was missing"
     return "\n".join([verdict, *replies.lines()])
 
 
 def ask(store, ranks, given_up=lambda: False):
-    """Ask ranks where they are; return the `Replies` that came within ANSWER seconds."""
+    """Ask ranks where they are; return their `Replies` within ANSWER seconds."""
 
     def that_are(state):
         return [rank for rank in ranks if store.check([f"{state} {rank}"])]
@@ -215,7 +214,7 @@ def ask(store, ranks, given_up=lambda: False):
 
 
 def _wait_for(store, keys, seconds, given_up=lambda: False):
-    """Return whether a store has all keys in time. (Its own wait warns when it has not.)"""
+    """Return whether a store gets all keys in time; its own `wait` would warn at a time-out."""
     deadline = time.monotonic() + seconds
     while keys and not store.check(keys):
         if time.monotonic() > deadline or given_up():
@@ -225,14 +224,14 @@ def _wait_for(store, keys, seconds, given_up=lambda: False):
 
 
 def _in_torch(frame):
-    """Return whether a frame is in torch or in the virtual GPUs, which act as a part of it."""
+    """Return whether a frame is in torch or in vgpu."""
     return frame.filename.startswith(_TORCH)
 
 
 def _waits(frame):
-    """Return whether a thread of virtual GPUs, whose innermost frame this is, waits for others.
+    """Return whether a thread of vgpu waits for other ranks, given its innermost frame.
 
-    On a modelled clock it waits for the rank that keeps the time.
+    On a modelled clock it waits for the timekeeper.
     """
     return frame.f_code.co_filename == agreement.__file__ or frame.f_code is Member.ask.__code__
 
@@ -242,6 +241,6 @@ _DISTRIBUTED = os.path.dirname(torch.distributed.__file__)
 
 
 def _place(stack):
-    """Describe the innermost line of a stack that is not torch's."""
+    """Describe the innermost line of a stack outside torch and vgpu."""
     frame = [frame for frame in stack if not _in_torch(frame)][-1]
     return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")
