@@ -155,3 +155,15 @@ def test_rooms_of_the_engine_are_small():
     for folder in [ROOT / "vgpu", *filter(Path.is_dir, (ROOT / "vgpu").iterdir())]:
         modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
         assert len(modules) <= 12, folder
+
+
+def test_no_two_classes_have_the_same_name():
+    """A search for a class of vgpu or d2lpar finds one."""
+    places = {}
+    for package in ("vgpu", "d2lpar"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 150
+    assert not {name: found for name, found in places.items() if len(found) > 1}

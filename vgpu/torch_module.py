@@ -13,7 +13,7 @@ from vgpu.modelled.simulation import simulator
 from vgpu.private.registration import BaseEvent, BaseStream
 from vgpu.private.virtual_tables import PRIVATE_USE_1
 from vgpu.runtime import registry, scheduler, threads
-from vgpu.runtime.identity import product_of, properties_of
+from vgpu.runtime.identity import identity_of, properties_of
 from vgpu.runtime.scheduler import Op, wait_all
 from vgpu.tensors.memory import MIB
 
@@ -399,7 +399,7 @@ def get_device_name(device=None):
 
     Other virtual GPUs say what they are made of: "Virtual GPU (1 CPU thread)".
     """
-    return product_of(registry.find(device)).name
+    return identity_of(registry.find(device)).name
 
 
 def get_device_properties(device=None):
@@ -412,7 +412,7 @@ def get_device_properties(device=None):
 
 def get_device_capability(device=None):
     """Return the compute capability, that of the modelled GPU or else (7, 0), a tuple."""
-    return product_of(registry.find(device)).capability
+    return identity_of(registry.find(device)).capability
 
 
 def can_device_access_peer(device, peer_device):

@@ -13,7 +13,7 @@ from vgpu.modelled.links import Link
 from vgpu.operators.plans import operator_of
 from vgpu.private.dispatch import TorchDispatchMode, keep_cuda_busy, tree_map_only
 from vgpu.runtime import registry, scheduler
-from vgpu.tensors.cells import Cell, Layout
+from vgpu.tensors.cells import Cell, TensorLayout
 
 
 def calibrate(program, device="vgpu:0", repeats=3):
@@ -236,12 +236,14 @@ class _TimingCuda(_Timing):
 def _cell(tensor, given):
     """Note a CUDA tensor in `given`; return the cell that stands for it in a description."""
     given.append(tensor)
-    return Cell(Layout.of(None, tensor))
+    return Cell(TensorLayout.of(None, tensor))
 
 
 def _new_cell(tensor, given):
     """Return the cell of a new tensor; None for one of `given`, or a view of one."""
     storages = [other.untyped_storage().data_ptr() for other in given]
     return (
-        None if tensor.untyped_storage().data_ptr() in storages else Cell(Layout.of(None, tensor))
+        None
+        if tensor.untyped_storage().data_ptr() in storages
+        else Cell(TensorLayout.of(None, tensor))
     )

@@ -26,7 +26,7 @@ class Scaled:
         self.name = f"{gpu.name}, kernels x {factor:.3g}"
         self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
         self.collective_link = getattr(gpu, "collective_link", None)
-        self.product = getattr(gpu, "product", None)
+        self.identity = getattr(gpu, "identity", None)
         self.multiprocessors = getattr(gpu, "multiprocessors", None)
 
     def rows(self):

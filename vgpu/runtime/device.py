@@ -10,7 +10,7 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import Engine
 from vgpu.runtime.scheduler import Resource, wait_all
-from vgpu.runtime.streams import Stream
+from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.memory import Memory
@@ -52,7 +52,7 @@ class Device:
         )
         self.collective_engines = ()
         self.sending, self.receiving = Resource(), Resource()
-        self.default_stream = Stream(self, 0)
+        self.default_stream = StreamQueue(self, 0)
         self.generator = Generator(self, torch.initial_seed())
         self._streams = (weakref.ref(self.default_stream),)
         self._num_streams = 1
@@ -114,7 +114,7 @@ class Device:
 
     def new_stream(self):
         with self._making:
-            stream = Stream(self, self._num_streams)
+            stream = StreamQueue(self, self._num_streams)
             self._num_streams += 1
             self._streams = (*map(weakref.ref, self.streams), weakref.ref(stream))
             return stream

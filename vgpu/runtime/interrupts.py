@@ -11,7 +11,7 @@ next looks at that flag:
   waiting calls that a signal ends.
 
 So stores that follow each other, and the call of a function in C after them, are *one step*: either
-all of it has happened or none. Such steps are taken, and marked "One step", in `Stream.issue`
+all of it has happened or none. Such steps are taken, and marked "One step", in `StreamQueue.issue`
 (streams.py), memory.py, device.py, tensor.py, simulation.py and vgpu.py; this module only holds
 interrupts back. No other thread takes over within a step, because the same check hands
 over the interpreter's lock. No garbage is collected within it: 3.11 collects where a container is

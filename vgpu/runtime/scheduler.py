@@ -120,7 +120,7 @@ class Op:
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
         engine: the engine that runs it.
-        stream: where it was issued; set by `Stream.issue`.
+        stream: where it was issued; set by `StreamQueue.issue`.
         work: function of the op that does the work.
         plan: the `Plan` of a kernel; or None.
         args, kwargs, out: what `work` reads and where it leaves its results.

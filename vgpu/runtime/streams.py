@@ -12,7 +12,7 @@ from vgpu.runtime.scheduler import check_clocks, check_process, under_way
 _issuing = threading.RLock()  # threads that issue take turns
 
 
-class Stream:
+class StreamQueue:
     """A queue of ops on one device that run in the order in which they were issued.
 
     Attributes:
