@@ -22,7 +22,7 @@ WINGS = {  # page: its title and its modules
         "Parameter servers",
         ("store", "clients", "actors", "ray_setup", "ad_clicks", "plots"),
     ),
-    "virtual": ("Virtual and modelled GPUs", ("", "modelled_gpu", "hardware", "calibration")),
+    "virtual": ("Virtual and modelled GPUs", ("", "modelled_gpu", "hardware")),
     "data": ("Data", ("batches", "workers")),
     "graphs": ("Graphs and compiling", ("operator_graph", "compiling")),
     "plotting": ("Figures", ("charts", "figures")),

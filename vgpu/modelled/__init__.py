@@ -8,5 +8,4 @@ datasheets    the published figures of GPUs
 kernels       the work of a kernel: products and bytes
 links         how fast bytes travel: wires as they are sold, and as they were measured
 host          what the host takes to run a program
-calibration   times of kernels that were measured; fitting: hosts and GPUs that fit measurements
 """

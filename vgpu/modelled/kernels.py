@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from vgpu.tensors.cells import ONLY_WRITTEN, Cell, cells_in
+from vgpu.tensors.cells import ONLY_WRITTEN, cells_in
 
 
 class Product(NamedTuple):
@@ -64,7 +64,6 @@ class Kernel(NamedTuple):
         dtype: the dtype of its first tensor.
         channels_first: whether it is a convolution of tensors in the layout (N, C, H, W), which
             tensor cores do not take.
-        signature: what distinguishes it from other kernels, without the device.
         blocks: the number of rows, or channels, that a block of threads each passes over, how many
             elements each has, and how often; or None.
         strided: the number of elements of an elementwise operation whose tensors lie differently in
@@ -75,7 +74,6 @@ class Kernel(NamedTuple):
     products: tuple | None
     num_bytes: int
     dtype: torch.dtype
-    signature: tuple
     channels_first: bool = False
     blocks: tuple | None = None
     strided: int = 0
@@ -118,25 +116,13 @@ UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}
 
 def kernel_of(op):
     """Return the `Kernel` of an op of kind "kernel" that has not run."""
+    name, args, out = op.name, op.args, op.out
     if op.plan is None:
-        written = [0] if op.name == "aten.copy_" else []
+        written = [0] if name == "aten.copy_" else []
     else:
         written = [position for position, _ in op.plan.operator.written]
-    return describe_kernel(op.name, op.args, op.kwargs or {}, op.out, written)
-
-
-def describe_kernel(name, args, kwargs, out, written):
-    """Return the `Kernel` of an operator.
-
-    Args:
-        name: the name of the operator, "aten.mm" for example.
-        args, kwargs: its arguments, with cells in place of tensors.
-        out: the cells of its new results, nested or not; or None.
-        written: the positions of the arguments that it writes.
-    """
-    arguments = [*args, *kwargs.values()]
     packet = name.rpartition(".")[2]
-    inputs, outputs = _each(arguments), _each([out])
+    inputs, outputs = _each([*args, *(op.kwargs or {}).values()]), _each([out])
     num_written = sum(map(_size, outputs))
     num_read = sum(map(_size, inputs))
     if packet in LOOKUPS:
@@ -168,7 +154,6 @@ def describe_kernel(name, args, kwargs, out, written):
         products,
         num_read + num_written,
         layouts[0].dtype if layouts else torch.float32,
-        (name, *map(_described, arguments)),
         "convolution" in packet
         and bool(layouts)
         and _is_channels_first(layouts[0])
@@ -301,18 +286,6 @@ def _each(values):
 def _size(layout):
     """Return the bytes of the elements; an element that is repeated (stride 0) counts once."""
     return min(prod(layout.size) * layout.dtype.itemsize, layout.num_bytes)
-
-
-def _described(value):
-    """Return what the time of a kernel depends on: layouts and whole numbers, not their device."""
-    if type(value) is Cell:
-        layout = value.layout
-        return str(layout.dtype), layout.size, layout.stride
-    if isinstance(value, (list, tuple)):
-        return tuple(map(_described, value))
-    if isinstance(value, torch.dtype):
-        return str(value)
-    return value if isinstance(value, (bool, int)) else None
 
 
 def _mm(args, out):

@@ -156,7 +156,7 @@ class Simulation:
 
     Args:
         name: the modelled hardware.
-        issuing: the `Host` or `MeasuredHost` that knows what the host takes to issue an op.
+        issuing: the `Host` that knows what the host takes to issue an op.
         values: whether the work of ops is done, and not only timed.
 
     Attributes:
