@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+from vgpu.cuda.doctor import examine
+
 # What `--model` may name: what `modelled/datasheets.py` and `hardware.py` have. They import torch,
 # and `vgpu run` does not.
 MODELS = (
@@ -49,8 +51,6 @@ def main(arguments=None):
     commands.add_parser("doctor", help="say what would run where here, and what is wrong")
     options = parser.parse_args(arguments)
     if options.name == "doctor":
-        from vgpu.cuda.doctor import examine
-
         return examine()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:

@@ -3,13 +3,14 @@
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from vgpu.operators.issuing import META, Call, raise_now, two_devices
-from vgpu.operators.plans import aten, issue_op, operator_of, tables
+from vgpu.operators.issuing import Call, raise_now, two_devices
+from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
-from vgpu.tensors.cells import Cell, TensorLayout, Unavailable, fetch, is_known, revive
+from vgpu.tensors.cells import META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
 from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
 
 

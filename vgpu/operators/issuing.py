@@ -19,7 +19,6 @@ from vgpu.operators.plans import (
     draw,
     find_operator,
     find_plan,
-    issue_op,
     keep_plan,
     operator_of,
     tables,
@@ -34,8 +33,10 @@ from vgpu.private.dispatch import (
 from vgpu.private.tensors import CPUGenerator, storage_id
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.threads import issue_op
 from vgpu.tensors.cells import (
     CPU,
+    META,
     Cell,
     Failure,
     TensorLayout,
@@ -47,14 +48,13 @@ from vgpu.tensors.cells import (
 from vgpu.tensors.tensor import (
     VirtualTensor,
     become,
+    copy_to_device,
     has_values,
-    new_tensor,
     refuse,
     refuse_nested,
     wrap,
 )
 
-META = torch.device("meta")
 TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
@@ -524,10 +524,3 @@ def issue_function(name, function, inputs, layouts):
     for cell in out:
         cell.writer = op
     return results
-
-
-def copy_to_device(tensor, device):
-    """Return a copy of a CPU tensor on a `Device`; the host waits for the copy."""
-    target = new_tensor(TensorLayout.of(device, torch.empty_like(tensor, device=META)))
-    torch.ops.aten.copy_.default(target, tensor)
-    return target

@@ -4,11 +4,11 @@ import torch
 
 from vgpu.operators import recurrent, sync_batch_norm
 from vgpu.operators.copies import copy
-from vgpu.operators.issuing import META, Call
+from vgpu.operators.issuing import Call
 from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.dispatch import function_of, has_products_of_float16
 from vgpu.tensors import saving
-from vgpu.tensors.cells import CPU, Cell, TensorLayout, may_have_values, refuse_sparse
+from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
 from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 

@@ -115,3 +115,13 @@ def set_stream(stream):
     if thread.current is None:
         thread.current = CurrentStreams()
     thread.current.set(stream)
+
+
+def issue_op(op, device):
+    """Queue an op on the calling thread's current stream of `device`."""
+    current = thread.current
+    if current is None:
+        device.default_stream.issue(op)
+    else:
+        stream = current.stream(device)
+        stream.issue(op, current.after(stream, op))

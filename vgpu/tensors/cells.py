@@ -6,6 +6,7 @@ from vgpu.private.tensors import set_conj, set_neg
 
 MAX_LAYOUTS = 100_000
 CPU = torch.device("cpu")
+META = torch.device("meta")
 
 
 class TensorLayout:
