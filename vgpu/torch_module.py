@@ -192,9 +192,7 @@ class device:  # noqa: N801
     def __enter__(self):
         before = registry.current().index
         entered = (*threads.thread.entered, (before, None))
-        # One step, see interrupts.py.
-        threads.thread.device = before if self._index is None else self._index
-        threads.thread.entered = entered
+        threads.set_entered(before if self._index is None else self._index, entered)
         return self
 
     def __exit__(self, *exception):

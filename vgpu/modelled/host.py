@@ -48,7 +48,7 @@ class Host:
         """Begin to count calls of modules."""
         global _hook, _hook_after
         if self.module:
-            # One step each once there is a handle, see interrupts.py: stores only.
+            # One step each once there is a handle, see interrupts.py: a return and a store.
             _hook = register_module_forward_pre_hook(self._enter)
             _hook_after = register_module_forward_hook(_leave, always_call=True)
 

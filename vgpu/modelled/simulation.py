@@ -29,6 +29,7 @@ from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import WorkerThread, set_thread_count
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import QUEUE_LIMIT, Resource
 from vgpu.tensors.cells import (
     NO_VALUES,
@@ -121,7 +122,6 @@ def patch_threads():
 
     Python has no other way to learn who starts a thread.
     """
-    global _patched
     start, join = threading.Thread.start, threading.Thread.join
 
     @functools.wraps(start)
@@ -138,17 +138,21 @@ def patch_threads():
 
     if _patched is None:
         both = (start, join), (start_host, join_host)
-        # One step, see interrupts.py: stores only.
-        threading.Thread.start, threading.Thread.join, _patched = start_host, join_host, both
+        _replace_methods(start_host, join_host, both)
 
 
 def unpatch_threads():
     """Put the methods of `threading.Thread` back, unless a program has replaced them since."""
-    global _patched
     if _patched is not None:
         (start, join), patches = _patched
         if (threading.Thread.start, threading.Thread.join) == patches:
-            threading.Thread.start, threading.Thread.join, _patched = start, join, None
+            _replace_methods(start, join, None)
+
+
+@one_step
+def _replace_methods(start, join, patched):
+    global _patched
+    threading.Thread.start, threading.Thread.join, _patched = start, join, patched
 
 
 class Simulation:

@@ -9,6 +9,7 @@ import torch
 
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import Engine
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import Resource, wait_all
 from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
@@ -85,7 +86,10 @@ class Device:
         for stream in self.streams:
             stream.last = stream.waits = None
         self.memory.follow(model is not None)
-        # One step, see interrupts.py: stores only.
+        self._choose_engines(model, has_values)
+
+    @one_step
+    def _choose_engines(self, model, has_values):
         self.model, self.has_values = model, has_values
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines

@@ -6,6 +6,7 @@ What an operator on it does, and how it is saved, is said by modules that import
 
 import functools
 import warnings
+from traceback import walk_tb
 
 import torch
 from torch import nn
@@ -22,6 +23,7 @@ from vgpu.private.tensors import (
     tensor_string,
 )
 from vgpu.runtime import registry
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import check_process, wait
 from vgpu.tensors.cells import (
     CPU,
@@ -305,11 +307,7 @@ def _change_device(tensor, new):
         kind = nn.Parameter if attributes.pop("_is_param", False) else torch.Tensor
     try:
         with no_dispatch(), no_torch_function_at_all():
-            # One step, see interrupts.py: stores, then a call of a function in C.
-            keys.value = of_new
-            tensor.__class__ = kind
-            tensor.__dict__ = attributes
-            _set_data(tensor, new)
+            _set_all(tensor, keys, of_new, kind, attributes, new)
     except Exception as error:
         if _is_refused(error):
             keys.value, tensor.__class__, tensor.__dict__ = before
@@ -325,10 +323,7 @@ def become(tensor, new):
     try:
         _set_bits(tensor, cell.layout, new._cell.layout)
         with no_dispatch(), no_torch_function_at_all():
-            # One step, see interrupts.py: stores, then a call of a function in C.
-            tensor._cell = new._cell
-            tensor._block = new._block
-            _set_data(tensor, new)
+            _set_contents(tensor, new)
     except BaseException as error:
         if _is_refused(error) or tensor._cell is cell:  # which has not begun then
             _set_bits(tensor, new._cell.layout, cell.layout)
@@ -336,13 +331,29 @@ def become(tensor, new):
         raise
 
 
+@one_step
+def _set_all(tensor, keys, of_new, kind, attributes, new):
+    keys.value = of_new
+    tensor.__class__ = kind
+    tensor.__dict__ = attributes
+    _set_data(tensor, new)
+
+
+@one_step
+def _set_contents(tensor, new):
+    tensor._cell = new._cell
+    tensor._block = new._block
+    _set_data(tensor, new)
+
+
 def _is_refused(error):
-    """Return whether torch raised an exception that was caught around `_set_data`.
+    """Return whether torch, in `_set_data`, raised an exception that was caught around a step.
 
     That of a signal's handler, which may come once all is done, has the handler's frame; but for
     KeyboardInterrupt, whose handler is in C.
     """
-    return isinstance(error, Exception) and error.__traceback__.tb_next is None
+    last = [frame.f_code for frame, _ in walk_tb(error.__traceback__)][-1]
+    return isinstance(error, Exception) and last in (_set_all.__code__, _set_contents.__code__)
 
 
 def _set_bits(tensor, before, after):
