@@ -218,8 +218,8 @@ class Memory:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
                         continue  # a destructor that ran meanwhile has come here first
-                # One step to `popleft`; each freed tensor goes through it. An interrupted allocation
-                # leaves a reference without an address: it was never accounted.
+                # One step to `popleft`; each freed tensor goes through it. Where an allocation was
+                # interrupted, its reference has no address: it was never accounted.
                 if reference.address is not None:
                     self.allocated -= reference.num_bytes
                     if reference.streams:
