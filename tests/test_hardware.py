@@ -18,8 +18,9 @@ from vgpu.modelled import modelled_gpu
 from vgpu.modelled.datasheets import GPUS
 from vgpu.modelled.hardware import MACHINES, Machine, Scaled, as_machine, machines_of
 from vgpu.modelled.host import EAGER, Host, as_host
-from vgpu.modelled.kernels import Kernel, Product
+from vgpu.modelled.kernels import Kernel
 from vgpu.modelled.modelled_gpu import GPU
+from vgpu.modelled.products import Product
 
 LINK = Link(1e9)
 

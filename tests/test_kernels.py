@@ -14,7 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 import d2lpar
 from vgpu import virtual_gpus
 from vgpu.modelled import modelled_gpu
-from vgpu.modelled.kernels import Product, may_do_products
+from vgpu.modelled.kernels import may_do_products
+from vgpu.modelled.products import Product
 
 
 @pytest.fixture

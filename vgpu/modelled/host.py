@@ -1,8 +1,6 @@
 """What the host takes to issue an operator to modelled GPUs."""
 
 import math
-import threading
-from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +9,8 @@ from torch.nn.modules.module import (
     register_module_forward_pre_hook,
 )
 
-from vgpu.private.autograd import autograd_node, forward_number, in_backward, sequence_number
+from vgpu.modelled.recurrent_layers import is_of_cudnn, recurrent_calls
+from vgpu.private.autograd import sequence_number
 from vgpu.runtime import scheduler
 
 
@@ -62,12 +61,12 @@ class Host:
         # Code that torch.compile has made of modules does not call them, and this breaks no graph.
         if not torch.compiler.is_compiling() and not any(True for _ in module.children()):
             scheduler.clock.enter_module(self.module)
-            if _is_of_cudnn(module):
-                _recurrent.enter(sequence_number())
+            if is_of_cudnn(module):
+                recurrent_calls.enter(sequence_number())
 
     def seconds(self):
         """Return what the operator takes that the calling thread is about to issue."""
-        return _recurrent.seconds(self.operator, self.autograd)
+        return recurrent_calls.seconds(self.operator, self.autograd)
 
     def scaled(self, factor, source):
         """Return a host that takes `factor` times as long."""
@@ -90,62 +89,9 @@ class Host:
 _hook = _hook_after = None  # the handles of the hooks that see calls of modules
 
 
-def _is_of_cudnn(module):
-    return isinstance(module, torch.nn.RNNBase) and torch.backends.cudnn.enabled
-
-
 def _leave(module, inputs, outputs):
-    if _is_of_cudnn(module):
-        _recurrent.leave(sequence_number())
-
-
-class _Recurrent(threading.local):
-    """The calls of recurrent modules in a thread, by the numbers of their operators in autograd."""
-
-    def __init__(self):
-        self.issued = None  # in a call, whether an operator of it was issued
-        self.firsts, self.ends = [], []  # the numbers of each call's operators
-        self.latest = None  # the call whose backward runs
-
-    def enter(self, number):
-        if len(self.firsts) == _CALLS_KEPT:
-            del self.firsts[: _CALLS_KEPT // 2], self.ends[: _CALLS_KEPT // 2]
-        self.firsts.append(number)
-        self.ends.append(number)
-        self.issued = False
-
-    def leave(self, number):
-        self.ends[-1] = number
-        self.issued = None
-
-    def seconds(self, forward, backward):
-        """Return what an operator takes: one of forward, or one that autograd issues."""
-        if in_backward() and not torch.is_grad_enabled():
-            return self.backward_seconds(backward)
-        return self.forward_seconds(forward)
-
-    def forward_seconds(self, seconds):
-        """Return `seconds` for the first operator of a call, and for those of no call."""
-        if self.issued is None:
-            return seconds
-        self.issued, before = True, self.issued
-        return 0.0 if before else seconds
-
-    def backward_seconds(self, seconds):
-        """Return `seconds` for the first operator of a call's backward, and for those of none."""
-        node = autograd_node() if self.firsts else None
-        number = None if node is None else forward_number(node)
-        if number is None:
-            return seconds
-        i = bisect_right(self.firsts, number) - 1
-        if i < 0 or number >= self.ends[i]:
-            return seconds
-        self.latest, before = self.firsts[i], self.latest
-        return 0.0 if before == self.firsts[i] else seconds
-
-
-_CALLS_KEPT = 10_000  # for a backward pass to come
-_recurrent = _Recurrent()
+    if is_of_cudnn(module):
+        recurrent_calls.leave(sequence_number())
 
 
 # Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.
