@@ -22,7 +22,7 @@ def patch_profiler(record):
     Args:
         record: function that begins a recording of GPUs, with the names of the activities of Kineto
             to record, or None for all; it returns an object with the methods `stop`, `with_events`
-            and `add_to`, see `virtual.profiling`.
+            and `add_to`, see `recording.profiling`.
     """
     if not all(callable(getattr(profile, name, None)) for name in _NEEDED):
         warnings.warn(
