@@ -3,12 +3,12 @@
     python benchmarks/bench_layouts.py          # a few minutes of one core
     python benchmarks/bench_layouts.py t=16     # only rows with such a layout, one by one
 
-The rows are those of `published/gpt.py`. Two numbers of
-d2lpar/chapters/planning_a_training_run/gpt.py were fitted, the factor of MEGATRON_HOST and
-WHOLE_HEAD, and to the rows of 2 GPUs only. Rows that differ in their layout alone are one choice:
-what it costs is the measured time of the layout that is fastest in the model, over that of the
-fastest one. The rank correlation is Spearman's, of modelled and measured times in a choice. The
-null model has neither communication nor a host.
+The rows are those of `published/gpt.py`. Two numbers of `layout_search.py`
+(d2lpar/chapters/planning_a_training_run) were fitted, the factor of MEGATRON_HOST and WHOLE_HEAD,
+and to the rows of 2 GPUs only. Rows that differ in their layout alone are one choice: what it costs
+is the measured time of the layout that is fastest in the model, over that of the fastest one. The
+rank correlation is Spearman's, of modelled and measured times in a choice. The null model has
+neither communication nor a host.
 """
 
 import sys

@@ -32,7 +32,7 @@ _NAMES = {  # what all chapters use comes first
     "plotting.charts": ("plot_bars", "plot_curves", "plot_stacks"),
     "plotting.figures": ("new_figure",),
     "timelines.timeline": ("Mark", "Timeline"),
-    "timelines.gantt": ("plot_schedule",),
+    "timelines.schedule": ("plot_schedule",),
     "memory": ("SavedBytes", "peak_bytes"),
 }
 _OF_VGPU = (  # what chapters take from the engine

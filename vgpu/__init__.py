@@ -47,8 +47,6 @@ _PUBLIC = {
     "MACHINES": "modelled.hardware",  # machines on the market
     "Scaled": "modelled.hardware",  # a GPU with slower or faster kernels
     "as_machine": "modelled.hardware",  # a machine, from its name or its GPU's
-    "calibrate": "modelled.calibration",  # measure the kernels of a program
-    "fit": "modelled.fitting",  # a host and a GPU that fit measurements
     # processes
     "launch": "processes.launcher",  # call a function in several processes
     "equal_ranks": "distributed.equal_ranks",  # one modelled GPU in place of many

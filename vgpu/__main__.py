@@ -3,6 +3,8 @@
 import argparse
 import sys
 
+from vgpu.cuda.doctor import examine
+
 # Choices of `--model`, from `modelled/datasheets.py` and `hardware.py`, which import torch.
 MODELS = (
     *("p100", "v100", "t4", "rtx4090", "a100", "h100", "v100-32gb", "a100-40gb", "h200"),
@@ -47,8 +49,6 @@ def main(arguments=None):
     commands.add_parser("doctor", help="check this machine and installation")
     options = parser.parse_args(arguments)
     if options.name == "doctor":
-        from vgpu.cuda.doctor import examine
-
         return examine()
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:

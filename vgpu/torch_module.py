@@ -13,7 +13,7 @@ from vgpu.modelled.simulation import simulator
 from vgpu.private.registration import BaseEvent, BaseStream
 from vgpu.private.virtual_tables import PRIVATE_USE_1
 from vgpu.runtime import registry, scheduler, threads
-from vgpu.runtime.identity import product_of, properties_of
+from vgpu.runtime.identity import identity_of, properties_of
 from vgpu.runtime.scheduler import Op, wait_all
 from vgpu.tensors.memory import MIB
 
@@ -191,9 +191,7 @@ class device:  # noqa: N801
     def __enter__(self):
         before = registry.current().index
         entered = (*threads.thread.entered, (before, None))
-        # One step, see interrupts.py.
-        threads.thread.device = before if self._index is None else self._index
-        threads.thread.entered = entered
+        threads.set_entered(before if self._index is None else self._index, entered)
         return self
 
     def __exit__(self, *exception):
@@ -395,7 +393,7 @@ def empty_cache():
 
 def get_device_name(device=None):
     """Return the name of a device: that of the modelled GPU, or "Virtual GPU (1 CPU thread)"."""
-    return product_of(registry.find(device)).name
+    return identity_of(registry.find(device)).name
 
 
 def get_device_properties(device=None):
@@ -408,7 +406,7 @@ def get_device_properties(device=None):
 
 def get_device_capability(device=None):
     """Return the compute capability of the modelled GPU, otherwise (7, 0)."""
-    return product_of(registry.find(device)).capability
+    return identity_of(registry.find(device)).capability
 
 
 def can_device_access_peer(device, peer_device):

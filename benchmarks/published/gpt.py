@@ -2,8 +2,8 @@
 
 The rows are data/ground_truth_single.csv and ground_truth_multi.csv of that repository at f8dda84
 (MIT licence); they come from Megatron-DeepSpeed on A100-SXM4 in machines of 8 with 800 Gbit/s.
-All of them recompute their layers. `d2lpar.chapters.planning_a_training_run.gpt` has the step that
-predicts them.
+All of them recompute their layers. The step that predicts them is `step_of` in
+`d2lpar.chapters.planning_a_training_run.layout_search`.
 """
 
 import csv
@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from d2lpar.chapters.planning_a_training_run.gpt import GPT, MEGATRON_HOST, step_of
+from d2lpar.chapters.planning_a_training_run.gpt import GPT
+from d2lpar.chapters.planning_a_training_run.layout_search import MEGATRON_HOST, step_of
 from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from vgpu.modelled.hardware import MACHINES
 

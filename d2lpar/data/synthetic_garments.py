@@ -19,7 +19,7 @@ SIDE = 28  # pixels
 SHAPE = (1, SIDE, SIDE)
 
 
-class Brush(drawing.Brush):
+class GarmentBrush(drawing.Brush):
     """The random numbers and the warped canvas for n images.
 
     ``x`` and ``y`` are the coordinates of the pixels. One of them stays constant along the other
@@ -314,7 +314,7 @@ SHOES = (sandal, sneaker, ankle_boot)
 
 
 def _drawing(garment):
-    return lambda n, generator: garment(Brush(n, generator, lying=garment in SHOES))
+    return lambda n, generator: garment(GarmentBrush(n, generator, lying=garment in SHOES))
 
 
 def draw(num_images, seed):

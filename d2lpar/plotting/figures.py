@@ -26,6 +26,14 @@ KINDS = {  # kind of a span: colour, hatch, colour of the hatch
     "collective": ("#5b8f7b", "\\\\\\\\", "#d5efe3"),
 }
 
+PHASES = (  # bands with a name, in this order: colour, hatch
+    ("#cfe0f1", ""),
+    ("#f7dcb4", "//"),
+    ("#cde7cf", ".."),
+    ("#e5d3ea", "\\\\"),
+    ("#eeeeee", "x"),
+)
+
 
 @contextlib.contextmanager
 def style():

@@ -155,3 +155,71 @@ def test_rooms_of_the_engine_are_small():
     for folder in [ROOT / "vgpu", *filter(Path.is_dir, (ROOT / "vgpu").iterdir())]:
         modules = {path.name for path in folder.glob("*.py")} - {"__init__.py", "__main__.py"}
         assert len(modules) <= 12, folder
+
+
+def test_no_two_classes_have_the_same_name():
+    """A search for a class of vgpu or d2lpar finds one."""
+    places = {}
+    for package in ("vgpu", "d2lpar"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.parse(path.read_text()).body:
+                if isinstance(node, ast.ClassDef):
+                    places.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert len(places) > 150
+    assert not {name: found for name, found in places.items() if len(found) > 1}
+
+
+# Modules of vgpu that a function of vgpu imports, each with what importing it at the top would cost
+LATE_IMPORTS = {
+    ("vgpu.__main__", "vgpu.cuda.run"): "signals that Windows lacks",
+    ("vgpu.cuda.autoload", "vgpu.cuda.cuda_names"): "torch: `vgpu run` reads names of autoload",
+    ("vgpu.cuda.autoload", "vgpu.cuda.program_clock"): "torch, again",
+    ("vgpu.cuda.autoload", "vgpu.cuda.report"): "torch, again",
+    ("vgpu.cuda.doctor", "vgpu.private.virtual_tables"): "torch, which may fail to import",
+    ("vgpu.cuda.summary", "vgpu.recording.chrome_trace"): "torch, for `vgpu run --trace` alone",
+    ("vgpu.processes.launcher", "vgpu.processes.agent"): "torch's elastic agent",
+    ("vgpu.runtime.backend", "vgpu.distributed.functional"): "a torch without torch.distributed",
+    ("vgpu.runtime.backend", "vgpu.distributed.process_group"): "a torch without it, again",
+    ("vgpu.runtime.device_setup", "vgpu.modelled.model"): "the simulation, for modelled GPUs alone",
+    ("vgpu.runtime.device_setup", "vgpu.runtime.backend"): "the engine, for virtual GPUs alone",
+}
+
+
+def imports_of_vgpu():
+    """Return (importing module, imported module, whether a function imports it): a set."""
+    paths = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (ROOT / "vgpu").rglob("*.py")
+    }
+    found = set()
+    for name, path in paths.items():
+        tree = ast.parse(path.read_text())
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        late = {id(node) for function in functions for node in ast.walk(function)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                modules = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                both = [(node.module, f"{node.module}.{alias.name}") for alias in node.names]
+                modules = [inner if inner in paths else outer for outer, inner in both]
+            else:
+                continue
+            found |= {(name, other, id(node) in late) for other in modules if other in paths}
+    return found
+
+
+def test_a_function_of_the_engine_imports_what_is_heavy_and_no_more():
+    assert {(name, other) for name, other, late in imports_of_vgpu() if late} == set(LATE_IMPORTS)
+
+
+def test_no_modules_of_the_engine_import_each_other():
+    """Neither directly nor in a circle, imports inside functions included."""
+    below = {}
+    for name, other, _ in imports_of_vgpu():
+        below.setdefault(name, set()).add(other)
+        below.setdefault(other, set())
+    assert len(below) > 80
+    while below:
+        lowest = {name for name, others in below.items() if not others}
+        assert lowest, f"these modules import each other in a circle: {sorted(below)}"
+        below = {name: others - lowest for name, others in below.items() if name not in lowest}

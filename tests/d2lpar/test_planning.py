@@ -6,8 +6,14 @@ from dataclasses import replace
 import pytest
 
 from d2lpar import __main__ as command
-from d2lpar.chapters.planning_a_training_run import gpt, planning
+from d2lpar.chapters.planning_a_training_run import gpt, layout_search, planning
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.program_costs import (
+    head_cost,
+    layer_cost,
+    message_seconds,
+    update_cost,
+)
 from vgpu.modelled.hardware import MACHINES
 
 SMALL = gpt.GPT(layers=4, width=512, heads=8, length=256, vocabulary=1024)
@@ -15,7 +21,7 @@ MACHINE = replace(MACHINES["dgxa100"], host=0.0)
 
 
 def cost_of_layer(recompute, micro=4, t=1):
-    return gpt.layer_cost(MACHINE, 512, 8, 256, micro, t, recompute)
+    return layer_cost(MACHINE, 512, 8, 256, micro, t, recompute)
 
 
 def test_sizes_have_the_parameters_of_their_names():
@@ -52,25 +58,25 @@ def test_recomputing_costs_a_third():
 
 
 def test_an_update_keeps_twenty_bytes_a_parameter():
-    assert gpt.update_cost(MACHINE, 10**6, 1, 1, 1).kept == pytest.approx(20e6, rel=1e-5)
+    assert update_cost(MACHINE, 10**6, 1, 1, 1).kept == pytest.approx(20e6, rel=1e-5)
 
 
 def test_zero_divides_what_the_optimizer_keeps_and_sends_no_more():
     # Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054, sections 5.1 and 7.2.1: replicas
     # divide the optimizer's bytes, and send twice the parameters, as an all-reduce does
     size = 80 * 10**6
-    every, part = (gpt.update_cost(MACHINE, size, 1, 8, 1, zero) for zero in (0, 1))
+    every, part = (update_cost(MACHINE, size, 1, 8, 1, zero) for zero in (0, 1))
     assert part.kept == pytest.approx((4 + 16 / 8) * size, rel=1e-5)
     assert part.seconds - part.busy == pytest.approx(every.seconds - every.busy, rel=0.02)
     assert part.busy == pytest.approx(every.busy / 8, rel=0.02)
-    alone = gpt.update_cost(MACHINE, size, 1, 1, 1, 1)
-    assert alone == gpt.update_cost(MACHINE, size, 1, 1, 1, 0)
-    assert gpt.update_cost(MACHINE, 1999, 1, 1000, 1, 1).kept >= 4 * 1999  # does not divide
+    alone = update_cost(MACHINE, size, 1, 1, 1, 1)
+    assert alone == update_cost(MACHINE, size, 1, 1, 1, 0)
+    assert update_cost(MACHINE, 1999, 1, 1000, 1, 1).kept >= 4 * 1999  # does not divide
 
 
 def test_a_step_with_zero_needs_less_memory():
     layout = Layout(tensor=2, data=4)
-    each, zero = (gpt.step_of(SMALL, replace(layout, zero=n), 8, MACHINE) for n in (0, 1))
+    each, zero = (layout_search.step_of(SMALL, replace(layout, zero=n), 8, MACHINE) for n in (0, 1))
     parameters = (4 * 12 * 512**2 + 1024 * 512) // 2
     assert each.num_bytes - zero.num_bytes == pytest.approx(12 * parameters, rel=1e-3)
     assert zero.seconds < each.seconds and zero.layout.zero == 1
@@ -81,7 +87,7 @@ def test_a_pipeline_idles_in_its_bubble():
     # not in it
     thin = replace(SMALL, vocabulary=8, layers=64)
     layout = Layout(pipeline=4, recompute=True)
-    few, many = (gpt.step_of(thin, layout, batch, MACHINE) for batch in (4, 12))
+    few, many = (layout_search.step_of(thin, layout, batch, MACHINE) for batch in (4, 12))
     assert few.seconds / many.seconds == pytest.approx((4 + 3) / (12 + 3), rel=0.05)
     assert (1 - few.idle) / (1 - many.idle) == pytest.approx((4 / 7) / (12 / 15), rel=0.05)
 
@@ -91,9 +97,9 @@ def test_memory_of_the_first_stage_grows_with_the_micro_batches_under_way():
     deep = replace(SMALL, layers=16)
 
     def of(batch, pipeline):
-        return gpt.step_of(deep, Layout(pipeline=pipeline), batch, MACHINE).num_bytes
+        return layout_search.step_of(deep, Layout(pipeline=pipeline), batch, MACHINE).num_bytes
 
-    kept = gpt.layer_cost(MACHINE, 512, 8, 256, 1, 1, False).kept
+    kept = layer_cost(MACHINE, 512, 8, 256, 1, 1, False).kept
     assert of(4, 4) - of(2, 4) == 2 * 16 // 4 * kept
     assert of(8, 4) == of(4, 4)
 
@@ -102,11 +108,9 @@ def test_the_head_counts_once_for_each_micro_batch():
     # Stages before the last have no head: it is in none of the p - 1 passes that fill the pipeline
     layout = Layout(tensor=2, pipeline=4, recompute=True)
     wide = replace(SMALL, vocabulary=2048)
-    few, more = (gpt.step_of(each, layout, 4, MACHINE) for each in (SMALL, wide))
-    heads = [gpt.head_cost(MACHINE, 512, n, 256, 1, 2).seconds for n in (1024, 2048)]
-    updates = [
-        gpt.update_cost(MACHINE, (12 * 512**2 + n * 512) // 2, 2, 1, 4) for n in (1024, 2048)
-    ]
+    few, more = (layout_search.step_of(each, layout, 4, MACHINE) for each in (SMALL, wide))
+    heads = [head_cost(MACHINE, 512, n, 256, 1, 2).seconds for n in (1024, 2048)]
+    updates = [update_cost(MACHINE, (12 * 512**2 + n * 512) // 2, 2, 1, 4) for n in (1024, 2048)]
     of_update = updates[1].seconds - updates[0].seconds
     assert more.seconds - few.seconds == pytest.approx(4 * (heads[1] - heads[0]) + of_update)
 
@@ -227,7 +231,7 @@ def test_a_message_between_stages_is_cut_among_the_ranks_of_a_tensor_group():
     # 220 GB/s inside the machine put an eighth of each back together
     machine = replace(MACHINE, network_cards=4)
     num_bytes = 8 * 10**8
-    alone = gpt.message_seconds(machine, num_bytes, 1, 8)
+    alone = message_seconds(machine, num_bytes, 1, 8)
     assert alone == pytest.approx(num_bytes / 11.5e9, rel=0.01)
-    cut = gpt.message_seconds(machine, num_bytes, 8, 1)
+    cut = message_seconds(machine, num_bytes, 8, 1)
     assert cut == pytest.approx(num_bytes / 8 / 11.5e9 + 7 / 8 * num_bytes / 220e9, rel=0.03)

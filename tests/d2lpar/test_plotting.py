@@ -19,7 +19,8 @@ from d2lpar.plotting import figures
 from d2lpar.plotting.charts import plot_bars, plot_curves, plot_stacks
 from d2lpar.plotting.progress import progress
 from d2lpar.timelines import gantt
-from d2lpar.timelines.gantt import plot_schedule, plot_timeline
+from d2lpar.timelines.gantt import plot_timeline
+from d2lpar.timelines.schedule import plot_schedule
 from d2lpar.timelines.timeline import Mark
 from vgpu import Span, virtual_gpus
 
@@ -199,7 +200,7 @@ def test_colours_survive_greyscale():
     assert min(b - a for a, b in zip(kinds, kinds[1:], strict=False)) > 0.15
     assert len({hatch for _, hatch, _ in figures.KINDS.values()}) == 4
     assert len({dashes for _, dashes, _ in figures.LINES}) == len(figures.LINES)
-    assert len({hatch for _, hatch in gantt._PHASES}) == len(gantt._PHASES)
+    assert len({hatch for _, hatch in figures.PHASES}) == len(figures.PHASES)
 
 
 def test_figures_do_not_belong_to_pyplot():

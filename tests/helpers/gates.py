@@ -10,7 +10,7 @@ from vgpu import start_recording, stop_recording
 from vgpu.distributed import process_group
 from vgpu.runtime import engines, registry, scheduler
 from vgpu.runtime.scheduler import Op
-from vgpu.runtime.streams import Stream
+from vgpu.runtime.streams import StreamQueue
 
 _blocked = []  # engines that run, or will run, a gate that is closed
 
@@ -126,7 +126,7 @@ def _mark(engine, seen):
         seen[engine] = engine.finished
         event.set()
 
-    Stream(engine.device, -1).issue(Op("mark", "setting", engine, work))
+    StreamQueue(engine.device, -1).issue(Op("mark", "setting", engine, work))
     return event
 
 

@@ -8,7 +8,7 @@ import d2lpar
 from vgpu import Link, clock, virtual_gpus
 from vgpu.modelled.hardware import Machine
 from vgpu.modelled.kernels import kernel_of
-from vgpu.runtime.streams import Stream
+from vgpu.runtime.streams import StreamQueue
 
 BYTE_A_SECOND = Link(1.0)
 
@@ -40,18 +40,18 @@ def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=Tru
 @contextlib.contextmanager
 def schedule():
     """Give a list that holds, after the block, (device, engine, start, end) in order of issue."""
-    found, ops, issue = [], [], Stream.issue
+    found, ops, issue = [], [], StreamQueue.issue
 
     def noting(stream, op, *args):
         ops.append(op)
         return issue(stream, op, *args)
 
-    Stream.issue = noting
+    StreamQueue.issue = noting
     try:
         yield found
         d2lpar.synchronize()
     finally:
-        Stream.issue = issue
+        StreamQueue.issue = issue
     found += [(op.engine.device.index, op.engine.name, op.start, op.end) for op in ops]
 
 
@@ -74,18 +74,18 @@ def room(num_bytes, device="cpu"):
 @contextlib.contextmanager
 def kernels():
     """Give a list that holds the `Kernel` of each op that was issued in the block."""
-    found, issue = [], Stream.issue
+    found, issue = [], StreamQueue.issue
 
     def noting(stream, op, *args):
         if op.kind == "kernel":
             found.append(kernel_of(op))
         return issue(stream, op, *args)
 
-    Stream.issue = noting
+    StreamQueue.issue = noting
     try:
         yield found
     finally:
-        Stream.issue = issue
+        StreamQueue.issue = issue
 
 
 def flops(found):

@@ -1,32 +1,26 @@
 """What is modelled: names, machines, refused figures, and the time of a kernel."""
 
 import dataclasses
-import pickle
 import re
-import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
-from gates import in_thread
-from modelling import Fixed, fixed_gpus, kernels
+import torch.distributed as dist
+from modelling import Fixed, fixed_gpus, kernels, schedule
 from test_interrupts import interrupted
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
 
 import d2lpar
-from vgpu import PRESETS, Link, clock, hardware_name, host_takes, virtual_gpus
+from vgpu import PRESETS, Link, clock, equal_ranks, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled import modelled_gpu
 from vgpu.modelled.datasheets import GPUS
-from vgpu.modelled.hardware import MACHINES, Machine, as_machine, machines_of
-from vgpu.modelled.host import EAGER, Host, MeasuredHost, as_host
-from vgpu.modelled.kernels import Kernel, Product
+from vgpu.modelled.hardware import MACHINES, Machine, Scaled, as_machine, machines_of
+from vgpu.modelled.host import EAGER, Host, as_host
+from vgpu.modelled.kernels import Kernel
 from vgpu.modelled.modelled_gpu import GPU
-from vgpu.operators import issuing
-from vgpu.runtime import scheduler
-from vgpu.runtime.device import Device
-from vgpu.tensors.tensor import VirtualTensor
+from vgpu.modelled.products import Product
 
 LINK = Link(1e9)
 
@@ -37,7 +31,7 @@ def gpu(**figures):
 
 
 def kernel(*products, num_bytes=0, dtype=torch.float32, name="aten.mm"):
-    return Kernel(name, products, num_bytes, dtype, ())
+    return Kernel(name, products, num_bytes, dtype)
 
 
 # -- arguments
@@ -420,6 +414,34 @@ def test_gpus_and_machines_cannot_be_changed_by_mistake():
         MACHINES["dgx1"].gpus = 1
 
 
+def kernel_beside_a_collective(machine):
+    """Return how much longer a kernel takes while the sum of eight GPUs is under way."""
+    (device,) = virtual_gpus(1, model=machine, values=False)
+    large, x = torch.empty(2**30, device=device), torch.empty(2**22, device=device)
+    d2lpar.synchronize()
+    with equal_ranks(8), schedule() as found:
+        x.add_(1)
+        d2lpar.synchronize()
+        work = dist.all_reduce(large, async_op=True)
+        x.add_(1)
+        work.wait()
+    alone, beside = (end - start for _, engine, start, end in found if engine == "compute")
+    return beside / alone
+
+
+def test_a_scaled_gpu_is_otherwise_what_it_was():
+    """It catches a scaled GPU whose kernels are as fast beside a collective as alone."""
+    ours = MACHINES["dgxa100"]
+    machine = dataclasses.replace(ours, gpu=Scaled(ours.gpu, 2.0))
+    assert (machine.gpu.memory, machine.gpu.link) == (ours.gpu.memory, ours.gpu.link)
+    assert machine.gpu.collective_link is ours.gpu.collective_link
+    assert machine.gpu.multiprocessors == 108, "NVIDIA A100 data sheet"
+    assert "kernels x 2" in machine.gpu.name
+    beside = kernel_beside_a_collective(ours)
+    assert beside > 1.05
+    assert kernel_beside_a_collective(machine) == pytest.approx(beside, rel=1e-9)
+
+
 # -- the host
 
 
@@ -430,8 +452,6 @@ def test_a_host_is_a_name_seconds_or_a_host():
     assert as_host(own) is own and str(own) == "host 3/2/1 µs"
     assert str(Host(3e-6, 0.0, 1e-6)) == "host 3/0/1 µs"
     assert str(Host(3e-6, 3e-6, 3e-6)) == "host 3/3/3 µs" and str(as_host(3e-6)) == "host 3 µs"
-    assert isinstance(as_host("measured"), MeasuredHost)
-    assert as_host("measured") is not as_host("measured"), "each simulation has its own"
     assert Machine("v100").host is EAGER and Machine("v100", host=own).host is own
     assert dict(Machine("v100", host=own).rows())["machine"].startswith("host 3/2/1 µs")
 
@@ -465,7 +485,7 @@ def test_all_figures_of_a_host_are_seconds(name, wrong):
         Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, name: wrong})
 
 
-@pytest.mark.parametrize("host", [8e-6, "eager", "measured"])
+@pytest.mark.parametrize("host", [8e-6, "eager"])
 def test_a_host_needs_a_model(host):
     with pytest.raises(ValueError, match=f"host={host!r} needs model"):
         virtual_gpus(2, host=host)
@@ -600,129 +620,3 @@ def test_the_host_is_named_where_times_are_printed(capsys):
         pass
     out = capsys.readouterr().out
     assert out == "step: 0.0000 sec (modelled: 2 x fixed, host 3/2/1 µs)\n"
-
-
-# -- a host whose time is measured
-
-
-class CpuTime(threading.local):
-    """The CPU time of each thread, which passes only when a test says so."""
-
-    seconds = 0.0
-
-    def spin(self, seconds):
-        self.seconds += seconds
-
-
-@pytest.fixture
-def cpu(monkeypatch):
-    cpu = CpuTime()
-    clock = SimpleNamespace(thread_time=lambda: cpu.seconds)
-    monkeypatch.setattr("vgpu.modelled.host.time", clock)
-    return cpu
-
-
-def measured(between, num=200):
-    """Return what the host takes for `num` operators, without their launches."""
-    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
-    x = torch.ones(3, device="vgpu")
-    torch.vgpu.synchronize()
-    begun = clock()
-    for _ in range(num):
-        x = x + 1
-        between()
-    return clock() - begun - num * MeasuredHost.launch
-
-
-def test_a_measured_host_takes_the_cpu_time_between_operators(cpu):
-    assert measured(lambda: cpu.spin(1.0), 200) == pytest.approx(199)
-
-
-def test_a_measured_host_leaves_out_the_time_of_other_threads(cpu):
-    def between():
-        with in_thread(lambda: cpu.spin(1.0)):
-            pass
-
-    assert measured(between, 10) == pytest.approx(0, abs=1e-9)
-
-
-def test_a_measured_host_counts_each_thread_by_itself(cpu):
-    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
-    x = torch.ones(3, device="vgpu")
-    found = []
-
-    def other():
-        x + 1
-        cpu.spin(1.0)
-        x + 1
-        found.append(clock())
-
-    with in_thread(other):
-        pass
-    seconds, _ = took(lambda: x + 1)
-    assert found[0] > 1 and seconds < 1
-
-
-def test_a_measured_host_begins_when_its_simulation_does(cpu):
-    machine = Machine(Fixed(), host="measured")
-    for _ in range(2):
-        virtual_gpus(1, model=machine, values=False)
-        x = torch.ones(3, device="vgpu")
-        assert clock() < 1, "what was done before the simulation counts"
-        x + 1
-        cpu.spin(1.0)
-    assert clock() < 1, "no operator was issued since"
-    x + 1
-    assert clock() > 1
-
-
-def test_what_a_program_does_before_its_first_operator_is_measured(cpu):
-    virtual_gpus(1, model=Machine(Fixed(), host="measured"), values=False)
-    cpu.spin(1.0)
-    torch.ones(3, device="vgpu")
-    assert clock() > 1
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "program"),
-    [
-        (issuing.Call, "issue", lambda x: torch.ones(3, device="vgpu")),
-        (scheduler, "closed_gate", lambda x: d2lpar.synchronize()),
-        (scheduler, "closed_gate", lambda x: torch.vgpu.current_stream().synchronize()),
-        (scheduler, "closed_gate", lambda x: x[0].item()),
-        (Device, "raise_error", lambda x: torch.vgpu.synchronize()),
-    ],
-    ids=["factory", "synchronize", "stream", "item", "errors"],
-)
-def test_a_measured_host_leaves_out_factories_and_waits(monkeypatch, cpu, owner, name, program):
-    virtual_gpus(1, model=Machine(Fixed(), host="measured"))
-    x = torch.ones(3, device="vgpu")
-    function, calls = getattr(owner, name), []
-
-    def slow(*args, **kwargs):
-        calls.append(name)
-        cpu.spin(1.0)
-        return function(*args, **kwargs)
-
-    x + 1
-    monkeypatch.setattr(owner, name, slow)
-    begun = clock()
-    program(x)
-    x + 1
-    assert calls and clock() - begun < 1, "what virtual GPUs do counts"
-
-
-def test_a_measured_host_can_be_handed_to_ranks():
-    machine = Machine("v100", host="measured")
-    virtual_gpus(1, model=machine)
-    assert isinstance(pickle.loads(pickle.dumps(machine)).host, MeasuredHost)
-
-
-def test_a_measured_host_is_gone_with_its_simulation():
-    virtual_gpus(1)
-    before = VirtualTensor.__torch_dispatch__.__func__
-    virtual_gpus(1, model="v100", host="measured")
-    assert VirtualTensor.__torch_dispatch__.__func__ is not before
-    assert hardware_name().endswith("host measured")
-    virtual_gpus(1, model="v100")
-    assert VirtualTensor.__torch_dispatch__.__func__ is before

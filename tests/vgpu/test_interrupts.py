@@ -5,7 +5,9 @@ import ctypes
 import dis
 import functools
 import gc
+import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -13,7 +15,7 @@ import time
 import traceback
 import weakref
 from pathlib import Path
-from types import CodeType, SimpleNamespace
+from types import BuiltinMethodType, CodeType, MethodWrapperType, SimpleNamespace
 
 import fresh
 import pytest
@@ -27,7 +29,7 @@ from vgpu import virtual_gpus
 from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
 from vgpu.runtime.device import Device
-from vgpu.runtime.interrupts import held_back
+from vgpu.runtime.interrupts import held_back, steps
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.streams import _issuing
 from vgpu.tensors import tensor as tensor_module
@@ -213,6 +215,94 @@ def test_stores_and_the_call_after_them_are_one_step(before):
     lines = [line.strip() for line in STEP.splitlines()]
     seen = [lines[int(place.split(":")[1].split()[0]) - 1] for place in counter.places]
     assert seen == [lines[1], "hand_over(op)", "with lock:"]
+
+
+# Instructions of CPython 3.11 to 3.13 at which no interrupt comes, and which make no container that
+# garbage collection tracks. Not among them are the jumps backwards, RESUME and all kinds of CALL.
+QUIET = re.compile(
+    "(LOAD|STORE|DELETE|COPY|SWAP|POP_TOP|POP_JUMP_IF|POP_JUMP_FORWARD|JUMP_FORWARD|TO_BOOL|PUSH_NULL"
+    "|BINARY_OP|BINARY_SUBSCR|UNARY|COMPARE_OP|IS_OP|CONTAINS_OP|UNPACK_SEQUENCE|RETURN|KW_NAMES"
+    "|EXTENDED_ARG|CACHE|NOP)"
+)
+
+
+# The functions in C with which a step ends
+LAST_CALLS = {
+    "Memory._empty": lambda: registry.devices[0].memory._note_freed,
+    "_set_all": lambda: tensor_module._set_data,
+    "_set_contents": lambda: tensor_module._set_data,
+}
+
+
+def torn(function, ends_in_c=False):
+    """Return the instructions of a function at which an interrupt may tear it: a list of names.
+
+    Not the one at its beginning; nor, if a function in C ends it, the call of that.
+    """
+    names = [each.opname for each in dis.get_instructions(function) if each.opname != "CACHE"]
+    names = names[names.index("RESUME") + 1 :]
+    if ends_in_c:
+        while names[-1] in ("RETURN_VALUE", "RETURN_CONST", "LOAD_CONST", "POP_TOP"):
+            names.pop()
+        assert names.pop() == "CALL"
+        if names[-1] == "PRECALL":  # in 3.11, a part of the call
+            names.pop()
+    return [name for name in names if not QUIET.match(name)]
+
+
+def test_no_interrupt_tears_a_function_that_is_one_step():
+    virtual_gpus(1)
+    declared = 0
+    for path in sorted(Path(vgpu.__file__).parent.rglob("*.py")):
+        number = len(re.findall(r"^ *@one_step$", path.read_text(), re.MULTILINE))
+        if number:
+            parts = path.relative_to(Path(vgpu.__file__).parents[1]).with_suffix("").parts
+            importlib.import_module(".".join(parts))
+            declared += number
+    assert len(steps) == declared >= 9
+    assert {each.__qualname__ for each in steps} >= set(LAST_CALLS)
+    for step in steps:
+        last = LAST_CALLS.get(step.__qualname__)
+        assert not torn(step, last is not None), step.__qualname__
+        assert last is None or type(last()) in (BuiltinMethodType, MethodWrapperType)
+
+
+def test_the_places_at_which_a_step_may_be_torn_are_found():
+    def stores(self, a, b):
+        if not a.x:
+            self.x, self.y = b.x, self.y[a]
+        del self.z[b.x]
+        self.count += 1
+
+    def call(self, a):
+        self.x = a
+        self.append(a)
+
+    def returned_call(self, a):
+        return self.append(a)
+
+    def two_calls(self, a):
+        self.append(a)
+        self.append(a)
+
+    def call_of_a_call(self, a):
+        self.append(len(a))
+
+    def loop(self, a):
+        while a.x:
+            a.x -= 1
+
+    def container(self, a):
+        self.x = (a, self)
+
+    def block(self, a):
+        with a:
+            self.x = 1
+
+    assert torn(stores) == torn(call, True) == torn(returned_call, True) == []
+    assert torn(two_calls, True) and torn(call_of_a_call, True)
+    for function in (call, returned_call, loop, container, block):
+        assert torn(function), function.__name__
 
 
 def test_no_interrupt_leaves_a_block_with_a_lock_at_a_jump():

@@ -388,21 +388,21 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
 
 def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
     """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
-    from vgpu.runtime.streams import Stream
+    from vgpu.runtime.streams import StreamQueue
 
     found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
     before = used(devices[0])
-    tail = Stream.tail
+    tail = StreamQueue.tail
 
     def tail_with_a_destructor(stream):
-        monkeypatch.setattr(Stream, "tail", tail)
+        monkeypatch.setattr(StreamQueue, "tail", tail)
         found.memory.collect()
         return tail(stream)
 
     x = filled(devices[0], 1000)
     with Gate(devices[0], side):
         x.record_stream(side)
-        monkeypatch.setattr(Stream, "tail", tail_with_a_destructor)
+        monkeypatch.setattr(StreamQueue, "tail", tail_with_a_destructor)
         del x
         found.memory.collect()
         assert (found.memory.allocated, found.memory.held) == (before, 1000)

@@ -29,7 +29,7 @@ from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled.hardware import Machine
-from vgpu.modelled.host import Host, MeasuredHost
+from vgpu.modelled.host import Host
 from vgpu.runtime import registry
 from vgpu.runtime.scheduler import Op
 
@@ -831,10 +831,10 @@ def test_masks_choose_as_on_the_cpu(choose):
 HOST = Host(operator=1.0, module=10.0, autograd=100.0)
 
 
-def recurrent_seconds(make, length, host=HOST):
+def recurrent_seconds(make, length):
     """Return the modelled seconds of the host for a call of a layer, and for its backward."""
     gpu = Fixed()
-    (device,) = virtual_gpus(1, model=Machine(gpu, host=host), values=False)
+    (device,) = virtual_gpus(1, model=Machine(gpu, host=HOST), values=False)
     layer = make(3, 4).to(device)
     x = torch.empty(length, 2, 3, device=device)
     seconds = []
@@ -860,18 +860,6 @@ def test_a_recurrent_layer_is_one_operator_of_cudnn(make):
     assert forward == 11.0
     assert (forward, backward) == recurrent_seconds(make, 50)
     assert 200 <= backward <= 800
-
-
-@pytest.mark.parametrize("make", [nn.RNN, nn.LSTM, nn.GRU])
-def test_a_measured_host_issues_a_recurrent_layer_as_one_operator(make):
-    host = MeasuredHost()
-    host.launch = 100.0
-    before = make.forward
-    forward, backward = recurrent_seconds(make, 50, host)
-    assert 100 <= forward < 110, "some launches, or the CPU time of 50 steps"
-    assert 200 <= backward < 900
-    virtual_gpus(1)
-    assert make.forward is before, "is not put back"
 
 
 def test_without_cudnn_a_recurrent_layer_is_issued_step_by_step():

@@ -820,7 +820,7 @@ def test_an_all_reduce_takes_the_faster_of_ring_and_tree():
     assert (tree.steps, tree.num_bytes) == (6, 1600)
     for cost in (costs.all_reduce, costs.in_parts, costs.to_each, costs.around, costs.at_root):
         alone = cost(1, 800, Route(1.0, 1.0, startup=1.0))
-        assert alone == costs.Cost(0, 0), "a rank alone sends nothing"
+        assert alone == costs.CollectiveCost(0, 0), "a rank alone sends nothing"
         assert alone.seconds(Route(1.0, 1.0, startup=1.0)) == 0
 
 

@@ -29,7 +29,7 @@ from vgpu import Link, virtual_gpus
 from vgpu.operators import backward, comm
 from vgpu.runtime import engines, registry, scheduler, threads
 from vgpu.runtime.device import Device
-from vgpu.runtime.streams import Stream
+from vgpu.runtime.streams import StreamQueue
 
 
 @pytest.fixture(autouse=True)
@@ -927,7 +927,7 @@ def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
 ):
     """It is told so between the look at its ops under way and the issue of the copy."""
     x, host = torch.ones(3, device=devices[0]), torch.ones(3).pin_memory()
-    target, tail = registry.find(devices[1]).default_stream, Stream.tail
+    target, tail = registry.find(devices[1]).default_stream, StreamQueue.tail
     torch.vgpu.synchronize()
     with Gate(devices[0]) as gate:
 
@@ -938,7 +938,7 @@ def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
             return ops
 
         with use(torch.vgpu.Stream(devices[0])), monkeypatch.context() as patched:
-            patched.setattr(Stream, "tail", tail_before_it_is_told)
+            patched.setattr(StreamQueue, "tail", tail_before_it_is_told)
             x.to(devices[1])
         host.to(devices[1], non_blocking=True)
         run_what_can()

@@ -14,7 +14,7 @@ import tempfile
 
 from vgpu import cores_of_this_process, memory_of_this_process
 from vgpu.other_programs import taken_now
-from vgpu.private import check_python
+from vgpu.private import check_python, check_version
 
 GIB = 2**30
 ENOUGH_MEMORY = 4 * GIB  # for this process: the chapters and their kernels take about three
@@ -96,8 +96,6 @@ def _lab():
 def _torch():
     try:
         import torch
-
-        from vgpu.private import check_version
     except Exception as error:
         yield "torch", "cannot be imported", f"{type(error).__name__}: {error}"
         return

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
-class Cost:
+class CollectiveCost:
     """What a collective costs one rank.
 
     Attributes:
@@ -39,25 +39,25 @@ class Cost:
 
 
 def all_reduce(k, num_bytes, route):
-    """Return the `Cost` of a sum of tensors of `num_bytes` over `k` ranks, by ring or tree."""
+    """Return the `CollectiveCost` of a sum of `num_bytes` over `k` ranks, by ring or tree."""
     if k == 1:
-        return Cost(0, 0)
+        return CollectiveCost(0, 0)
     machines = route.machines
-    ring = Cost(2 * (k - 1), 2 * (k - 1) * num_bytes // k, 2 * (machines - 1))
+    ring = CollectiveCost(2 * (k - 1), 2 * (k - 1) * num_bytes // k, 2 * (machines - 1))
     rounds = 2 * (machines - 1).bit_length()
     inside = -(-k // machines)  # ranks in each machine
     chain = (inside - 1).bit_length() if machines == 1 else inside - 1
-    tree = Cost(2 * chain + rounds, 2 * num_bytes, rounds)
+    tree = CollectiveCost(2 * chain + rounds, 2 * num_bytes, rounds)
     return min(ring, tree, key=lambda cost: cost.seconds(route))
 
 
 def in_parts(k, num_bytes, route):
-    """Return the `Cost` of all_gather and reduce_scatter, `num_bytes` for all parts."""
-    return Cost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
+    """Return the `CollectiveCost` of all_gather and reduce_scatter, `num_bytes` for all parts."""
+    return CollectiveCost(k - 1, (k - 1) * num_bytes // k, route.machines - 1)
 
 
 def to_each(k, num_bytes, route):
-    """Return the `Cost` of all_to_all, `num_bytes` for all parts of a rank.
+    """Return the `CollectiveCost` of all_to_all, `num_bytes` for all parts of a rank.
 
     No ring: each rank's parts for other machines go through its share of the network cards.
     """
@@ -66,15 +66,15 @@ def to_each(k, num_bytes, route):
 
 
 def around(k, num_bytes, route):
-    """Return the `Cost` of broadcast and reduce, in a pipeline along the ring."""
-    return Cost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
+    """Return the `CollectiveCost` of broadcast and reduce, in a pipeline along the ring."""
+    return CollectiveCost(k - 1, num_bytes if k > 1 else 0, route.machines - 1)
 
 
 def at_root(k, num_bytes, route):
-    """Return the `Cost` of gather and scatter of `num_bytes` a rank: the root's link decides."""
-    return Cost(k - 1, (k - 1) * num_bytes, route.machines - 1)
+    """Return the `CollectiveCost` of gather and scatter: `num_bytes` a rank on the root's link."""
+    return CollectiveCost(k - 1, (k - 1) * num_bytes, route.machines - 1)
 
 
 def one_message(k, num_bytes, route):
-    """Return the `Cost` of a message from one rank to another."""
-    return Cost(1, num_bytes, route.machines - 1)
+    """Return the `CollectiveCost` of a message from one rank to another."""
+    return CollectiveCost(1, num_bytes, route.machines - 1)

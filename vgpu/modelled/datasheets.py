@@ -4,7 +4,7 @@ The peaks come from the makers' documents that are named as `source`, dense and 
 Memory is what torch reports as `total_memory`. The links are measured ones, because a copy never
 reaches the figure on the box.
 
-A `Product` is what torch prints of such a GPU: its name, compute capability and L2 cache. The
+A `GPUIdentity` is what torch prints of such a GPU: its name, compute capability and L2 cache. The
 clocks and the width of the bus are those of the same documents; `nvidia-smi -q -d CLOCK` and CUDA's
 deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors of 64 units that do
 2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from vgpu.modelled.links import PRESETS
 from vgpu.modelled.modelled_gpu import GPU, Overheads
-from vgpu.runtime.identity import V100, Product
+from vgpu.runtime.identity import V100, GPUIdentity
 
 MIB = 2**20
 GPUS = {
@@ -32,7 +32,7 @@ GPUS = {
         PRESETS["pcie3-measured"],
         PRESETS["2xnvlink1-measured"],
         "NVIDIA Tesla P100 whitepaper WP-08019-001",
-        product=Product("Tesla P100-SXM2-16GB", (6, 0), 4 * MIB, 1480e6, 715e6, 4096),
+        identity=GPUIdentity("Tesla P100-SXM2-16GB", (6, 0), 4 * MIB, 1480e6, 715e6, 4096),
         product_efficiency=0.77,  # bmm reaches 0.92, linear layers 0.6 (NeuSight)
         memory_efficiency=0.78,
         overheads=Overheads(element=2.3e-9),  # layer normalization (NeuSight), as below
@@ -48,7 +48,7 @@ GPUS = {
         "NVIDIA Tesla V100 whitepaper WP-08608-001, table 1",
         PRESETS["nvlink2-collectives"],
         0.78,
-        product=V100,
+        identity=V100,
         overheads=Overheads(element=1.15e-9),
     ),
     "t4": GPU(
@@ -60,7 +60,7 @@ GPUS = {
         PRESETS["pcie3-measured"],
         None,
         "NVIDIA T4 data sheet",
-        product=Product("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
+        identity=GPUIdentity("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
         tensor_efficiency=0.66,  # products in float16 (DeepBench)
         product_efficiency=0.5,  # limited to 70 W: kernels 0.42, BERT 0.56 (NeuSight)
         memory_efficiency=0.75,
@@ -83,7 +83,7 @@ GPUS = {
         "NVIDIA Ada architecture whitepaper, appendix A; float16 with sums in float32",
         PRESETS["pcie4-through-host-collectives"],
         special=0.125,
-        product=Product("NVIDIA GeForce RTX 4090", (8, 9), 72 * MIB, 2520e6, 10501e6, 384),
+        identity=GPUIdentity("NVIDIA GeForce RTX 4090", (8, 9), 72 * MIB, 2520e6, 10501e6, 384),
     ),
     "a100": GPU(
         "A100-SXM4-80GB",
@@ -101,7 +101,7 @@ GPUS = {
         PRESETS["nvlink3-measured"],
         "NVIDIA A100 data sheet",
         PRESETS["nvlink3-collectives"],
-        product=Product("NVIDIA A100-SXM4-80GB", (8, 0), 40 * MIB, 1410e6, 1593e6, 5120),
+        identity=GPUIdentity("NVIDIA A100-SXM4-80GB", (8, 0), 40 * MIB, 1410e6, 1593e6, 5120),
         overheads=Overheads(element=0.97e-9),
     ),
     "h100": GPU(
@@ -121,7 +121,7 @@ GPUS = {
         "NVIDIA H100 architecture whitepaper",
         PRESETS["nvlink4-collectives"],
         0.78,
-        product=Product("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
+        identity=GPUIdentity("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
         workspace=32 * MIB,
         product_efficiency=0.77,  # products of 8192 x 1024 x 50304 on an H100: its power is limited
         special=0.125,
@@ -136,7 +136,7 @@ GPUS["v100-32gb"] = replace(
     name="V100-SXM2-32GB",
     memory=32494 * MIB,
     source="NVIDIA V100 data sheet",
-    product=replace(V100, name="Tesla V100-SXM2-32GB"),
+    identity=replace(V100, name="Tesla V100-SXM2-32GB"),
 )
 GPUS["a100-40gb"] = replace(
     GPUS["a100"],
@@ -144,7 +144,7 @@ GPUS["a100-40gb"] = replace(
     memory=40441 * MIB,
     bandwidth=1555e9,
     source="NVIDIA A100 architecture whitepaper",
-    product=replace(GPUS["a100"].product, name="NVIDIA A100-SXM4-40GB", memory_clock=1215e6),
+    identity=replace(GPUS["a100"].identity, name="NVIDIA A100-SXM4-40GB", memory_clock=1215e6),
 )
 GPUS["h200"] = replace(
     GPUS["h100"],
@@ -152,5 +152,5 @@ GPUS["h200"] = replace(
     memory=143156 * MIB,
     bandwidth=4800e9,
     source="NVIDIA H200 product page, its sparse figures halved",
-    product=Product("NVIDIA H200", (9, 0), 60 * MIB, 1980e6, 3201e6, 6144),
+    identity=GPUIdentity("NVIDIA H200", (9, 0), 60 * MIB, 1980e6, 3201e6, 6144),
 )

@@ -26,7 +26,7 @@ class Scaled:
         self.name = f"{gpu.name}, kernels x {factor:.3g}"
         self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
         self.collective_link = getattr(gpu, "collective_link", None)
-        self.product = getattr(gpu, "product", None)
+        self.identity = getattr(gpu, "identity", None)
         self.multiprocessors = getattr(gpu, "multiprocessors", None)
 
     def rows(self):
@@ -48,8 +48,8 @@ class Machine:
         gpus_per_switch: how many share one PCIe link to the CPU.
         network: the `Link` of each of its network cards; None where there is one machine.
         network_cards: how many network cards a machine has; GPUs next to each other share one.
-        host: what the host takes to issue an operator: a `Host`, seconds, "eager" for training code
-            of modules, or "measured" for the time that the program's Python takes here.
+        host: what the host takes to issue an operator: a `Host`, seconds, or "eager" for training
+            code of modules.
         name: the name to print.
         source: where the figures come from.
     """
@@ -121,8 +121,7 @@ def as_machine(model):
         if model.lower() not in GPUS:
             known = ", ".join((*GPUS, *MACHINES))
             raise ValueError(f"no GPU and no machine named {model!r}; there are {known}")
-    gpu = as_gpu(model)
-    return Machine(gpu, host=getattr(gpu, "host", EAGER))
+    return Machine(model)
 
 
 def machines_of(n, models, host=None):

@@ -10,7 +10,7 @@ import torch
 
 from vgpu.modelled.links import Link
 from vgpu.private.dispatch import tf32_is_allowed
-from vgpu.runtime.identity import Product
+from vgpu.runtime.identity import GPUIdentity
 
 # Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
 PRODUCT_EFFICIENCY = 0.92  # 50 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3); 0.473 here
@@ -80,7 +80,7 @@ class GPU:
         collective_link: its `Link` in collectives of many GPUs of the machine, which use several
             ways at a time; None for `peer_link`.
         source: where the figures come from.
-        product: what programs are told that it is; None for a GPU that one cannot buy.
+        identity: what programs are told that it is; None for a GPU that is not sold.
         workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
         product_efficiency: what the largest products reach of the peaks of other units.
         special: exponentials that a multiprocessor computes for each multiplication in float32.
@@ -98,7 +98,7 @@ class GPU:
     source: str = "the caller"
     collective_link: Link | None = None
     tensor_efficiency: float = TENSOR_CORE_EFFICIENCY
-    product: Product | None = None
+    identity: GPUIdentity | None = None
     workspace: int = WORKSPACE
     product_efficiency: float = PRODUCT_EFFICIENCY
     special: float = 0.25

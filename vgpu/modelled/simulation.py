@@ -28,7 +28,8 @@ from vgpu.cuda import program_clock
 from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
-from vgpu.runtime.engines import Worker, set_thread_count
+from vgpu.runtime.engines import WorkerThread, set_thread_count
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import QUEUE_LIMIT, Resource
 from vgpu.tensors.cells import (
     NO_VALUES,
@@ -77,7 +78,7 @@ class ModelledEngine(Resource):
         self.clock.wait_for_room(self)
 
 
-class Host:
+class HostClock:
     """The clock of a thread that issues ops, in seconds.
 
     In a backward pass there is a clock for each device, because autograd has a thread for each GPU
@@ -110,7 +111,7 @@ class Host:
 
 
 _started = WeakKeyDictionary()  # thread -> the simulation and its seconds when it was started
-_host_of = WeakKeyDictionary()  # thread -> its Host
+_host_of = WeakKeyDictionary()  # thread -> its HostClock
 
 
 _patched = None  # two methods of `threading.Thread`, and those that replace them
@@ -121,7 +122,6 @@ def patch_threads():
 
     Python has no other way to learn who starts a thread.
     """
-    global _patched
     start, join = threading.Thread.start, threading.Thread.join
 
     @functools.wraps(start)
@@ -134,21 +134,25 @@ def patch_threads():
         join(self, timeout)
         host, clock = _host_of.get(self), scheduler.clock
         if host is not None and host.simulation is clock and not self.is_alive():
-            clock.host().set(host.now())
+            clock.host_clock().set(host.now())
 
     if _patched is None:
         both = (start, join), (start_host, join_host)
-        # One step, see interrupts.py: stores only.
-        threading.Thread.start, threading.Thread.join, _patched = start_host, join_host, both
+        _replace_methods(start_host, join_host, both)
 
 
 def unpatch_threads():
     """Put the methods of `threading.Thread` back, unless a program has replaced them since."""
-    global _patched
     if _patched is not None:
         (start, join), patches = _patched
         if (threading.Thread.start, threading.Thread.join) == patches:
-            threading.Thread.start, threading.Thread.join, _patched = start, join, None
+            _replace_methods(start, join, None)
+
+
+@one_step
+def _replace_methods(start, join, patched):
+    global _patched
+    threading.Thread.start, threading.Thread.join, _patched = start, join, patched
 
 
 class Simulation:
@@ -156,7 +160,7 @@ class Simulation:
 
     Args:
         name: the modelled hardware.
-        issuing: the `Host` or `MeasuredHost` that knows what the host takes to issue an op.
+        issuing: the `Host` that knows what the host takes to issue an op.
         values: whether the work of ops is done, and not only timed.
 
     Attributes:
@@ -196,24 +200,24 @@ class Simulation:
 
     # -- for the threads of the host
 
-    def host(self):
-        """Return the `Host` of the calling thread; it begins when the thread was started."""
+    def host_clock(self):
+        """Return the `HostClock` of the calling thread; it begins when the thread was started."""
         host = getattr(self._hosts, "host", None)
         if host is None:
             thread = threading.current_thread()
             simulation, started = _started.get(thread, (None, 0.0))
-            host = Host(self, started if simulation is self else 0.0)
+            host = HostClock(self, started if simulation is self else 0.0)
             _host_of[thread] = host
             self._num_hosts += 1
             self._hosts.host = host
         return host
 
     def now(self):
-        return self.host().now()
+        return self.host_clock().now()
 
     def advance(self, seconds):
         """Advance the calling thread's clock: the host works for `seconds`."""
-        host = self.host()
+        host = self.host_clock()
         host.set(host.now() + seconds)
 
     def enter_module(self, seconds):
@@ -247,7 +251,7 @@ class Simulation:
 
         No op is issued before one that it depends on, which another thread may have issued.
         """
-        host, device = self.host(), stream.device
+        host, device = self.host_clock(), stream.device
         op.launched = perf_counter()
         if op.seconds is None and op.kind != "collective":
             op.seconds = device.model.seconds(op)
@@ -263,7 +267,7 @@ class Simulation:
 
     def wait(self, op, device):
         self.ask_and_wait(self._run_until_done, op)
-        host, where = self.host(), op.stream.device
+        host, where = self.host_clock(), op.stream.device
         started = host.now(where)
         if op.end > started:
             host.set(op.end, where)
@@ -274,7 +278,7 @@ class Simulation:
 
         The engine does not know yet which of its ops have ended by now.
         """
-        host, device = self.host(), engine.device
+        host, device = self.host_clock(), engine.device
         arrived = host.now(device)
         self.ask_and_wait(self._run_until, arrived)
         while engine.ends and engine.ends[0] <= arrived:
@@ -451,7 +455,7 @@ def leave_without_values(op):
             target.zero_()
 
 
-class _Simulator(Worker):
+class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
     Attributes:

@@ -5,7 +5,7 @@ import torch
 from vgpu.operators.issuing import issue_function
 from vgpu.private.tensors import reorder_as, take_tensors
 from vgpu.runtime import registry
-from vgpu.tensors.cells import Layout
+from vgpu.tensors.cells import TensorLayout
 from vgpu.tensors.tensor import view_as
 from vgpu.torch_module import stream as use_stream
 
@@ -117,7 +117,7 @@ def _pack(tensors):
     """Return a vector of the elements of all `tensors`."""
     first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)
-    layout = Layout.contiguous(first.device, first.dtype, size)
+    layout = TensorLayout.contiguous(first.device, first.dtype, size)
     return issue_function("pack", _concatenate, tensors, [layout])[0]
 
 
@@ -130,7 +130,7 @@ def _unpack(flat, like):
     views, offset = [], 0
     for tensor in like:
         device, size = flat._cell.layout.device, tuple(tensor.shape)
-        layout = Layout.contiguous(device, flat.dtype, size, offset)
+        layout = TensorLayout.contiguous(device, flat.dtype, size, offset)
         views.append(view_as(flat, layout))
         offset += tensor.numel()
     return views
@@ -155,5 +155,7 @@ def _add_packed(tensors, flats):
             offset = part.stop
         return sums
 
-    layouts = [Layout.contiguous(t._cell.layout.device, t.dtype, tuple(t.shape)) for t in tensors]
+    layouts = [
+        TensorLayout.contiguous(t._cell.layout.device, t.dtype, tuple(t.shape)) for t in tensors
+    ]
     return issue_function("add", add, [*tensors, *flats], layouts)

@@ -3,13 +3,14 @@
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
 
-from vgpu.operators.issuing import META, Call, raise_now, two_devices
-from vgpu.operators.plans import aten, issue_op, operator_of, tables
+from vgpu.operators.issuing import Call, raise_now, two_devices
+from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
-from vgpu.tensors.cells import Cell, Layout, Unavailable, fetch, is_known, revive
+from vgpu.tensors.cells import META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
 from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
 
 
@@ -148,7 +149,7 @@ def _to_copy(func, args, kwargs):
     like = torch.empty_like(layout.empty(META), dtype=dtype, memory_format=memory_format)
     non_blocking = kwargs.get("non_blocking", False)
     if registry.is_virtual(where):
-        target = new_tensor(Layout.of(registry.find(where), like))
+        target = new_tensor(TensorLayout.of(registry.find(where), like))
     else:
         target = torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=where)
         if non_blocking:

@@ -19,7 +19,6 @@ from vgpu.operators.plans import (
     draw,
     find_operator,
     find_plan,
-    issue_op,
     keep_plan,
     operator_of,
     tables,
@@ -34,18 +33,28 @@ from vgpu.private.dispatch import (
 from vgpu.private.tensors import CPUGenerator, storage_id
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.scheduler import Op, wait
-from vgpu.tensors.cells import CPU, Cell, Failure, Layout, Unavailable, fail, fetch, fetch_nested
+from vgpu.runtime.threads import issue_op
+from vgpu.tensors.cells import (
+    CPU,
+    META,
+    Cell,
+    Failure,
+    TensorLayout,
+    Unavailable,
+    fail,
+    fetch,
+    fetch_nested,
+)
 from vgpu.tensors.tensor import (
     VirtualTensor,
     become,
+    copy_to_device,
     has_values,
-    new_tensor,
     refuse,
     refuse_nested,
     wrap,
 )
 
-META = torch.device("meta")
 TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
 MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
@@ -296,11 +305,11 @@ class Call:
                 return None
             source = storages.get(storage_id(value))
             mode = NEW if source is None else VIEW
-            outputs.append((mode, Layout.of(self.device, value), source))
+            outputs.append((mode, TensorLayout.of(self.device, value), source))
         changes = []
         if operator.written:
             for source, (tensor, meta) in enumerate(zip(self.tensors, metas, strict=True)):
-                after = Layout.of(self.device, meta)
+                after = TensorLayout.of(self.device, meta)
                 if after is not tensor._cell.layout:
                     if places.count(places[source]) > 1:
                         return None  # the output is an input, too: only the CPU knows what it does
@@ -360,7 +369,7 @@ class Call:
         raise_now(op, device)
         result, inputs = box
         for tensor, data in zip(tensors, inputs, strict=True):
-            layout = Layout.of(device, data)
+            layout = TensorLayout.of(device, data)
             if layout is not tensor._cell.layout:
                 block = tensor._block if layout.num_bytes <= tensor._block.num_bytes else None
                 become(tensor, wrap(Cell(layout, data), block))
@@ -386,7 +395,7 @@ class Call:
                 return tensor
         if value.is_nested:
             refuse_nested(self.operator.func)
-        layout = Layout.of(self.device, value)
+        layout = TensorLayout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if storage_id(value) == storage_id(data):
                 return wrap(Cell(layout, value), tensor._block)
@@ -489,7 +498,7 @@ def issue_function(name, function, inputs, layouts):
         name: what a recording shows.
         function: turns a list of CPU tensors, the values of `inputs`, into a list of tensors.
         inputs: tensors on one virtual GPU.
-        layouts: a `Layout` for each tensor that `function` returns.
+        layouts: a `TensorLayout` for each tensor that `function` returns.
 
     Returns:
         A list of new tensors, which hold the results once the kernel has run.
@@ -515,10 +524,3 @@ def issue_function(name, function, inputs, layouts):
     for cell in out:
         cell.writer = op
     return results
-
-
-def copy_to_device(tensor, device):
-    """Return a copy of a CPU tensor on a `Device`; the host waits for the copy."""
-    target = new_tensor(Layout.of(device, torch.empty_like(tensor, device=META)))
-    torch.ops.aten.copy_.default(target, tensor)
-    return target

@@ -16,7 +16,7 @@ from vgpu.private.dispatch import (
 )
 from vgpu.private.tensors import CPUGenerator
 from vgpu.runtime.scheduler import Op
-from vgpu.runtime.threads import thread
+from vgpu.runtime.threads import issue_op
 from vgpu.tensors.cells import (
     CPU,
     ONLY_WRITTEN,
@@ -309,16 +309,6 @@ class Plan:
                 f"{layout.dtype} of shape {layout.size} was foreseen"
             )
         return layout.empty(CPU).copy_(value)
-
-
-def issue_op(op, device):
-    """Queue an op on the calling thread's current stream of `device`."""
-    current = thread.current
-    if current is None:
-        device.default_stream.issue(op)
-    else:
-        stream = current.stream(device)
-        stream.issue(op, current.after(stream, op))
 
 
 def draw(op, operator, device):

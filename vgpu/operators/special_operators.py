@@ -4,11 +4,11 @@ import torch
 
 from vgpu.operators import recurrent, sync_batch_norm
 from vgpu.operators.copies import copy
-from vgpu.operators.issuing import META, Call
+from vgpu.operators.issuing import Call
 from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.dispatch import function_of, has_products_of_float16
 from vgpu.tensors import saving
-from vgpu.tensors.cells import CPU, Cell, Layout, may_have_values, refuse_sparse
+from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
 from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
@@ -32,13 +32,13 @@ def _resize_(func, args, kwargs):
     cell, block = tensor._cell, tensor._block
     meta = cell.layout.empty(META)
     func(meta, size, **kwargs)
-    after = Layout.of(cell.layout.device, meta)
+    after = TensorLayout.of(cell.layout.device, meta)
     if after.num_bytes <= block.num_bytes:
         return Call(operator_of(func), args, kwargs).issue()
     larger = new_tensor(after)
     count = block.num_bytes // tensor.dtype.itemsize
     if count:
-        flat = Layout.contiguous(after.device, tensor.dtype, (count,))
+        flat = TensorLayout.contiguous(after.device, tensor.dtype, (count,))
         copy(view_as(larger, flat), view_as(tensor, flat))
     become(tensor, larger)
     return tensor

@@ -77,8 +77,3 @@ def tf32_is_allowed():
         backends = torch.backends
         precisions = backends.cuda.matmul.fp32_precision, backends.cudnn.conv.fp32_precision
         return tuple(precision == "tf32" for precision in precisions)
-
-
-def keep_cuda_busy(cycles):
-    """Keep the current device, a real GPU, busy for some cycles of its clock."""
-    torch.cuda._sleep(cycles)

@@ -3,18 +3,17 @@
 It is added to what the profiler tells of the host: to its events, each kernel below the operator
 that launched it, and to the trace that it exports.
 
-On modelled GPUs all times are those of the model. The host's are then found by the launches, of
-which both the wall clock's time and the model's are known: in between, time passes evenly.
+Its times are those of a `ProfilerClock` (profiler_clock.py).
 """
 
 import re
-import time
 from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent, Interval
 
+from vgpu.recording.profiler_clock import ProfilerClock
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.identity import properties_of
 
@@ -36,10 +35,7 @@ class Work:
     def __init__(self, activities=None):
         names = _KINDS if activities is None else activities
         self._kinds = {kind for name in names for kind in _KINDS.get(name, ())}
-        self._clock = scheduler.clock
-        # Times here are ns from now on: with those of the epoch, a float is off by 256 ns.
-        self._unix, self._wall = _unix_and_wall()
-        self._model = self._clock.now()
+        self._clock = ProfilerClock()
         self._spans = scheduler.start_recording()
 
     def stop(self):
@@ -48,39 +44,10 @@ class Work:
             registry.wait_for_all()
             scheduler.stop_recording(self._spans)
             kept = (span for span in self._spans if span.kind in self._kinds)
-            kept = (span for span in kept if span.launched >= self._wall)  # not before, as CUPTI
+            begun = self._clock.wall
+            kept = (span for span in kept if span.launched >= begun)  # not before, as CUPTI
             self._spans = tuple(sorted(kept, key=lambda span: span.launched))
-            self._warp()
-
-    def _warp(self):
-        """Find the points between which the host's time on the modelled clock is interpolated."""
-        points = [(0.0, 0.0)]
-        for span in self._spans if self._clock.is_modelled else ():
-            wall, model = self._launch(span), (span.issued - self._model) * 1e9
-            if wall > points[-1][0] and model > points[-1][1]:  # other threads may be behind
-                points.append((wall, model))
-        wall = (time.perf_counter() - self._wall) * 1e9
-        model = (self._clock.now() - self._model) * 1e9
-        points.append((max(wall, points[-1][0] + 1), max(model, points[-1][1] + 1)))
-        self._walls, self._models = zip(*points, strict=True)
-
-    def _launch(self, span):
-        return (span.launched - self._wall) * 1e9
-
-    def _on_host(self, wall):
-        """Return the ns to show for those at which the host did something."""
-        if not self._clock.is_modelled:
-            return wall
-        if wall < 0:  # the profiler itself
-            return wall
-        place = min(bisect_right(self._walls, wall), len(self._walls) - 1)
-        (a, b), (c, d) = (each[place - 1 : place + 1] for each in (self._walls, self._models))
-        return c + (wall - a) / (b - a) * (d - c)
-
-    def _on_gpu(self, span):
-        """Return the ns to show for the start and the end of a span."""
-        origin = self._model if self._clock.is_modelled else self._wall
-        return (span.start - origin) * 1e9, (span.end - origin) * 1e9
+            self._clock.follow(self._spans)
 
     def _ours(self, events):
         """Return the numbers of the events that there are on virtual GPUs only, a set.
@@ -91,7 +58,7 @@ class Work:
         Args:
             events: tuples (begin and end in ns, thread, name, whether it is a function of Python).
         """
-        launches = list(map(self._launch, self._spans))
+        launches = list(map(self._clock.launch, self._spans))
         events = list(events)
         threads = {thread for *_, thread, name, _ in events if _ENGINE.search(name)}
         until, ours = {}, set()
@@ -115,7 +82,7 @@ class Work:
             start: ns from the epoch.
             shows_host: whether they are to be shown.
         """
-        start -= self._unix
+        start -= self._clock.unix
         spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
         ours = self._ours(
             (*span, event.thread, event.name, getattr(event, "is_python_function", False))
@@ -128,9 +95,9 @@ class Work:
         last = max((event.id for event in events), default=0)
         found, added = list(events) if shows_host else [], []
         for number, span in enumerate(self._spans, last + 1):
-            owner = owners.find(self._launch(span))
+            owner = owners.find(self._clock.launch(span))
             index, name = span.device.index, _name(span)
-            begin, end = ((t - start) / 1e3 for t in self._on_gpu(span))
+            begin, end = ((t - start) / 1e3 for t in self._clock.on_gpu(span))
             if owner is not None:
                 on_host[owner].append_kernel(name, index, end - begin)
             event = FunctionEvent(
@@ -151,14 +118,14 @@ class Work:
             added.append(event)
         for event, span in zip(events, spans, strict=True):
             event.stack = [line for line in event.stack if _OWN not in line]
-            event.time_range = Interval(*((self._on_host(t) - start) / 1e3 for t in span))
+            event.time_range = Interval(*((self._clock.on_host(t) - start) / 1e3 for t in span))
         found += added
         found.sort(key=lambda event: (event.time_range.start, -event.time_range.end))
         return found
 
     def add_to(self, trace, shows_host):
         """Add what the GPUs did to a trace that Kineto has written, a dict."""
-        base = trace.get("baseTimeNanoseconds", 0) - self._unix
+        base = trace.get("baseTimeNanoseconds", 0) - self._clock.unix
         events = trace["traceEvents"]
         complete = [number for number, event in enumerate(events) if event["ph"] == "X"]
         ours = self._ours(
@@ -177,11 +144,12 @@ class Work:
         owners = _Owners(
             [(base + e["ts"] * 1e3, base + (e["ts"] + e["dur"]) * 1e3) for e in operators]
         )
-        of_span = [owners.find(self._launch(span)) for span in self._spans]
+        of_span = [owners.find(self._clock.launch(span)) for span in self._spans]
         for event in events:
             if event["ph"] != "M" and "ts" in event:
                 begin, end = event["ts"], event["ts"] + event.get("dur", 0)
-                begin, end = ((self._on_host(base + t * 1e3) - base) / 1e3 for t in (begin, end))
+                moments = (self._clock.on_host(base + t * 1e3) for t in (begin, end))
+                begin, end = ((moment - base) / 1e3 for moment in moments)
                 event["ts"] = begin
                 if "dur" in event:
                     event["dur"] = end - begin
@@ -195,12 +163,12 @@ class Work:
             trace["deviceProperties"].append(_properties(device))
             events += _labels(device)
         if self._clock.is_modelled:
-            trace["modelled"] = f"all times are those of a model: {self._clock.name}"
+            trace["modelled"] = f"all times are those of a model: {self._clock.hardware}"
 
     def _events_of(self, span, number, launch, base):
         """Return the event of a span, and the arrow to it from its launch."""
         index = span.device.index
-        begin, end = ((t - base) / 1e3 for t in self._on_gpu(span))
+        begin, end = ((t - base) / 1e3 for t in self._clock.on_gpu(span))
         place = {"pid": index, "tid": span.stream}
         arguments = {"device": index, "stream": span.stream, "correlation": number}
         if span.kind == "copy":
@@ -235,18 +203,6 @@ class _Owners:
                 return self._order[place]
             place -= 1
         return None
-
-
-def _unix_and_wall():
-    """Return `time.time_ns` and `time.perf_counter` at one moment.
-
-    Another thread may run between the two calls; of a few readings the closest one counts.
-    """
-    readings = []
-    for _ in range(5):
-        before, unix, after = time.perf_counter(), time.time_ns(), time.perf_counter()
-        readings.append((after - before, unix, (before + after) / 2))
-    return min(readings)[1:]
 
 
 def _name(span):

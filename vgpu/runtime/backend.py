@@ -14,7 +14,7 @@ from vgpu.distributed import BACKEND
 from vgpu.modelled.simulation import simulator
 from vgpu.operators import attention, autocast, comm, copies, special_operators
 from vgpu.operators.backward import StreamsOfForward
-from vgpu.operators.issuing import issue_factory
+from vgpu.operators.issuing import dispatch, issue_factory
 from vgpu.private import check_python, check_version
 from vgpu.private.autograd import patch_backward, patch_distributed_backward
 from vgpu.private.dispatch import prepare_shape_inference
@@ -32,9 +32,16 @@ from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import held_back
 from vgpu.runtime.notebook import adapt_to_notebook
-from vgpu.tensors import saving
+from vgpu.tensors import saving, storages
 from vgpu.tensors.generators import Generator
-from vgpu.tensors.tensor import VirtualTensor, can_become, is_ours, refuse_nested, set_data
+from vgpu.tensors.tensor import (
+    VirtualTensor,
+    can_become,
+    complete_classes,
+    is_ours,
+    refuse_nested,
+    set_data,
+)
 
 
 def register():
@@ -55,6 +62,7 @@ def register():
     if _registered:
         return
     with held_back():  # torch would be broken with only half of this done
+        complete_classes(dispatch, saving.reduce, storages.resize_)
         if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
             prepare_shape_inference()
         warning = register_device_type(

@@ -9,8 +9,9 @@ import torch
 
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import Engine
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import Resource, wait_all
-from vgpu.runtime.streams import Stream
+from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.memory import Memory
@@ -52,7 +53,7 @@ class Device:
         )
         self.collective_engines = ()
         self.sending, self.receiving = Resource(), Resource()
-        self.default_stream = Stream(self, 0)
+        self.default_stream = StreamQueue(self, 0)
         self.generator = Generator(self, torch.initial_seed())
         self._streams = (weakref.ref(self.default_stream),)
         self._num_streams = 1
@@ -85,7 +86,10 @@ class Device:
         for stream in self.streams:
             stream.last = stream.waits = None
         self.memory.follow(model is not None)
-        # One step, see interrupts.py: stores only.
+        self._choose_engines(model, has_values)
+
+    @one_step
+    def _choose_engines(self, model, has_values):
         self.model, self.has_values = model, has_values
         self.engines = self.own_engines if model is None else model.engines
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
@@ -114,7 +118,7 @@ class Device:
 
     def new_stream(self):
         with self._making:
-            stream = Stream(self, self._num_streams)
+            stream = StreamQueue(self, self._num_streams)
             self._num_streams += 1
             self._streams = (*map(weakref.ref, self.streams), weakref.ref(stream))
             return stream

@@ -37,7 +37,7 @@ def _of_each_fork_lock(method):
 before_fork, after_fork = _of_each_fork_lock("acquire"), _of_each_fork_lock("release")
 
 
-class Worker:
+class WorkerThread:
     """A thread that does the work of ops. It starts with the first op.
 
     Attributes:
@@ -101,11 +101,11 @@ class Worker:
             self.ended.wait(timeout)
 
 
-class Engine(Worker, ReadyQueue):
+class Engine(WorkerThread, ReadyQueue):
     """A thread that runs the ops of its queue one at a time: "compute", "h2d", "d2h" or "p2p"."""
 
     def __init__(self, name, device, threads=1):
-        Worker.__init__(self, threads)
+        WorkerThread.__init__(self, threads)
         ReadyQueue.__init__(self)
         self.name = name
         self.device = device

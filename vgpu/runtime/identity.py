@@ -28,8 +28,8 @@ _OF_A_MULTIPROCESSOR = {
 
 
 @dataclass(frozen=True)
-class Product:
-    """What the driver tells about a GPU that one can buy.
+class GPUIdentity:
+    """What the driver reports of a GPU that is sold.
 
     Args:
         name: what `torch.cuda.get_device_name` returns.
@@ -48,7 +48,7 @@ class Product:
     bus_width: int
 
 
-V100 = Product("Tesla V100-SXM2-16GB", (7, 0), 6 * MIB, 1530e6, 877e6, 4096)
+V100 = GPUIdentity("Tesla V100-SXM2-16GB", (7, 0), 6 * MIB, 1530e6, 877e6, 4096)
 
 
 class DeviceProperties:
@@ -73,21 +73,21 @@ class DeviceProperties:
     regs_per_multiprocessor = 64 * KIB
     shared_memory_per_block = 48 * KIB
 
-    def __init__(self, product, index, memory, processors):
-        self.name = self.gcnArchName = product.name
-        self.major, self.minor = product.capability
+    def __init__(self, identity, index, memory, processors):
+        self.name = self.gcnArchName = identity.name
+        self.major, self.minor = identity.capability
         self.total_memory = memory
         self.multi_processor_count = processors
-        self.uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{product.name} {index}")
+        self.uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{identity.name} {index}")
         self.pci_bus_id = index
-        threads, shared, of_a_block = _OF_A_MULTIPROCESSOR[product.capability]
+        threads, shared, of_a_block = _OF_A_MULTIPROCESSOR[identity.capability]
         self.max_threads_per_multi_processor = threads
         self.shared_memory_per_multiprocessor = shared * KIB
         self.shared_memory_per_block_optin = of_a_block * KIB
-        self.L2_cache_size = product.l2_cache
-        self.clock_rate = round(product.clock / 1e3)
-        self.memory_clock_rate = round(product.memory_clock / 1e3)
-        self.memory_bus_width = product.bus_width
+        self.L2_cache_size = identity.l2_cache
+        self.clock_rate = round(identity.clock / 1e3)
+        self.memory_clock_rate = round(identity.memory_clock / 1e3)
+        self.memory_bus_width = identity.bus_width
 
     def __repr__(self):
         return (
@@ -99,19 +99,19 @@ class DeviceProperties:
         )
 
 
-def product_of(device):
-    """Return the `Product` that a `Device` says it is.
+def identity_of(device):
+    """Return the `GPUIdentity` that a `Device` says it is.
 
-    What is no product says what it is made of, has the compute capability 7.0, or 8.0 where its
-    model has rates for bfloat16, and is a V100 otherwise.
+    A device without one is a V100 under another name: what it is made of. Its compute capability
+    is 7.0, or 8.0 where its model has rates for bfloat16.
     """
     if device.model is None:
         threads = f"{device.threads} CPU thread{'s' if device.threads > 1 else ''}"
         return replace(V100, name=f"Virtual GPU ({threads})")
     gpu = device.model.gpu
-    product = getattr(gpu, "product", None)
-    if product is not None:
-        return product
+    identity = getattr(gpu, "identity", None)
+    if identity is not None:
+        return identity
     capability = (8, 0) if "bfloat16" in getattr(gpu, "peaks", ()) else (7, 0)
     return replace(V100, name=gpu.name, capability=capability)
 
@@ -121,7 +121,7 @@ def properties_of(device):
     processors = device.threads
     if device.model is not None:
         processors = getattr(device.model.gpu, "multiprocessors", processors)
-    return DeviceProperties(product_of(device), device.index, device.memory.limit, processors)
+    return DeviceProperties(identity_of(device), device.index, device.memory.limit, processors)
 
 
 def describe_device(device):
@@ -140,7 +140,7 @@ def describe_device(device):
     properties = torch.get_device_module(device).get_device_properties(device)
     found = registry.find(device) if registry.is_virtual(device) else None
     model = found.model if found else None
-    name = f"Modelled {model.gpu.name}" if model else properties.name  # a product's, only modelled
+    name = f"Modelled {model.gpu.name}" if model else properties.name  # as sold, but modelled
     text = f"{name}, {properties.total_memory / 2**30:.1f} GiB"
     if found is not None:
         text += f", link to the CPU: {found.link or 'unlimited'}"

@@ -11,13 +11,15 @@ next looks at that flag:
   waiting calls that a signal ends.
 
 So stores that follow each other, and the call of a function in C after them, are *one step*: either
-all of it has happened or none. Such steps are taken, and marked "One step", in `Stream.issue`
-(streams.py), memory.py, device.py, tensor.py, simulation.py and vgpu.py; this module only holds
-interrupts back. No other thread takes over within a step, because the same check hands
-over the interpreter's lock. No garbage is collected within it: 3.11 collects where a container is
-made (Modules/gcmodule.c), and a step makes none; 3.12 and 3.13 collect at that check
-(`_Py_HandlePending` in Python/ceval_gil.c). A `with` statement takes a lock and enters the block
-that gives it back in one step, too (BEFORE_WITH does not check).
+all of it has happened or none. A function that is one step is decorated with `one_step`. Comments
+mark the steps within longer functions, where another call would slow down each operator or each
+allocation: `StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of memory.py.
+
+No other thread takes over within a step, because the same check hands over the interpreter's lock.
+No garbage is collected within it: 3.11 collects where a container is made (Modules/gcmodule.c), and
+a step makes none; 3.12 and 3.13 collect at that check (`_Py_HandlePending` in Python/ceval_gil.c).
+A `with` statement takes a lock and enters the block that gives it back in one step, too
+(BEFORE_WITH does not check).
 
 Three traps:
 
@@ -31,12 +33,25 @@ Three traps:
 - Python drops what a destructor or the callback of a weak reference raises, an interrupt too. So
   virtual GPUs have functions in C there; `notebook.py` deals with the destructors of others.
 
-`tests/vgpu/test_interrupts.py` tries this on the Python that runs it.
+`tests/vgpu/test_interrupts.py` tries this on the Python that runs it, and disassembles each function
+that is one step.
 """
 
 import contextlib
 import signal
 import threading
+
+steps = []  # the functions that are one step
+
+
+def one_step(function):
+    """Declare that no interrupt tears the body of a function, and return the function unchanged.
+
+    It loads and stores, and may end with one call of a function in C, as Python's methods of lists
+    and deques are. An interrupt comes before all of it, or after all of it.
+    """
+    steps.append(function)
+    return function
 
 
 @contextlib.contextmanager

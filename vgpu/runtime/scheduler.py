@@ -27,7 +27,6 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run a
 
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # the lists that finished ops are appended to
-_watch = None  # function that is called with each op that has run
 _forks = []  # not empty in a fork of a process with virtual GPUs
 _here = threading.local()  # `engine` is set in the thread of an engine
 _deaths = []  # (what died, its exception) of threads that no longer do the work of devices
@@ -120,7 +119,7 @@ class Op:
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
         engine: the engine that runs it.
-        stream: where it was issued; set by `Stream.issue`.
+        stream: where it was issued; set by `StreamQueue.issue`.
         work: function of the op that does the work.
         plan: the `Plan` of a kernel; or None.
         args, kwargs, out: what `work` reads and where it leaves its results.
@@ -267,8 +266,6 @@ def complete(op):
     try:
         if _recordings:
             record(op.spans())
-        if _watch is not None:
-            _watch(op)
     except BaseException as error:  # it is told at the next synchronize, as an error of the work is
         if op.error is None:
             op.error = error
@@ -436,12 +433,6 @@ def stop_recording(recording):
         if len(rest) == len(_recordings):
             raise ValueError("this list is not a recording under way")
         _recordings = rest
-
-
-def watch(function):
-    """Have `function`, or None, called with each op that has run, by the thread that ran it."""
-    global _watch
-    _watch = function
 
 
 def check_process():

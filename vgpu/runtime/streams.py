@@ -12,7 +12,7 @@ from vgpu.runtime.scheduler import check_clocks, check_process, under_way
 _issuing = threading.RLock()  # threads that issue take turns
 
 
-class Stream:
+class StreamQueue:
     """A queue of ops on one device that run in the order in which they were issued.
 
     Attributes:
@@ -64,7 +64,8 @@ class Stream:
             if generator is not None:
                 op.kwargs["generator"].manual_seed(generator.next_seed())
                 offset = generator.offset + 1
-            # One step from here on, see interrupts.py: stores without a new container, a C call.
+            # One step from here on, see interrupts.py: stores without a new container, a C call. It
+            # is no function of its own: each operator would pay for the call.
             op.previous = self.last
             op.waits = self.waits
             self.last = op

@@ -6,6 +6,7 @@ from bisect import bisect_right
 from operator import itemgetter
 
 from vgpu.private.autograd import sequence_number
+from vgpu.runtime.interrupts import one_step
 
 
 class _Thread(threading.local):
@@ -82,6 +83,13 @@ class CurrentStreams:
         return (changes[place - 1][1]() if place else None) or device.default_stream
 
 
+@one_step
+def set_entered(index, entered):
+    """Set the calling thread's device, and its `with` blocks under way."""
+    thread.device = index
+    thread.entered = entered
+
+
 def leave():
     """End the innermost `with` block of the calling thread: restore what was current before it."""
     entered = thread.entered
@@ -106,8 +114,7 @@ def _leave_innermost():
         rest, (index, stream) = thread.entered[:-1], thread.entered[-1]
         if stream is not None:
             set_stream(stream)
-        thread.device = index
-        thread.entered = rest
+        set_entered(index, rest)
 
 
 def set_stream(stream):
@@ -115,3 +122,13 @@ def set_stream(stream):
     if thread.current is None:
         thread.current = CurrentStreams()
     thread.current.set(stream)
+
+
+def issue_op(op, device):
+    """Queue an op on the calling thread's current stream of `device`."""
+    current = thread.current
+    if current is None:
+        device.default_stream.issue(op)
+    else:
+        stream = current.stream(device)
+        stream.issue(op, current.after(stream, op))

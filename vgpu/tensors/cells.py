@@ -6,9 +6,10 @@ from vgpu.private.tensors import set_conj, set_neg
 
 MAX_LAYOUTS = 100_000
 CPU = torch.device("cpu")
+META = torch.device("meta")
 
 
-class Layout:
+class TensorLayout:
     """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
 
     Attributes:
@@ -23,7 +24,7 @@ class Layout:
 
     @classmethod
     def of(cls, device, tensor):
-        """Return the Layout that `tensor`, a CPU or meta tensor, would have on `device`."""
+        """Return the TensorLayout that `tensor`, a CPU or meta tensor, would have on `device`."""
         if tensor.layout is not torch.strided:
             refuse_sparse(tensor.layout)
         return cls._get(
@@ -38,7 +39,7 @@ class Layout:
 
     @classmethod
     def contiguous(cls, device, dtype, size, offset=0):
-        """Return the Layout of a contiguous tensor that begins at element `offset`."""
+        """Return the TensorLayout of a contiguous tensor that begins at element `offset`."""
         strides = [1]
         for length in reversed(size[1:]):
             strides.append(strides[-1] * max(length, 1))
@@ -96,7 +97,7 @@ class Cell:
     tensor is gone, and not only when the last op has run.
 
     Attributes:
-        layout: a `Layout`.
+        layout: a `TensorLayout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
         parent: the cell that a view was made from.
         view: function that makes the data of a view from the data of `parent`; None if the layout

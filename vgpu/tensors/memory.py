@@ -7,6 +7,7 @@ from collections import deque
 import torch
 
 from vgpu.runtime import scheduler
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import under_way, wait
 from vgpu.tensors.caching import CachingAllocator
 
@@ -119,7 +120,8 @@ class Memory:
         if is_exact:
             self.collect()
         while True:
-            # One step from here, see interrupts.py; no other thread comes in between, either.
+            # One step from here, see interrupts.py; no other thread comes in between, either. It is
+            # no function of its own: each new tensor would pay for the call.
             allocated = self.allocated + num_bytes
             reserved = allocated + self.held
             if reserved <= self.allowed and (is_exact or reserved <= self.peak):
@@ -155,18 +157,24 @@ class Memory:
         freed.pending = getattr(old, "pending", None)
         empty.num_bytes, empty.streams, empty.address = 0, (), None
         if freed.address is not None:
-            # One step, see interrupts.py. The old reference, which would call back, is gone then.
-            self._live[freed.address] = freed
-            block.reference = empty
-            del old
-            self._note_freed(freed)
+            del old  # which would call back: the step drops it
+            self._empty(block, empty, freed)
         if num_bytes:
             new, fresh = _Reference(block, self._note_freed), self.allocate(num_bytes)
             new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
-            # One step.
-            self._live[new.address] = new
-            block.reference = new
-            fresh.reference = None
+            self._refill(block, new, fresh)
+
+    @one_step
+    def _empty(self, block, empty, freed):
+        self._live[freed.address] = freed
+        block.reference = empty
+        self._note_freed(freed)
+
+    @one_step
+    def _refill(self, block, new, fresh):
+        self._live[new.address] = new
+        block.reference = new
+        fresh.reference = None
 
     def _wait_for_memory(self, num_bytes):
         """Wait for the ops that hold a freed block; raise OutOfMemoryError if there are none."""
@@ -187,12 +195,14 @@ class Memory:
         if reference.address is None:  # its memory was given back
             return
         with self._lock:
-            streams = {*reference.streams, stream}
-            # One step, see interrupts.py: stores only.
-            if not reference.streams:
-                reference.pending = None
-                self.recorded += 1
-            reference.streams = streams
+            self._set_streams(reference, {*reference.streams, stream})
+
+    @one_step
+    def _set_streams(self, reference, streams):
+        if not reference.streams:
+            reference.pending = None
+            self.recorded += 1
+        reference.streams = streams
 
     def note_freed(self):
         """Take back the memory of blocks that are gone; streams may hold it until they are done."""
@@ -208,8 +218,8 @@ class Memory:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
                         continue  # a destructor that ran meanwhile has come here first
-                # One step to `popleft`. An interrupted allocation leaves a reference without an
-                # address: it was never accounted.
+                # One step to `popleft`; each freed tensor goes through it. Where an allocation was
+                # interrupted, its reference has no address: it was never accounted.
                 if reference.address is not None:
                     self.allocated -= reference.num_bytes
                     if reference.streams:
@@ -237,12 +247,16 @@ class Memory:
         for reference in tuple(self._held.values()):
             if not any(map(under_way, reference.pending)) and reference.address in self._held:
                 self._news.append(-reference.address)
-                del self._held[reference.address]
-                del self._live[reference.address]
-                self.held -= reference.num_bytes
-                self.recorded -= 1
+                self._forget(reference)
                 if self.history is not None:
                     self.history.freed(reference.address, requested=False)
+
+    @one_step
+    def _forget(self, reference):
+        del self._held[reference.address]
+        del self._live[reference.address]
+        self.held -= reference.num_bytes
+        self.recorded -= 1
 
     def _out_of_memory(self, num_bytes):
         limit = ""

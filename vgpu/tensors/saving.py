@@ -4,14 +4,13 @@ import re
 
 import torch
 
-from vgpu.operators.issuing import copy_to_device
 from vgpu.private.tensors import (
     is_parameter,
     rebuild_parameter_arguments,
     rebuild_tensor_arguments,
 )
 from vgpu.runtime import registry
-from vgpu.tensors.tensor import become
+from vgpu.tensors.tensor import become, copy_to_device
 
 
 class VirtualStorage(torch.UntypedStorage):

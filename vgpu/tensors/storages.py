@@ -10,8 +10,8 @@ import mmap
 
 import torch
 
-from vgpu.operators.plans import issue_op
 from vgpu.runtime.scheduler import Op, under_way
+from vgpu.runtime.threads import issue_op
 from vgpu.tensors.cells import Failure, lacks_values
 
 GIVEN_BACK = "its memory was given back by untyped_storage().resize_(0)"

@@ -1,11 +1,12 @@
 """VirtualTensor: a tensor on a virtual GPU, as user code sees it.
 
-The modules that say what an operator on it does, and how it is saved, import this one; so the
-methods that need them import them.
+What an operator on it does, and how it is saved, is said by modules that import this one; so
+`complete_classes` gets these functions, and makes them methods.
 """
 
 import functools
 import warnings
+from traceback import walk_tb
 
 import torch
 from torch import nn
@@ -22,8 +23,19 @@ from vgpu.private.tensors import (
     tensor_string,
 )
 from vgpu.runtime import registry
+from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import check_process, wait
-from vgpu.tensors.cells import CPU, NO_VALUES, Cell, is_known, may_have_values, strided, with_bits
+from vgpu.tensors.cells import (
+    CPU,
+    META,
+    NO_VALUES,
+    Cell,
+    TensorLayout,
+    is_known,
+    may_have_values,
+    strided,
+    with_bits,
+)
 
 
 class VirtualTensor(torch.Tensor):
@@ -44,22 +56,6 @@ class VirtualTensor(torch.Tensor):
         if of_parameter or (args and isinstance(args[0], torch.Tensor)):
             return nn.Parameter(*args, **kwargs)
         return torch.Tensor(*args, **kwargs)
-
-    @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-        """Issue the operator `func`.
-
-        The first call puts `dispatch` in the place of this method: no operator pays for a lookup.
-        """
-        from vgpu.operators.issuing import dispatch
-
-        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
-        return dispatch(cls, func, types, args, kwargs)
-
-    def __reduce_ex__(self, protocol):
-        from vgpu.tensors.saving import reduce
-
-        return reduce(self)
 
     @property
     def device(self):
@@ -217,12 +213,6 @@ class DeviceStorage(torch.UntypedStorage):
     def is_cuda(self):
         return registry.device_type == "cuda"
 
-    def resize_(self, num_bytes):
-        """Give the memory back (0), or take it again (the size that it had)."""
-        from vgpu.tensors.storages import resize_
-
-        return resize_(self, num_bytes)
-
     def data_ptr(self):
         return self._block.address
 
@@ -240,6 +230,20 @@ class DeviceStorage(torch.UntypedStorage):
 
     def __hash__(self):
         return hash(self._block)
+
+
+def complete_classes(dispatch, reduce, resize_):
+    """Give the classes the methods that other modules define, before there is any tensor.
+
+    Args:
+        dispatch: function (cls, func, types, args, kwargs) that issues the operator `func`.
+        reduce: function of a tensor that returns what pickle needs to make it again.
+        resize_: function of a storage and a number of bytes that gives its memory back (0), or
+            takes it again (the size that it had), and returns the storage.
+    """
+    VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+    VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
+    DeviceStorage.resize_ = resize_
 
 
 _set_data = torch.Tensor.data.__set__  # torch's own; `set_data` takes its place
@@ -303,11 +307,7 @@ def _change_device(tensor, new):
         kind = nn.Parameter if attributes.pop("_is_param", False) else torch.Tensor
     try:
         with no_dispatch(), no_torch_function_at_all():
-            # One step, see interrupts.py: stores, then a call of a function in C.
-            keys.value = of_new
-            tensor.__class__ = kind
-            tensor.__dict__ = attributes
-            _set_data(tensor, new)
+            _set_all(tensor, keys, of_new, kind, attributes, new)
     except Exception as error:
         if _is_refused(error):
             keys.value, tensor.__class__, tensor.__dict__ = before
@@ -323,10 +323,7 @@ def become(tensor, new):
     try:
         _set_bits(tensor, cell.layout, new._cell.layout)
         with no_dispatch(), no_torch_function_at_all():
-            # One step, see interrupts.py: stores, then a call of a function in C.
-            tensor._cell = new._cell
-            tensor._block = new._block
-            _set_data(tensor, new)
+            _set_contents(tensor, new)
     except BaseException as error:
         if _is_refused(error) or tensor._cell is cell:  # which has not begun then
             _set_bits(tensor, new._cell.layout, cell.layout)
@@ -334,13 +331,29 @@ def become(tensor, new):
         raise
 
 
+@one_step
+def _set_all(tensor, keys, of_new, kind, attributes, new):
+    keys.value = of_new
+    tensor.__class__ = kind
+    tensor.__dict__ = attributes
+    _set_data(tensor, new)
+
+
+@one_step
+def _set_contents(tensor, new):
+    tensor._cell = new._cell
+    tensor._block = new._block
+    _set_data(tensor, new)
+
+
 def _is_refused(error):
-    """Return whether torch raised an exception that was caught around `_set_data`.
+    """Return whether torch, in `_set_data`, raised an exception that was caught around a step.
 
     That of a signal's handler, which may come once all is done, has the handler's frame; but for
     KeyboardInterrupt, whose handler is in C.
     """
-    return isinstance(error, Exception) and error.__traceback__.tb_next is None
+    last = [frame.f_code for frame, _ in walk_tb(error.__traceback__)][-1]
+    return isinstance(error, Exception) and last in (_set_all.__code__, _set_contents.__code__)
 
 
 def _set_bits(tensor, before, after):
@@ -387,6 +400,13 @@ def new_tensor(layout):
     if not layout.device.has_values and tensor._cell.data is not NO_VALUES:
         tensor._cell.data.zero_()
     return tensor
+
+
+def copy_to_device(tensor, device):
+    """Return a copy of a CPU tensor on a `Device`; the host waits for the copy."""
+    target = new_tensor(TensorLayout.of(device, torch.empty_like(tensor, device=META)))
+    torch.ops.aten.copy_.default(target, tensor)
+    return target
 
 
 def view_as(tensor, layout):

@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from d2lpar.chapters.hybridization.operator_graph import Operator, OperatorGraph
+from d2lpar.chapters.hybridization.operator_graph import OperatorGraph, OperatorNode
 from vgpu import held_back
 from vgpu.dispatch import compile_in_this_process, generated_code, tree_leaves
 
@@ -66,7 +66,7 @@ def captured_graph(program):
         reads = tuple(sorted(numbers[source] for source in node.all_input_nodes))
         before = frozenset(reads).union(*(graph.nodes[i].before for i in reads))
         numbers[node], levels[node] = len(graph.nodes), level
-        graph.nodes.append(Operator(name, _device(node), reads, (), before, level))
+        graph.nodes.append(OperatorNode(name, _device(node), reads, (), before, level))
 
     for node in program.graph.nodes:
         if not node.op.startswith("call"):

@@ -23,7 +23,7 @@ _WAITS = {"color": "#b3202c", "linewidth": 1.3, "linestyle": (0, (3, 1.5))}
 
 
 @dataclass(frozen=True, slots=True)
-class Operator:
+class OperatorNode:
     """One operator that an `OperatorGraph` has recorded.
 
     Attributes:
@@ -58,7 +58,7 @@ class OperatorGraph(TorchDispatchMode):
     tensor is kept alive. As the last value of a cell the graph draws itself.
 
     Attributes:
-        nodes: the `Operator`s, in the order in which they were issued.
+        nodes: the `OperatorNode`s, in the order in which they were issued.
     """
 
     def __init__(self):
@@ -109,7 +109,7 @@ class OperatorGraph(TorchDispatchMode):
             self._writer[memory], self._readers[memory] = number, []
         level = 1 + max((self.nodes[i].level for i in before), default=-1)
         reads, waits = tuple(sorted(reads)), tuple(sorted(waits))
-        self.nodes.append(Operator(name, device, reads, waits, frozenset(before), level))
+        self.nodes.append(OperatorNode(name, device, reads, waits, frozenset(before), level))
 
     def independent_pairs(self):
         """Return the pairs (i, j), i < j, of operators of which neither must come before the other.

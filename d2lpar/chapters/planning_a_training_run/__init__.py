@@ -1,8 +1,9 @@
 """Chapter 14: a step of GPT in any layout, and the best one for a cluster.
 
-layouts       tensor, pipeline and data parallelism at once
-gpt           a step of GPT in a layout; planning: `d2lpar plan`, a table of text
-plots         the figure
+layouts        tensor, pipeline and data parallelism at once
+gpt            the network; program_costs: what its layer, its head and the rest of a step cost
+layout_search  a step of GPT in each layout; planning: `d2lpar plan`, a table of text
+plots          the figure
 """
 
 from d2lpar.chapters.planning_a_training_run.gpt import GPT, Split, Sum

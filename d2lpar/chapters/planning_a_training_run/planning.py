@@ -2,7 +2,8 @@
 
 from collections import Counter
 
-from d2lpar.chapters.planning_a_training_run.gpt import GPT, SIZES, plan
+from d2lpar.chapters.planning_a_training_run.gpt import GPT, SIZES
+from d2lpar.chapters.planning_a_training_run.layout_search import plan
 from vgpu import as_machine
 
 # What benchmarks/bench_layouts.py found for a number of A100s: the mean error of a step, and by how

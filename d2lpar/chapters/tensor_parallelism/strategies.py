@@ -1,7 +1,7 @@
 """One network split over devices in three ways, by data, by layers and inside its layers.
 
 `split_by_data`, `split_by_layers` and `split_inside_layers` set a split up and return it as a
-`Split`; all take the same step, plain SGD on the mean cross-entropy of a batch. `step_cost`
+`SplitNetwork`; all take the same step, plain SGD on the mean cross-entropy of a batch. `step_cost`
 measures it.
 """
 
@@ -29,7 +29,7 @@ from d2lpar.timing import best_seconds
 from d2lpar.training import sgd
 
 
-class Split(NamedTuple):
+class SplitNetwork(NamedTuple):
     """A network on several devices: `step` trains it, `unsplit` returns it in one piece."""
 
     step: Callable
@@ -66,7 +66,7 @@ def split_by_data(net, X, y, devices, lr):
         lr: learning rate.
 
     Returns:
-        A `Split`.
+        A `SplitNetwork`.
     """
     replicas = replicas_of(net, devices)
     gradients = [
@@ -80,7 +80,7 @@ def split_by_data(net, X, y, devices, lr):
         for replica in replicas:
             sgd(replica.parameters(), lr, batch_size=len(X))
 
-    return Split(step, lambda: copy.deepcopy(replicas[0]).cpu())
+    return SplitNetwork(step, lambda: copy.deepcopy(replicas[0]).cpu())
 
 
 def _side_by_side(net, device):
@@ -94,7 +94,7 @@ def _side_by_side(net, device):
 
 
 def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
-    """Make a pipeline with a stage on each device and the schedule 1F1B; return a `Split`.
+    """Make a pipeline with a stage on each device and the schedule 1F1B; return a `SplitNetwork`.
 
     Args:
         net, X, y, devices, lr: as for `split_by_data`; the network is an `nn.Sequential`.
@@ -114,11 +114,14 @@ def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
         for stage in stages:
             sgd(stage.parameters(), lr, batch_size=1)  # the loss is a mean already
 
-    return Split(step, lambda: nn.Sequential(*(m for s in stages for m in copy.deepcopy(s).cpu())))
+    def whole():
+        return nn.Sequential(*(m for stage in stages for m in copy.deepcopy(stage).cpu()))
+
+    return SplitNetwork(step, whole)
 
 
 def split_inside_layers(net, X, y, devices, lr):
-    """Split the layers in pairs, by outputs and by inputs; return a `Split`.
+    """Split the layers in pairs, by outputs and by inputs; return a `SplitNetwork`.
 
     Arguments are as for `split_by_data`. Errors, and networks that split, are as for
     `tensor_parallel`.
@@ -131,7 +134,7 @@ def split_inside_layers(net, X, y, devices, lr):
         torch.autograd.backward(losses)
         sgd(split.parameters(), lr, batch_size=1)
 
-    return Split(step, functools.partial(unsplit, split))
+    return SplitNetwork(step, functools.partial(unsplit, split))
 
 
 def step_cost(way, net, X, y, devices, lr, **options):

@@ -1,0 +1,140 @@
+"""The products of matrices in an operator, which take the time of arithmetic.
+
+Convolutions have a module of their own, `convolutions.py`.
+"""
+
+from functools import partial
+from math import prod
+from typing import NamedTuple
+
+from vgpu.tensors.cells import cells_in
+
+
+class Product(NamedTuple):
+    """Products of matrices: `batch` times (m, k) by (k, n).
+
+    Those of a depthwise convolution are `direct`: made one after the other, without tiles. Those of
+    fused attention take `exponentials` for each of the m x n scores, which never leave the
+    processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
+    FLOPs.
+
+    On tensor cores it counts whether the matrices are `aligned`: their rows can be read 16 bytes at
+    a time. Elsewhere three more count. The sums of cuDNN's convolutions and gradients of images
+    stay `whole`, where cuBLAS and gradients of weights cut long sums into parts. `reached` is the
+    share of cuBLAS's rate that the kernel reaches. `ways` are others in which cuDNN computes the
+    same.
+    """
+
+    batch: int
+    m: int
+    n: int
+    k: int
+    direct: bool = False
+    exponentials: float = 0.0
+    together: int = 1
+    aligned: bool = True
+    whole: bool = False
+    reached: float = 1.0
+    ways: tuple = ()
+
+    @property
+    def flops(self):
+        """Floating-point operations; a multiplication and an addition are two."""
+        return 2 * self.batch * self.m * self.n * self.k // self.together
+
+
+class Way(NamedTuple):
+    """Another way to compute a product: another `Product`, and bytes written and read besides."""
+
+    product: Product
+    num_bytes: int
+
+
+def _mm(args, out):
+    """Return the product of two matrices, or of two batches of them."""
+    a, b = sizes(args[:2])
+    aligned = _are_aligned(args[:2], out)
+    return [Product(prod(a[:-2]), a[-2], b[-1], a[-1], aligned=aligned)]
+
+
+def _are_aligned(matrices, out):
+    """Return whether matrices, and their rows or columns, lie multiples of 16 bytes apart."""
+    layouts = [cell.layout for cell in cells_in((*matrices, out))]
+    return all(
+        layout.stride[i] * layout.dtype.itemsize % 16 == 0
+        for layout in layouts
+        for i, size in enumerate(layout.size)
+        if size > 1 and layout.stride[i] > 1
+    )
+
+
+def _attention(args, out):
+    """Return the products of fused multi-head attention, which torch uses without gradients."""
+    (batch, length, width), heads = args[0].layout.size, args[4]
+    return _self_attention(batch, length, width, heads)
+
+
+def _fused_attention(args, out, causal):
+    """Return the products of `scaled_dot_product_attention` in one kernel: scores, then values.
+
+    Args:
+        causal: the place of the argument `is_causal`. Such a kernel skips what lies in the future,
+            about half of the keys for each query.
+    """
+    (batch, heads, length, width), (*_, size, _), (*_, of_value) = sizes(args[:3])
+    if len(args) > causal and args[causal]:  # torch leaves out what is False by default
+        size = max(size // 2, 1)
+    return [Product(batch * heads, length, size, width + of_value, exponentials=1.0)]
+
+
+def _fused_attention_backward(args, out):
+    """Return the products of its backward: the scores once more, then those of the gradients.
+
+    What is computed of each score besides takes as long as some exponentials: 4 fit what
+    FlashAttention-2 reaches on an A100 with heads of 64 and of 128, https://arxiv.org/abs/2307.08691.
+    """
+    (product,) = _fused_attention(args[1:], out, 10)
+    of_value = args[3].layout.size[-1]
+    width = product.k - of_value
+    return [product._replace(k=3 * width + 2 * of_value, exponentials=4.0)]
+
+
+def _encoder_layer(args, out):
+    """Return the products of a layer of `nn.TransformerEncoder`, fused in the same way."""
+    (batch, length, width), heads, hidden = args[0].layout.size, args[2], args[14].layout.size[0]
+    tokens = batch * length
+    feed_forward = [Product(1, tokens, hidden, width), Product(1, tokens, width, hidden)]
+    return _self_attention(batch, length, width, heads) + feed_forward
+
+
+def _self_attention(batch, length, width, heads):
+    each = width // heads
+    return [
+        Product(1, batch * length, 3 * width, width),
+        Product(batch * heads, length, length, each),
+        Product(batch * heads, length, each, length),
+        Product(1, batch * length, width, width),
+    ]
+
+
+def sizes(cells):
+    """Return the sizes of the tensors that cells stand for."""
+    return [cell.layout.size for cell in cells]
+
+
+# The products of an operator, as a function of its arguments and its result
+PRODUCTS = {
+    "mm": _mm,
+    "bmm": _mm,
+    "addmm": lambda args, out: _mm(args[1:], out),
+    "baddbmm": lambda args, out: _mm(args[1:], out),
+    "addbmm": lambda args, out: _mm(args[1:], out),
+    "_addmm_activation": lambda args, out: _mm(args[1:], out),
+    "_int_mm": _mm,
+    "_native_multi_head_attention": _attention,
+    "_scaled_dot_product_flash_attention": partial(_fused_attention, causal=4),
+    "_scaled_dot_product_flash_attention_backward": _fused_attention_backward,
+    "_scaled_dot_product_efficient_attention": partial(_fused_attention, causal=6),
+    "_scaled_dot_product_efficient_attention_backward": _fused_attention_backward,
+    "_transformer_encoder_layer_fwd": _encoder_layer,
+}
