@@ -104,7 +104,8 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
     try:
         given = {*signature.bind_partial(*args, **kwargs).arguments}
     except TypeError as error:
-        hint = "" if "unexpected" not in str(error) else _meant(kwargs, signature.parameters)
+        unexpected = "unexpected" in str(error)
+        hint = _similar_keyword(kwargs, signature.parameters) if unexpected else ""
         raise TypeError(f"{name}{signature} cannot be called so: {error}{hint}") from None
     for option in _OPTIONS:
         if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:
@@ -126,7 +127,7 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
         )
 
 
-def _meant(kwargs, known):
+def _similar_keyword(kwargs, known):
     """Return a question that suggests a known name for the first keyword that is close to one."""
     for word in kwargs:
         near = difflib.get_close_matches(word, [*_OPTIONS, *known], n=1)
