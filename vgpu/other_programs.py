@@ -96,7 +96,7 @@ def look():
 
 @functools.cache
 def _can_tell(num_cores):
-    """Tell whether Linux lists the children of threads, and no quota is below the cores' time."""
+    """Return whether Linux lists the children of threads, and no CPU quota applies."""
     listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")
     return listed and cores_of_this_process() == num_cores
 
