@@ -21,27 +21,21 @@ A ratio above 1 is a kernel that the model makes too slow.
 
 import csv
 import warnings
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 import torch.nn.functional as F
-from published import modelled, neusight, seconds_of, vision
+from published import modelled, neusight, seconds_of
+from published.hardware import GPUS
 
-from vgpu.modelled.datasheets import GPUS
+from vgpu import Machine
 
 MEASURED = Path(__file__).parent / "measured"
 SOURCES = {
-    "neusight": (
-        vision.P100_PCIE,
-        neusight.V100_PCIE_32GB,
-        neusight.T4,
-        neusight.A100_PCIE_40GB,
-        neusight.A100_PCIE_80GB,
-    ),
-    "deepbench": (GPUS["v100"], neusight.T4, vision.P100_PCIE, vision.GTX_1080_TI),
+    "neusight": neusight.GPUS_MEASURED[:-1],
+    "deepbench": [GPUS[name] for name in ("v100", "t4", "P100 PCIe", "GTX 1080 Ti")],
 }
 
 
@@ -101,7 +95,7 @@ def ratios(source):
         rows = list(csv.DictReader(file))
     found = {}
     for gpu in SOURCES[source]:
-        machine = replace(vision.alone(gpu), host=0.0)
+        machine = Machine(gpu, gpus=1, host=0.0)
         (device,) = modelled(1, machine, room=4)
         for row in rows:
             if row["GPU"] != gpu.name:

@@ -6,7 +6,7 @@
 (n) Rows of `published/`: of each what was measured, what is predicted, and what the null model says
     (communication and host are for nothing). Rows that were drawn by chance before the model was
     changed say how true it is: those of `published/unseen.txt` are two thirds of the programs of
-    `later.py` (sorted names, random.Random(30).sample) and of `neusight.py` (all but those of
+    `later.toml` (sorted names, random.Random(30).sample) and of `neusight.py` (all but those of
     random.Random("NeuSight, 2026-11-26").sample), those of `seen_once.txt` were set aside until the
     model was evaluated the first time. At most one figure is fitted, a
     factor on the times of kernels to what the same source gives for one GPU. The table goes to

@@ -20,8 +20,9 @@ def lookup(name):
     try:
         d2l = load()
     except Exception as error:
+        hint = _similar_name(name, dir(d2lpar))
         raise AttributeError(
-            f"module 'd2lpar' has no attribute {name!r}{_meant(name, dir(d2lpar))}, and d2l, where "
+            f"module 'd2lpar' has no attribute {name!r}{hint}, and d2l, where "
             f"it may stand, cannot be imported ({type(error).__name__}: {error}). To install it: "
             f"{install_command()}",
             name=name,
@@ -31,12 +32,12 @@ def lookup(name):
     except AttributeError:
         raise AttributeError(
             f"neither module 'd2lpar' nor d2l.torch has an attribute {name!r}"
-            f"{_meant(name, [*dir(d2lpar), *dir(d2l)])}",
+            f"{_similar_name(name, [*dir(d2lpar), *dir(d2l)])}",
             name=name,
         ) from None
 
 
-def _meant(name, known):
+def _similar_name(name, known):
     """Return a question that suggests the most similar known name, or an empty string."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f" (did you mean {near[0]!r}?)" if near else ""

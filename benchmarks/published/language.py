@@ -1,7 +1,6 @@
-"""Transformers and language models: on one GPU, on one machine and on many.
+"""Programs of transformers and language models: on one GPU, on one machine and on many.
 
-The programs do what the source's code does, without its fused kernels. A network's rate is that of
-the wire, for a whole machine; the comment behind a machine says which cards it has.
+`language.toml` has the rows. Programs do what the source's code does, without its fused kernels.
 """
 
 import contextlib
@@ -9,6 +8,7 @@ import functools
 import math
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,78 +27,9 @@ from torch.utils.checkpoint import (
 import d2lpar
 from d2lpar.chapters.pipeline_parallelism import one_forward_one_backward, pipeline_step
 from d2lpar.chapters.planning_a_training_run.gpt import Split, Sum
-from published import Row, modelled, seconds_of
-from vgpu import PRESETS, Link, clock, equal_ranks
-from vgpu.modelled.datasheets import GPUS, MIB
-from vgpu.modelled.hardware import Machine
-from vgpu.modelled.links import BESIDE_GPUS, FOR_ALL_GPUS
-from vgpu.modelled.modelled_gpu import GPU
+from vgpu import clock, equal_ranks
 
-GB, GIB = 1e9, 2**30
-
-# -- GPUs and machines
-
-# All six of a V100, as rings of 8 GPUs use them; among 4 they have four, among 2 one or two.
-NVLINK2 = Link(6 * 25e9 * 0.96, 5e-6, name="6 NVLinks 2")
-V100 = replace(GPUS["v100"], peer_link=NVLINK2)
-V100_32 = replace(GPUS["v100-32gb"], peer_link=NVLINK2)
-TITAN_RTX = GPU(
-    "TITAN RTX",
-    24220 * MIB,
-    672e9,
-    {"float32": 16.3e12, "float16": 130.5e12},
-    72,
-    PRESETS["pcie3-measured"],
-    Link(2 * 25e9 * 0.96, 5e-6, name="NVLink bridge, 2 links"),
-    "NVIDIA Turing GPU architecture whitepaper, table 4, and TITAN RTX product page",
-)
-# torchtitan/benchmarks/llama3_h100_202412_torchtitan.md: 96 GB of HBM2e at 2.4 TB/s, 500 W. The
-# peak under that limit is not known; this is the one of an H100 SXM.
-H100_96 = replace(
-    GPUS["h100"],
-    name="H100-SXM-96GB-HBM2e",
-    memory=97871 * MIB,
-    bandwidth=2.4e12,
-    source="Meta Grand Teton, as torchtitan describes it",
-)
-
-
-def machine(gpu, gpus, gbits, name, source, cards=8, latency=10e-6):
-    """Return a machine with network cards of `gbits` Gbit/s each."""
-    reached = FOR_ALL_GPUS if cards == 1 else BESIDE_GPUS
-    network = Link(reached * gbits * 1e9 / 8, latency, name=f"{gbits} Gbit/s", startup=20e-6)
-    return Machine(gpu, gpus, 2, network, cards, name=name, source=source)
-
-
-DLPERF = machine(V100, 8, 100, "DLPerf", "Oneflow-Inc/DLPerf, README of Megatron-LM", cards=1)
-DGX_A100 = machine(
-    "a100-40gb", 8, 200, "DGX A100 40 GB", "NVIDIA DGX A100 guide: 8 HDR cards for computing"
-)
-SELENE = machine("a100", 8, 200, "Selene", "Narayanan et al. 2021, section 5: 8 HDR cards a node")
-MOSAIC_A100 = machine(  # cards not said: 8 are assumed
-    "a100-40gb", 8, 200, "MosaicML A100", "llm-foundry: 1600 Gbps node-node interconnect (RoCE)"
-)
-MOSAIC_H100 = Machine("h100", 8, name="MosaicML H100", source="llm-foundry: one machine")
-GRAND_TETON = machine(
-    H100_96, 8, 400, "Grand Teton", "torchtitan: backend RDMA network with 400 Gb/s per GPU"
-)
-VELA_A100 = machine(  # cards not said: 4 are assumed
-    "a100", 8, 100, "IBM A100", "PyTorch blog, 13 March 2024: 400Gbps inter-node interconnect", 4
-)
-VELA_H100 = machine(  # cards not said: 8 are assumed
-    "h100", 8, 100, "IBM H100", "PyTorch blog, 13 March 2024: 800Gbps inter-node interconnect"
-)
-P5 = machine(  # the latency of EFA is assumed
-    "h100", 8, 100, "p5.48xlarge", "AWS EC2 P5: 3200 Gbps EFAv2", 32, latency=15e-6
-)
-KEMPNER = machine(  # NDR is an assumption: "InfiniBand inter-node"
-    "h200", 4, 400, "Kempner H200", "KempnerForge, benchmarks/mfu_scaling: 4 H200 a node", 4
-)
-DGX_V100_32 = Machine(V100_32, 8, 2, name="DGX-1 32 GB", source="NVIDIA DGX-1 guide")
-DGX_A100_80 = Machine("a100", 8, 2, name="DGX A100 80 GB", source="NVIDIA DGX A100 guide")
-ONE_A100 = Machine("a100-40gb", 1, name="A100 40 GB", source="one GPU")
-TITANS = Machine(TITAN_RTX, 2, name="2 TITAN RTX", source="transformers: nvidia-smi says NV2")
-TITANS_WITHOUT_P2P = replace(TITANS, gpu=replace(TITAN_RTX, peer_link=None))
+from . import modelled, read, seconds_of
 
 # -- what the programs share
 
@@ -289,181 +220,55 @@ SIZES = {  # width, heads, layers
 }
 
 
-def megatron(cases, length=2048, overlapped=False):
+def megatron(model, tensor, batch, micro_batches, gpus, one=None, length=2048, overlapped=False):
     """Return the program of a step of Megatron-LM in half precision.
 
     Args:
-        cases: for each number of GPUs the size of the model, how many GPUs share its tensors, the
-            micro-batch and the number of micro-batches.
+        model: one of SIZES.
+        tensor: how many GPUs share its tensors.
+        batch, micro_batches: the micro-batch and the number of micro-batches.
+        gpus: the number of GPUs of these.
+        one: the same four for any other number of GPUs.
         length: tokens of a sequence.
         overlapped: whether DistributedDataParallel sums gradients during the backward pass, or
             Megatron's own class after it.
     """
 
-    def program(machine, gpus):
-        size, tensor, batch, micro_batches = cases[gpus]
+    def program(machine, k):
+        size, t, sequences, count = (model, tensor, batch, micro_batches) if k == gpus else one
         (device,) = modelled(1, machine)
-        with grid(device, data=gpus // tensor, tensor=tensor) as mesh:
+        with grid(device, data=k // t, tensor=t) as mesh:
             data, group = mesh["data"].get_group(), mesh["tensor"].get_group()
             make = functools.partial(GPT, *SIZES[size], 51_200, length, group)
             net = on(device, make, torch.half)
             trainer = MixedPrecision(net.parameters())
             parallel = overlapped and data.size() > 1
             replica = DistributedDataParallel(net, process_group=data) if parallel else net
-            X, y = text(batch, length, device)
+            X, y = text(sequences, length, device)
 
-            def step(count):
+            def step(batches):
                 trainer.zero_grad()
-                for i in range(count):
-                    waits = parallel and i + 1 < count
+                for i in range(batches):
+                    waits = parallel and i + 1 < batches
                     with replica.no_sync() if waits else contextlib.nullcontext():
-                        (replica(X, y) * 8192 / count).backward()
+                        (replica(X, y) * 8192 / batches).backward()
                 if not parallel:
                     sum_gradients(net.parameters(), data)
                 trainer.step()
 
             if parallel:
                 step(1)  # after which DDP builds its buckets anew
-            return many(step, micro_batches, 1)
+            return many(step, count, 1)
 
     return program
 
 
-DLPERF_GPT = megatron(
-    {
-        1: ("0.5B", 1, 2, 1),
-        8: ("0.5B", 1, 2, 1),
-        32: ("0.5B", 1, 2, 1),
-    }
-)
-DLPERF_TENSOR = megatron(
-    {
-        1: ("0.5B", 1, 2, 1),
-        8: ("0.5B", 8, 16, 1),
-        16: ("1.8B", 16, 16, 1),
-        32: ("3.6B, 32 layers", 32, 16, 1),
-    }
-)
-DLPERF_MIXED_8 = megatron({1: ("0.5B", 1, 2, 1), 8: ("0.5B", 4, 8, 1)})
-DLPERF_MIXED = megatron(
-    {1: ("0.5B", 1, 2, 1), 16: ("1.5B", 8, 8, 1), 32: ("1.5B", 8, 8, 1)},
-)
-MEGATRON_2020 = megatron(
-    {
-        1: ("1B", 1, 16, 1),
-        2: ("2B", 2, 16, 1),
-        4: ("4B", 4, 16, 1),
-        8: ("8B", 8, 16, 1),
-        128: ("1B", 1, 16, 1),
-        256: ("2B", 2, 16, 1),
-        512: ("4B", 4, 16, 1),
-        1024: ("8B", 8, 16, 1),
-    },
-    1024,
-)
-MEGATRON_2021 = megatron(
-    {
-        32: ("1.7B", 1, 16, 1),
-        64: ("3.6B", 2, 16, 1),
-        128: ("7.5B", 4, 16, 1),
-        256: ("18B", 8, 8, 4),
-    },
-    overlapped=True,
-)
-
-
-def dlperf_gpt():
-    """Rows of GPT with Megatron-LM on four machines of 8 V100s, joined by one EDR card each.
-
-    Its scripts/mutil_perf_pretrain_gpt_dp_mp_pp.sh: FP16, recomputed layers, sequences of 2048,
-    Megatron's own data parallelism. Cases with pipelines need stages on several machines.
-    """
-    source = "github.com/Oneflow-Inc/DLPerf/tree/master/Megatron-LM, test results, case "
-    alone = 0.46412
-    for kind, family, gpus, took, case, program in (
-        ("data parallel, one machine", "data", 8, 0.48096, "DP_8x1x1_16_1536x16", DLPERF_GPT),
-        (
-            "data parallel, several machines",
-            "data",
-            32,
-            0.68351,
-            "DP_32x1x1_64_1536x16",
-            DLPERF_GPT,
-        ),
-        # in the group 2D the same case took 664.64 ms
-        ("tensor parallel", "tensor", 8, 0.69244, "MP_1x8x1_16_1536x16", DLPERF_TENSOR),
-        ("tensor parallel", "tensor", 16, 5.61023, "MP_1x16x1_16_3072x16", DLPERF_TENSOR),
-        ("tensor parallel", "tensor", 32, 13.03785, "MP_1x32x1_16_3072x32", DLPERF_TENSOR),
-        ("mixed", "data and tensor", 8, 0.57648, "2D_2x4x1_16_1536x16", DLPERF_MIXED_8),
-        ("mixed", "data and tensor", 16, 1.31352, "2D_2x8x1_16_2304x24", DLPERF_MIXED),
-        ("mixed", "data and tensor", 32, 1.50848, "2D_4x8x1_32_2304x24", DLPERF_MIXED),
-    ):
-        yield Row(
-            f"GPT on V100s, {family} parallel, DLPerf",
-            kind,
-            DLPERF,
-            gpus,
-            took,
-            program,
-            source + case,
-            alone,
-        )
-
-
-def megatron_2020():
-    """Rows of Megatron-LM's README of 2020: 16 sequences of 1024 on each group of GPUs.
-
-    The figures stand in pictures. Megatron's own data parallelism is the default of
-    megatron/arguments.py; recomputation and FP16 as in the paper, section 5.1.
-    """
-    source = "github.com/NVIDIA/Megatron-LM/tree/caa9dca52981edc30b8c4930b7f2ace95a531f36, "
-    for gpus, took in ((1, 1.076), (2, 1.026), (4, 1.162), (8, 1.343)):
-        yield Row(
-            "GPT on A100s, tensor parallel, Megatron-LM 2020",
-            "tensor parallel" if gpus > 1 else "one GPU",
-            DGX_A100,
-            gpus,
-            took,
-            MEGATRON_2020,
-            source + "images/scaling-mp.png",
-            1.076 if gpus > 1 else None,
-        )
-    for gpus, took in ((128, 1.153), (256, 1.101), (512, 1.242), (1024, 1.380)):
-        yield Row(
-            "GPT on A100s, 128-way data parallel, Megatron-LM 2020",
-            "mixed" if gpus > 128 else "data parallel, several machines",
-            DGX_A100,
-            gpus,
-            took,
-            MEGATRON_2020,
-            source + "images/scaling-dp.png",
-            1.076,
-        )
-
-
-def megatron_2021():
-    """Rows of Megatron-LM's README of 2021, of the sizes that need no pipeline.
-
-    Micro-batches and DDP are those of examples/sc21/run_table_1.sh. Seconds follow from the
-    FLOP/s with the formula of Narayanan et al. 2021, section 5.1, which counts recomputation.
-    """
-    for gpus, size, batch, teraflops in (
-        (32, "1.7B", 512, 137),
-        (64, "3.6B", 512, 138),
-        (128, "7.5B", 512, 142),
-        (256, "18B", 1024, 135),
-    ):
-        width, _, depth = SIZES[size]
-        per_token = 96 * depth * width**2 * (1 + 2048 / (6 * width) + 51_200 / (16 * depth * width))
-        yield Row(
-            "GPT on Selene, Megatron-LM 2021",
-            "mixed" if gpus > 32 else "data parallel, several machines",
-            SELENE,
-            gpus,
-            batch * 2048 * per_token / (teraflops * 1e12 * gpus),
-            MEGATRON_2021,
-            "github.com/NVIDIA/Megatron-LM/tree/v2.5, images/cases_april2021.png, model " + size,
-        )
+def seconds_of_teraflops(teraflops, gpus, given):
+    """Return seconds by the formula of Narayanan et al. 2021, section 5.1, with recomputation."""
+    width, _, depth = SIZES[given["model"]]
+    per_token = 96 * depth * width**2 * (1 + 2048 / (6 * width) + 51_200 / (16 * depth * width))
+    batch = gpus // given["tensor"] * given["batch"] * given["micro_batches"]
+    return batch * 2048 * per_token / (teraflops * 1e12 * gpus)
 
 
 # -- BERT
@@ -533,8 +338,11 @@ def loss_of_span(scores, labels):
     return sum(cross_entropy(part.float(), labels[:, 0]) for part in scores.unbind(2)) / 2
 
 
-def bert(size, batch, length, dtype=torch.float32, tf32=False, **options):
-    """Return the program of a step of BERT under DDP, with the options of DDP.
+BERTS = {"base": (768, 12, 12), "large": (1024, 16, 24)}  # width, heads, layers
+
+
+def bert(size, batch, length, dtype, tf32=False, bucket_cap_mb=None):
+    """Return the program of a step of BERT, one of BERTS, under DDP.
 
     Half precision is apex' O2: the network in float16, Adam on float32 copies. In float32 the
     optimizer updates one parameter after the other.
@@ -546,8 +354,8 @@ def bert(size, batch, length, dtype=torch.float32, tf32=False, **options):
         torch.backends.cuda.matmul.allow_tf32 = tf32
         try:
             (device,) = modelled(1, machine)
-            net = on(device, lambda: Bert(*size, head), dtype)
-            if dtype == torch.half:
+            net = on(device, lambda: Bert(*BERTS[size], head), getattr(torch, dtype))
+            if dtype == "float16":
                 trainer = MixedPrecision(net.parameters(), None if head == "words" else 1.0)
             else:
                 fused = head == "words"  # FusedAdam; for questions BertAdam
@@ -561,70 +369,15 @@ def bert(size, batch, length, dtype=torch.float32, tf32=False, **options):
                 trainer.step()
 
             with equal_ranks(gpus):
-                replica = DistributedDataParallel(net, **options) if gpus > 1 else net
+                replica = net
+                if gpus > 1:
+                    replica = DistributedDataParallel(net, bucket_cap_mb=bucket_cap_mb)
                 step()  # after which DDP builds its buckets anew
                 return seconds_of(step)
         finally:
             torch.backends.cuda.matmul.allow_tf32 = before
 
     return program
-
-
-BASE, LARGE = (768, 12, 12), (1024, 16, 24)
-
-
-def dlperf_bert():
-    """Rows of BERT base, sequences of 128, on four machines of 8 V100s.
-
-    NVIDIA's script at the commit that DLPerf names: one bucket (message_size=250000000), O2 with
-    --fp16, scores for all tokens; DLPerf took FusedAdam. The next-sentence loss is left out.
-    """
-    source = "github.com/Oneflow-Inc/DLPerf/tree/master/NVIDIADeepLearningExamples/PyTorch/BERT"
-    fp32 = bert(BASE, 48, 128, bucket_cap_mb=1000)
-    half = bert(BASE, 96, 128, torch.half, bucket_cap_mb=1000)
-    for heading, batch, program, rates in (
-        ("FP32, batch 48", 48, fp32, {1: 121.94, 8: 928.01, 16: 1584.32, 32: 3039.3}),
-        ("FP16, batch 96", 96, half, {1: 462.35, 8: 3287.12, 16: 5426.07, 32: 10349.12}),
-    ):
-        for gpus, rate in rates.items():
-            where = "one machine" if gpus == 8 else "several machines"
-            yield Row(
-                f"BERT base, {heading}, DLPerf",
-                f"data parallel, {where}" if gpus > 1 else "one GPU",
-                DLPERF,
-                gpus,
-                batch * gpus / rate,
-                program,
-                f"{source}, {heading}",
-                batch / rates[1] if gpus > 1 else None,
-            )
-
-
-def squad():
-    """Rows of BERT large on questions of 384 tokens, NVIDIA's DeepLearningExamples.
-
-    run_squad.py: apex' O2 with FusedAdam, or BertAdam in float32 and TF32.
-    """
-    source = "github.com/NVIDIA/DeepLearningExamples, PyTorch/LanguageModeling/BERT, Fine-tuning "
-    for where, machine, batch, dtype, tf32, one, eight in (
-        ("TF32 on DGX A100", DGX_A100_80, 32, torch.float32, True, 61.5, 469.8),
-        ("FP16 on DGX A100", DGX_A100_80, 32, torch.half, False, 110.5, 846.7),
-        ("FP32 on DGX-1 With 32G", DGX_V100_32, 8, torch.float32, False, 12, 85.5),
-        ("FP16 on DGX-1 With 32G", DGX_V100_32, 16, torch.half, False, 52, 382),
-    ):
-        family, program = f"BERT large, SQuAD, {where}", bert(LARGE, batch, 384, dtype, tf32)
-        alone = batch / one
-        yield Row(family, "one GPU", machine, 1, alone, program, source + where)
-        yield Row(
-            family,
-            "data parallel, one machine",
-            machine,
-            8,
-            batch * 8 / eight,
-            program,
-            source + where,
-            alone,
-        )
 
 
 def bert_encoder(batch, length):
@@ -645,28 +398,6 @@ def bert_encoder(batch, length):
         return seconds_of(step) / 20
 
     return program
-
-
-def aitemplate():
-    """Rows of BERT base's encoder in eager mode, PyTorch 1.12 on an A100.
-
-    examples/03_bert/benchmark_pt.py: half precision, encoders only by default, 100 runs.
-    """
-    for kind, batch, length, took in (
-        ("launch-bound", 1, 64, 7.96e-3),
-        ("launch-bound", 16, 64, 8.09e-3),
-        ("one GPU", 256, 64, 27.75e-3),
-    ):
-        yield Row(
-            "BERT base's encoder, AITemplate",
-            kind,
-            ONE_A100,
-            1,
-            took,
-            bert_encoder(batch, length),
-            "github.com/facebookincubator/AITemplate, examples/03_bert/README.md, "
-            f"A100-40GB, sequence length {length}, batch {batch}",
-        )
 
 
 # -- GPT-2 of Hugging Face
@@ -716,15 +447,17 @@ class GPT2(nn.Module):
         return cross_entropy(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def gpt2(way):
-    """Return the program of a training step of GPT-2, four sequences of 1024 a GPU, float32."""
+def gpt2(data_parallel):
+    """Return the program of a training step of GPT-2, four sequences of 1024 a GPU, float32.
+
+    It has nn.DataParallel or DDP.
+    """
 
     def program(machine, gpus):
-        devices = modelled(gpus if way == "DataParallel" else 1, machine)
+        devices = modelled(gpus if data_parallel else 1, machine)
         net = on(devices[0], GPT2)
         trainer = torch.optim.AdamW(net.parameters(), foreach=False)
-        size = 4 * gpus if way == "DataParallel" else 4
-        X, y = torch.zeros(2, size, 1024, dtype=torch.long)
+        X, y = torch.zeros(2, 4 * len(devices), 1024, dtype=torch.long)
 
         def step(replica):
             net.zero_grad()
@@ -733,7 +466,7 @@ def gpt2(way):
             nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             trainer.step()
 
-        if way == "DataParallel":
+        if data_parallel:
             replica = nn.DataParallel(net, device_ids=devices)
             return seconds_of(lambda: step(replica))
         with equal_ranks(gpus):
@@ -742,29 +475,6 @@ def gpt2(way):
             return seconds_of(lambda: step(replica))
 
     return program
-
-
-def transformers():
-    """Rows of GPT-2 on two TITAN RTX: run_clm.py, 200 steps of 4 sequences a GPU, float32.
-
-    Version 4.3: the optimizer is a loop over parameters, gradients are clipped at 1. The time is
-    that of the whole training, start included; blocks have the 1024 tokens of the model.
-    """
-    source = "huggingface.co/docs/transformers/v4.49.0/perf_train_gpu_many, "
-    for way, machine, took, heading in (
-        ("DataParallel", TITANS, 110.5948, "DP"),
-        ("DDP", TITANS, 101.9003, "DDP w/ NVlink"),
-        ("DDP", TITANS_WITHOUT_P2P, 131.4367, "DDP w/o NVlink"),
-    ):
-        yield Row(
-            "GPT-2 on two TITAN RTX, transformers",
-            "data parallel, one machine",
-            machine,
-            2,
-            took / 200,
-            gpt2(way),
-            source + heading,
-        )
 
 
 # -- language models under fully_shard
@@ -907,190 +617,93 @@ LLAMA = {  # width, layers, heads, groups, hidden units, vocabulary
     "Llama 3.1 8B": (4096, 32, 32, 8, 14336, 128_256),
     "Llama 3 15B": (5120, 40, 40, 8, 17920, 128_256),  # KempnerForge's "13B"
 }
-MPT = {"1B": (2048, 24, 16), "7B": (4096, 32, 32), "13B": (5120, 40, 40)}  # width, layers, heads
+MPT = {  # width, layers, heads
+    "MPT 1B": (2048, 24, 16),
+    "MPT 7B": (4096, 32, 32),
+    "MPT 13B": (5120, 40, 40),
+}
 
 
-def llama(size, norm=RMSNorm):
-    """Return a function that makes a Llama; `recompute` is None, "all" or "some"."""
-    width, depth, heads, groups, hidden, vocabulary = LLAMA[size]
-
-    def make(recompute):
+def network(name, recompute, fused_norm):
+    """Return a Llama or an MPT; `recompute` is "", "all" or "some" of a layer's operators."""
+    if name in LLAMA:
+        width, depth, heads, groups, hidden, vocabulary = LLAMA[name]
+        norm, positions = nn.RMSNorm if fused_norm else RMSNorm, None
         layers = [LlamaLayer(width, heads, groups, hidden, norm) for _ in range(depth)]
-        if recompute is not None:
-            layers = [Recomputed(layer, recompute == "some") for layer in layers]
-        return LanguageModel(layers, width, vocabulary, norm)
-
-    return make
-
-
-def mpt(size):
-    """Return a function that makes an MPT; `recompute` is None or "all"."""
-    width, depth, heads = MPT[size]
-
-    def make(recompute):
-        layers = [MPTLayer(width, heads) for _ in range(depth)]
-        if recompute is not None:
-            layers = [Recomputed(layer) for layer in layers]
-        norm = functools.partial(nn.LayerNorm, bias=False)
-        return LanguageModel(layers, width, 50_368, norm, positions=2048)
-
-    return make
+    else:
+        width, depth, heads = MPT[name]
+        norm, positions = functools.partial(nn.LayerNorm, bias=False), 2048
+        layers, vocabulary = [MPTLayer(width, heads) for _ in range(depth)], 50_368
+    if recompute:
+        layers = [Recomputed(layer, recompute == "some") for layer in layers]
+    return LanguageModel(layers, width, vocabulary, norm, positions)
 
 
-def sharded(make, batch, length, recompute=None, reduced_in=torch.float32, **options):
+LOSSES = {"words": loss_of_words, "words in half precision": loss_in_half_precision}
+
+
+def sharded(
+    net,
+    batch,
+    length,
+    recompute="",
+    reduced_in="float32",
+    hybrid=False,
+    micro_batches=1,
+    memory="",
+    pure=False,
+    loss="words",
+    fused_norm=False,
+):
     """Return the program of a training step in bfloat16 with fully_shard of each layer.
 
     Args:
-        make: a function that makes the network, see `llama`.
+        net: one of LLAMA or MPT.
         batch, length: sequences a GPU and their tokens.
-        recompute: None, "all" or "some".
+        recompute: "", "all" or "some".
         reduced_in: the dtype in which gradients are summed.
-        options: `hybrid` shards within a machine and sums over machines; `micro_batches` counts
-            the batches of a step, whose gradients are summed after the last; `memory` is
-            "max_memory_reserved" or "max_memory_allocated" in place of seconds; `pure` keeps
-            parameters and Adam's state in bfloat16; `loss` is a function of scores and labels.
+        hybrid: whether shards stay within a machine, and machines are summed over.
+        micro_batches: the batches of a step, whose gradients are summed after the last.
+        memory: "max_memory_reserved" or "max_memory_allocated" in place of seconds.
+        pure: whether parameters and Adam's state are kept in bfloat16.
+        loss: one of LOSSES.
+        fused_norm: whether a norm of Llama is one operator.
     """
-    hybrid, pure = options.get("hybrid", False), options.get("pure", False)
-    micro_batches, memory = options.get("micro_batches", 1), options.get("memory")
-    loss = options.get("loss", loss_of_words)
 
     def program(machine, gpus):
         (device,) = modelled(1, machine)
         sizes = {"shards": gpus}
         if hybrid:
             sizes = {"replicas": gpus // machine.gpus, "shards": machine.gpus}
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduced_in)
+        dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": getattr(torch, reduced_in)}
+        policy = MixedPrecisionPolicy(**dtypes)
         with grid(device, **sizes) as mesh:
             with torch.device("meta"):
-                net = make(recompute)
+                placed = network(net, recompute, fused_norm)
             if pure:
-                net.bfloat16()
-            for layer in net.layers:
+                placed.bfloat16()
+            for layer in placed.layers:
                 fully_shard(layer, mesh=mesh, mp_policy=policy)
-            fully_shard(net, mesh=mesh, mp_policy=policy)
-            net.to_empty(device=device)
-            trainer = torch.optim.AdamW(net.parameters(), foreach=True)
+            fully_shard(placed, mesh=mesh, mp_policy=policy)
+            placed.to_empty(device=device)
+            trainer = torch.optim.AdamW(placed.parameters(), foreach=True)
             X, y = text(batch, length, device)
 
             def step(count):
                 trainer.zero_grad()
                 for i in range(count):
-                    net.set_requires_gradient_sync(i + 1 == count)
-                    (loss(net(X), y) / count).backward()
-                nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+                    placed.set_requires_gradient_sync(i + 1 == count)
+                    (LOSSES[loss](placed(X), y) / count).backward()
+                nn.utils.clip_grad_norm_(placed.parameters(), 1.0)
                 trainer.step()
 
-            if memory is None:
+            if not memory:
                 return many(step, micro_batches, 1)
             step(1)
             step(min(micro_batches, 2))
             return getattr(torch.get_device_module(device), memory)(device)
 
     return program
-
-
-def llm_foundry():
-    """Rows of MPT with sequences of 2048, one micro-batch a step, FULL_SHARD.
-
-    yamls/pretrain/mpt-*.yaml: learned positions, tied embeddings, no biases; flash attention and
-    LayerNorm in low precision as submit_benchmarks.py sets them. PURE keeps all in bfloat16;
-    DEFAULT sums gradients in float32. DecoupledAdamW is taken for AdamW, and the loss in bfloat16
-    for the fused one, which makes no copy in float32.
-    """
-    source = "github.com/mosaicml/llm-foundry, scripts/train/benchmarking/README.md, "
-    for where, machine, gpus, size, batch, recompute, tokens in (
-        ("A100 40GB", MOSAIC_A100, 16, "1B", 8, None, 305_372),
-        ("A100 40GB", MOSAIC_A100, 128, "1B", 10, None, 2_386_897),
-        ("A100 40GB", MOSAIC_A100, 16, "7B", 16, "all", 58_322),
-        ("A100 40GB", MOSAIC_A100, 32, "7B", 18, "all", 119_202),
-        ("A100 40GB", MOSAIC_A100, 128, "7B", 18, "all", 463_749),
-        ("H100 80GB BF16", MOSAIC_H100, 8, "1B", 14, None, 363_645),
-        ("H100 80GB BF16", MOSAIC_H100, 8, "7B", 6, None, 85_144),
-        ("H100 80GB BF16", MOSAIC_H100, 8, "13B", 2, None, 38_336),
-    ):
-        pure = where == "A100 40GB"
-        reduced_in = torch.bfloat16 if pure else torch.float32
-        yield Row(
-            f"MPT {size}, {where}, llm-foundry",
-            f"data parallel, {'one machine' if gpus == 8 else 'several machines'}",
-            machine,
-            gpus,
-            gpus * batch * 2048 / tokens,
-            sharded(
-                mpt(size),
-                batch,
-                2048,
-                recompute,
-                reduced_in,
-                pure=pure,
-                loss=loss_in_half_precision,
-            ),
-            f"{source}{where}: {size.lower()}, {gpus} GPUs, micro-batch {batch}",
-        )
-
-
-def torchtitan():
-    """Rows of Llama 3.1 8B with sequences of 8192, tables 1 and 3, without torch.compile.
-
-    train_configs/llama3_8b.toml at commit 9dec370: selective recomputation by operator, AdamW,
-    gradients clipped at 1. Memory is the peak of reserved memory (torchtitan/metrics.py), in GiB.
-    """
-    source = "github.com/pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md, table "
-    make = llama("Llama 3.1 8B", nn.RMSNorm)
-    seconds = sharded(make, 2, 8192, "some")
-    memory = sharded(make, 2, 8192, "some", memory="max_memory_reserved")
-    for table, gpus, tokens, reserved in ((1, 8, 5762, 82.4), (3, 128, 5605, 67.0)):
-        family = "Llama 3.1 8B on H100s, torchtitan"
-        where = "one machine" if gpus == 8 else "several machines"
-        took = 2 * 8192 / tokens
-        kind = f"data parallel, {where}"
-        yield Row(family, kind, GRAND_TETON, gpus, took, seconds, f"{source}{table}, FSDP")
-        yield Row(
-            family, "memory", GRAND_TETON, gpus, reserved * GIB, memory, f"{source}{table}, FSDP"
-        )
-
-
-def fsdp_of_ibm():
-    """Rows of Llama with sequences of 4096, two on a GPU, without torch.compile.
-
-    Table 1 of the blog. README of foundation-model-stack/fms-fsdp of that month says HSDP for 7B
-    and FSDP for 34B and 70B. Selective recomputation of 13B is left out: its n is not said.
-    """
-    source = "pytorch.org/blog/maximizing-training, table 1, "
-    for size, options, on_a100, on_h100 in (
-        ("Llama 2 7B", {"hybrid": True}, 3700, 7500),
-        ("Llama 34B", {"recompute": "all"}, 700, 1550),
-        ("Llama 2 70B", {"recompute": "all"}, 370, 800),
-    ):
-        program = sharded(llama(size), 2, 4096, **options)
-        for machine, gpus, tokens in ((VELA_A100, 128, on_a100), (VELA_H100, 96, on_h100)):
-            yield Row(
-                f"{size}, FSDP of IBM and Meta",
-                "data parallel, several machines",
-                machine,
-                gpus,
-                2 * 4096 / tokens,
-                program,
-                source + machine.name,
-            )
-
-
-def kempner():
-    """Rows of a Llama 3 of 15 billion parameters on two machines of 4 H200s.
-
-    Experiment 8, the only one without torch.compile: four micro-batches of four sequences of 4096,
-    whole layers recomputed. Memory is torch.cuda.max_memory_allocated (kempnerforge/metrics), in
-    units that are taken for GiB.
-    """
-    source = "github.com/KempnerInstitute/KempnerForge, benchmarks/mfu_scaling/mfu_scaling.md, #8"
-    family = "Llama 3 15B on H200s, KempnerForge"
-    make = llama("Llama 3 15B")
-    options = {"recompute": "all", "micro_batches": 4}
-    seconds = sharded(make, 4, 4096, **options)
-    memory = sharded(make, 4, 4096, **options, memory="max_memory_allocated")
-    kind = "data parallel, several machines"
-    yield Row(family, kind, KEMPNER, 8, 14.81, seconds, source)
-    yield Row(family, "memory", KEMPNER, 8, 88.5 * GIB, memory, source)
 
 
 # -- Llama in nanotron: data, tensor and pipeline parallel
@@ -1274,45 +887,6 @@ def nanotron(data, tensor, stages, batch, memory=False):
     return program
 
 
-def nanotron_rows():
-    """Rows of a Llama with 24 layers of 2048 on p5 machines, July 2024.
-
-    The layouts and batches stand in the names of folders, the rest in huggingface/bench_cluster,
-    base_config.py of 2 July 2024 and create_configs.py: 1F1B, sequence parallel (REDUCE_SCATTER,
-    not asynchronous), ZeRO-1, gradients in float32. Seconds are those of iterations 8 to 12, after
-    the profiler; memory is torch.cuda.max_memory_reserved in MiB. The cluster is that of the
-    scripts (hopper-prod on AWS).
-    """
-    source = "huggingface.co/nanotron/old_bench, llama-1B/"
-    for kind, gpus, data, tensor, stages, batch, took in (
-        ("pipeline", 8, 1, 1, 8, 4, 29.2),
-        ("mixed", 8, 2, 1, 4, 4, 22.0),
-        ("mixed", 8, 1, 4, 2, 8, 20.3),
-        ("mixed", 8, 2, 4, 1, 8, 18.8),
-        ("mixed", 8, 4, 2, 1, 8, 15.8),
-        ("data parallel, several machines", 16, 16, 1, 1, 2, 9.0),
-    ):
-        yield Row(
-            f"Llama 1B on H100s, {kind}, nanotron",
-            kind,
-            P5,
-            gpus,
-            took,
-            nanotron(data, tensor, stages, batch),
-            f"{source}{gpus}_GPUS/dp-{data}_tp-{tensor}_pp-{stages}_mbz-{batch}/log_metrics.csv",
-        )
-    for data, tensor, reserved in ((2, 4, 27_166), (4, 2, 44_378)):
-        yield Row(
-            "Llama 1B on H100s, memory, nanotron",
-            "memory",
-            P5,
-            8,
-            reserved * MIB,
-            nanotron(data, tensor, 1, 8, memory=True),
-            f"{source}8_GPUS/dp-{data}_tp-{tensor}_pp-1_mbz-8/log_metrics.csv",
-        )
-
-
 # -- Lit-GPT on one GPU
 
 
@@ -1411,7 +985,7 @@ def lit_generation(size):
     return program
 
 
-def lit_lora(size, batch, length=1304):
+def lit_lora(size, batch, length):
     """Return the program of the bytes that fine-tuning with LoRA of rank 8 needs at most."""
 
     def program(machine, gpus):
@@ -1438,48 +1012,15 @@ def lit_lora(size, batch, length=1304):
     return program
 
 
-def lit_gpt():
-    """Rows of Llama 2 on an A100 in bfloat16, Lit-GPT at commit 8641822 without flash_attn.
-
-    Tokens a second over the 50 of generate/base.py, whose prompt is short. Memory of
-    finetune/lora.py is torch.cuda.max_memory_allocated, GB of 1e9 bytes; the first batch is the
-    longest, with 1304 tokens.
-    """
-    source = "github.com/Lightning-AI/litgpt, tutorials/resource-tables.md, "
-    for size, rate in (("Llama 2 7B", 30.97), ("Llama 2 13B", 24.82)):
-        yield Row(
-            "Llama 2 generates, Lit-GPT",
-            "launch-bound",
-            ONE_A100,
-            1,
-            1 / rate,
-            lit_generation(size),
-            f"{source}Single-GPU Inference, {size}",
-        )
-    for size, batch, memory in (("Llama 2 7B", 1, 21.30), ("Llama 2 7B", 2, 29.07)):
-        yield Row(
-            "Llama 2 with LoRA, Lit-GPT",
-            "memory",
-            ONE_A100,
-            1,
-            memory * GB,
-            lit_lora(size, batch),
-            f"{source}Finetuning with LoRA on 1 GPU, {size}, micro-batch {batch}",
-        )
-
-
-ROWS = [
-    *dlperf_gpt(),
-    *megatron_2020(),
-    *megatron_2021(),
-    *dlperf_bert(),
-    *squad(),
-    *aitemplate(),
-    *transformers(),
-    *llm_foundry(),
-    *torchtitan(),
-    *fsdp_of_ibm(),
-    *kempner(),
-    *nanotron_rows(),
-    *lit_gpt(),
-]
+PROGRAMS = {
+    "bert": bert,
+    "bert_encoder": bert_encoder,
+    "gpt2": gpt2,
+    "lit_generation": lit_generation,
+    "lit_lora": lit_lora,
+    "megatron": megatron,
+    "nanotron": nanotron,
+    "sharded": sharded,
+}
+UNITS = {"TFLOP/s of a GPU": seconds_of_teraflops}
+ROWS = list(read(Path(__file__).with_suffix(".toml"), PROGRAMS, UNITS))

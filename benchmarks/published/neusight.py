@@ -20,7 +20,6 @@ roofline.
 """
 
 import csv
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,23 +27,23 @@ from torch import nn
 from torch.nn.functional import cross_entropy, linear, relu
 
 import d2lpar
-from vgpu import clock
-from vgpu.modelled.datasheets import GPUS
+from vgpu import Machine, clock
 
 from . import Row, modelled
-from .language import GPT2, LARGE, Bert, on, text
-from .vision import P100_PCIE, V100_PCIE, alone
+from .hardware import GPUS
+from .language import BERTS, GPT2, Bert, on, text
 
-H100, T4 = GPUS["h100"], GPUS["t4"]
-V100_PCIE_32GB = replace(V100_PCIE, name="V100-PCIE-32GB", memory=GPUS["v100-32gb"].memory)
-A100_PCIE_40GB = replace(
-    GPUS["a100-40gb"],
-    name="A100-PCIE-40GB",
-    product_efficiency=0.85,  # of its kernels: 0.83 to 0.87; its power is limited to 250 W
-    peer_link=None,
-)
-A100_PCIE_80GB = replace(GPUS["a100"], name="A100-PCIE-80GB", bandwidth=1935e9, peer_link=None)
-GPUS_MEASURED = (P100_PCIE, V100_PCIE_32GB, T4, A100_PCIE_40GB, A100_PCIE_80GB, H100)
+GPUS_MEASURED = [
+    GPUS[name]
+    for name in (
+        "P100 PCIe",
+        "V100 PCIe 32 GB",
+        "t4",
+        "A100 PCIe 40 GB, 250 W",
+        "A100 PCIe 80 GB",
+        "h100",
+    )
+]
 MEASURED = Path(__file__).parents[1] / "measured" / "neusight" / "networks.csv"
 
 
@@ -92,7 +91,7 @@ class OPT(nn.Module):
 
 
 NETWORKS = {  # the length of its sequences, and a function that makes it for training or not
-    "bert_large": (512, lambda train: Bert(*LARGE, "words" if train else "span", 30_522)),
+    "bert_large": (512, lambda train: Bert(*BERTS["large"], "words" if train else "span", 30_522)),
     "gpt2_large": (1024, lambda train: GPT2(1280, 20, 36)),
     "gpt3_xl": (2048, lambda train: GPT2(3072, 24, 24, length=2048)),
     "gpt3_27": (2048, lambda train: GPT2(2560, 32, 32, length=2048)),
@@ -136,7 +135,7 @@ def passes(name, batch, train):
 
 def neusight():
     """Rows of five transformers: inference, and training without its optimizer."""
-    gpus = {gpu.name: alone(gpu) for gpu in GPUS_MEASURED}
+    gpus = {gpu.name: Machine(gpu, gpus=1) for gpu in GPUS_MEASURED}
     with open(MEASURED, encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             name, batch, train = row["network"], int(row["batch"]), row["way"] == "training"

@@ -1,13 +1,12 @@
-"""Published measurements of vision and of small networks: one GPU, data parallel, pipelines.
+"""Programs of vision and of small networks: one GPU, data parallel, pipelines.
 
-Programs take a `Machine` and a number of GPUs. What a source leaves open stands beside its rows.
-Programs of PyTorch before 2.0 update one parameter after the other and zero gradients in place, as
-it did by default.
+`vision.toml` has the rows. Programs take a `Machine` and a number of GPUs. Those of PyTorch before
+2.0 update one parameter after the other and zero gradients in place, as it did by default.
 """
 
 import contextlib
 import functools
-from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -18,148 +17,9 @@ from torch.utils.checkpoint import checkpoint
 import d2lpar
 from d2lpar._d2l import import_torchvision
 from d2lpar.side_streams import receive, send
-from vgpu import PRESETS, Link, clock, equal_ranks
-from vgpu.modelled.datasheets import GPUS, MIB
-from vgpu.modelled.hardware import Machine
-from vgpu.modelled.links import BESIDE_GPUS, FOR_ALL_GPUS
-from vgpu.modelled.modelled_gpu import GPU
+from vgpu import clock, equal_ranks
 
-from . import Row, modelled, seconds_of
-
-# -- GPUs that d2lpar does not have. Peaks are dense, those of tensor cores with sums in float32.
-
-PCIE3, PCIE4 = PRESETS["pcie3-measured"], PRESETS["pcie4-measured"]
-P40 = GPU(
-    "Tesla P40",
-    22_919 * MIB,
-    346e9,
-    {"float32": 12e12, "float64": 12e12 / 32},
-    30,
-    PCIE3,
-    source="NVIDIA Tesla P40 data sheet",
-)
-GTX_1080_TI = GPU(
-    "GeForce GTX 1080 Ti",
-    11_178 * MIB,
-    484e9,
-    {"float32": 11.3e12, "float64": 11.3e12 / 32},  # torch sums float16 in float32
-    28,
-    PCIE3,
-    source="NVIDIA GeForce GTX 1080 Ti product page: 3584 cores at 1.58 GHz",
-)
-TITAN_V = GPU(
-    "TITAN V",
-    12_066 * MIB,
-    652.8e9,
-    {"float32": 14.9e12, "float16": 110e12, "float64": 7.45e12},
-    80,
-    PCIE3,
-    source="NVIDIA TITAN V product page: 5120 cores at 1.455 GHz, 110 TFLOPS of tensor cores",
-)
-RTX_2080_TI = GPU(
-    "GeForce RTX 2080 Ti",
-    10_989 * MIB,
-    616e9,
-    {"float32": 13.4e12, "float16": 53.8e12, "float64": 13.4e12 / 32},
-    68,
-    PCIE3,
-    source="NVIDIA Turing architecture whitepaper, table 1, reference clocks",
-)
-RTX_3090 = GPU(
-    "GeForce RTX 3090",
-    24_268 * MIB,
-    936e9,
-    {
-        "float32": 35.6e12,
-        "tf32": 35.6e12,
-        "bfloat16": 71e12,
-        "float16": 71e12,
-        "float64": 35.6e12 / 64,
-    },
-    82,
-    PCIE4,
-    PRESETS["pcie4-through-host-measured"],  # GeForce cards have no peer access over PCIe
-    "NVIDIA Ampere GA102 whitepaper, appendix A",
-)
-RTX_6000_ADA = GPU(
-    "RTX 6000 Ada",
-    48_646 * MIB,
-    960e9,
-    {
-        "float32": 91.1e12,
-        "tf32": 182.1e12,
-        "bfloat16": 364.2e12,
-        "float16": 364.2e12,
-        "float64": 91.1e12 / 64,
-    },
-    142,
-    PCIE4,
-    source="NVIDIA RTX 6000 Ada data sheet, its sparse figures halved",
-)
-P100_PCIE = replace(
-    GPUS["p100"],
-    name="P100-PCIE-16GB",
-    peaks={"float32": 9.3e12, "float64": 4.7e12},
-    peer_link=None,
-    source="NVIDIA Tesla P100 PCIe data sheet",
-)
-V100_PCIE = replace(
-    GPUS["v100"],
-    name="V100-PCIE-16GB",
-    peaks={"float32": 14e12, "float16": 112e12, "float64": 7e12},
-    peer_link=None,
-    source="NVIDIA V100 data sheet",
-)
-A100_PCIE = replace(
-    GPUS["a100-40gb"],
-    name="A100-PCIE-40GB",
-    peer_link=None,
-    source="NVIDIA A100 40GB PCIe product brief",
-)
-
-
-def alone(gpu):
-    """Return a machine with one GPU."""
-    return Machine(gpu, gpus=1)
-
-
-def nvlink2(gpu, links):
-    """Return a V100 of whose NVLinks rings use so many: 24 of 25 GB/s each (Dell HPC)."""
-    return replace(GPUS[gpu], peer_link=Link(links * 24e9, 5e-6, name=f"NVLink 2, {links} links"))
-
-
-def network(rate, reached=FOR_ALL_GPUS):
-    """Return the link of a network card, of whose bytes/s NCCL reaches so much."""
-    return Link(reached * rate, 10e-6, name="network", startup=20e-6)
-
-
-# All of a V100's six links lead to the other seven GPUs of a DGX-1; to three of them four do, and
-# to one other two (nvidia-smi topo -m).
-DGX1_16GB = Machine(
-    nvlink2("v100", 6),
-    gpus=8,
-    gpus_per_switch=2,
-    network=network(12.5e9, BESIDE_GPUS),
-    network_cards=4,
-    source="NVIDIA DGX-1 guide",
-)
-DGX_A100 = Machine(
-    "a100",
-    gpus=8,
-    gpus_per_switch=2,
-    network=network(25e9, BESIDE_GPUS),
-    network_cards=8,
-    source="NVIDIA DGX A100 guide",
-)
-P3DN = Machine(
-    nvlink2("v100-32gb", 6),
-    gpus=8,
-    gpus_per_switch=2,
-    network=network(12.5e9),
-    source="AWS: p3dn.24xlarge",
-)
-P3DN_OF_4 = replace(P3DN, gpu=nvlink2("v100-32gb", 4))
-
+from . import modelled, read, seconds_of
 
 # All published runs fitted into memory. Where the model needs more, it gives a time all the same.
 modelled = functools.partial(modelled, room=4)
@@ -179,6 +39,29 @@ def resnext101_32x4d():
     return resnet.ResNet(resnet.Bottleneck, [3, 4, 23, 3], groups=32, width_per_group=4)
 
 
+def without_values(name):
+    """Return a function that makes a network of torchvision whose widths are computed by torch."""
+
+    def make():
+        with torch.device("cpu"):
+            net = torchvision_net(name)()
+        return net.to("meta")
+
+    return make
+
+
+NETS = {
+    "resnext101_32x4d": resnext101_32x4d,
+    "resnet50 of 400 classes": torchvision_net("resnet50", num_classes=400),
+    **{name: without_values(name) for name in ("regnet_x_400mf", "regnet_x_3_2gf", "regnet_y_8gf")},
+}
+
+
+def net_of(name):
+    """Return a function that makes the network of a row: one of NETS, or one of torchvision."""
+    return NETS.get(name) or torchvision_net(name)
+
+
 def put(make_net, device, channels_last=False, half=False):
     """Return a network on a device; its parameters are made there, and nowhere else."""
     with torch.device("meta"):
@@ -189,7 +72,7 @@ def put(make_net, device, channels_last=False, half=False):
     return net.to(memory_format=torch.channels_last) if channels_last else net
 
 
-def batch(size, device, channels_last=False, half=False, pixels=224):
+def images(size, device, channels_last=False, half=False, pixels=224):
     """Return `size` images and their labels, (N, 3, H, W) and (N,)."""
     dtype = torch.half if half else torch.float32
     X = torch.empty(size, 3, pixels, pixels, dtype=dtype, device=device)
@@ -197,47 +80,36 @@ def batch(size, device, channels_last=False, half=False, pixels=224):
     return X, torch.zeros(size, dtype=torch.long, device=device)
 
 
-def sgd(parameters, modern=False):
-    """Return SGD with momentum and weight decay."""
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9, weight_decay=1e-4, foreach=modern)
-
-
-def sgd_with_momentum(parameters, modern=False):
-    """Return SGD with momentum alone."""
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9, foreach=modern)
-
-
-def nesterov(parameters, modern=False):
-    """Return what timm calls sgd."""
-    return torch.optim.SGD(parameters, 0.1, momentum=0.9, nesterov=True, foreach=modern)
-
-
-def plain_sgd(parameters, modern=False):
-    """Return SGD without momentum."""
-    return torch.optim.SGD(parameters, 0.01, foreach=modern)
-
-
-def rmsprop(parameters, modern=False):
-    """Return RMSprop with momentum and weight decay."""
-    return torch.optim.RMSprop(parameters, 0.08, 0.9, 0.01, 1e-5, momentum=0.9, foreach=modern)
-
-
-def adam(parameters, modern=False):
-    """Return Adam."""
-    return torch.optim.Adam(parameters, foreach=modern)
+SGD = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+OPTIMIZERS = {  # functions of parameters and `foreach`
+    "sgd": functools.partial(SGD, weight_decay=1e-4),
+    "sgd with momentum": SGD,
+    "nesterov": functools.partial(SGD, nesterov=True),  # what timm calls sgd
+    "plain sgd": functools.partial(torch.optim.SGD, lr=0.01),
+    "rmsprop": functools.partial(
+        torch.optim.RMSprop, lr=0.08, alpha=0.9, eps=0.01, weight_decay=1e-5, momentum=0.9
+    ),
+    "adam": torch.optim.Adam,
+}
+LOSSES = {  # functions of outputs and labels; None for gradients that are the outputs
+    "cross-entropy": F.cross_entropy,
+    "soft labels": lambda output, y: F.cross_entropy(output, torch.zeros_like(output)),
+    "sum": lambda output, y: output.sum(),
+    "outputs": None,
+}
 
 
 # -- programs
 
 
 def autocast(amp):
-    """Return the context of mixed precision, where `amp` is a dtype, or none."""
-    return torch.autocast("vgpu", dtype=amp) if amp else contextlib.nullcontext()
+    """Return the context of mixed precision, where `amp` names a dtype, or none."""
+    return torch.autocast("vgpu", getattr(torch, amp)) if amp else contextlib.nullcontext()
 
 
-def training_step(net, X, y, trainer, amp=None, scaled=True, modern=False, loss=F.cross_entropy):
+def training_step(net, X, y, trainer, amp, scaled, modern, loss):
     """Return a step of training; in float16 it scales the loss if `scaled`."""
-    scaler = torch.amp.GradScaler("vgpu", enabled=scaled and amp == torch.float16)
+    scaler = torch.amp.GradScaler("vgpu", enabled=scaled and amp == "float16")
 
     def step():
         trainer.zero_grad(set_to_none=modern)
@@ -251,134 +123,111 @@ def training_step(net, X, y, trainer, amp=None, scaled=True, modern=False, loss=
 
 
 def trains(
-    make_net,
-    size,
-    optimizer=sgd,
-    amp=None,
+    net,
+    batch,
+    optimizer,
+    amp="",
     channels_last=False,
-    memory=False,
+    data_parallel=False,
     distributed=False,
-    **options,
+    memory=False,
+    scaled=True,
+    modern=False,
+    loss="cross-entropy",
 ):
     """Return the program of a training step, with DDP where there are several GPUs.
 
     Args:
-        make_net: a function that makes the network.
-        size: the images of one GPU.
-        optimizer: a function of parameters that makes the optimizer.
-        amp: a dtype for autocast; None for float32.
+        net: the name of a network, see `net_of`.
+        batch: the images of one GPU.
+        optimizer: one of OPTIMIZERS.
+        amp: a dtype for autocast; "" for float32.
         channels_last: whether network and images are in that layout.
-        memory: True for a program that returns the peak of allocated bytes instead of seconds.
+        data_parallel: whether nn.DataParallel takes the place of DDP.
         distributed: whether one GPU has DDP, too.
-        options: those of `training_step`.
+        memory: True for a program that returns the peak of allocated bytes instead of seconds.
+        scaled: whether the loss is scaled in float16.
+        modern: whether the optimizer updates all parameters at a time, and drops gradients.
+        loss: one of LOSSES.
     """
 
     def program(machine, k):
-        (device,) = modelled(1, machine)
-        net = put(make_net, device, channels_last)
-        trainer = optimizer(net.parameters(), modern=options.get("modern", False))
-        X, y = batch(size, device, channels_last)
-        with equal_ranks(k) if distributed or k > 1 else contextlib.nullcontext():
-            if distributed or k > 1:
-                net = DistributedDataParallel(net)
-            step = training_step(net, X, y, trainer, amp, **options)
-            step()  # after which DDP builds its buckets anew
+        devices = modelled(k if data_parallel else 1, machine)
+        placed = put(net_of(net), devices[0], channels_last)
+        trainer = OPTIMIZERS[optimizer](placed.parameters(), foreach=modern)
+        X, y = images(batch * len(devices), devices[0], channels_last)
+        in_ddp = not data_parallel and (distributed or k > 1)
+        with equal_ranks(k) if in_ddp else contextlib.nullcontext():
+            if data_parallel:
+                placed = DataParallel(placed, device_ids=devices)
+            elif in_ddp:
+                placed = DistributedDataParallel(placed)
+            step = training_step(placed, X, y, trainer, amp, scaled, modern, LOSSES[loss])
+            if not data_parallel:
+                step()  # after which DDP builds its buckets anew
             seconds = seconds_of(step)
-        return torch.vgpu.max_memory_allocated(device) if memory else seconds
+        return torch.vgpu.max_memory_allocated(devices[0]) if memory else seconds
 
     return program
 
 
-def data_parallel(make_net, size, optimizer=plain_sgd, amp=None):
-    """Return the program of a training step with nn.DataParallel, `size` images a GPU."""
+def infers(net, batch, amp="", channels_last=False, validated=False):
+    """Return the program of a forward pass whose input is on the GPU.
 
-    def program(machine, k):
-        devices = modelled(k, machine)
-        net = DataParallel(put(make_net, devices[0]), device_ids=devices)
-        X, y = batch(size * k, devices[0])
-        return seconds_of(training_step(net, X, y, optimizer(net.parameters()), amp))
-
-    return program
-
-
-def infers(make_net, size, amp=None, channels_last=False):
-    """Return the program of a forward pass whose input is on the GPU."""
+    With `validated` also the loss, two accuracies and their items.
+    """
 
     def program(machine, k):
         (device,) = modelled(k, machine)
-        net = put(make_net, device, channels_last).eval()
-        X, _ = batch(size, device, channels_last)
+        placed = put(net_of(net), device, channels_last).eval()
+        X, y = images(batch, device, channels_last)
 
         @torch.no_grad()
         def step():
             with autocast(amp):
-                net(X)
+                output = placed(X)
+                loss = F.cross_entropy(output, y) if validated else None
+            if validated:
+                correct = output.topk(5, 1, True, True)[1].t().eq(y.view(1, -1))
+                for figure in (*(correct[:n].float().sum().mul_(100.0) for n in (1, 5)), loss):
+                    figure.item()
 
         return seconds_of(step)
 
     return program
 
 
-def validates(make_net, amp=None, channels_last=False):
-    """Return the program of a step of validation with one image: loss, accuracies, their items."""
+def passes(net, batch, loss, half=False, training=True, copied=False):
+    """Return the program of a forward pass, and a backward pass in training; no optimizer.
 
-    def program(machine, k):
-        (device,) = modelled(k, machine)
-        net = put(make_net, device, channels_last).eval()
-        X, y = batch(1, device, channels_last)
-
-        @torch.no_grad()
-        def step():
-            with autocast(amp):
-                output = net(X)
-                loss = F.cross_entropy(output, y)
-            correct = output.topk(5, 1, True, True)[1].t().eq(y.view(1, -1))
-            for figure in (*(correct[:n].float().sum().mul_(100.0) for n in (1, 5)), loss):
-                figure.item()
-
-        return seconds_of(step)
-
-    return program
-
-
-def forward_backward(name, half=False, training=True):
-    """Return the program of passes with 16 images, the sum of whose outputs is the loss."""
-
-    def program(machine, k):
-        (device,) = modelled(k, machine)
-        net = put(torchvision_net(name), device, half=half).train(training)
-        X, _ = batch(16, device, half=half)
-        X.requires_grad_(training)
-
-        def step():
-            net.zero_grad(set_to_none=False)
-            output = net(X)
-            if training:
-                output.sum().backward()
-
-        with contextlib.nullcontext() if training else torch.no_grad():
-            return seconds_of(step)
-
-    return program
-
-
-def with_copies(name, half=False, training=True):
-    """Return the program of passes with 12 images a GPU, copied to it; nn.DataParallel over k."""
+    Args:
+        net: the name of a network, see `net_of`.
+        batch: the images of one GPU; several have nn.DataParallel.
+        loss: one of LOSSES.
+        half: whether network and images are in float16.
+        training: whether there is a backward pass.
+        copied: whether images come from the CPU, or have a gradient in training.
+    """
 
     def program(machine, k):
         devices = modelled(k, machine)
-        net = put(torchvision_net(name), devices[0], half=half).train(training)
+        placed = put(net_of(net), devices[0], half=half).train(training)
         if k > 1:
-            net = DataParallel(net, device_ids=devices)
-        X, y = batch(12 * k, "cpu", half=half)
+            placed = DataParallel(placed, device_ids=devices)
+        X, y = images(batch * k, "cpu" if copied else devices[0], half=half)
+        X.requires_grad_(training and not copied)
         y = y.to(devices[0])
 
         def step():
             if not training:
-                net(X.to(devices[0]))
+                placed(X.to(devices[0]))
                 return
-            net.zero_grad(set_to_none=False)
-            F.cross_entropy(net(X.to(devices[0])), y).backward()
+            placed.zero_grad(set_to_none=False)
+            output = placed(X.to(devices[0]))
+            if LOSSES[loss] is None:
+                output.backward(output.detach())
+            else:
+                LOSSES[loss](output, y).backward()
 
         with contextlib.nullcontext() if training else torch.no_grad():
             return seconds_of(step)
@@ -386,27 +235,27 @@ def with_copies(name, half=False, training=True):
     return program
 
 
-def imagenet_epoch(parallel):
+def imagenet_epoch(data_parallel):
     """Return the program of an epoch of ResNet-50, 400 images a GPU, with its validation.
 
-    `parallel` is `DataParallel` or `DistributedDataParallel`. Batches come from pinned memory.
+    It has nn.DataParallel or DDP. Batches come from pinned memory.
     """
 
     def program(machine, k):
-        devices = modelled(k if parallel is DataParallel else 1, machine)
+        devices = modelled(k if data_parallel else 1, machine)
         size = 400 * len(devices)
         with contextlib.ExitStack() as stack:
             net = put(torchvision_net("resnet50"), devices[0])
-            if parallel is DataParallel:
+            if data_parallel:
                 net = DataParallel(net, device_ids=devices)
             else:
                 stack.enter_context(equal_ranks(k))
                 net = DistributedDataParallel(net)
-            trainer = sgd(net.parameters())
-            images, labels = (tensor.pin_memory() for tensor in batch(size, "cpu"))
+            trainer = OPTIMIZERS["sgd"](net.parameters(), foreach=False)
+            pinned = [tensor.pin_memory() for tensor in images(size, "cpu")]
 
             def load():
-                return (each.to(devices[0], non_blocking=True) for each in (images, labels))
+                return (each.to(devices[0], non_blocking=True) for each in pinned)
 
             def train():
                 X, y = load()
@@ -584,25 +433,45 @@ def gpipe_step(stages, devices, X, y, chunks, loss, trainer, zeroed=True):
     return step
 
 
-def torchgpipe_seconds(make_layers, loss, make_batch, balances, sizes):
+def images_and_labels(size, first, last):
+    """Return images of 224 x 224 and their labels, on two devices."""
+    return images(size, first)[0], torch.zeros(size, dtype=torch.long, device=last)
+
+
+def images_and_masks(size, first, last):
+    """Return images of 192 x 192 and a mask for each, on two devices."""
+    return images(size, first, pixels=192)[0], torch.empty(size, 1, 192, 192, device=last)
+
+
+PIPELINES = {  # functions that make the layers, the loss, and a batch
+    "ResNet-101": (resnet101_layers, F.cross_entropy, images_and_labels),
+    "U-Net": (
+        lambda: unet_layers(5, 64),
+        F.binary_cross_entropy_with_logits,
+        images_and_masks,
+    ),
+}
+
+
+def pipeline(network, balances, sizes):
     """Return the program of a pipeline's step that returns seconds an image.
 
     A step takes as much longer as it has more micro-batches, so it is measured for 8 and 16 of
     them, and from these follows the time for all.
 
     Args:
-        make_layers: a function that makes the layers.
-        loss: a function of outputs and labels.
-        make_batch: a function of a size, the first and the last device that returns X and y.
-        balances: numbers of layers of the stages, by the number of GPUs.
-        sizes: images of a batch and micro-batches, by the number of GPUs.
+        network: one of PIPELINES.
+        balances: numbers of layers of the stages, for some numbers of GPUs.
+        sizes: images of a batch and micro-batches, for each of the balances.
     """
+    make_layers, loss, make_batch = PIPELINES[network]
+    settings = {len(each): (each, *size) for each, size in zip(balances, sizes, strict=True)}
 
     def program(machine, k):
         devices = modelled(k, machine)
-        stages = stages_of(make_layers, balances[k], devices)
-        trainer = plain_sgd([p for stage in stages for p in stage.parameters()])
-        size, chunks = sizes[k]
+        balance, size, chunks = settings[k]
+        stages = stages_of(make_layers, balance, devices)
+        trainer = plain_sgd(stages)
         few, many = (8, 16) if chunks > 16 else (chunks, chunks)
         seconds = {}
         for m in (1, few, many):  # gradients are made in the first step
@@ -621,14 +490,10 @@ def torchgpipe_seconds(make_layers, loss, make_batch, balances, sizes):
     return program
 
 
-def images_and_labels(size, first, last):
-    """Return images of 224 x 224 and their labels, on two devices."""
-    return batch(size, first)[0], torch.zeros(size, dtype=torch.long, device=last)
-
-
-def images_and_masks(size, first, last):
-    """Return images of 192 x 192 and a mask for each, on two devices."""
-    return batch(size, first, pixels=192)[0], torch.empty(size, 1, 192, 192, device=last)
+def plain_sgd(stages):
+    """Return SGD without momentum for the parameters of all stages."""
+    parameters = [p for stage in stages for p in stage.parameters()]
+    return OPTIMIZERS["plain sgd"](parameters, foreach=False)
 
 
 def unet_memory(num_convs, width, balance, chunks):
@@ -641,7 +506,7 @@ def unet_memory(num_convs, width, balance, chunks):
     def program(machine, k):
         devices = modelled(k, machine)
         stages = stages_of(lambda: unet_layers(num_convs, width), balance, devices)
-        trainer = plain_sgd([p for stage in stages for p in stage.parameters()])
+        trainer = plain_sgd(stages)
         X, y = images_and_masks(32, devices[0], devices[-1])
         loss = F.binary_cross_entropy_with_logits
         step = gpipe_step(stages, devices, X, y, chunks, loss, trainer, zeroed=False)
@@ -687,14 +552,21 @@ class Gru(nn.Module):
         return self.out(states[:, -1])
 
 
-def loads_and_trains(make_net, make_batch, optimizer):
+SMALL = {  # a network, its batch, and its optimizer
+    "small VGG": (SmallVgg, lambda: torch.empty(64, 3, 32, 32), "sgd with momentum"),
+    "GRU": (Gru, lambda: torch.zeros(64, 150, dtype=torch.long), "adam"),
+}
+
+
+def loads_and_trains(network):
     """Return the program of a training step whose batch comes from memory that is not pinned."""
+    make_net, make_inputs, optimizer = SMALL[network]
 
     def program(machine, k):
         (device,) = modelled(k, machine)
         net = put(make_net, device)
-        trainer = optimizer(net.parameters())
-        X, y = make_batch()
+        trainer = OPTIMIZERS[optimizer](net.parameters(), foreach=False)
+        X, y = make_inputs(), torch.zeros(64, dtype=torch.long)
 
         def step():
             inputs, labels = X.to(device), y.to(device)
@@ -712,7 +584,7 @@ def features(machine, k):
     (device,) = modelled(k, machine)
     resnet = torchvision_net("resnet50")
     net = put(lambda: nn.Sequential(*list(resnet().children())[:-1]), device).eval()
-    X, _ = batch(32, "cpu")
+    X, _ = images(32, "cpu")
     return seconds_of(lambda: net(X.to(device)).detach().cpu())
 
 
@@ -728,7 +600,7 @@ def chest_x_rays(machine, k):
     net = put(make_net, devices[0])
     if k > 1:
         net = DataParallel(net, device_ids=devices)
-    trainer = adam(net.parameters())
+    trainer = OPTIMIZERS["adam"](net.parameters(), foreach=False)
     X, y = torch.empty(64 * k, 3, 224, 224), torch.empty(64 * k, 14)
 
     def step():
@@ -742,524 +614,15 @@ def chest_x_rays(machine, k):
     return seconds_of(step)
 
 
-# -- the rows
-
-HALF = torch.float16
-
-
-def torchgpipe():
-    """Eight P40s: throughput and memory of pipelines.
-
-    Seconds are those of an image, since each number of GPUs has its own batch; balances, batches
-    and micro-batches stand in `benchmarks/*/main.py`. Memory is the sum of
-    `torch.cuda.max_memory_cached` of all GPUs, and gradients are never set to zero. The machine's
-    PCIe topology is not published: each GPU is taken to have a link of its own.
-    """
-    source = "github.com/kakaobrain/torchgpipe, docs/benchmarks.rst"
-    machine = Machine(P40, gpus=8)
-    program = torchgpipe_seconds(
-        resnet101_layers,
-        F.cross_entropy,
-        images_and_labels,
-        {
-            1: [370],
-            2: [135, 235],
-            4: [44, 92, 124, 110],
-            8: [26, 22, 33, 44, 44, 66, 66, 69],
-        },
-        {1: (118, 1), 2: (25_000, 1667), 4: (5632, 256), 8: (5400, 150)},
-    )
-    for gpus, rate in ((2, 135.539), (4, 265.958), (8, 411.662)):
-        yield Row(
-            "torchgpipe, ResNet-101",
-            "pipeline",
-            machine,
-            gpus,
-            1 / rate,
-            program,
-            f"{source}: ResNet-101 Speed Benchmark, pipeline-{gpus}",
-            1 / 95.862,
-        )
-    program = torchgpipe_seconds(
-        lambda: unet_layers(5, 64),
-        F.binary_cross_entropy_with_logits,
-        images_and_masks,
-        {
-            1: [241],
-            2: [104, 137],
-            4: [30, 66, 84, 61],
-            8: [16, 27, 31, 44, 22, 57, 27, 17],
-        },
-        {1: (40, 1), 2: (512, 32), 4: (512, 16), 8: (640, 40)},
-    )
-    for gpus, rate in ((2, 35.502), (4, 67.042), (8, 88.497)):
-        yield Row(
-            "torchgpipe, U-Net",
-            "pipeline",
-            machine,
-            gpus,
-            1 / rate,
-            program,
-            f"{source}: U-Net (5, 64) Speed Benchmark, pipeline-{gpus}",
-            1 / 28.5,
-        )
-    for name, size, balance, chunks, gibibytes in (
-        ("baseline", (6, 72), [285], 1, 20.3),
-        ("pipeline-1", (11, 128), [505], 32, 20.5),
-    ):
-        yield Row(
-            "torchgpipe, memory of U-Net",
-            "memory",
-            machine,
-            1,
-            gibibytes * 2**30,
-            unet_memory(*size, balance, chunks),
-            f"{source}: U-Net (B, C) Memory Benchmark, {name}",
-        )
-
-
-def u39kun():
-    """16 images on four GPUs; the loss is the sum of the outputs, and there is no optimizer."""
-    source = "github.com/u39kun/deep-learning-benchmark, PyTorch 0.3.0"
-    for gpu, name, half, training, kind, milliseconds in (
-        (GPUS["v100"], "vgg16", False, True, "one GPU", 83.5),
-        (GPUS["v100"], "resnet152", False, True, "one GPU", 136.5),
-        (GPUS["v100"], "resnet152", True, True, "one GPU", 92.9),
-        (GPUS["v100"], "densenet161", True, False, "launch-bound", 35.7),
-        (GTX_1080_TI, "vgg16", False, False, "one GPU", 39.3),
-        (GTX_1080_TI, "resnet152", False, True, "one GPU", 206.4),
-        (TITAN_V, "densenet161", False, True, "one GPU", 174.1),
-        (RTX_2080_TI, "vgg16", True, True, "one GPU", 99.3),
-    ):
-        yield Row(
-            f"u39kun, {name}",
-            kind,
-            alone(gpu),
-            1,
-            milliseconds * 1e-3,
-            forward_backward(name, half, training),
-            f"{source}: {'16' if half else '32'}-bit, {name} {'train' if training else 'eval'}",
-        )
-
-
-def ryujaehun():
-    """12 images a GPU, copied to it, on four RTX 2080 Ti; nn.DataParallel, no optimizer.
-
-    Means of the 50 steps in the CSV files. These cards have no peer access over PCIe.
-    """
-    source = "github.com/ryujaehun/pytorch-gpu-benchmark, new_results/GeForce RTX 2080 Ti"
-    machine = Machine(RTX_2080_TI, gpus=4)
-    for name, half, training, milliseconds in (
-        ("mobilenet_v2", True, False, 6.766),
-        ("shufflenet_v2_x1_0", True, False, 7.998),
-        ("densenet121", True, False, 16.299),
-        ("mnasnet1_0", True, True, 28.81),
-    ):
-        mode = "train" if training else "inference"
-        yield Row(
-            f"ryujaehun, {name}",
-            "launch-bound",
-            machine,
-            1,
-            milliseconds * 1e-3,
-            with_copies(name, half, training),
-            f"{source}_1_gpus__half_model_{mode}_benchmark.csv",
-        )
-    for name, half, gpus, milliseconds, of_one in (
-        ("resnet50", False, 4, 121.799, 56.683),
-        ("vgg16", False, 4, 233.025, 85.997),
-        ("densenet121", False, 4, 251.109, 91.833),
-        ("resnet152", True, 2, 179.567, 91.743),
-    ):
-        precision = "half" if half else "float"
-        yield Row(
-            f"ryujaehun, {name}",
-            "data parallel, one machine",
-            machine,
-            gpus,
-            milliseconds * 1e-3,
-            with_copies(name, half),
-            f"{source}_{gpus}_gpus__{precision}_model_train_benchmark.csv",
-            of_one * 1e-3,
-        )
-
-
-def nvidia():
-    """NVIDIA's networks for ImageNet; batches and layouts stand in `configs.yml`.
-
-    A step of inference has the loss, two accuracies and their items (`training.py`, `validate`).
-    EfficientNet and ResNeXt are torchvision's, which have the same layers. On fewer GPUs NVIDIA's
-    scripts step the optimizer once in several batches; here each batch has its step.
-    """
-    source = "github.com/NVIDIA/DeepLearningExamples, PyTorch/Classification/ConvNets"
-    resnet50, efficientnet = torchvision_net("resnet50"), torchvision_net("efficientnet_b0")
-    for where, make_net, gpu, amp, milliseconds in (
-        ("resnet50v1.5: V100 16GB, FP32", resnet50, "v100", None, 10.37),
-        ("resnet50v1.5: V100 16GB, mixed precision", resnet50, "v100", HALF, 12.78),
-        ("efficientnet: B0, A100, TF32", efficientnet, "a100", None, 9.33),
-        ("resnext101-32x4d: T4, FP32", resnext101_32x4d, "t4", None, 18.18),
-    ):
-        yield Row(
-            f"NVIDIA, inference of {where.partition(':')[0]}",
-            "launch-bound",
-            alone(gpu),
-            1,
-            milliseconds * 1e-3,
-            validates(make_net, amp, channels_last=amp is not None),
-            f"{source}/{where} inference latency, batch size 1",
-        )
-    in_half = {"amp": HALF, "channels_last": True}
-    for where, machine, gpus, size, rate, of_one, program in (
-        (
-            "resnet50v1.5: DGX-1 16GB, mixed precision",
-            DGX1_16GB,
-            8,
-            256,
-            8322,
-            1200,
-            trains(resnet50, 256, sgd, **in_half),
-        ),
-        (
-            "resnet50v1.5: DGX A100, TF32",
-            DGX_A100,
-            8,
-            256,
-            7248,
-            938,
-            trains(resnet50, 256, sgd),
-        ),
-        (
-            "resnext101-32x4d: DGX A100, mixed precision",
-            DGX_A100,
-            8,
-            128,
-            7925,
-            1211,
-            trains(resnext101_32x4d, 128, sgd, **in_half),
-        ),
-        (
-            "efficientnet: B0, A100, TF32",
-            DGX_A100,
-            16,
-            256,
-            16_137,
-            1078,
-            trains(efficientnet, 256, rmsprop),
-        ),
-    ):
-        yield Row(
-            f"NVIDIA, training of {where.partition(':')[0]}",
-            f"data parallel, {'several machines' if gpus > 8 else 'one machine'}",
-            machine,
-            gpus,
-            gpus * size / rate,
-            program,
-            f"{source}/{where} training performance",
-            size / of_one,
-        )
-
-
-def lambda_labs():
-    """ResNet-50 of NVIDIA's scripts on synthetic images, NCHW; batches are those of the logs.
-
-    The CSV files have the rates. How RTX 3090s, 4090s and 6000 Adas are joined is not published:
-    GeForce cards send through the host, the others over PCIe.
-    """
-    source = "github.com/lambdal/deeplearning-benchmark, pytorch/pytorch-train-throughput"
-    for name, gpu, gpus, size, amp, rate, of_one in (
-        ("RTX 3090", RTX_3090, 1, 224, None, 513, None),
-        ("RTX 4090", GPUS["rtx4090"], 1, 448, HALF, 1301, None),
-        ("2x RTX 3090", RTX_3090, 2, 224, None, 979, 513),
-        ("2x RTX 4090", GPUS["rtx4090"], 2, 448, HALF, 2468, 1301),
-        ("4x RTX 6000 Ada", RTX_6000_ADA, 4, 496, None, 2559, 647),
-        ("8x RTX 6000 Ada", RTX_6000_ADA, 8, 928, HALF, 9211, 1146),
-        ("8x A100 80GB SXM4", GPUS["a100"], 8, 640, None, 7397, 1066),
-        ("LambdaCloud 8xV100 16GB", DGX1_16GB.gpu, 8, 128, None, 2817, 369),
-    ):
-        yield Row(
-            f"Lambda, {name.rpartition('x ')[2]}",
-            "one GPU" if gpus == 1 else "data parallel, one machine",
-            Machine(gpu, gpus=gpus),
-            gpus,
-            gpus * size / rate,
-            trains(torchvision_net("resnet50"), size, sgd, amp),
-            f"{source}-{'fp16' if amp else 'fp32'}.csv: {name}",
-            of_one and size / of_one,
-        )
-
-
-def timm():
-    """Eager networks in mixed precision, without scaling of the loss (`benchmark.py`).
-
-    The networks are torchvision's, whose parameters are as many; timm's VGG computes its first
-    linear layer as a convolution.
-    """
-    source = "github.com/huggingface/pytorch-image-models, results/benchmark"
-    for name, layout, size, milliseconds in (
-        ("resnet50", "nhwc", 512, 419.528),
-        ("resnet50", "nchw", 512, 618.983),
-        ("resnet18", "nhwc", 512, 146.713),
-        ("vgg16", "nhwc", 384, 702.994),
-        ("densenet121", "nhwc", 256, 278.353),
-        ("resnext101_32x8d", "nhwc", 128, 407.622),
-    ):
-        make_net, last = torchvision_net(name), layout == "nhwc"
-        yield Row(
-            f"timm, {name}",
-            "one GPU",
-            alone(RTX_3090),
-            1,
-            milliseconds * 1e-3,
-            trains(make_net, size, nesterov, HALF, last, scaled=False),
-            f"{source}-train-amp-{layout}-pt112-cu113-rtx3090.csv: {name}",
-        )
-    for name, layout, size, milliseconds in (
-        ("resnet50", "nhwc", 512, 100.61),
-        ("wide_resnet50_2", "nchw", 1024, 366.693),
-    ):
-        yield Row(
-            f"timm, {name}",
-            "one GPU",
-            alone("rtx4090"),
-            1,
-            milliseconds * 1e-3,
-            infers(torchvision_net(name), size, HALF, layout == "nhwc"),
-            f"{source}-infer-amp-{layout}-pt240-cu124-rtx4090.csv: {name}, 224 pixels",
-        )
-
-
-def willgpaik():
-    """torchvision's networks with DDP in float16; all settings are in `benchmark_ddp.py`.
-
-    Weak scaling has a batch for each GPU; in strong scaling a few images are left for each GPU, and
-    the host decides. Memory is `torch.cuda.max_memory_allocated`. The machines are Lambda Cloud's.
-    """
-    source = "github.com/willgpaik/pytorch-ddp-scaling-benchmark, results"
-    resnet = (torchvision_net("resnet152"), {"channels_last": True})
-    vit = (torchvision_net("vit_b_16"), {})
-    v100s = Machine(DGX1_16GB.gpu, gpus=8)
-    a100s = Machine("a100", gpus=8)
-    settings = {"amp": HALF, "distributed": True, "modern": True}
-    for file, machine, (make_net, options), size, seconds, of_one in (
-        ("a100_80gb/8gpu_weak_resnet152", a100s, resnet, 512, 0.441699, 0.430424),
-        ("a100_80gb/8gpu_weak_vit_b_16", a100s, vit, 1024, 1.014948, 0.994291),
-        ("v100_16gb/8gpu_weak_resnet152", v100s, resnet, 128, 0.266590, 0.254365),
-        ("v100_16gb/8gpu_strong_resnet152", v100s, resnet, 8, 0.0943029, None),
-        ("v100_16gb/8gpu_strong_vit_b_16", v100s, vit, 8, 0.0621011, None),
-        ("a100_80gb/8gpu_strong_resnet152", a100s, resnet, 32, 0.1097337, None),
-    ):
-        _, scaling, net = file.split("_", 3)[1:]
-        yield Row(
-            f"willgpaik, {scaling} scaling of {net}",
-            "launch-bound" if scaling == "strong" else "data parallel, one machine",
-            machine,
-            8,
-            seconds,
-            trains(make_net, size, sgd_with_momentum, **settings, **options),
-            f"{source}/{file}_fp16_*.json: mean_step_sec",
-            of_one,
-        )
-    for file, machine, (make_net, options), size, gibibytes in (
-        ("a100_80gb/1gpu_weak_resnet152", a100s, resnet, 512, 44.10879898071289),
-        ("v100_16gb/1gpu_weak_vit_b_16", v100s, vit, 128, 9.854957580566406),
-    ):
-        yield Row(
-            f"willgpaik, memory of {file.partition('weak_')[2]}",
-            "memory",
-            machine,
-            1,
-            gibibytes * 2**30,
-            trains(make_net, size, sgd_with_momentum, **settings, **options, memory=True),
-            f"{source}/{file}_fp16_*.json: peak_mem_gb",
-        )
-
-
-def ray():
-    """ResNet-50, 128 images a GPU, on AWS's p3dn.24xlarge, with nn.DataParallel and DDP.
-
-    Apex' O1 is taken as autocast with a scaled loss. NCCL ran over TCP.
-    """
-    source = "github.com/ray-project/ray, python/ray/util/sgd/torch/examples/benchmarks/README.rst"
-    make_net = torchvision_net("resnet50")
-    replicas = data_parallel(make_net, 128)
-    single, mixed = (trains(make_net, 128, plain_sgd, amp) for amp in (None, HALF))
-    for name, gpus, machine, rate, of_one, program in (
-        ("DataParallel", 4, P3DN_OF_4, 1289, 355.5, replicas),
-        ("DataParallel", 8, P3DN, 2521, 355.5, replicas),
-        ("Ray (PyTorch)", 8, P3DN, 2795, 356, single),
-        ("Ray (PyTorch)", 16, P3DN, 5886.1, 356, single),
-        ("Ray (PyTorch)", 64, P3DN, 23_317.9, 356, single),
-        ("Ray (PyTorch) + Apex", 8, P3DN, 5862, 770, mixed),
-        ("Ray (PyTorch) + Apex", 16, P3DN, 10_052.8, 770, mixed),
-        ("Ray (PyTorch) + Apex", 64, P3DN, 38_642, 770, mixed),
-    ):
-        yield Row(
-            f"Ray, {name}",
-            f"data parallel, {'several machines' if gpus > 8 else 'one machine'}",
-            machine,
-            gpus,
-            gpus * 128 / rate,
-            program,
-            f"{source}: {name}",
-            128 / of_one,
-        )
-
-
-def dlperf():
-    """ResNet-50 on up to four machines with 8 V100s each, as PyTorch's and NVIDIA's examples.
-
-    The rows of float32 are those with DALI and 48 workers. Apex' DDP and its O1 in NVIDIA's example
-    are taken as torch's DDP and autocast with a scaled loss.
-    """
-    source = "github.com/Oneflow-Inc/DLPerf"
-    machine = replace(DGX1_16GB, network=network(12.5e9), network_cards=1, source=source)
-    for where, gpus, size, amp, rate, of_one in (
-        ("PyTorch/resnet50v1.5: FP32, DALI, worker=48", 16, 128, None, 5193.09, 350.66),
-        ("PyTorch/resnet50v1.5: FP32, DALI, worker=48", 32, 128, None, 10_032.72, 350.66),
-        ("NVIDIADeepLearningExamples: AMP, dynamic scale", 16, 256, HALF, 11_991.94, 802.9),
-        ("NVIDIADeepLearningExamples: AMP, dynamic scale", 32, 256, HALF, 22_551.16, 802.9),
-    ):
-        yield Row(
-            f"DLPerf, {where.partition(':')[0]}",
-            "data parallel, several machines",
-            machine,
-            gpus,
-            gpus * size / rate,
-            trains(torchvision_net("resnet50"), size, sgd, amp),
-            f"{source}, {where}",
-            size / of_one,
-        )
-
-
-def high_flyer():
-    """An epoch of ResNet-50 in float32 on 8 A100s with PCIe, 400 images a GPU.
-
-    Convolutions are in TF32, PyTorch's default. The scripts also empty the allocator's cache after
-    each step, on one GPU as on eight, which programs here do not. That the cards have PCIe and no
-    NVLink is from arxiv.org/abs/2408.14158.
-    """
-    source = "github.com/HFAiLab/pytorch_distributed, README"
-    machine = Machine(A100_PCIE, gpus=8, network=network(25e9))  # 1 card of 200 Gbit/s InfiniBand
-    for name, seconds, parallel in (
-        ("nn.DataParallel", 984.5840, DataParallel),
-        ("torch.distributed", 239.3970, DistributedDataParallel),
-    ):
-        yield Row(
-            f"High-Flyer, {name}",
-            "data parallel, one machine",
-            machine,
-            8,
-            seconds,
-            imagenet_epoch(parallel),
-            f"{source}: {name}",
-            1786.7849,
-        )
-
-
-def ilkarman():
-    """Training loops of small networks, and nn.DataParallel on four V100s with PCIe.
-
-    Batches are slices of NumPy arrays; what the host takes to make tensors of them is left out.
-    """
-    source = "github.com/ilkarman/DeepLearningFrameworks, notebooks"
-
-    def pictures():
-        return torch.empty(64, 3, 32, 32), torch.zeros(64, dtype=torch.long)
-
-    def reviews():
-        return torch.zeros(64, 150, dtype=torch.long), torch.zeros(64, dtype=torch.long)
-
-    p100 = alone(P100_PCIE)
-    for name, kind, seconds, program in (
-        ("PyTorch_CNN", "one GPU", 51.2 / (10 * 781), (SmallVgg, pictures, sgd_with_momentum)),
-        ("PyTorch_RNN", "launch-bound", 12.6 / (3 * 390), (Gru, reviews, adam)),
-    ):
-        yield Row(
-            f"ilkarman, {name}",
-            kind,
-            p100,
-            1,
-            seconds,
-            loads_and_trains(*program),
-            f"{source}/{name}.ipynb: wall time of the training loop",
-        )
-    yield Row(
-        "ilkarman, PyTorch_Inference",
-        "one GPU",
-        p100,
-        1,
-        2.44 / 40,
-        features,
-        f"{source}/PyTorch_Inference.ipynb: wall time of 40 batches",
-    )
-    yield Row(
-        "ilkarman, PyTorch_MultiGPU",
-        "data parallel, one machine",
-        Machine(V100_PCIE, gpus=4),
-        4,
-        (8 * 60 + 36) / (5 * 341),
-        chest_x_rays,
-        f"{source}/PyTorch_MultiGPU.ipynb: synthetic data, 4 and 1 GPUs",
-        (25 * 60 + 14) / (5 * 1364),
-    )
-
-
-def torchbench():
-    """Steps of ResNet-50 with Adam and soft labels; a figure is that of three steps (`_train`)."""
-    source = "github.com/pytorch/benchmark/pull/706: Latency by batch size, Eager"
-
-    def soft(output, _):
-        return F.cross_entropy(output, torch.zeros_like(output))
-
-    for size, kind, milliseconds in (
-        (1, "launch-bound", 89.033),
-        (4, "launch-bound", 93.676),
-        (16, "one GPU", 167.292),
-        (64, "one GPU", 561.262),
-    ):
-        yield Row(
-            "torchbench, ResNet-50",
-            kind,
-            alone("v100"),
-            1,
-            milliseconds * 1e-3 / 3,
-            trains(torchvision_net("resnet50"), size, adam, loss=soft),
-            f"{source}, {size}",
-        )
-
-
-def xwang233():
-    """timm's training script on eight A100s, float32 with convolutions in TF32, NCHW.
-
-    The machine is not named: a DGX A100 is assumed.
-    """
-    yield Row(
-        "xwang233, ResNet-50",
-        "data parallel, one machine",
-        DGX_A100,
-        8,
-        8 * 128 / 6499.87,
-        trains(torchvision_net("resnet50"), 128, nesterov),
-        "gist.github.com/xwang233/d5136facb3361af54693081da346fd33: A100x8 (bs=128), eager",
-    )
-
-
-ROWS = [
-    row
-    for rows in (
-        torchgpipe,
-        u39kun,
-        ryujaehun,
-        nvidia,
-        lambda_labs,
-        timm,
-        willgpaik,
-        ray,
-        dlperf,
-        high_flyer,
-        ilkarman,
-        torchbench,
-        xwang233,
-    )
-    for row in rows()
-]
+PROGRAMS = {
+    "chest_x_rays": lambda: chest_x_rays,
+    "features": lambda: features,
+    "imagenet_epoch": imagenet_epoch,
+    "infers": infers,
+    "loads_and_trains": loads_and_trains,
+    "passes": passes,
+    "pipeline": pipeline,
+    "trains": trains,
+    "unet_memory": unet_memory,
+}
+ROWS = list(read(Path(__file__).with_suffix(".toml"), PROGRAMS))

@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -183,7 +185,14 @@ def test_right_arguments(capfd, option):
 
 
 def test_the_models_that_can_be_named():
+    """The command's list, made without torch, and that of the page are those of the tables."""
+    root = Path(d2lpar_package.__file__).parents[1]
+    page = (root / "docs" / "modelled_gpus.md").read_text(encoding="utf-8")
+    known = re.search(r"^Known are the GPUs (.*?)\.\s", page, re.DOTALL | re.MULTILINE)[1]
+    gpus, machines = known.split("machines")
     assert MODELS == (*GPUS, *MACHINES)
+    assert set(re.findall(r"[a-z]+\d[\w.-]*|bigbasin", gpus)) == {*GPUS}
+    assert set(re.findall(r"[a-z]+\d[\w.-]*|bigbasin", machines)) == {*MACHINES}
 
 
 # -- ending

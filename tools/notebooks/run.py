@@ -36,6 +36,7 @@ from pathlib import Path
 
 import headlines
 import nbformat
+import psutil
 from contents import FOLDER, find_chapters, read_chapter
 from hygiene import count_figures, machine_paths
 from jupyter_client.kernelspec import KernelSpec
@@ -448,11 +449,7 @@ def no_orphans():
 
 def _children():
     """Return the pids of the children of this process."""
-    found = set()
-    for file in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # a thread that has just ended
-            found.update(map(int, file.read_text().split()))
-    return found
+    return {child.pid for child in psutil.Process().children()}
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):

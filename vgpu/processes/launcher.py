@@ -104,7 +104,7 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
     try:
         given = {*signature.bind_partial(*args, **kwargs).arguments}
     except TypeError as error:
-        hint = "" if "unexpected" not in str(error) else _suggestion(kwargs, signature.parameters)
+        hint = "" if "unexpected" not in str(error) else _similar_keyword(kwargs, signature.parameters)
         raise TypeError(f"invalid arguments for {name}{signature}: {error}{hint}") from None
     for option in _OPTIONS:
         if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:
@@ -126,7 +126,7 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
         )
 
 
-def _suggestion(kwargs, known):
+def _similar_keyword(kwargs, known):
     """Return "; did you mean ...?" for the first unknown keyword that is close to a known one."""
     for word in kwargs:
         near = difflib.get_close_matches(word, [*_OPTIONS, *known], n=1)

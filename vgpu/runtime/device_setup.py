@@ -53,9 +53,8 @@ def virtual_gpus(
             second, or None for copies that take only as long as the CPU takes to write them, or no
             time on modelled GPUs. By default None, or the link of the modelled GPU.
         peer_link: the same between devices; by default `link`, or the modelled GPU's own.
-        model: a GPU ("p100", "v100", "v100-32gb", "t4", "rtx4090", "a100", "a100-40gb", "h100",
-            "h200", a `gpu.GPU` or a `Calibration`), or a list of GPUs, one for each device; or
-            a machine ("dgx1", "p3.16xlarge", "bigbasin", "dgxa100" or a `hardware.Machine`).
+        model: a GPU (its name in `vgpu.GPUS`, or a `GPU` of your own), or a list of GPUs, one for
+            each device; or a machine (its name in `vgpu.MACHINES`, or a `vgpu.Machine`).
         values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
             Only small tensors that follow from small ones have values then, see `small_bytes` in
             `cells.py`. Of the others `.item()` waits and gives nan, copies to the CPU hold nan, or
