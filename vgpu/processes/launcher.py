@@ -104,7 +104,9 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
     try:
         given = {*signature.bind_partial(*args, **kwargs).arguments}
     except TypeError as error:
-        hint = "" if "unexpected" not in str(error) else _similar_keyword(kwargs, signature.parameters)
+        hint = ""
+        if "unexpected" in str(error):
+            hint = _similar_keyword(kwargs, signature.parameters)
         raise TypeError(f"invalid arguments for {name}{signature}: {error}{hint}") from None
     for option in _OPTIONS:
         if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:

@@ -33,8 +33,8 @@ Three traps:
 - Python drops what a destructor or the callback of a weak reference raises, an interrupt too. So
   virtual GPUs have functions in C there; `notebook.py` deals with the destructors of others.
 
-`tests/vgpu/test_interrupts.py` tries this on the Python that runs it, and disassembles each function
-that is one step.
+`tests/vgpu/test_interrupts.py` tries this on the Python that runs it, and disassembles each
+function that is one step.
 """
 
 import contextlib
