@@ -120,6 +120,13 @@ def test_a_sweep_times_what_the_step_runs():
     assert rows[0].idle == 1 and rows[0].mfu is None and rows[0].refused is None
 
 
+def test_what_the_caller_keeps_on_the_devices_does_not_count():
+    d2lpar.virtual_gpus(2)
+    kept = vector(840)
+    (row,) = sweep(lambda layout: dist.all_reduce(vector(400_000)), [Layout(data=2)], model=MACHINE)
+    assert row.num_bytes == 400_000 and kept.numel() == 210
+
+
 def test_memory_that_is_missing_is_a_reason():
     def step(layout):
         vector(3 * 10**9 // layout.data)

@@ -175,7 +175,7 @@ class Planned:
     Attributes:
         layout: the `Layout`.
         seconds: modelled seconds of a step; None if it did not run.
-        num_bytes: the most bytes that a GPU holds, `max_memory_allocated`; None if it did not run.
+        num_bytes: the most bytes that a GPU holds for it; None if it did not run.
         idle: the part of the time, 0 to 1, in which a GPU runs no kernel, on average: it waits for
             other stages, for messages and sums, or for its host.
         mfu: utilization, the FLOPs of the network over those of the GPUs at their peak in half
@@ -255,6 +255,7 @@ def _planned(step, layout, machine, batch, flops):
     gc.collect()  # the network of the layout before this one
     devices = _stages(layout, machine)
     accel = torch.get_device_module(devices[0])
+    before = [accel.memory_allocated(device) for device in devices]  # what the caller keeps there
     with equal_ranks(layout.gpus):
         for device in devices:
             accel.reset_peak_memory_stats(device)
@@ -265,7 +266,8 @@ def _planned(step, layout, machine, batch, flops):
             raise ValueError("a step that returns a function of m needs sweep(..., batch=...)")
         else:
             seconds, busy = _of_many(run, layout.micro_batches(batch), 2 * layout.pipeline)
-        num_bytes = max(map(accel.max_memory_allocated, devices))
+        peaks = map(accel.max_memory_allocated, devices)
+        num_bytes = max(peak - held for peak, held in zip(peaks, before, strict=True))
         del run
     gpu = machine.gpu
     refused = refusal_of_memory(num_bytes, gpu)
