@@ -1,7 +1,8 @@
-"""Chapter 14: a step of GPT in any layout, and the best one for a cluster.
+"""Chapter 14: combine tensor, pipeline and data parallelism.
 
-layouts       tensor, pipeline and data parallelism at once
-gpt           a step of GPT in a layout; planning: `d2lpar plan`, a table of text
+layouts       layouts of a job, and their modelled times
+gpt           the cost of a step of GPT in a layout
+planning      the command `d2lpar plan`
 plots         the figure
 """
 

@@ -1,10 +1,10 @@
-"""A step of GPT in any layout, put together from programs that run on one modelled GPU.
+"""Predict the cost of a step of GPT in any layout from programs on one modelled GPU.
 
-A layer, the head, a message, and the sum of gradients with the optimizer are programs of a
-Megatron's rank (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053). Each runs once on one
-modelled GPU that stands for its equals. How often each counts is the formula of a pipeline that
-runs one forward and one backward in turn (Narayanan et al. 2021, https://arxiv.org/abs/2104.04473).
-`benchmarks/bench_layouts.py` holds the steps against 1,549 measured ones.
+The programs are those of a rank of Megatron (Shoeybi et al. 2019,
+https://arxiv.org/abs/1909.08053): a layer, the head, a message between stages, and the allreduce of
+gradients with the optimizer's step. Each runs once; the formula of the schedule 1F1B (Narayanan et
+al. 2021, https://arxiv.org/abs/2104.04473) weights them. `benchmarks/bench_layouts.py` compares the
+predictions with 1,549 measured steps.
 """
 
 import functools
@@ -29,13 +29,12 @@ from d2lpar.devices import virtual_gpus
 from d2lpar.plotting.progress import progress as shown
 from vgpu import as_machine, equal_ranks
 
-# A layer of Megatron-DeepSpeed keeps its host busy for longer than other eager
-# programs do.
+# A layer of Megatron-DeepSpeed takes more host time than other eager programs.
 MEGATRON_HOST = as_machine("a100").host.scaled(
     1.6, "1.6 times eager, fitted to rows of GPT on 2 A100s"
 )
-# The head of a rank that does not share it takes longer there than its kernels should: fitted to
-# the same rows. It grows with width and tokens; the cause is not known.
+# Measured over modelled seconds of an unsplit head (t = 1), fitted to the same rows. The excess
+# grows with width and tokens; the cause is unknown.
 WHOLE_HEAD = 1.45
 
 
@@ -45,8 +44,8 @@ class GPT:
 
     Attributes:
         layers, width, heads: of the transformer.
-        length: tokens of a sequence.
-        vocabulary: tokens that there are, padded.
+        length: tokens per sequence.
+        vocabulary: size of the padded vocabulary, in tokens.
     """
 
     layers: int
@@ -57,14 +56,14 @@ class GPT:
 
     @property
     def parameters(self):
-        """How many it has (Narayanan et al. 2021, equation 2)."""
+        """The number of parameters (Narayanan et al. 2021, equation 2)."""
         h = self.width
         return self.layers * (12 * h * h + 13 * h) + (self.vocabulary + self.length) * h
 
     def flops(self, batch):
-        """Return the FLOPs of a step of `batch` sequences: forward, and twice that backward.
+        """Return the FLOPs of a step of `batch` sequences: forward, and twice as many backward.
 
-        Narayanan et al. 2021, equation 3, without the forward passes of recomputation.
+        Source: Narayanan et al. 2021, equation 3, without recomputation.
         """
         s, h, tokens = self.length, self.width, batch * self.length
         return tokens * (
@@ -72,7 +71,7 @@ class GPT:
         )
 
 
-# Narayanan et al. 2021, table 1: billions of parameters, and layers, width and heads
+# Narayanan et al. 2021, table 1: billions of parameters; layers, width, heads
 SIZES = {
     1.7: GPT(24, 2304, 24),
     3.6: GPT(30, 3072, 32),
@@ -88,7 +87,7 @@ SIZES = {
 
 
 class Split(torch.autograd.Function):
-    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
+    """Megatron's f: identity in forward, allreduce of the gradient in backward."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -104,7 +103,7 @@ class Split(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The sum of what all ranks have computed (Megatron's g)."""
+    """Megatron's g: allreduce in forward, identity in backward."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -118,7 +117,7 @@ class Sum(torch.autograd.Function):
 
 
 class RowLinear(nn.Linear):
-    """A t-th of a linear layer whose parts are summed; it leaves the bias to its caller."""
+    """1/t of a linear layer split by inputs: outputs are summed, and the caller adds the bias."""
 
     def __init__(self, width, out, t, group):
         super().__init__(width, out)
@@ -130,7 +129,7 @@ class RowLinear(nn.Linear):
 
 
 class Layer(nn.Module):
-    """A t-th of a layer of Megatron's GPT; operators that it fuses by TorchScript are one here."""
+    """1/t of a layer of Megatron's GPT; what TorchScript fuses there is one operator here."""
 
     def __init__(self, width, heads, t, group):
         super().__init__()
@@ -157,7 +156,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A t-th of the embedding as the last layer, and Megatron's cross-entropy over the parts."""
+    """1/t of the output embedding, and Megatron's cross-entropy over the parts."""
 
     def __init__(self, width, vocabulary, t, group):
         super().__init__()
@@ -194,13 +193,13 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 class Cost(NamedTuple):
-    """What a program costs one GPU.
+    """The cost of a program on one GPU.
 
     Attributes:
-        seconds: of the model's clock.
-        busy: the seconds of these in which it runs kernels.
-        kept: bytes that stay: of a layer until backward, of an optimizer for good.
-        peak: the most bytes beside these, while it runs.
+        seconds: modelled seconds.
+        busy: modelled seconds in which kernels run.
+        kept: bytes that remain allocated: of a layer until backward, of an optimizer for good.
+        peak: peak of further bytes while it runs.
     """
 
     seconds: float
@@ -215,7 +214,7 @@ def _device(machine):
 
 
 def _cost(device, work):
-    """Return the `Cost` of `work()`; nothing is kept."""
+    """Return the `Cost` of `work()`, with `kept` 0."""
     accel = torch.get_device_module(device)
     accel.synchronize(device)
     before = accel.memory_allocated(device)
@@ -225,22 +224,22 @@ def _cost(device, work):
 
 
 def _group(count, stride=1):
-    """Return a group of `count` ranks from 0 on, or None for one rank alone."""
+    """Return a process group of `count` ranks from 0 on, or None for a single rank."""
     return dist.new_group(range(0, count * stride, stride)) if count > 1 else None
 
 
 @functools.cache
 def layer_cost(machine, width, heads, length, micro, t, recompute=True):
-    """Return the `Cost` of a layer on one of t ranks: forward, forward again, and backward.
+    """Return the `Cost` of a layer on one of t ranks: forward, recomputation, backward.
 
-    It is a quarter of what six layers cost more than two. A layer keeps what torch saves for
-    backward, or its input only if it is recomputed.
+    It is a quarter of the difference between six layers and two. A layer keeps what torch saves
+    for backward, or, if recomputed, its input only.
     """
     device = _device(machine)
     accel = torch.get_device_module(device)
     with equal_ranks(t):
         group = _group(t)
-        with torch.device("meta"):  # no values on the CPU either
+        with torch.device("meta"):  # allocates no values on the CPU
             layers = nn.ModuleList(Layer(width, heads, t, group) for _ in range(2)).half()
         layers.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
@@ -255,7 +254,7 @@ def layer_cost(machine, width, heads, length, micro, t, recompute=True):
             kept[count] = accel.memory_allocated(device) - before
             y.backward(torch.empty_like(y))
 
-        run(2)  # makes the gradients
+        run(2)  # allocates the gradients
         few, many = (_cost(device, functools.partial(run, count)) for count in (2, 6))
         of_one = (kept[6] - kept[2]) // 4
         return Cost(
@@ -276,18 +275,18 @@ def head_cost(machine, width, vocabulary, length, micro, t):
         head.to_empty(device=device)
         x = torch.empty(length, micro, width, device=device, dtype=torch.half, requires_grad=True)
         targets = torch.zeros(length, micro, dtype=torch.long, device=device)
-        head(x, targets).backward()  # makes the gradients
+        head(x, targets).backward()  # allocates the gradients
         return _cost(device, lambda: head(x, targets).backward())
 
 
 @functools.cache
 def update_cost(machine, parameters, t, d, p, zero=0):
-    """Return the `Cost` of the sum of gradients over d ranks and of Adam.
+    """Return the `Cost` of the allreduce of gradients over d ranks and of Adam.
 
-    It keeps, for each parameter, 2 bytes each of weight and gradient, and 4 each of a float32 copy
-    of both and of Adam's two averages. With the first stage of ZeRO a rank keeps these 16 bytes for
-    a d-th of the parameters: it receives the sum of this part, a reduce-scatter, and the updated
-    weights are gathered.
+    It keeps per parameter 2 bytes each of weight and gradient, and 4 each of a float32 copy of both
+    and of Adam's two moments. With ZeRO stage 1 a rank keeps these 16 bytes for 1/d of the
+    parameters only: a reduce-scatter sums the gradients of its part, and an allgather returns the
+    updated weights.
     """
     device = _device(machine)
     accel = torch.get_device_module(device)
@@ -295,9 +294,9 @@ def update_cost(machine, parameters, t, d, p, zero=0):
     with equal_ranks(t * d * p):
         group = _group(d, t)
         parts = d if zero else 1
-        part = -(-parameters // parts)  # the last one is filled up
+        part = -(-parameters // parts)  # the last one is padded
         weights, gradients = torch.empty(2, parts * part, device=device, dtype=torch.half)
-        my_weights, my_gradients = weights[:part], gradients[:part]  # as rank 0 has them
+        my_weights, my_gradients = weights[:part], gradients[:part]  # of rank 0
         master = torch.empty(part, device=device)
         master.grad = torch.empty_like(master)
         trainer = torch.optim.Adam([master], fused=True)
@@ -313,16 +312,16 @@ def update_cost(machine, parameters, t, d, p, zero=0):
             if parts > 1:
                 dist.all_gather([*weights.split(part)], my_weights, group=group)
 
-        step()  # makes the averages
+        step()  # allocates Adam's moments
         return _cost(device, step)._replace(kept=accel.memory_allocated(device) - before)
 
 
 @functools.cache
 def message_seconds(machine, num_bytes, t, d):
-    """Return the seconds in which activations get from a stage to the next, t d ranks further on.
+    """Return the seconds of a message of activations to the next stage, t d ranks away.
 
-    Each of t ranks sends a t-th, and the receivers gather them (Narayanan et al. 2021, section
-    4.1). All ranks of a machine send at the same time, so each has its part of the network cards.
+    Each of t ranks sends 1/t, and the receivers gather them (Narayanan et al. 2021, section 4.1).
+    All ranks of a machine send at the same time and share its network cards.
     """
     if machine.network is not None and machine.network_cards < (machine.gpus or 1):
         part = machine.network.bandwidth * machine.network_cards / machine.gpus
@@ -342,15 +341,15 @@ def message_seconds(machine, num_bytes, t, d):
 
 
 def step_of(gpt, layout, batch, machine):
-    """Return what a step of `batch` sequences takes with a layout, a `Planned`.
+    """Return the modelled cost of a step with a layout, a `Planned`.
 
-    The first stage holds the activations of p micro-batches, the last one those of one and the
-    scores; the greater sum counts. All figures are those that modelled GPUs report.
+    Memory is that of the first stage, with the activations of p micro-batches, or of the last one,
+    with those of one micro-batch and the logits, whichever is larger.
 
     Args:
         gpt: a `GPT`.
-        layout: a `Layout` for which `why_not` returns None.
-        batch: sequences of a step.
+        layout: a suitable `Layout`, for which `why_not` returns None.
+        batch: sequences per step.
         machine: a `Machine`.
     """
     t, p, d, micro = layout.tensor, layout.pipeline, layout.data, layout.micro_batch
@@ -361,7 +360,7 @@ def step_of(gpt, layout, batch, machine):
     parameters = int(12 * stage * gpt.width**2 / t + gpt.vocabulary * gpt.width / t)
     update = update_cost(machine, parameters, t, d, p, layout.zero)
     passes = m + p - 1
-    # Only the last stage has the head, so the others fill and drain without it.
+    # Only the last stage has the head, so filling and draining the pipeline do not include it.
     seconds = passes * stage * layer.seconds + m * head.seconds * (WHOLE_HEAD if t == 1 else 1)
     seconds += update.seconds
     if p > 1:  # activations forward, gradients back
@@ -377,22 +376,22 @@ def step_of(gpt, layout, batch, machine):
 
 
 def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
-    """Return a `Planned` for every layout of a GPT on a number of GPUs, refused ones too: a list.
+    """Return a list with a `Planned` for every layout of a GPT, refused ones included.
 
     Args:
         gpt: a `GPT`.
         gpus: the number of GPUs.
-        batch: sequences of a step.
-        model: a machine, see `d2lpar.virtual_gpus`; its host is that of Megatron.
-        progress: show a progress bar, where tqdm is installed.
+        batch: sequences per step.
+        model: a machine, see `d2lpar.virtual_gpus`; its host is replaced by that of Megatron.
+        progress: whether to show a progress bar, if tqdm is installed.
         zero: the stage of ZeRO, 0 or 1.
 
     Raises:
-        ValueError: there is no such machine or stage, or `gpus` need several and it has no network.
+        ValueError: the machine or the stage is unknown, or several machines have no network.
     """
     machine = replace(as_machine(model), host=MEGATRON_HOST)
     if machine.gpus is not None and gpus > machine.gpus and machine.network is None:
-        raise ValueError(f"{gpus} GPUs need several machines of {machine.gpus} with a network")
+        raise ValueError(f"gpus must be at most {machine.gpus} without a network: got {gpus}")
     every = candidates(gpus, zero=(zero,))
     rows = []
     for layout in shown(every, "layouts") if progress else every:
