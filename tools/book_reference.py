@@ -1,6 +1,6 @@
-"""The reference of the book: a page for the top of the package, and one for each wing.
+"""Write the reference of the book: a page for the top of the package, and one for each wing.
 
-A page lists public names; Sphinx takes the text from their docstrings.
+A page lists public names; Sphinx adds their docstrings.
 """
 
 import importlib
@@ -9,7 +9,7 @@ import inspect
 import d2lpar
 
 TOP = "The names that chapters share"
-WINGS = {  # page: its title and its modules
+WINGS = {  # page: title, modules
     "parallel": (
         "Ways to split work",
         (
@@ -34,7 +34,7 @@ WINGS = {  # page: its title and its modules
 
 
 def reference():
-    """Return the pages of the reference: a dict from a page's name to its text."""
+    """Return the pages of the reference, a dict from names to texts."""
     homes = {}
     for name in d2lpar.__all__:
         homes.setdefault(f"d2lpar.{d2lpar._HOME[name]}", []).append(name)
@@ -54,7 +54,7 @@ def reference():
 
 
 def public_names(home):
-    """Return the public functions and classes of a module, in the order of its source."""
+    """Return the names of the public functions and classes of a module, in source order."""
     module = importlib.import_module(home)
     names = getattr(module, "__all__", None) or [
         name
@@ -66,7 +66,7 @@ def public_names(home):
 
 
 def _section(home, names, owner):
-    """Return the section of a page on a module, with the names that Sphinx finds in `owner`."""
+    """Return the section on a module, with names that Sphinx imports from `owner`."""
     module = importlib.import_module(home)
     first = inspect.getdoc(module).split("\n\n")[0]
     lines = [f"## `{home}`", "", first, "", "```{eval-rst}", f".. currentmodule:: {owner}"]
