@@ -13,8 +13,8 @@ class Animator:
     """Plot curves in a figure that updates while a cell runs, as d2l's class of this name does.
 
     In a notebook the figure is redrawn in place, at most 3 % of the time, and once more when the
-    cell ends. If `xlim` is given, a progress bar above the axes shows how far the newest point is.
-    Outside a notebook points are recorded and nothing is drawn.
+    cell ends, which stores it. If `xlim` rises, a progress bar above the axes shows how far the
+    newest point is, until the cell ends. Outside a notebook points are recorded, but not drawn.
 
     Args:
         xlabel, ylabel: labels of the axes.

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import torch
 
-from d2lpar.side_streams import Message, let_go, receive, send
+from d2lpar.side_streams import Message, receive, send, wait_until_sent
 from d2lpar.training import check_none_missing
 
 
@@ -115,7 +115,7 @@ def allreduce(data, algorithm="star"):
         chunks = [tensor.tensor_split(num_chunks) for tensor in flat]
         sent = [message for transfers in rounds for message in _exchange(chunks, transfers)]
         for message in sent:
-            let_go(message)
+            wait_until_sent(message)
         for tensor, summed in zip(data, flat, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(summed.view(tensor.shape))
@@ -138,7 +138,7 @@ def allgather(data):
     with torch.no_grad():
         sent = [[_send_copy(source, target) for source in data] for target in data]
         for message in itertools.chain(*sent):
-            let_go(message)
+            wait_until_sent(message)
         return [[receive(message) for message in messages] for messages in sent]
 
 

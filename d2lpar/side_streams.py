@@ -24,7 +24,8 @@ def send(tensor, into):
     waits for it until `receive`. On one device, or to or from the CPU, it is a plain copy.
 
     Args:
-        tensor: the tensor to send; it may be freed at once. Call `let_go` before writing to it.
+        tensor: the tensor to send; it may be freed at once, but not written to before
+            `wait_until_sent`.
         into: the target, a tensor of the same shape on any device.
     """
     source, target = tensor.device, into.device
@@ -49,7 +50,7 @@ def receive(message):
     return message.tensor
 
 
-def let_go(message):
+def wait_until_sent(message):
     """Make the current stream of the source wait until the message has been sent."""
     _wait(message.source, message.arrival)
 

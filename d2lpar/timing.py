@@ -130,9 +130,10 @@ def product_flops(device, size=1000):
 def compare(what, predicted, measured, unit="s"):
     """Print a predicted and a measured number, and their ratio, measured / predicted.
 
-    On modelled GPUs the line says "modelled" instead of "measured" and names the hardware.
-    Otherwise a second line warns if other programs took enough CPU time to change a ratio by 15 %
-    during a `Timer`, `Benchmark` or `Timeline` that ended since the last call.
+    A name too long for a line of 72 characters gets its own line. On modelled GPUs the line says
+    "modelled" instead of "measured" and names the hardware. Otherwise another line warns if other
+    programs took enough CPU time to change a ratio by 15 % during a `Timer`, `Benchmark` or
+    `Timeline` that ended since the last call.
 
     Args:
         what: the text before the numbers.
@@ -172,10 +173,11 @@ def _short(number, decimals=None):
 
 
 def seconds_in_turn(ways, rounds=5):
-    """Time several functions in turn; print a table and return the median seconds of each.
+    """Time several functions in turn; return the median seconds of each, and print a table.
 
     Each round calls every function once, so changes of the clock rate or of the load affect all
     alike. A warm-up round comes first. The work that a call launches on the devices is included.
+    The table has median, minimum and maximum; with tqdm, a progress bar appears after 2 s.
 
     Args:
         ways: a dict from names to functions without arguments.

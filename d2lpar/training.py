@@ -31,7 +31,7 @@ class Accumulator:
 
 
 def accuracy(y_hat, y):
-    """Return the number of correct predictions, a float.
+    """Return the number of correct predictions, a float; blocks until the device has it.
 
     Args:
         y_hat: scores (N, num_classes) or predicted classes (N,).
