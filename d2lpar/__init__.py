@@ -54,7 +54,7 @@ __all__ = list(_HOME)
 
 
 def __getattr__(name):
-    """Load a public name, a module of this package or, for any other name, what d2l.torch has."""
+    """Load a public name or a module of this package; look any other name up in d2l.torch."""
     if name.startswith("_"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _HOME:

@@ -2,11 +2,12 @@
 
 import argparse
 import contextlib
+import functools
 import sys
 
 
 def main(arguments=None):
-    """Run a command line, by default this process's own, and return the exit code."""
+    """Run a command line, by default `sys.argv`, and return the exit code."""
     parser = argparse.ArgumentParser(prog="d2lpar", description=__doc__)
     commands = parser.add_subparsers(dest="name", required=True)
     plan = commands.add_parser(
@@ -15,32 +16,22 @@ def main(arguments=None):
         description="Model a step of training a GPT for each way in which GPUs can share it: by "
         "tensor (t), pipeline (p) and data parallelism (d). Nothing is measured.",
     )
-    plan.add_argument(
-        "--parameters", type=_amount, metavar="N", help="of the GPT, 3.6B for example"
-    )
+    add = functools.partial(plan.add_argument, metavar="N")
+    add("--parameters", type=_amount, help="of the GPT, for example 3.6B")
     for name in ("layers", "width", "heads"):
-        plan.add_argument(f"--{name}", type=_positive, metavar="N", help="in place of --parameters")
-    plan.add_argument(
-        "--length", type=_positive, default=2048, metavar="N", help="tokens of a sequence"
-    )
-    plan.add_argument("--vocabulary", type=_positive, default=51_200, metavar="N", help="tokens")
-    plan.add_argument("--gpus", type=_positive, required=True, metavar="N", help="how many")
-    plan.add_argument("--model", default="dgxa100", metavar="MACHINE", help="default: dgxa100")
-    plan.add_argument("--batch", type=_positive, default=512, metavar="N", help="sequences a step")
-    plan.add_argument(
-        "--tokens", type=_amount, metavar="N", help="of the training, 300B for example"
-    )
-    plan.add_argument("--price", type=_amount, metavar="X", help="of an hour of one GPU")
-    plan.add_argument(
-        "--zero",
-        type=int,
-        choices=(0, 1),
-        default=0,
-        help="1: replicas divide the optimizer's state; default: 0",
-    )
+        add(f"--{name}", type=_positive, help="in place of --parameters")
+    add("--length", type=_positive, default=2048, help="tokens of a sequence")
+    add("--vocabulary", type=_positive, default=51_200, help="tokens")
+    add("--gpus", type=_positive, required=True, help="how many")
+    add("--model", default="dgxa100", metavar="MACHINE", help="default: dgxa100")
+    add("--batch", type=_positive, default=512, help="sequences a step")
+    add("--tokens", type=_amount, help="of the training, for example 300B")
+    add("--price", type=_amount, metavar="X", help="of an hour of one GPU")
+    zero = "1: replicas divide the optimizer's state; default: 0"
+    plan.add_argument("--zero", type=int, choices=(0, 1), default=0, help=zero)
     options = parser.parse_args(arguments)
     if options.price is not None and options.tokens is None:
-        plan.error("--price is for a training: add --tokens 300B, for example")
+        plan.error("--price requires --tokens, for example --tokens 300B")
     from d2lpar.chapters.planning_a_training_run.planning import run
 
     return run(options, plan.error)
@@ -48,7 +39,7 @@ def main(arguments=None):
 
 def _positive(text):
     if not (text.isdecimal() and int(text)):
-        raise argparse.ArgumentTypeError(f"a positive integer, not {text!r}")
+        raise argparse.ArgumentTypeError(f"must be a positive integer: got {text!r}")
     return int(text)
 
 
@@ -58,7 +49,7 @@ def _amount(text):
         number = float(text) if factor is None else float(text[:-1]) * factor
         if 0 < number < float("inf"):
             return number
-    raise argparse.ArgumentTypeError(f"a positive number such as 3.6B, not {text!r}")
+    raise argparse.ArgumentTypeError(f"must be a positive number such as 3.6B: got {text!r}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""d2l.torch, for the names that d2lpar does not define, and torchvision, which it needs."""
+"""Load d2l.torch, for names that d2lpar does not define, and torchvision, which d2l needs."""
 
 import difflib
 import importlib
@@ -10,21 +10,21 @@ _lock = threading.Lock()
 
 
 def lookup(name):
-    """Return the object that d2l.torch has under a name.
+    """Return an attribute of d2l.torch.
 
-    Raises AttributeError, so that ``hasattr`` works, if d2l lacks the name or cannot be imported;
-    the text says how to install it, or suggests a name with a similar spelling.
+    Raises:
+        AttributeError: d2l cannot be imported, or has no such name; the message says how to
+            install it, or suggests a similar name.
     """
     import d2lpar
 
     try:
         d2l = load()
     except Exception as error:
-        hint = _similar_name(name, dir(d2lpar))
         raise AttributeError(
-            f"module 'd2lpar' has no attribute {name!r}{hint}, and d2l, where "
-            f"it may stand, cannot be imported ({type(error).__name__}: {error}). To install it: "
-            f"{install_command()}",
+            f"module 'd2lpar' has no attribute {name!r}{_suggestion(name, dir(d2lpar))}, and d2l, "
+            f"which may define it, cannot be imported ({type(error).__name__}: {error}). To "
+            f"install it: {install_command()}",
             name=name,
         ) from error
     try:
@@ -32,22 +32,19 @@ def lookup(name):
     except AttributeError:
         raise AttributeError(
             f"neither module 'd2lpar' nor d2l.torch has an attribute {name!r}"
-            f"{_similar_name(name, [*dir(d2lpar), *dir(d2l)])}",
+            f"{_suggestion(name, [*dir(d2lpar), *dir(d2l)])}",
             name=name,
         ) from None
 
 
-def _similar_name(name, known):
-    """Return a question that suggests the most similar known name, or an empty string."""
+def _suggestion(name, known):
+    """Return " (did you mean 'x'?)" with the most similar known name, or ""."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.75)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
 def load():
-    """Import and return the module d2l.torch.
-
-    Raises ModuleNotFoundError when d2l or something that it imports is not installed.
-    """
+    """Import and return d2l.torch; raise ModuleNotFoundError if a package is missing."""
     if "d2l.torch" not in sys.modules:
         if importlib.util.find_spec("d2l") is None:
             raise ModuleNotFoundError("No module named 'd2l'", name="d2l")
@@ -56,13 +53,13 @@ def load():
 
 
 def import_torchvision():
-    """Import and return torchvision, even beside a CPU build of torch.
+    """Import and return torchvision, even with a CPU build of torch.
 
-    The torchvision of PyPI is built for CUDA. Its compiled operators do not load on a CPU build
-    of torch, and its import stops at "operator torchvision::nms does not exist". With the schemas
-    of two operators defined, everything but these operators works: data sets, transforms, models.
+    The compiled operators of PyPI's torchvision, a CUDA build, do not load with a CPU build of
+    torch: the import fails with "operator torchvision::nms does not exist". Once the schemas of two
+    operators are defined, all but these operators works: data sets, transforms, models.
     """
-    with _lock:  # two threads would take each other's modules away
+    with _lock:  # concurrent retries would delete each other's modules
         try:
             return importlib.import_module("torchvision")
         except RuntimeError as error:
@@ -82,7 +79,7 @@ def import_torchvision():
 
 
 def install_command():
-    """Return the commands that install d2l and torchvision beside the installed torch."""
+    """Return the commands that install d2l and a torchvision that matches the installed torch."""
     import torch
 
     major, minor = torch.__version__.split(".")[:2]

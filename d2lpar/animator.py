@@ -1,4 +1,4 @@
-"""Curves that grow while a network trains."""
+"""Plot training curves while a network trains."""
 
 import functools
 import math
@@ -6,29 +6,28 @@ import time
 
 from d2lpar.plotting.figures import in_notebook, new_figure, style
 
-SHARE = 0.03  # of the time that a training takes, which drawing may take at most
+SHARE = 0.03  # largest fraction of the training time to spend on drawing
 
 
 class Animator:
-    """Plot curves that grow while a cell runs, with the arguments and attributes of d2l's class.
+    """Plot curves in a figure that updates while a cell runs, as d2l's class of this name does.
 
-    In a notebook one figure is updated in place, and stored with the cell. It is drawn at the first
-    point, then as often as drawing takes 3 % of the time, and once more when the cell has ended.
-    Where `xlim` rises, a bar above the axes shows how far the newest point is on its way; it
-    disappears when the cell has ended. In a script, or in a process that `launch` has started,
-    points are kept and nothing is drawn.
+    In a notebook the figure is redrawn in place, at most 3 % of the time, and once more when the
+    cell ends, which stores it. If `xlim` rises, a progress bar above the axes shows how far the
+    newest point is, until the cell ends. Outside a notebook points are recorded, but not drawn.
 
     Args:
         xlabel, ylabel: labels of the axes.
-        legend: a list of names, one for each curve.
-        xlim, ylim: the least and the greatest number on an axis; by default they fit the points.
+        legend: a list with a name for each curve.
+        xlim, ylim: pairs (minimum, maximum); by default they fit the points.
         xscale, yscale: "linear" or "log".
-        fmts: matplotlib's format strings, one for each curve.
-        nrows, ncols: of axes; all curves are drawn in the first.
-        figsize: width and height of the figure, in inches.
+        fmts: matplotlib format strings, one for each curve.
+        nrows, ncols: number of rows and columns of axes; the curves are drawn in the first axes.
+        figsize: (width, height) of the figure, in inches.
 
     Attributes:
-        X, Y: for each curve a list of the x and of the y of its points; None before the first.
+        X, Y: for each curve the list of its x and of its y; None before the first point.
+        fig, axes: the matplotlib figure, and the list of its axes.
     """
 
     def __init__(
@@ -53,32 +52,28 @@ class Animator:
         self._settings = {name: value for name, value in settings.items() if value is not None}
         self._shown, self._next, self._waiting, self._newest = None, 0.0, False, math.inf
         if in_notebook():
-            self.draw()  # loading matplotlib takes a second, which is no part of the training
+            self.draw()  # imports matplotlib, which takes a second, before the training starts
 
     @functools.cached_property
     def _figure(self):
-        return new_figure(*self._shape)  # made when it is needed: a rank needs none
+        return new_figure(*self._shape)  # created on first use: a rank needs none
 
     @property
     def fig(self):
-        """The figure."""
         return self._figure[0]
 
     @property
     def axes(self):
-        """A list of its axes."""
         return list(self._figure[1].flat)
 
     def add(self, x, y):
         """Add a point to each curve.
 
         Args:
-            x: a number, or a list with one for each curve.
-            y: a number, or a list with one for each curve; where it or the x is None, the curve
-                gets no point.
+            x, y: a number, or a list with one for each curve; None adds no point to a curve.
 
         Raises:
-            ValueError: there are more numbers than curves or than `fmts`.
+            ValueError: x and y differ in length, or there are more numbers than curves or `fmts`.
         """
         y = list(y) if hasattr(y, "__len__") else [y]
         x = list(x) if hasattr(x, "__len__") else [x] * len(y)
@@ -99,7 +94,7 @@ class Animator:
             self._show()
 
     def draw(self, bar=True):
-        """Draw all points into the figure, and the bar where there is one; return the figure."""
+        """Draw all points, and the progress bar if any; return the figure."""
         with style():
             axes = self.axes[0]
             axes.cla()
@@ -109,7 +104,7 @@ class Animator:
             axes.grid()
             if bar and self._underway():
                 self._draw_bar()
-            for legend in [*self.fig.legends]:  # those of the last drawing
+            for legend in [*self.fig.legends]:  # of the previous drawing
                 legend.remove()
             if self.legend and axes.lines:
                 columns = 3 if max(map(len, self.legend)) < 12 else 2
@@ -118,10 +113,10 @@ class Animator:
         return self.fig
 
     def _underway(self):
-        """Return whether the newest point is on the way to the end of a rising `xlim`."""
+        """Return whether the newest point lies before the end of a rising `xlim`."""
         limits = self._settings.get("xlim")
         if not hasattr(limits, "__len__") or any(limit is None for limit in limits):
-            return False  # there is no end, or it moves with the points
+            return False  # no fixed end
         first, last = self.axes[0].get_xlim()
         return first < last and self._newest < last
 
@@ -136,7 +131,7 @@ class Animator:
             axes.add_patch(Rectangle((0, 1.02), share, 0.02, **place))
 
     def _show(self):
-        """Draw, unless it is too early; the end of the cell draws what is left, and no bar."""
+        """Draw, unless it is too early; the end of the cell draws the rest without the bar."""
         from IPython import get_ipython
 
         start = time.monotonic()

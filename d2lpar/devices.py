@@ -1,4 +1,4 @@
-"""Devices: real GPUs where the machine has them, virtual ones where it does not."""
+"""Choose devices: real GPUs where the machine has them, virtual ones otherwise."""
 
 import platform
 
@@ -16,11 +16,7 @@ from vgpu import (
 
 
 def _has_used_virtual():
-    """Return whether this process has used virtual GPUs.
-
-    From then on torch computes no gradients on real ones: autograd asks for the streams of one
-    device type only, see https://github.com/pytorch/pytorch/issues/161129.
-    """
+    # Real GPUs compute no gradients then: https://github.com/pytorch/pytorch/issues/161129.
     return bool(devices_in_use(ever=True))
 
 
@@ -30,47 +26,47 @@ def _gpus():
 
 
 def num_gpus():
-    """Return the number of GPUs: of virtual ones once they are on, otherwise of real ones."""
+    """Return the number of GPUs: virtual ones if any are in use, otherwise real ones."""
     return len(_gpus())
 
 
 def try_gpu(i=0):
-    """Return GPU `i` if there is one, otherwise the CPU.
+    """Return GPU `i` if it exists, otherwise the CPU.
 
     Raises:
-        ValueError: `i` is not an integer, 0 or more.
+        ValueError: `i` is not a non-negative integer.
     """
     if isinstance(i, bool) or not isinstance(i, int) or i < 0:
-        raise ValueError(f"the index of a GPU is an integer, 0 or more: got {i!r}")
+        raise ValueError(f"the index of a GPU must be a non-negative integer: got {i!r}")
     gpus = _gpus()
     return gpus[i] if i < len(gpus) else torch.device("cpu")
 
 
 def try_all_gpus():
-    """Return all GPUs, or [cpu] if there is none."""
+    """Return a list of all GPUs, or [cpu] if there are none."""
     return _gpus() or [torch.device("cpu")]
 
 
 def ensure_gpus(n, **options):
-    """Return `n` GPUs and say in one line which: real ones where the machine has `n`, else virtual.
+    """Return `n` GPUs, real ones if the machine has `n`, else virtual ones, and print which.
 
-    A process that has used virtual GPUs gets no real ones any more: torch would not compute
-    gradients on them. The environment variable VGPU_DEVICES overrides the choice: `cuda` (real
-    ones or an error), `vgpu` (`n` virtual ones), `vgpu:4` (four virtual ones, whatever `n` is), or
-    the name of a GPU or machine to model, such as `v100` or `v100:8`. The options do not apply to
-    real and to modelled GPUs, which have memory and links of their own.
+    The environment variable VGPU_DEVICES overrides the choice: `cuda` (real GPUs or an error),
+    `vgpu` (`n` virtual GPUs), `vgpu:4` (always four), or the name of a GPU or machine to model,
+    such as `v100` or `v100:8`. A process that has used virtual GPUs always gets virtual ones:
+    torch would compute no gradients on real ones.
 
     Args:
         n: the number of GPUs.
-        **options: threads, memory, link, peer_link, for `virtual_gpus`.
+        **options: threads, memory, link and peer_link of virtual GPUs, see `virtual_gpus`; ignored
+            for real and modelled GPUs.
 
     Raises:
-        ValueError: `n` or the variable has another value.
-        RuntimeError: the variable says `cuda`, and the machine has fewer than `n`, or this process
-            has used virtual GPUs.
+        ValueError: `n` is not a positive integer, or VGPU_DEVICES has an unknown value.
+        RuntimeError: VGPU_DEVICES is `cuda`, and the machine has fewer than `n` GPUs or this
+            process has used virtual ones.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"the number of GPUs is a positive integer: got {n!r}")
+        raise ValueError(f"the number of GPUs must be a positive integer: got {n!r}")
     devices = devices_in_use()
     if len(devices) >= n and devices[0].type == "cuda":
         print(f"{_count(n, 'virtual GPU')} in the place of CUDA's (vgpu run)")
@@ -85,7 +81,7 @@ def ensure_gpus(n, **options):
         return devices
     real = torch.cuda.device_count()
     if kind == "cuda" and real < n:
-        raise RuntimeError(f"VGPU_DEVICES={choice} asks for {n} real GPUs; there are {real}")
+        raise RuntimeError(f"VGPU_DEVICES={choice} requires {n} real GPUs: found {real}")
     one_kind = "torch computes no gradients on real GPUs in a process that has used virtual ones"
     if kind == "cuda" and _has_used_virtual():
         raise RuntimeError(f"VGPU_DEVICES={choice}: {one_kind}; restart it")
@@ -113,7 +109,7 @@ def _count(number, noun):
 
 
 class Description:
-    """A table of facts that shows itself in a notebook and in a terminal."""
+    """A two-column table that displays itself in a notebook or a terminal."""
 
     def __init__(self, rows):
         self.rows = rows
@@ -128,12 +124,12 @@ class Description:
 
 
 def describe(*devices):
-    """Return a table of the hardware and the versions at hand.
+    """Return a table of devices, CPU and software versions.
 
-    Where other programs take much of the cores, a row says so; it looks for 0.2 s.
+    A row `busy` warns if other programs take much CPU time, measured during 0.2 s.
 
     Args:
-        *devices: the devices to list; by default every GPU in use.
+        *devices: the devices to list; by default all GPUs in use.
     """
     from d2lpar import __version__
 
@@ -148,8 +144,6 @@ def describe(*devices):
     if not hardware_name():
         taken = other_programs.taken_now()
         rows += [("busy", f"{sentence} just now") for sentence in taken.sentences()]
-    software = (
-        f"d2lpar {__version__}, torch {torch.__version__}, Python {platform.python_version()}"
-    )
-    rows.append(("software", software))
+    versions = f"torch {torch.__version__}, Python {platform.python_version()}"
+    rows.append(("software", f"d2lpar {__version__}, {versions}"))
     return Description(rows)

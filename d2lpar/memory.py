@@ -1,4 +1,4 @@
-"""The memory that a computation needs: its peak, and what a forward pass keeps for backward."""
+"""Measure memory: the peak of a computation, and what forward saves for backward."""
 
 import torch
 
@@ -6,10 +6,13 @@ from vgpu import synchronize
 
 
 def peak_bytes(work, devices):
-    """Return by how many bytes the allocated memory of each device rises during `work()`.
+    """Return the peak memory of `work()` on each device, a list of bytes.
 
-    The result is a list with a number for each of the GPUs in `devices`: the peak, less what was
-    allocated at the start.
+    What was allocated before `work()` does not count.
+
+    Args:
+        work: a function without arguments.
+        devices: a list of GPUs.
     """
     synchronize()
     accel = torch.get_device_module(devices[0])
@@ -25,13 +28,16 @@ def peak_bytes(work, devices):
 
 
 class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
-    """Count the bytes that a forward pass keeps for the backward pass.
+    """Count the bytes that a forward pass saves for the backward pass.
 
         with SavedBytes(net) as saved:
             loss = net(X).sum()
         saved.total
 
     The parameters of `net` do not count.
+
+    Attributes:
+        total: the saved bytes; each tensor counts once.
     """
 
     def __init__(self, net):
@@ -46,7 +52,6 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
 
     @property
     def total(self):
-        """The bytes that were kept; each tensor counts once."""
         return sum(self._saved.values())
 
     def __enter__(self):

@@ -1,14 +1,11 @@
-"""The networks that the chapters train."""
+"""Networks of the chapters: LeNet and ResNet-18."""
 
 from torch import nn
 from torch.nn import functional as F
 
 
 def lenet(num_classes=10, in_channels=1):
-    """Build the small convolutional network of d2l 13.5, as modules.
-
-    It maps images (N, in_channels, 28, 28) to logits (N, num_classes).
-    """
+    """Build the LeNet of d2l 13.5: images (N, in_channels, 28, 28) to logits (N, num_classes)."""
     return nn.Sequential(
         nn.Conv2d(in_channels, 20, kernel_size=3),  # (N, 20, 26, 26)
         nn.ReLU(),
@@ -24,14 +21,14 @@ def lenet(num_classes=10, in_channels=1):
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions beside a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
+    """Two 3x3 convolutions and a shortcut (He et al. 2016, https://arxiv.org/abs/1512.03385).
 
     Args:
         num_channels: channels of the output.
-        use_1x1conv: put a 1x1 convolution on the shortcut, for an input of another shape.
-        strides: strides of the first convolution and of the one on the shortcut.
-        in_channels: channels of the input. By default `num_channels` or, with `use_1x1conv`, those
-            of the first input (the layers are lazy until then).
+        use_1x1conv: whether the shortcut has a 1x1 convolution, needed if it changes the shape.
+        strides: stride of the first convolution and of the shortcut's.
+        in_channels: channels of the input; by default `num_channels` or, with `use_1x1conv`,
+            inferred from the first input by lazy layers.
     """
 
     def __init__(self, num_channels, use_1x1conv=False, strides=1, in_channels=None):
@@ -63,9 +60,10 @@ def resnet18(num_classes, in_channels=1, width=64, stem_stride=1):
     """Build the ResNet-18 for small images of d2l 13.6: a 3x3 stem and no max-pooling.
 
     It maps images (N, in_channels, H, W) to logits (N, num_classes). For 10 classes and 1 channel
-    it has 11,175,818 parameters, with the same names as d2l's.
+    it has 11,175,818 parameters, named as in d2l.
 
     Args:
+        num_classes, in_channels: number of classes, and channels of the images.
         width: channels after the stem; the four stages have 1, 2, 4 and 8 times as many.
         stem_stride: stride of the stem's convolution.
     """

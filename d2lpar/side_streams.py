@@ -1,6 +1,6 @@
-"""Sending from one device to another on side streams, while both go on computing.
+"""Send tensors between devices on side streams, while both devices keep computing.
 
-A device has one link: its messages leave one after the other, and arrive one after the other.
+A device has one link: its messages leave one after another, and arrive one after another.
 """
 
 import functools
@@ -10,7 +10,7 @@ import torch
 
 
 class Message(NamedTuple):
-    """A tensor on its way: its source, the copy, and an event, or None, at the end of the copy."""
+    """A tensor in transit: source device, copy on the target, event at the end of the copy."""
 
     source: torch.device
     tensor: torch.Tensor
@@ -18,15 +18,15 @@ class Message(NamedTuple):
 
 
 def send(tensor, into):
-    """Copy a tensor to another device, behind the work that both have so far; return a `Message`.
+    """Copy a tensor to another device on side streams; return a `Message`.
 
-    The copy runs on side streams of the two devices, so that neither device's own stream waits for
-    the link; `receive` makes the target's wait. Between tensors of one device, and to or from the
-    CPU, it is a plain copy.
+    The copy starts after the work launched so far on both devices, and neither current stream
+    waits for it until `receive`. On one device, or to or from the CPU, it is a plain copy.
 
     Args:
-        tensor: the tensor to send. It may be freed at once; before you write to it, see `let_go`.
-        into: a tensor of the same shape, on any device; it is written to.
+        tensor: the tensor to send; it may be freed at once, but not written to before
+            `wait_until_sent`.
+        into: the target, a tensor of the same shape on any device.
     """
     source, target = tensor.device, into.device
     if source == target or "cpu" in (source.type, target.type):
@@ -45,13 +45,13 @@ def send(tensor, into):
 
 
 def receive(message):
-    """Make the current stream of the target wait for a message; return its tensor."""
+    """Make the current stream of the target wait for the message; return the received tensor."""
     _wait(message.tensor.device, message.arrival)
     return message.tensor
 
 
-def let_go(message):
-    """Make the current stream of the source wait until a message has left."""
+def wait_until_sent(message):
+    """Make the current stream of the source wait until the message has been sent."""
     _wait(message.source, message.arrival)
 
 
@@ -62,5 +62,5 @@ def _wait(device, event):
 
 @functools.cache
 def _stream(device, direction):
-    """Return the one stream for all messages out of a device, or into it, to keep them in order."""
+    """Return the device's one stream for all outgoing or incoming messages: it keeps the order."""
     return torch.get_device_module(device).Stream(device)

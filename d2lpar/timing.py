@@ -1,6 +1,6 @@
-"""Clocks for work that runs elsewhere, and predicted numbers beside measured ones.
+"""Time work on devices, and print predicted beside measured numbers.
 
-While GPUs are modelled, all seconds are modelled seconds.
+On modelled GPUs all seconds are modelled seconds.
 """
 
 import itertools
@@ -14,36 +14,37 @@ from d2lpar.plotting.progress import progress
 from vgpu import clock, clock_in_force, hardware_name, synchronize
 from vgpu.other_programs import look, while_timed
 
-WIDTH = 72  # characters of a line: a window of 1024 pixels shows no more beside a notebook
+WIDTH = 72  # characters per line: what a notebook shows in a window of 1024 pixels
 
 
 class Timer:
-    """A stopwatch that starts when it is made and keeps every time it took."""
+    """A stopwatch that starts on creation and records every measured time."""
 
     def __init__(self):
         self.times = []
         self.start()
 
     def start(self):
-        """Start, or start again."""
+        """Start or restart the stopwatch."""
         self._look = None if hardware_name() else look()
         self._clock, self._started = clock_in_force(), clock()
 
     def stop(self):
-        """Keep and return the seconds since the last start.
+        """Record and return the seconds since the last start.
 
-        Raises RuntimeError if `virtual_gpus` has changed the clock since then.
+        Raises:
+            RuntimeError: `virtual_gpus` has changed the clock since the last start.
         """
         if clock_in_force() is not self._clock:
             raise RuntimeError(
-                "virtual_gpus has changed the clock since this timer was started: start it again"
+                "virtual_gpus has changed the clock since this timer started: restart the timer"
             )
         self.times.append(clock() - self._started)
         while_timed.add(self._look)
         return self.times[-1]
 
     def avg(self):
-        """Return the mean of the times, in seconds; raise ValueError before the first one."""
+        """Return the mean of the times, in seconds; raise ValueError if there are none."""
         if not self.times:
             raise ValueError("no times yet: call stop() first")
         return sum(self.times) / len(self.times)
@@ -53,20 +54,20 @@ class Timer:
         return sum(self.times)
 
     def cumsum(self):
-        """Return the running sums of the times, a list of seconds."""
+        """Return the cumulative sums of the times, a list of seconds."""
         return list(itertools.accumulate(self.times))
 
 
 class Benchmark:
-    """Print how long a block took, including the work that it left on the devices.
+    """Print how long a `with` block takes, including the work it launches on the devices.
 
     Args:
-        description: the text before the seconds.
-        sync: wait for every device in use before the clock starts and before it is read. Without,
-            the clock sees only how long it took to issue the work.
+        description: the text printed before the seconds.
+        sync: whether to wait for all devices in use at the start and at the end of the block.
+            With False, only the time to launch the work is measured.
 
     Attributes:
-        seconds: the measured time; None until the block has ended without an error.
+        seconds: the measured time; None until the block ends without an error.
     """
 
     def __init__(self, description="Done", sync=True):
@@ -93,10 +94,12 @@ class Benchmark:
 
 
 def best_seconds(work, repeats=3):
-    """Return the seconds of the fastest of `repeats` calls of `work()`, after one to warm up.
+    """Return the seconds of the fastest of `repeats` calls of `work()`, after a warm-up call.
 
-    Each includes the work that the call leaves on the devices. Raises ValueError if `repeats` is
-    less than 1.
+    The work that a call launches on the devices is included.
+
+    Raises:
+        ValueError: `repeats` is less than 1.
     """
     if repeats < 1:
         raise ValueError(f"repeats must be at least 1: got {repeats}")
@@ -107,7 +110,7 @@ def best_seconds(work, repeats=3):
 
 
 def _time(timer, work):
-    """Add the seconds of `work()` to a timer, those of what it leaves on the devices included."""
+    """Record the seconds of `work()` in a timer, including the work it launches on the devices."""
     synchronize()
     timer.start()
     work()
@@ -116,27 +119,26 @@ def _time(timer, work):
 
 
 def product_flops(device, size=1000):
-    """Return the floating-point operations per second of a device in matrix products.
+    """Return the FLOP/s of a device in matrix products.
 
-    That is 2 size^3 over the seconds of a product of square matrices, the best of eight.
+    That is 2 size**3 divided by the seconds of a product of two square matrices, the best of 8.
     """
     A = torch.randn(size, size, device=device)
     return 2 * size**3 / best_seconds(lambda: A @ A, repeats=8)
 
 
 def compare(what, predicted, measured, unit="s"):
-    """Print a predicted number beside the measured one, and measured over predicted.
+    """Print a predicted and a measured number, and their ratio, measured / predicted.
 
-    Lines have at most 72 characters: a long name stands on a line of its own. While GPUs are
-    modelled it says "modelled" instead of "measured", and which hardware. Otherwise, if other
-    programs took enough of the cores to change a ratio by 15 %, while a `Timer`, a `Benchmark` or a
-    `Timeline` ran that has ended since the last call, another line says so.
+    A name too long for a line of 72 characters gets its own line. On modelled GPUs the line says
+    "modelled" instead of "measured" and names the hardware. Otherwise another line warns if other
+    programs took enough CPU time to change a ratio by 15 % during a `Timer`, `Benchmark` or
+    `Timeline` that ended since the last call.
 
     Args:
-        what: stands before the numbers.
-        predicted: a number.
-        measured: a number.
-        unit: stands after the numbers.
+        what: the text before the numbers.
+        predicted, measured: numbers.
+        unit: the unit, printed after each number.
     """
     hardware = hardware_name()
     kind = "modelled" if hardware else "measured"
@@ -160,7 +162,7 @@ def compare(what, predicted, measured, unit="s"):
 
 
 def _short(number, decimals=None):
-    """Write a number with four significant digits, or some decimals; whole numbers in full."""
+    """Format a number with four significant digits or `decimals`; integers in full."""
     size = abs(number)
     if size and not 1e-6 <= size < 1e9:
         return f"{number:.3e}"
@@ -171,20 +173,18 @@ def _short(number, decimals=None):
 
 
 def seconds_in_turn(ways, rounds=5):
-    """Time several ways of doing something in turn, and return the median seconds of each.
+    """Time several functions in turn; return the median seconds of each, and print a table.
 
-    Each round calls one way after the other, so that whatever changes on the machine meanwhile, a
-    clock rate or another program, meets all of them alike. A round before the first warms up.
-    Seconds include the work that a call leaves on the devices. A table shows the median, the least
-    and the most seconds of each way. Where tqdm is installed, a progress bar shows the rounds once
-    they have taken two seconds.
+    Each round calls every function once, so changes of the clock rate or of the load affect all
+    alike. A warm-up round comes first. The work that a call launches on the devices is included.
+    The table has median, minimum and maximum; with tqdm, a progress bar appears after 2 s.
 
     Args:
-        ways: a dict from the name of a way to a function without arguments.
-        rounds: how many rounds count.
+        ways: a dict from names to functions without arguments.
+        rounds: the number of rounds, without the warm-up.
 
     Returns:
-        A dict from the names to seconds.
+        A dict from names to median seconds.
 
     Raises:
         ValueError: `rounds` is less than 1.

@@ -1,4 +1,4 @@
-"""What the chapters' training loops share: accuracy, plain SGD, d2l's loop for several GPUs."""
+"""Train and evaluate classifiers: accuracy, plain SGD, d2l's training loop for several GPUs."""
 
 import torch
 from torch import nn
@@ -9,21 +9,21 @@ from d2lpar.timing import Timer
 
 
 class Accumulator:
-    """Sums over `n` variables, which start at 0."""
+    """Accumulate sums over `n` variables."""
 
     def __init__(self, n):
         self.data = [0.0] * n
 
     def add(self, *args):
-        """Add a number, or a tensor with one, to each sum; reading a tensor waits for its device.
+        """Add to each sum its number or one-element tensor; a tensor on a GPU blocks the host.
 
         Raises:
-            ValueError: there are not `n` numbers.
+            ValueError: the number of arguments is not `n`.
         """
         self.data = [a + float(b) for a, b in zip(self.data, args, strict=True)]
 
     def reset(self):
-        """Set all sums to 0."""
+        """Reset all sums to 0."""
         self.data = [0.0] * len(self.data)
 
     def __getitem__(self, idx):
@@ -31,10 +31,10 @@ class Accumulator:
 
 
 def accuracy(y_hat, y):
-    """Return the number of correct predictions, a float; reading it waits for the device.
+    """Return the number of correct predictions, a float; blocks until the device has it.
 
     Args:
-        y_hat: scores (N, num_classes), or predicted classes (N,).
+        y_hat: scores (N, num_classes) or predicted classes (N,).
         y: true classes (N,).
     """
     if y_hat.dim() > 1 and y_hat.shape[1] > 1:
@@ -43,15 +43,15 @@ def accuracy(y_hat, y):
 
 
 def evaluate_accuracy_gpu(net, data_iter, device=None):
-    """Return the fraction of correct predictions over a data set.
+    """Return the fraction of correct predictions on a data set.
 
     Args:
-        net: a module, which is left in evaluation mode as d2l leaves it, or any callable.
+        net: a module, left in evaluation mode as in d2l, or any callable.
         data_iter: batches (X, y); X may be a list of tensors.
-        device: where to send the batches; for a module, its first parameter's device by default.
+        device: the device of the batches; by default that of the module's first parameter.
 
     Raises:
-        ValueError: `data_iter` holds no example.
+        ValueError: `data_iter` is empty.
     """
     if isinstance(net, nn.Module):
         net.eval()
@@ -65,7 +65,7 @@ def evaluate_accuracy_gpu(net, data_iter, device=None):
             num_correct += accuracy(net(X), y)
             num_examples += y.numel()
     if not num_examples:
-        raise ValueError("data_iter holds no example")
+        raise ValueError("data_iter must not be empty")
     return num_correct / num_examples
 
 
@@ -73,12 +73,12 @@ def sgd(params, lr, batch_size):
     """Take one step of minibatch stochastic gradient descent, then zero the gradients.
 
     Args:
-        params: parameters whose gradients are sums over the batch; updated in place.
+        params: parameters, updated in place; their gradients are sums over the batch.
         lr: learning rate.
-        batch_size: number of examples in the sums.
+        batch_size: number of examples in the batch.
 
     Raises:
-        ValueError: a gradient is None; no parameter has been updated.
+        ValueError: a gradient is None; no parameter is updated.
     """
     params = list(params)
     check_none_missing("gradient", [param.grad for param in params])
@@ -89,15 +89,15 @@ def sgd(params, lr, batch_size):
 
 
 def train_batch_ch13(net, X, y, loss, trainer, devices):
-    """Take one step with a batch, as d2l 14.1 does.
+    """Take one training step, as in d2l 14.1.
 
     Args:
-        net: a module, or `nn.DataParallel`, whose parameters are on the first device.
-        X: the inputs (b, ...), or a list of them.
-        y: the classes (b,).
+        net: a module or `nn.DataParallel` with its parameters on the first device.
+        X: inputs (b, ...), or a list of such tensors.
+        y: classes (b,).
         loss: a function of scores and classes that returns the losses (b,), not reduced.
         trainer: an optimizer.
-        devices: a list; the batch goes to the first, and `net` sends it on.
+        devices: a list; the batch is copied to the first device.
 
     Returns:
         The sum of the losses, a tensor, and the number of correct predictions.
@@ -114,17 +114,16 @@ def train_batch_ch13(net, X, y, loss, trainer, devices):
 
 
 def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=None):
-    """Train on several GPUs with `nn.DataParallel`, as d2l 14.1 does, and show the curves.
+    """Train on several GPUs with `nn.DataParallel`, as in d2l 14.1, and plot loss and accuracy.
 
-    It prints the loss and the accuracies of the last epoch, and the examples per second of all.
+    Prints loss and accuracy of the last epoch, and the mean number of examples per second.
 
     Args:
         net: a module; it is moved to the first device.
         train_iter, test_iter: batches (X, y), with a length.
-        loss: a function of scores and classes that returns the losses (b,), not reduced.
-        trainer: an optimizer of the parameters of `net`.
-        num_epochs: how often to go through `train_iter`.
-        devices: by default `try_all_gpus()`.
+        loss, trainer: as in `train_batch_ch13`.
+        num_epochs: number of epochs.
+        devices: a list; `try_all_gpus()` by default.
     """
     devices = try_all_gpus() if devices is None else devices
     timer, num_batches = Timer(), len(train_iter)
@@ -132,7 +131,7 @@ def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=No
     animator = Animator("epoch", "loss, accuracy", legend, [1, num_epochs], [0, 1])
     net = nn.DataParallel(net, device_ids=devices).to(devices[0])
     for epoch in range(num_epochs):
-        metric = Accumulator(3)  # sum of losses, number of correct predictions, of examples
+        metric = Accumulator(3)  # sum of losses, number of correct predictions, number of examples
         for i, (features, labels) in enumerate(train_iter):
             timer.start()
             loss_sum, acc = train_batch_ch13(net, features, labels, loss, trainer, devices)
@@ -151,10 +150,10 @@ def train_ch13(net, train_iter, test_iter, loss, trainer, num_epochs, devices=No
 
 
 def check_none_missing(what, data):
-    """Raise ValueError where an entry of `data`, a list of gradients for example, is None."""
+    """Raise ValueError if an entry of the list `data`, a gradient for example, is None."""
     for i, tensor in enumerate(data):
         if tensor is None:
             raise ValueError(
-                f"{what} {i} of {len(data)} is None, as a gradient is before backward(): "
+                f"{what} {i} of {len(data)} is None, a missing gradient: "
                 "call backward() on a loss that uses the parameter"
             )

@@ -1,11 +1,11 @@
-"""Write the address of the repository into README.md and CITATION.cff, or take it out.
+"""Write the address of the repository into README.md and CITATION.cff, or remove it.
 
-make address REPOSITORY=owner/name     clone line, links that open chapters in Colab, Kaggle and
-                                       Studio Lab, what their first cell has to install
-make address REPOSITORY=               no address anywhere, as before
+make address REPOSITORY=owner/name     add the clone line, links that open chapters in Colab, Kaggle
+                                       and Studio Lab, and what their first cell must install
+make address REPOSITORY=               remove the address
 
-It is stored as `repository-code` of CITATION.cff, where the book reads it. `make check` refuses any
-other address: whoever registers one could hand our readers any code.
+It is stored as `repository-code` in CITATION.cff, where the book reads it. `make check` refuses any
+other address: whoever registers one could serve our readers any code.
 """
 
 import re
@@ -33,16 +33,16 @@ _VALID = re.compile(r"[A-Za-z0-9]+(-[A-Za-z0-9]+)*/(?!\.+$)(?!.*\.git$)[A-Za-z0-
 
 
 def repository(root=ROOT):
-    """Return the repository on GitHub, "owner/name", or "" while nobody has set it."""
+    """Return the repository on GitHub, "owner/name", or "" if it is not set."""
     found = _STORED.search((root / "CITATION.cff").read_text("utf-8"))
     return found[1] if found else ""
 
 
 def set_repository(value, root=ROOT):
-    """Write the address of a repository into the files, in place of the one that is there.
+    """Set, replace or remove the address of the repository in README.md and CITATION.cff.
 
     Args:
-        value: "owner/name" on GitHub, or "" for no address.
+        value: "owner/name" on GitHub, or "" to remove the address.
         root: the folder of the repository.
 
     Raises:
@@ -50,8 +50,8 @@ def set_repository(value, root=ROOT):
     """
     if value and not _VALID.fullmatch(value):
         raise ValueError(
-            f"{value!r} is not a repository on GitHub: give its owner and its name, "
-            "make address REPOSITORY=owner/name"
+            f"the repository must have the form owner/name, as on GitHub: got {value!r}; "
+            "use make address REPOSITORY=owner/name"
         )
     stored = f"repository-code: https://github.com/{value}\n" if value else ""
     citation, readme = root / "CITATION.cff", root / "README.md"
@@ -72,7 +72,7 @@ def set_repository(value, root=ROOT):
 
 
 def link(service, value, chapter):
-    """Return the address at which a service opens a chapter of a repository."""
+    """Return the URL that opens a chapter of a repository in a service."""
     return f"{SERVICES[service]}{value}/blob/main/notebooks/{chapter}"
 
 

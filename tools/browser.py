@@ -1,4 +1,4 @@
-"""The lab in a browser, as far as the walks of students and teachers need it."""
+"""Control JupyterLab in a browser, for tests of students' and teachers' workflows."""
 
 import contextlib
 import os
@@ -32,7 +32,7 @@ QUIET = (
 
 
 def find_browser():
-    """Return the paths of a Chromium and of its driver, or the reason why there are none."""
+    """Return ((Chromium, chromedriver), ""), a pair of paths, or (None, reason)."""
     browser = next(filter(None, map(shutil.which, BROWSERS)), None)
     driver = shutil.which("chromedriver")
     if browser and driver:
@@ -43,9 +43,9 @@ def find_browser():
 
 @contextlib.contextmanager
 def jupyter_lab(folder, **environment):
-    """Start the lab as `make lab` does, with its working copy in a folder; yield its address.
+    """Start JupyterLab as `make lab` does, with its working copy in a folder; yield its URL.
 
-    JupyterLab's settings are in the folder, too, so that nobody's own have a say.
+    JupyterLab's settings are in the folder, too, so the user's own have no effect.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -80,9 +80,9 @@ def jupyter_lab(folder, **environment):
 
 
 class Lab:
-    """A tab with JupyterLab in it, where a page or a notebook is in front.
+    """A browser tab with JupyterLab; methods refer to the page or notebook in front.
 
-    Cells are counted from 0, with those of text.
+    Cells are numbered from 0, including text cells.
     """
 
     def __init__(self, browser, driver, width=1280, height=900):
@@ -94,11 +94,11 @@ class Lab:
         self.driver.set_script_timeout(600)
 
     def close(self):
-        """End the browser."""
+        """Quit the browser."""
         self.driver.quit()
 
     def open(self, address, path):
-        """Open a notebook, and wait until its kernel can be used."""
+        """Open a notebook, and wait until its kernel is ready."""
         self.driver.get(f"{address}/lab/tree/{path}?reset")
         self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
         self.until(lambda: self.status() == "idle", "the kernel is there", 120)
@@ -110,15 +110,15 @@ class Lab:
         self.until(lambda: self.path() == "start.md" and self.page(), "the start page is there")
 
     def path(self):
-        """Return the path of what is in front."""
+        """Return the path of the page or notebook in front."""
         return self.ask("return window.jupyterapp.shell.currentWidget?.context?.path")
 
     def page(self):
-        """Return the text of what is in front."""
+        """Return the text of the page or notebook in front."""
         return self.ask("return window.jupyterapp.shell.currentWidget.node.innerText").strip()
 
     def follow(self, text):
-        """Click the first link with a text in what is in front; wait for the notebook behind it."""
+        """Click the first link with a text, and wait for the notebook that it opens."""
         script = (
             "return [...window.jupyterapp.shell.currentWidget.node.querySelectorAll('a')]"
             ".filter(a => a.innerText.trim() == arguments[0])[0]"
@@ -142,11 +142,11 @@ class Lab:
         self.until(lambda: not self.ask(dirty), "it is saved")
 
     def ask(self, script, *arguments):
-        """Run a line of JavaScript; return what it returns."""
+        """Run JavaScript; return its result."""
         return self.driver.execute_script(script, *arguments)
 
     def until(self, condition, what, seconds=60):
-        """Wait until a condition holds, or fail and say what did not come."""
+        """Wait until a condition holds; raise AssertionError with `what` after `seconds`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             with contextlib.suppress(StaleElementReferenceException):
@@ -163,17 +163,17 @@ class Lab:
         )
 
     def command(self, name, **arguments):
-        """Give a command of JupyterLab, as its menus do, without waiting for its end."""
+        """Execute a command of JupyterLab, as its menus do, without waiting for its end."""
         self.ask("window.jupyterapp.commands.execute(arguments[0], arguments[1])", name, arguments)
 
     def run_all(self, seconds=300):
-        """Run all cells, and wait for the end."""
+        """Run all cells, and wait until they have ended."""
         self.command("notebook:run-all-cells")
         self.until(lambda: self.status() == "busy", "the first cell runs")
         self.finished(seconds)
 
     def finished(self, seconds=60):
-        """Wait until nothing runs and nothing waits to run."""
+        """Wait until no cell is running or queued."""
         waiting = (
             "return window.jupyterapp.shell.currentWidget.content.widgets.filter("
             "cell => cell.model.type == 'code' && cell.model.executionState != 'idle').length"
@@ -187,7 +187,7 @@ class Lab:
         return self.ask(self._cell + "return cell.model.sharedModel.getSource()", number)
 
     def number_of(self, text):
-        """Return the number of the one cell whose source holds a text."""
+        """Return the number of the only cell whose source contains a text."""
         script = (
             "return window.jupyterapp.shell.currentWidget.content.widgets.map("
             "(cell, i) => cell.model.sharedModel.getSource().includes(arguments[0]) ? i : -1"
@@ -197,12 +197,12 @@ class Lab:
         return number
 
     def write(self, number, source):
-        """Click into a cell, select all and type another source, as a person does."""
+        """Replace the source of a cell, as a user does: click, select all, paste."""
         self.select(number)
         field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
         field.click()
         field.send_keys(Keys.CONTROL, "a")
-        # CodeMirror indents and closes brackets as one types; a paste does neither.
+        # Paste instead of typing: CodeMirror would indent and close brackets.
         self.ask(
             "const data = new DataTransfer(); data.setData('text/plain', arguments[1]);"
             "arguments[0].dispatchEvent(new ClipboardEvent('paste', {clipboardData: data,"
@@ -213,7 +213,7 @@ class Lab:
         self.until(lambda: self.source(number).strip() == source.strip(), "the cell has the text")
 
     def select(self, number):
-        """Make a cell the active one, and scroll to it."""
+        """Activate a cell, and scroll to it."""
         script = (
             "const notebook = window.jupyterapp.shell.currentWidget.content;"
             "notebook.activeCellIndex = arguments[0];"
@@ -227,7 +227,7 @@ class Lab:
         self.until(lambda: self.ask(drawn, number), "the cell is drawn")
 
     def run(self, number):
-        """Run one cell with Shift+Enter, without waiting for its end."""
+        """Run a cell with Shift+Enter, without waiting for its end."""
         self.select(number)
         if self.ask(self._cell + "return cell.inputHidden", number):
             self.command("notebook:run-cell-and-select-next")
@@ -237,13 +237,13 @@ class Lab:
         field.send_keys(Keys.SHIFT, Keys.ENTER)
 
     def stop(self):
-        """Press the stop button of the toolbar."""
+        """Click the stop button of the toolbar."""
         button = "jp-button[data-command='notebook:interrupt-kernel'], " \
             "[data-jp-item-name='interrupt'] jp-button"  # fmt: skip
         self.driver.find_element(By.CSS_SELECTOR, button).click()
 
     def output(self, number):
-        """Scroll to a cell, and return the text below it."""
+        """Scroll to a cell, and return the text of its output."""
         self.select(number)
         has_some = self._cell + "return cell.model.outputs.length > 0"
         shown = self._cell + "return cell.outputArea.node.innerText"
@@ -252,7 +252,7 @@ class Lab:
         return self.ask(shown, number)
 
     def errors(self):
-        """Return the numbers of the cells that show an error."""
+        """Return the numbers of the cells with an error in their output."""
         script = (
             "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
             " cell.model.type == 'code' && cell.model.outputs.toJSON().some("
@@ -261,7 +261,7 @@ class Lab:
         return self.ask(script)
 
     def picture(self, path):
-        """Save what the tab shows."""
+        """Save a screenshot."""
         self.driver.save_screenshot(str(path))
 
     _cell = "const cell = window.jupyterapp.shell.currentWidget.content.widgets[arguments[0]];"

@@ -1,7 +1,7 @@
-"""Builds with setuptools; an editable install also gets a copy of `vgpu_autoload.py`.
+"""Build with setuptools; an editable install also gets a copy of `vgpu_autoload.py`.
 
-All else of an editable install is in the folder that it is installed from. When that is gone,
-`import torch` must still find its entry point.
+An editable install has nothing else in site-packages. If its source folder is deleted,
+`import torch` must still find the entry point.
 """
 
 import base64

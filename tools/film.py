@@ -1,6 +1,6 @@
-"""Film chapter 05 in JupyterLab, training on one GPU and on two, as a GIF for the README.
+"""Record chapter 05 in JupyterLab, training on one GPU and on two, as a GIF for the README.
 
-python tools/film.py notebooks/figures/chapter.gif      needs Chromium and chromedriver
+python tools/film.py notebooks/figures/chapter.gif      requires Chromium and chromedriver
 """
 
 import io
@@ -13,19 +13,19 @@ import browser
 from PIL import Image
 
 CHAPTER = "05_multi_gpu_from_scratch.ipynb"
-SHOWN = ("train(num_gpus=1", "train(num_gpus=2")  # what stands above them runs before the film
+SHOWN = ("train(num_gpus=1", "train(num_gpus=2")  # the recorded cells; those above run before
 SIZE = (900, 520)  # pixels
-READING = 1.8  # seconds for an output
+READING = 1.8  # seconds for which an output is shown
 
 
 def film(tab):
-    """Run the two trainings of the chapter; return pairs (image, seconds shown).
+    """Run the two trainings of the chapter; return pairs (image, seconds).
 
-    The last image, with both curves, is also the first, because that is what a still page shows.
+    The last image, with both curves, is repeated as the first, which a still page shows.
     """
     frames = []
 
-    def look(seconds):
+    def take_screenshot(seconds):
         image = Image.open(io.BytesIO(tab.driver.get_screenshot_as_png())).convert("RGB")
         image = image.resize(SIZE, Image.Resampling.LANCZOS)
         if frames and frames[-1][0].tobytes() == image.tobytes():
@@ -40,22 +40,22 @@ def film(tab):
     for text in SHOWN:
         number = tab.number_of(text)
         tab.select(number)
-        time.sleep(0.4)  # until it has scrolled
-        look(0.7)
+        time.sleep(0.4)  # waits for the scrolling
+        take_screenshot(0.7)
         tab.run(number)
         tab.until(lambda: tab.status() == "busy", "the training begins")
         while tab.status() == "busy":
             tab.select(number)
-            look(0.4)
+            take_screenshot(0.4)
         tab.finished()
         tab.select(number)
         time.sleep(0.4)
-        look(READING)
+        take_screenshot(READING)
     return [frames[-1], *frames]
 
 
 def write(frames, path):
-    """Write frames as a GIF that runs for ever, with one palette for all."""
+    """Write frames as an endless GIF with one palette."""
     palette = frames[-1][0].quantize(96)
     images = [image.quantize(palette=palette, dither=Image.Dither.NONE) for image, _ in frames]
     durations = [round(1000 * seconds) for _, seconds in frames]
@@ -65,7 +65,7 @@ def write(frames, path):
 
 
 def main(path):
-    """Film the chapter in a working copy."""
+    """Record the chapter in a working copy."""
     found, reason = browser.find_browser()
     if not found:
         sys.exit(reason)

@@ -1,13 +1,13 @@
-"""Open JupyterLab on a working copy of chapters and exercises, at a page that says what is next.
+"""Open JupyterLab on a working copy of chapters and exercises, at a start page.
 
-python tools/lab.py                  make or update the copy, work/, and start JupyterLab in it
-python tools/lab.py --copy-only      the copy alone, for a JupyterLab or an editor that runs already
-python tools/lab.py --no-browser     this and other options go to JupyterLab
+python tools/lab.py                  create or update the copy, work/, and start JupyterLab in it
+python tools/lab.py --copy-only      the copy only, for a running JupyterLab or an editor
+python tools/lab.py --no-browser     this and other options are passed to JupyterLab
 
-The committed chapters have outputs, and the exercises solutions; the copy has neither. What a
-reader has changed in it is never overwritten: a new edition is written beside it, and only imports
-of names of ours that have moved follow (`moved.py`). A file that the reader has deleted comes back,
-which is the way to begin a chapter anew.
+The committed chapters have outputs, and the exercises solutions; the copy has neither. A file that
+the reader has changed is never overwritten: its new edition is written beside it, and only its
+imports of moved names are updated (`moved.py`). A deleted file is restored, so a reader can start a
+chapter again.
 """
 
 import argparse
@@ -61,18 +61,17 @@ _POINTS = re.compile(r"^(\d+) of \d+ points", re.MULTILINE)
 
 
 def update(folder, files):
-    """Bring a working copy to the current edition, and leave alone what its reader has changed.
+    """Update a working copy to the current edition, except for files that its reader has changed.
 
     Args:
-        folder: the copy; it is made if there is none.
-        files: the bytes of each file by its path in the copy, as `hand_out` returns them.
+        folder: the copy; it is created if missing.
+        files: a dict from paths in the copy to bytes, as returned by `hand_out`.
 
     Returns:
-        The paths of the files that were written, and a dict from those that their reader has
-        changed to the new editions beside them.
+        The paths of written files, and a dict from changed files to their new editions.
 
     Raises:
-        OSError: the folder cannot be written to.
+        OSError: the folder is not writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
     record, written, beside = read_record(folder), [], {}
@@ -82,17 +81,19 @@ def update(folder, files):
             if edition == _hash(data) and (folder / name).exists():
                 continue
             handed.add(content_of(data))
-            for free in _names(name):
-                if _is_free(folder / free, handed):
+            for target in _edition_names(name):
+                if _is_unchanged(folder / target, handed):
                     break
-                _let_follow(folder / free)
-            _write(folder / free, data)
-            written.append(free)
+                _update_imports(folder / target)
+            _write(folder / target, data)
+            written.append(target)
             record[name] = _hash(data), handed
-            if free != name:
-                beside[name] = free
-            elif _is_free(spare := folder / next(islice(_names(name), 1, None)), handed):
-                spare.unlink(missing_ok=True)
+            if target != name:
+                beside[name] = target
+                continue
+            first_new = folder / next(islice(_edition_names(name), 1, None))
+            if _is_unchanged(first_new, handed):
+                first_new.unlink(missing_ok=True)
     finally:
         entries = {name: [edition, sorted(handed)] for name, (edition, handed) in record.items()}
         _write(folder / RECORD, json.dumps(entries, indent=1).encode())
@@ -100,9 +101,9 @@ def update(folder, files):
 
 
 def read_record(folder):
-    """Return what a working copy was handed: by path, the last edition and the content of all.
+    """Return the record of a working copy: by path, hashes of the last edition and of all contents.
 
-    The record may be missing or damaged. Then whatever differs from the current edition counts as
+    If the record is missing or damaged, every file that differs from the current edition counts as
     changed by the reader.
     """
     try:
@@ -113,15 +114,15 @@ def read_record(folder):
 
 
 def content_of(data):
-    """Return a hash of what a reader changes in a file: in a notebook, its cells and outputs.
+    """Return a hash of a file; of a notebook, of its cells and outputs only.
 
-    The rest of a notebook is rewritten by JupyterLab whenever it saves.
+    JupyterLab rewrites the rest of a notebook whenever it saves.
     """
     try:
         cells = json.loads(data)["cells"]
         parts = [[c["cell_type"], "".join(c["source"]), c.get("outputs", [])] for c in cells]
         data = json.dumps(parts).encode()
-    except (ValueError, KeyError, TypeError):  # it is no notebook
+    except (ValueError, KeyError, TypeError):  # no notebook
         pass
     return _hash(data)
 
@@ -130,29 +131,29 @@ def _hash(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def _names(name):
-    """Yield where an edition may lie: `03_topic.ipynb`, `03_topic.new.ipynb`, `.new2`, ..."""
+def _edition_names(name):
+    """Yield possible names of an edition: `03_topic.ipynb`, `03_topic.new.ipynb`, `.new2`, ..."""
     stem, _, suffix = name.rpartition(".")
     yield name
     yield f"{stem}.new.{suffix}"
     yield from (f"{stem}.new{number}.{suffix}" for number in count(2))
 
 
-def _is_free(path, handed):
-    """Tell whether a file may be written: it is not there, or its reader has not changed it."""
+def _is_unchanged(path, handed):
+    """Return whether a file is missing or not changed by its reader, so that it may be written."""
     return not path.exists() or content_of(path.read_bytes()) in handed
 
 
-def _let_follow(path):
-    """Let the imports of a notebook that its reader has changed follow names that have moved."""
+def _update_imports(path):
+    """Update the imports of moved names in a notebook that its reader has changed."""
     data = path.read_bytes()
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # it is no notebook
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # no notebook
         if (new := follow(data)) != data:
             _write(path, new)
 
 
 def _write(path, data):
-    """Write a file as a whole, or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_name(f".{path.name}.half")
     half.write_bytes(data)
@@ -161,20 +162,20 @@ def _write(path, data):
 
 @dataclass
 class Progress:
-    """How far the reader of a working copy is in one notebook: in a chapter, in its core."""
+    """The reader's progress in one notebook of a working copy; of a chapter, in its core."""
 
     name: str
-    changed: float = 0.0  # when its reader last changed or ran something; 0 if never
-    cells: int = 0  # of code
-    run: int = 0
-    stopped: str = ""  # the first cell that has not run, by its id
-    section: str = ""  # and the heading above it
+    changed: float = 0.0  # modification time if the reader has changed or run anything, else 0
+    cells: int = 0  # code cells
+    run: int = 0  # code cells that have run
+    stopped: str = ""  # id of the first cell that has not run
+    section: str = ""  # heading above that cell
     points: int = 0
-    reached: int = 0  # as the checks last printed it
+    reached: int = 0  # points that the checks printed last
 
     @property
     def done(self):
-        """Whether all points are reached, or, where there are none, all cells have run."""
+        """Whether all points are reached or, without points, all cells have run."""
         return self.reached == self.points if self.points else self.run == self.cells
 
 
@@ -183,8 +184,8 @@ def progress(folder, name, handed):
 
     Args:
         folder: the working copy.
-        name: the path of the notebook in it; a file that is no notebook counts as not begun.
-        handed: the content of what was handed out under that name.
+        name: the path of the notebook in it; an unreadable file counts as not started.
+        handed: the content hashes of the editions handed out under this name.
     """
     path, found, heading = folder / name, Progress(name), ""
     try:
@@ -209,11 +210,11 @@ def progress(folder, name, handed):
 
 
 def start_page(folder, root=ROOT):
-    """Return the page that says what to do next in a working copy, as Markdown.
+    """Return the start page of a working copy, as Markdown: what to do next, and a table.
 
     Args:
         folder: the working copy.
-        root: the repository, whose README has a table of the chapters.
+        root: the repository; its README has the table of chapters.
     """
     record = read_record(folder)
     chapters, rows, notes = [], [], []
@@ -248,7 +249,7 @@ def _is_answers(path):
 
 
 def _title(path):
-    """Return the title of a notebook; its name where there is none."""
+    """Return the title of a notebook, or its name if there is none."""
     try:
         return _TITLE.search(read_chapter(path).cells[0].source)[1]
     except (OSError, ValueError, KeyError, AttributeError, IndexError, TypeError):
@@ -256,7 +257,7 @@ def _title(path):
 
 
 def _next(chapters):
-    """Return a link to what its reader should do next, given (title, chapter, exercises) of all."""
+    """Return a link to the next task, given a list of (title, chapter, exercises)."""
     begun = [(max(c.changed, e.changed), place) for place, (_, c, e) in enumerate(chapters)]
     changed, place = max(begun, key=lambda pair: pair[0])
     title, chapter, exercises = chapters[place]
@@ -274,17 +275,17 @@ def _next(chapters):
 
 
 def start(folder, arguments):
-    """Start JupyterLab at the start page of a working copy, and end the process with it.
+    """Run JupyterLab at the start page of a working copy, then exit the process.
 
     Args:
         folder: the working copy.
-        arguments: further ones for JupyterLab.
+        arguments: further arguments of JupyterLab.
     """
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # no warning of the debugger
+    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # hides a debugger warning
     options = [
         "--ServerApp.log_level=ERROR",
         "--ExtensionApp.log_level=ERROR",
-        "--KernelManager.transport_encryption=auto",  # no warning that nothing is encrypted
+        "--KernelManager.transport_encryption=auto",  # hides a warning about encryption
         f"--ServerApp.root_dir={folder}",
         f"--LabApp.default_url=/lab/tree/{START}",
         f"--LabApp.app_settings_dir={SETTINGS}",
@@ -297,22 +298,22 @@ def start(folder, arguments):
     LabApp.launch_instance([*options, *arguments])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # the thread of a request that was under way would be waited for in vain
+    os._exit(0)  # a normal exit would wait forever for the thread of an unfinished request
 
 
 def main(arguments=None):
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--work", type=Path, default=ROOT / "work", help="where the copy is")
     parser.add_argument("--copy-only", action="store_true", help="start nothing")
     options, others = parser.parse_known_args(arguments)
     if options.copy_only and others:
-        parser.error(f"what is {' '.join(others)}?")
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     folder = options.work.resolve()
     try:
         written, beside = update(folder, hand_out())
         _write(folder / START, start_page(folder).encode())
-    except ValueError as error:  # in what is handed out
+    except ValueError as error:  # a fault in the committed notebooks
         print(error, file=sys.stderr)
         return 1
     except OSError as error:

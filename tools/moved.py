@@ -1,13 +1,10 @@
-"""Where names of ours have gone since an edition that a reader may have begun.
-
-`make lab` leaves alone what a reader has changed. So that it still runs, its imports follow.
-"""
+"""Update imports of moved names in notebooks that a reader has changed, so that they still run."""
 
 import json
 import re
 
 _CHAPTERS = "d2lpar.chapters"
-MODULES = {  # from what a module was called to where its names are now
+MODULES = {  # old name of a module: new home of its names
     "d2lpar.virtual": "vgpu",
     "d2lpar.virtual.datasheets": "vgpu",
     "d2lpar.virtual.hardware": "vgpu",
@@ -30,7 +27,7 @@ MODULES = {  # from what a module was called to where its names are now
     "d2lpar.servers.store": f"{_CHAPTERS}.parameter_server",
     "d2lpar.data.workers": f"{_CHAPTERS}.image_augmentation",
 }
-NAMES = {  # names that have left their module
+NAMES = {  # names that have moved to another module: new home
     "alexnet": f"{_CHAPTERS}.scaling",
     "data_parallel_step": f"{_CHAPTERS}.distributed_data_parallel",
     "in_plain_threads": f"{_CHAPTERS}.scaling",
@@ -44,10 +41,10 @@ _IMPORT = re.compile(r"from (d2lpar[\w.]*) import (\([^)]*\)|[^\n;#]+)")
 
 
 def follow(data):
-    """Return the bytes of a notebook whose code cells import from where names are now.
+    """Return the bytes of a notebook with updated imports, unchanged if no name has moved.
 
-    Where nothing has moved they are the same bytes. Raises ValueError, KeyError or TypeError for
-    what is no notebook.
+    Raises:
+        ValueError, KeyError, TypeError: the data is no notebook.
     """
     notebook, before = json.loads(data), json.loads(data)
     for cell in notebook["cells"]:
@@ -59,7 +56,7 @@ def follow(data):
 
 
 def code(text):
-    """Return the text of a code cell with imports that follow, and all else as it is."""
+    """Return the text of a code cell with updated imports."""
     for before, now in TEXTS.items():
         text = text.replace(before, now)
     return _IMPORT.sub(_moved, text)

@@ -1,1 +1,1 @@
-"""What one chapter uses: a module or a folder for each, under the name of the chapter."""
+"""Code of single chapters: a module or a folder for each, under the name of the chapter."""

@@ -1,4 +1,4 @@
-"""DistributedDataParallel seen from a rank: its GPU, its batch, and the timelines of all ranks."""
+"""Chapter 07: the GPU and the batch of a rank, and the merged timeline of all ranks."""
 
 import copy
 from dataclasses import replace
@@ -14,15 +14,19 @@ from d2lpar.training import sgd
 
 
 def device_of_rank():
-    """Return the rank's own GPU, virtual or real, which `launch` has made the current one."""
+    """Return the GPU of this rank, virtual or real: the current device, set by `launch`."""
     kind = "cuda" if torch.cuda.is_initialized() else "vgpu"
     return torch.device(kind, torch.get_device_module(kind).current_device())
 
 
 def batch_of_rank(X, y):
-    """Return this rank's parts of X (b, ...) and y (b,), on its GPU; sizes differ by at most one.
+    """Return this rank's parts of a batch, on its GPU; sizes differ by at most one.
 
-    Raises ValueError if X and y differ in length.
+    Args:
+        X, y: the whole batch, (b, ...) and (b,).
+
+    Raises:
+        ValueError: X and y differ in length.
     """
     check_batch(X, y)
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -30,13 +34,13 @@ def batch_of_rank(X, y):
 
 
 def merged_timeline(timelines):
-    """Return one `Timeline` of all ranks, in which waiting for other ranks is apart from sending.
+    """Return one `Timeline` of all ranks that separates waiting for other ranks from sending.
 
-    A rank's span of a collective begins when this rank is ready. Here it begins when the last rank
-    is, and the time before is a span of the kind "wait" on the same row.
+    A rank's span of a collective begins when that rank is ready. Here it begins when the last rank
+    is ready, after a span of kind "wait" in the same row.
 
     Args:
-        timelines: the timelines of all ranks, in the order of ranks, with the same collectives.
+        timelines: the timelines in the order of ranks, with the same collectives.
     """
     merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
     each = [merged.select(device, engine="collectives") for device in merged.devices]
@@ -56,15 +60,22 @@ def replicas_of(net, devices):
 
 
 def backward_of(parts):
-    """Add up the gradients of each replica over its part, from triples (replica, X, y)."""
+    """Compute the summed gradients of each replica; `parts` are triples (replica, X, y)."""
     for replica, X, y in parts:
         F.cross_entropy(replica(X), y, reduction="sum").backward()
 
 
 def data_parallel_step(net, X, y, devices, lr):
-    """Take the step of chapter 05: a replica on each device, gradients summed over the devices.
+    """Take the step of chapter 05: one replica per device, gradients summed over devices.
 
-    The arguments are those of `split_by_data`. Returns the new parameters, tensors on the CPU.
+    Args:
+        net: a classifier; it is not changed.
+        X, y: a batch, (b, ...) and (b,), on any device.
+        devices: a list of devices.
+        lr: learning rate.
+
+    Returns:
+        The new parameters, a list of tensors on the CPU.
     """
     replicas = replicas_of(net, devices)
     backward_of(zip(replicas, *split_batch(X, y, devices), strict=True))

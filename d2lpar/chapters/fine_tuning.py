@@ -1,4 +1,4 @@
-"""Chapter 13: the network that is fine-tuned."""
+"""Chapter 13: the network to fine-tune."""
 
 from torch import nn
 
@@ -6,14 +6,15 @@ from d2lpar.models import Residual
 
 
 def resnet_body(widths=(16, 32, 64), in_channels=3):
-    """Build a small ResNet without its last layer: a body, to which a head is added.
+    """Build a small ResNet without the output layer, a body for a new head.
 
-    It maps images (N, in_channels, H, W) to features (N, widths[-1]). Its children are stem,
-    stage1, stage2 and so on, and pool.
+    It maps images (N, in_channels, H, W) to features (N, widths[-1]). Its children are named stem,
+    stage1, stage2, ..., and pool.
 
     Args:
-        widths: channels of the stages. Each has one `Residual`, and all but the first halve the
-            side of the image; so does the stem before them.
+        widths: channels of the stages, one `Residual` each. The stem and all stages but the first
+            halve the side of the image.
+        in_channels: channels of the images.
     """
     num_inputs = widths[0]
     body = nn.Sequential()

@@ -1,19 +1,22 @@
-"""How the workers of a DataLoader start, so that they know what a notebook defines."""
+"""Chapter 12: start the workers of a DataLoader for classes that a notebook defines."""
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 import cloudpickle
 
-CAN_FORK = sys.platform == "linux"  # Windows cannot fork, and on macOS a fork is not safe
+CAN_FORK = sys.platform == "linux"  # Windows cannot fork, and macOS cannot fork safely
 
 
 def worker_context(num_workers):
-    """Return a DataLoader's `multiprocessing_context`, for classes that a notebook may define.
+    """Return the `multiprocessing_context` of a DataLoader whose classes a notebook may define.
 
-    On Linux the workers are forked, so they have all that this process has. Elsewhere each is a new
-    process, which needs seconds to import torch, and the data set and the functions that it calls
-    are copies, pickled by value. For no workers it is None, as a DataLoader demands.
+    On Linux workers are forked and share all objects of this process. Elsewhere each is a new
+    process: it takes seconds to import torch, and the data set and its functions are pickled by
+    value.
+
+    Args:
+        num_workers: number of workers; 0 returns None, as a DataLoader requires.
     """
     if not num_workers:
         return None
@@ -21,17 +24,17 @@ def worker_context(num_workers):
 
 
 class _SpawnByValue(SpawnContext):
-    """Starts processes whose arguments are pickled by value."""
+    """A context that starts processes with arguments pickled by value."""
 
     @staticmethod
     def Process(target, args):
-        """Return a process; objects of `multiprocessing` itself pickle their own way."""
+        """Return a process; objects of `multiprocessing` are pickled as usual."""
         args = (a if type(a).__module__.startswith("multiprocessing.") else _Value(a) for a in args)
         return SpawnProcess(target=target, args=tuple(args))
 
 
 class _Value:
-    """Becomes a copy of `value` when it is unpickled in another process."""
+    """Wrapper that unpickles to a copy of `value` in another process."""
 
     def __init__(self, value):
         self.value = value

@@ -1,4 +1,4 @@
-"""Pipeline parallelism: a network cut by layers, micro-batches, and who computes what when."""
+"""Chapter 08, pipeline parallelism: stages, micro-batches and schedules."""
 
 import copy
 import functools
@@ -14,37 +14,40 @@ from d2lpar.timing import best_seconds
 
 
 class Task(NamedTuple):
-    """What a stage computes at one time: the `kind`, "forward" or "backward", of a micro-batch."""
+    """A pass of a stage: `kind`, "forward" or "backward", of micro-batch `micro_batch`."""
 
     kind: str
     micro_batch: int
 
 
 def split_layers(net, cuts, devices):
-    """Copy a network to devices by its layers; return the stages, a list of `nn.Sequential`.
+    """Split a network into stages, copied to devices; return a list of `nn.Sequential`.
 
     Args:
-        net: an `nn.Sequential`; it stays as it is.
-        cuts: the indices of the layers with which the second, third, ... stage begin.
+        net: an `nn.Sequential`; it is not changed.
+        cuts: the indices of the first layers of the second, third, ... stage.
         devices: a list of devices, one more than cuts.
 
     Raises:
-        ValueError: the cuts do not make a stage with parameters for each device.
+        ValueError: the number of stages is not that of devices, or a stage has no parameters.
     """
     bounds = [0, *cuts, len(net)]
     if len(bounds) != len(devices) + 1 or sorted(set(bounds)) != bounds:
         raise ValueError(
-            f"cuts at {list(cuts)} do not split {len(net)} layers into {len(devices)} stages"
+            f"cuts must split {len(net)} layers into {len(devices)} stages: got {list(cuts)}"
         )
     parts = [net[first:last] for first, last in itertools.pairwise(bounds)]
     for i, part in enumerate(parts):
         if next(part.parameters(), None) is None:
-            raise ValueError(f"layers {bounds[i]} to {bounds[i + 1] - 1} have no parameters")
+            last = bounds[i + 1] - 1
+            raise ValueError(
+                f"a stage must have parameters: layers {bounds[i]} to {last} have none"
+            )
     return [copy.deepcopy(part).to(device) for part, device in zip(parts, devices, strict=True)]
 
 
 def gpipe(num_stages, num_micro_batches):
-    """Return the schedule of GPipe, a list of `Task`s for each stage: all forward passes first.
+    """Return the schedule GPipe, a list of `Task`s per stage: all forward passes come first.
 
     Source: Huang et al. 2019, https://arxiv.org/abs/1811.06965.
     """
@@ -54,10 +57,10 @@ def gpipe(num_stages, num_micro_batches):
 
 
 def one_forward_one_backward(num_stages, num_micro_batches):
-    """Return the schedule 1F1B, a list of `Task`s for each stage: backward passes come early.
+    """Return the schedule 1F1B, a list of `Task`s per stage: backward passes come early.
 
-    Stage s begins with the forward passes that it takes until the first micro-batch comes back,
-    and then alternates, so that it holds at most ``num_stages - s`` micro-batches.
+    Stage s starts with up to ``num_stages - s - 1`` forward passes, then alternates forward and
+    backward, so it stores at most ``num_stages - s`` micro-batches.
 
     Source: Narayanan et al. 2021, https://arxiv.org/abs/2104.04473: 1F1B with a flush after each
     batch. PipeDream, Narayanan et al. 2019, https://doi.org/10.1145/3341301.3359646, has none.
@@ -78,31 +81,30 @@ def one_forward_one_backward(num_stages, num_micro_batches):
 def _check(num_stages, num_micro_batches):
     for name, n in (("stages", num_stages), ("micro-batches", num_micro_batches)):
         if n < 1:
-            raise ValueError(f"a pipeline needs at least one of its {name}, not {n}")
+            raise ValueError(f"the number of {name} must be at least 1: got {n}")
 
 
 def predict_schedule(schedule, forward, backward, cores=None):
-    """Work out when each task of a schedule runs: a calculation, nothing is measured.
+    """Calculate when each task of a schedule runs; nothing is measured.
 
-    A task starts when its stage is free and its input is there. Sending takes no time.
+    A task starts once its stage is idle and its input is available. Messages take no time.
 
     Args:
-        schedule: a list with the `Task`s of each stage.
-        forward, backward: seconds of one task, a list with one for each stage.
-        cores: how many tasks run at full speed at a time; more of them share evenly. By default
-            no stage slows another.
+        schedule: a list of `Task`s for each stage.
+        forward, backward: seconds of one task, a list with one number per stage.
+        cores: number of tasks that run at full speed at a time; more share the cores evenly. By
+            default one per stage.
 
     Returns:
-        A list with the `Mark`s of each stage, named "forward 0" and so on.
+        For each stage a list of `Mark`s, named "forward 0" and so on.
 
     Raises:
-        ValueError: the tasks of the schedule wait for each other, or the seconds are not one figure
-            for each stage.
+        ValueError: the schedule deadlocks, or there is not one number of seconds per stage.
     """
     for name, figures in (("forward", forward), ("backward", backward)):
         if len(figures) != len(schedule):
             raise ValueError(
-                f"{len(figures)} figures of {name} seconds for a schedule of {len(schedule)} stages"
+                f"{name} must have {len(schedule)} numbers, one per stage: got {len(figures)}"
             )
     seconds = {"forward": forward, "backward": backward}
     cores = len(schedule) if cores is None else cores
@@ -114,7 +116,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
                 running[stage] = [now, seconds[tasks[0].kind][stage]]
         if not running:
             waiting = {stage: tuple(tasks[0]) for stage, tasks in enumerate(todo) if tasks}
-            raise ValueError(f"the tasks of the schedule wait for each other: {waiting}")
+            raise ValueError(f"the schedule deadlocks, tasks wait for each other: {waiting}")
         speed = min(1.0, cores / len(running))
         passed = min(left for _, left in running.values())
         now += passed / speed
@@ -129,7 +131,7 @@ def predict_schedule(schedule, forward, backward, cores=None):
 
 
 def _inputs(stage, task, num_stages):
-    """Return the set of (stage, task) that a task has to wait for."""
+    """Return the set of (stage, task) that a task depends on."""
     if task.kind == "forward":
         return {(stage - 1, task)} if stage else set()
     forward = Task("forward", task.micro_batch)
@@ -137,9 +139,10 @@ def _inputs(stage, task, num_stages):
 
 
 def bubble_fraction(marks):
-    """Return the fraction of the time, from first to last mark, in which stages are idle.
+    """Return the idle fraction of all stages from the first mark to the last.
 
-    `marks` has for each stage the list of its marks, see `d2lpar.Mark`.
+    Args:
+        marks: for each stage a list of `d2lpar.Mark`s.
     """
     start = min(mark.start for stage in marks for mark in stage)
     end = max(mark.end for stage in marks for mark in stage)
@@ -148,27 +151,27 @@ def bubble_fraction(marks):
 
 
 def pipeline_step(stages, X, y, loss, schedule):
-    """Compute a batch's loss, on the last device, and the gradients of all stages, by a schedule.
+    """Run forward and backward of a batch by a schedule; return the loss, on the last device.
 
-    The devices run their tasks at the same time, as far as the schedule permits. The gradients of
-    the mean over the whole batch are added to `grad` of the stages' parameters.
+    The stages run concurrently, as far as the schedule permits. The gradients of the mean loss over
+    the batch are added to `grad` of the parameters.
 
     Args:
-        stages: a list of modules, each on one device and with parameters.
+        stages: a list of modules, each with parameters, on one device.
         X, y: a batch, (b, ...) and (b, ...), on any device.
-        loss: a function of outputs and labels that returns their mean loss.
-        schedule: a list with the `Task`s of each stage, as `gpipe` returns it.
+        loss: a function of outputs and labels that returns the mean loss.
+        schedule: a list of `Task`s for each stage, for example from `gpipe`.
 
     Raises:
-        ValueError: the schedule is for another number of stages, has more micro-batches than the
-            batch has examples, its tasks wait for each other, or X and y differ in length.
+        ValueError: the schedule has another number of stages, more micro-batches than examples or
+            a deadlock, or X and y differ in length.
     """
     check_batch(X, y)
     num_stages, m = len(stages), len({task.micro_batch for task in schedule[0]})
     if len(schedule) != num_stages or m > len(X):
         raise ValueError(
-            f"a schedule of {len(schedule)} stages and {m} micro-batches does not fit {num_stages} "
-            f"stages and {len(X)} examples"
+            f"the schedule must fit {num_stages} stages and {len(X)} examples: "
+            f"got {len(schedule)} stages and {m} micro-batches"
         )
     devices = [_device(stage) for stage in stages]
     inputs, labels = X.to(devices[0]).tensor_split(m), y.to(devices[-1]).tensor_split(m)
@@ -207,17 +210,17 @@ def _device(stage):
 
 
 def record_tasks(step, devices, repeats=3):
-    """Measure when each device works on each marked part of the quickest of `repeats` steps.
+    """Measure when each device runs each marked part of the fastest of `repeats` steps.
 
     Args:
-        step: a function that takes `mark`, the `Timeline.mark` of a recording, and marks what it
-            launches; each part has a name of its own.
+        step: a function with an argument `mark`, a `Timeline.mark`, by which it names each part
+            that it launches; names must be unique.
         devices: a list of devices.
-        repeats: how many steps are recorded, after one to warm up.
+        repeats: number of recorded steps, after a warm-up step.
 
     Returns:
-        A list with the `Mark`s of each device: from the start of a part's first kernel there to
-        the end of its last one.
+        For each device a list of `Mark`s, from the start of a part's first kernel to the end of
+        its last.
     """
     runs = []
     for _ in range(repeats + 1):
@@ -234,14 +237,14 @@ def record_tasks(step, devices, repeats=3):
 
 
 def task_seconds(stages, X):
-    """Measure each stage alone, with a micro-batch that passes through all of them.
+    """Measure each stage alone, with one micro-batch.
 
     Args:
         stages: a list of modules, each on one device.
         X: a micro-batch, (b, ...), on any device.
 
     Returns:
-        The seconds of the forward and of the backward passes, two lists with a number per stage.
+        (forward, backward): two lists with the seconds of each stage.
     """
     forward, backward = [], []
     for s, stage in enumerate(stages):

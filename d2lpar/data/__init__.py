@@ -1,1 +1,1 @@
-"""Data to train on: Fashion-MNIST or its synthetic stand-in, in batches that split over devices."""
+"""Data sets: Fashion-MNIST and CIFAR-10, or synthetic stand-ins; batches split over devices."""

@@ -1,4 +1,4 @@
-"""Batches of a data set in memory, and how they are split over devices."""
+"""Load batches from memory, and split them over devices."""
 
 import torch
 
@@ -9,11 +9,11 @@ class ImageDataset(torch.utils.data.Dataset):
     Args:
         images: (n, channels, height, width), uint8.
         labels: (n,).
-        name: the name of the data set, for the titles of figures.
+        name: the name of the data set.
         classes: the names of the classes, in the order of the labels.
-        resize: side, or height and width, that images are scaled to when they are read.
-        transform: a function of a PIL image, as torchvision's data sets have it; an example is
-            then what it returns, and its label. `batch` does not call it.
+        resize: side or (height, width), in pixels, to which images are scaled when read.
+        transform: a function of a PIL image, as in torchvision, applied by indexing but not by
+            `batch`.
     """
 
     def __init__(self, images, labels, name="", classes=(), resize=None, transform=None):
@@ -26,7 +26,7 @@ class ImageDataset(torch.utils.data.Dataset):
 
     def __getitem__(self, index):
         if self.transform:
-            from PIL import Image  # as matplotlib brings it, which no rank needs
+            from PIL import Image  # installed with matplotlib; ranks do not need it
 
             pixels = self.images[index].permute(1, 2, 0).squeeze(2).numpy()
             return self.transform(Image.fromarray(pixels)), int(self.labels[index])
@@ -43,13 +43,13 @@ class ImageDataset(torch.utils.data.Dataset):
 
 
 class BatchLoader:
-    """Batches of a data set, (X, y), without a worker process.
+    """Iterate over batches (X, y) of a data set, without worker processes.
 
     Args:
         dataset: an `ImageDataset`.
-        batch_size: examples in a batch; the last one may have fewer.
-        shuffle: whether every epoch has a new order, which `torch.manual_seed` makes reproducible.
-        pin_memory: whether batches lie in page-locked memory.
+        batch_size: examples per batch; the last batch may have fewer.
+        shuffle: whether to shuffle in every epoch; seed with `torch.manual_seed`.
+        pin_memory: whether batches are in page-locked memory.
 
     Raises:
         ValueError: the batch size is not positive.
@@ -57,7 +57,7 @@ class BatchLoader:
 
     def __init__(self, dataset, batch_size, shuffle=False, pin_memory=False):
         if batch_size < 1:
-            raise ValueError(f"batch size of {batch_size} is not positive")
+            raise ValueError(f"batch_size must be positive: got {batch_size}")
         self.dataset, self.batch_size = dataset, batch_size
         self.shuffle, self.pin_memory = shuffle, pin_memory
 
@@ -77,29 +77,29 @@ def split_batch(X, y, devices):
 
     Args:
         X, y: a batch, (b, ...) and (b, ...), on any device.
-        devices: k devices, or numbers of GPUs.
+        devices: a list of k devices or GPU indices.
 
     Returns:
-        The k parts of X and the k parts of y, as tuples of tensors on the devices.
+        The k parts of X and the k parts of y on the devices, two tuples of tensors.
 
     Raises:
-        ValueError: X and y differ in length, or the batch has fewer items than devices.
+        ValueError: X and y differ in length, or there are no devices or fewer items than devices.
     """
     check_batch(X, y)
     if len(X) < len(devices) or not devices:
-        raise ValueError(f"batch of {len(X)} does not split over {len(devices)} devices")
+        raise ValueError(f"a batch of {len(X)} cannot be split over {len(devices)} devices")
     return _scatter(X, devices), _scatter(y, devices)
 
 
 def check_batch(X, y):
-    """Raise ValueError when X and y differ in length."""
+    """Raise ValueError if X and y differ in length."""
     if len(X) != len(y):
-        raise ValueError(f"X has {len(X)} items and y has {len(y)}")
+        raise ValueError(f"X and y must have the same length: got {len(X)} and {len(y)}")
 
 
 def _scatter(tensor, devices):
     parts = tensor.tensor_split(len(devices))
-    # A copy to the host that does not block would be read before it has arrived.
+    # Copies to the host block: otherwise the data could be read before it arrives.
     return tuple(
         part.to(device, non_blocking=not str(device).startswith("cpu"))
         for part, device in zip(parts, devices, strict=True)

@@ -1,4 +1,4 @@
-"""CIFAR-10, or a synthetic stand-in for it (see `sources`)."""
+"""Load CIFAR-10, or its synthetic stand-in (see `sources`)."""
 
 import pickle
 
@@ -9,9 +9,7 @@ from d2lpar.data.batches import ImageDataset
 from d2lpar.data.sources import Source
 
 CLASSES = tuple("airplane automobile bird cat deer dog frog horse ship truck".split())
-
-# MD5 of the files, in the order in which they are read.
-FILES = {
+FILES = {  # MD5 of the files, in the order of reading
     "data_batch_1": "c99cafc152244af753f735de768cd75f",
     "data_batch_2": "d4bba439e000b95fd0a9bffe97cbabec",
     "data_batch_3": "54ebc095f3ab1f0389bbae665268c751",
@@ -22,7 +20,7 @@ FILES = {
 
 
 def _parse(contents):
-    """Return the four tensors in the contents of the files, whose MD5 has been verified."""
+    """Return the four tensors in the verified contents of the files."""
     images, labels = [], []
     for content in contents:
         batch = pickle.loads(content, encoding="latin1")
@@ -44,14 +42,16 @@ SOURCE = Source(
 
 
 def load_cifar10():
-    """Return the training and the test images of CIFAR-10, or of its synthetic stand-in.
+    """Return training and test images of CIFAR-10, or of its synthetic stand-in.
 
-    Both are an `ImageDataset` of images of 3x32x32 pixels in ten classes. Their `name` and
-    `classes` tell which data set it is; D2LPAR_DATA=synthetic asks for the stand-in.
+    The environment variable D2LPAR_DATA=synthetic selects the stand-in.
+
+    Returns:
+        Two `ImageDataset`s of 3x32x32 images in ten classes, with `name` and `classes`.
 
     Raises:
-        FileNotFoundError: D2LPAR_DATA names a folder without the files of CIFAR-10.
-        ValueError: the files there are wrong.
+        FileNotFoundError: D2LPAR_DATA is a folder without the files of CIFAR-10.
+        ValueError: a file in that folder is damaged.
     """
     name, tensors = SOURCE.load()
     classes = CLASSES if name == SOURCE.name else synthetic_objects.CLASSES

@@ -1,4 +1,4 @@
-"""Fashion-MNIST in batches, or a synthetic stand-in for it (see `sources`)."""
+"""Load Fashion-MNIST, or its synthetic stand-in (see `sources`), in batches."""
 
 import warnings
 
@@ -12,8 +12,7 @@ from d2lpar.devices import num_gpus
 CLASSES = tuple(
     "t-shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle boot".split(", ")
 )
-# MD5 of the files without compression, in the order in which they are read.
-FILES = {
+FILES = {  # MD5 of the uncompressed files, in the order of reading
     "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
     "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
     "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
@@ -35,7 +34,7 @@ SOURCE = Source(
     name="Fashion-MNIST",
     dataset="FashionMNIST",
     files=FILES,
-    layouts=("FashionMNIST/raw", "raw", "."),  # torchvision's, and the files by themselves
+    layouts=("FashionMNIST/raw", "raw", "."),  # torchvision's folder first
     probe=f"{MIRROR}t10k-labels-idx1-ubyte.gz",
     parse=lambda contents: tuple(_tensor(content) for content in contents),
     stand_in=synthetic_garments,
@@ -44,21 +43,22 @@ SOURCE = Source(
 
 
 def load_data_fashion_mnist(batch_size, resize=None, *, pin_memory=False):
-    """Return the training and the test batches of Fashion-MNIST, or of its synthetic stand-in.
+    """Return training and test batches of Fashion-MNIST, or of its synthetic stand-in.
+
+    The environment variable D2LPAR_DATA=synthetic selects the stand-in.
 
     Args:
-        batch_size: images in a batch.
-        resize: side in pixels, or (height, width), that images are scaled to.
-        pin_memory: whether batches lie in page-locked memory, for copies that do not block.
+        batch_size: images per batch.
+        resize: side or (height, width), in pixels, to which images are scaled.
+        pin_memory: whether batches are in page-locked memory, for non-blocking copies.
 
     Returns:
-        Two iterables of batches: X, (batch_size, 1, height, width) float32 in [0, 1], and y,
-        (batch_size,) int64. `train_iter.dataset.name` tells which data set it is;
-        D2LPAR_DATA=synthetic in the environment asks for the stand-in.
+        (train_iter, test_iter): iterables of batches X, (batch_size, 1, height, width) float32 in
+        [0, 1], and y, (batch_size,) int64. `train_iter.dataset.name` names the data set.
 
     Raises:
-        FileNotFoundError: D2LPAR_DATA names a folder without the files of Fashion-MNIST.
-        ValueError: the files there are wrong.
+        FileNotFoundError: D2LPAR_DATA is a folder without the files of Fashion-MNIST.
+        ValueError: a file in that folder is damaged.
     """
     name, tensors = SOURCE.load()
     if pin_memory and not num_gpus():

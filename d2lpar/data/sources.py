@@ -1,8 +1,8 @@
-"""Data sets: files found, verified and downloaded, or a synthetic stand-in that is announced.
+"""Find, verify and download data sets, or draw a synthetic stand-in and say so.
 
-The files are looked for in the folder that the environment variable D2LPAR_DATA names, in d2l's
-``../data``, in ``data`` and in the user's cache, then downloaded. If all that fails, a synthetic
-data set of the same shapes is drawn and named as such.
+The files are searched in the folder of the environment variable D2LPAR_DATA, in d2l's ``../data``,
+in ``data`` and in the user's cache, then downloaded. If all fails, the stand-in of the same shapes
+is used.
 """
 
 import contextlib
@@ -15,61 +15,54 @@ import threading
 import time
 import urllib.request
 import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 from d2lpar import _d2l
 from d2lpar.data import drawing
 
-PROBE_SECONDS = 4  # how long to look for a connection
-OFFLINE_SECONDS = 600  # how long processes remember that there was none
-STALL_SECONDS = 10  # how long a download may stand still
+PROBE_SECONDS = 4  # time limit of the search for a connection
+OFFLINE_SECONDS = 600  # how long processes remember a failed search
+STALL_SECONDS = 10  # time limit of a stalled download
 
 
+@dataclass(eq=False)
 class Source:
-    """Where a data set comes from.
+    """A data set: four tensors, training images and labels, test images and labels."""
 
-    Args:
-        dataset: its class in torchvision.datasets, which downloads it.
-        files: MD5 of the files without compression, by name, in the order in which they are read.
-        layouts: the folders that they may be in; the first is torchvision's.
-        probe: URL of a gzipped file, to find out whether there is a connection.
-        parse: function from the contents of the files to four tensors: images and labels for
-            training, images and labels for testing.
-        stand_in: the module that draws the stand-in.
-        sizes: how many images it draws for training and for testing.
-    """
-
-    def __init__(self, name, dataset, files, layouts, probe, parse, stand_in, sizes):
-        self.name, self.dataset, self.files, self.layouts = name, dataset, files, layouts
-        self.probe, self.parse, self.stand_in, self.sizes = probe, parse, stand_in, sizes
-        self._loaded = {}
+    name: str
+    dataset: str  # its class in torchvision.datasets, which downloads it
+    files: dict  # from file names to MD5 without compression, in the order of reading
+    layouts: tuple  # possible subfolders of the files; the first is torchvision's
+    probe: str  # URL of a gzipped file, to test the connection
+    parse: Callable  # from the contents of the files to the four tensors
+    stand_in: ModuleType  # draws the stand-in
+    sizes: tuple  # numbers of training and of test images of the stand-in
+    _loaded: dict = field(default_factory=dict)
 
     def load(self):
-        """Return the name of the data set or of its stand-in, and its four tensors.
-
-        Raises:
-            FileNotFoundError: D2LPAR_DATA names a folder without the files.
-            ValueError: the files there are wrong.
-        """
-        named = os.environ.get("D2LPAR_DATA", "")
-        if named not in self._loaded:
-            self._loaded[named] = self._load(named)
-        return self._loaded[named]
+        """Return the name of the data set or of its stand-in, and its four tensors."""
+        choice = os.environ.get("D2LPAR_DATA", "")
+        if choice not in self._loaded:
+            self._loaded[choice] = self._load(choice)
+        return self._loaded[choice]
 
     def forget(self):
-        """Forget the tensors: the next call looks for the data set again."""
+        """Clear the cached tensors: the next call searches for the data set again."""
         self._loaded.clear()
 
-    def _load(self, named):
+    def _load(self, choice):
         stand_in = f"synthetic {self.name}"
-        if named == "synthetic":
+        if choice == "synthetic":
             return stand_in, self.synthetic()
-        if named:
-            tensors = self.read(Path(named).expanduser())
+        if choice:
+            tensors = self.read(Path(choice).expanduser())
             if tensors is None:
-                raise FileNotFoundError(f"D2LPAR_DATA names {named}, where {self.name} is not")
+                raise FileNotFoundError(f"D2LPAR_DATA names {choice}, where {self.name} is not")
             return self.name, tensors
         for root in (Path("../data"), Path("data"), cache()):
             try:
@@ -90,10 +83,10 @@ class Source:
         return stand_in, self.synthetic()
 
     def read(self, root):
-        """Read the data set in a folder; return None if it is not there.
+        """Return the tensors of the data set in a folder, or None if a file is missing.
 
         Raises:
-            ValueError: a file is damaged, or is not the one that belongs there.
+            ValueError: a file is damaged or has another MD5.
         """
         for layout in self.layouts:
             folder = root / layout
@@ -107,10 +100,10 @@ class Source:
         return None
 
     def download(self, root):
-        """Download the data set through torchvision into a folder, and return its tensors.
+        """Download the data set through torchvision into a folder; return its tensors.
 
-        One process downloads while others wait; a file gets its name once it is verified. The first
-        line of an exception says why the download is not possible.
+        One process downloads while others wait; files are moved into place after verification. The
+        first line of an exception states the reason.
         """
         root.mkdir(parents=True, exist_ok=True)
         require_connection(self.probe, root / f"{self.dataset}.offline")
@@ -132,32 +125,28 @@ class Source:
             return tensors
 
     def synthetic(self):
-        """Return the stand-in's four tensors, from the cache or drawn anew."""
+        """Return the stand-in's four tensors, cached or newly drawn."""
         module, shape = self.stand_in, self.stand_in.SHAPE
         sources = Path(module.__file__).read_bytes() + Path(drawing.__file__).read_bytes()
         path = cache() / f"{Path(module.__file__).stem}-{_md5(sources)[:12]}.bin"
-        num_train, n = self.sizes[0], sum(self.sizes)
-        pixels = torch.Size(shape).numel()
+        (num_train, num_test), content = self.sizes, b""
+        n, pixels = num_train + num_test, torch.Size(shape).numel()
         with contextlib.suppress(OSError):
             content = path.read_bytes()
-            right = len(content) == 32 + n * (pixels + 1)
-            if right and _md5(content[32:]).encode() == content[:32]:
-                data = torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=32)
-                return _split(data[: n * pixels].view(n, *shape), data[n * pixels :], num_train)
-        test = module.draw(self.sizes[1], seed=1)
-        train = module.draw(num_train, seed=0)
-        images, labels = (torch.cat(pair) for pair in zip(train, test, strict=True))
-        with contextlib.suppress(OSError):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            content = images.numpy().tobytes() + labels.numpy().tobytes()
-            with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-                file.write(_md5(content).encode() + content)
-            os.replace(file.name, path)
-        return _split(images, labels, num_train)
-
-
-def _split(images, labels, num_train):
-    return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
+        num_bytes = 32 + n * (pixels + 1)  # the MD5, images, labels
+        if len(content) != num_bytes or _md5(content[32:]).encode() != content[:32]:
+            test, train = module.draw(num_test, seed=1), module.draw(num_train, seed=0)
+            parts = (train[0], test[0], train[1], test[1])
+            content = b"".join(part.numpy().tobytes() for part in parts)
+            content = _md5(content).encode() + content
+            with contextlib.suppress(OSError):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
+                    file.write(content)
+                os.replace(file.name, path)
+        data = torch.frombuffer(bytearray(content), dtype=torch.uint8, offset=32)
+        images, labels = data[: n * pixels].view(n, *shape), data[n * pixels :]
+        return images[:num_train], labels[:num_train], images[num_train:], labels[num_train:]
 
 
 def _read_any(paths, md5):
@@ -193,10 +182,11 @@ def cache():
 
 
 def require_connection(address, note):
-    """Raise ConnectionError unless a file can be read within PROBE_SECONDS.
+    """Raise ConnectionError unless a URL can be read within PROBE_SECONDS.
 
-    `note` is a file whose age says when a process last failed at that. The file at `address` begins
-    with gzip's two bytes: a login page does not.
+    Args:
+        address: URL of a gzipped file; a login page in its place lacks gzip's two first bytes.
+        note: a file whose modification time is that of the last failure of any process.
     """
     try:
         age = time.time() - note.stat().st_mtime
@@ -211,7 +201,7 @@ def require_connection(address, note):
             with urllib.request.urlopen(address, timeout=PROBE_SECONDS) as response:
                 answers.append(response.read(2) == b"\x1f\x8b")
 
-    # In a thread, since looking up a host's name has no time limit.
+    # In a thread, because DNS has no time limit.
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
     thread.join(PROBE_SECONDS)

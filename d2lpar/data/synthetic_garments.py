@@ -1,13 +1,12 @@
-"""A synthetic stand-in for Fashion-MNIST: garments drawn from a few random proportions each.
+"""Draw the synthetic stand-in for Fashion-MNIST: 28x28 images of garments.
 
-Every image is a silhouette on 28x28 pixels: half-widths or heights that run piecewise linearly
-from knot to knot, sleeves and straps that are thick strokes, all of random proportions. It is
-then shaded, textured and photographed with noise. As in the real data the tops overlap (shirt,
-T-shirt, pullover and coat share their proportions and differ in collar, buttons and sleeves),
-and so do the shoes (a sandal is a shoe with holes, an ankle boot a sneaker with a shaft).
+Every image is a silhouette of random proportions, made of piecewise linear outlines and thick
+strokes, then shaded, textured and given noise. As in the real data classes overlap: shirt, T-shirt,
+pullover and coat differ in collar, buttons and sleeves only; a sandal is a shoe with holes, an
+ankle boot a sneaker with a shaft.
 
-Coordinates are in pixels from the middle of the image: x to the right, y downwards. All
-functions take and return tensors that broadcast to (n, 28, 28), for n images at once.
+Coordinates are in pixels from the middle: x to the right, y downwards. Functions take and return
+tensors that broadcast to (n, 28, 28), for n images at once.
 """
 
 import torch
@@ -20,10 +19,10 @@ SHAPE = (1, SIDE, SIDE)
 
 
 class GarmentBrush(drawing.Brush):
-    """The random numbers and the warped canvas for n images.
+    """Random numbers and warped pixel coordinates `x` and `y` for n images.
 
-    ``x`` and ``y`` are the coordinates of the pixels. One of them stays constant along the other
-    axis, which makes outlines along it cheap: ``y`` for what hangs, ``x`` for what lies.
+    One coordinate is constant along the other axis, which makes outlines along it cheap: `y` for
+    clothes, `x` for shoes (`lying`).
     """
 
     def __init__(self, n, generator, lying=False):
@@ -34,19 +33,19 @@ class GarmentBrush(drawing.Brush):
         tilt, bend = self.normal(0, 0.03), self.normal(0, 0.3)
         phase, rate = self.uniform(0, 6.3), 6.3 / self.uniform(12, 30)
         if lying:
-            x = torch.where(self.chance(0.06), -x, x)  # a few point the other way
+            x = torch.where(self.chance(0.06), -x, x)  # a few face the other way
             self.x, self.y = x, y - tilt * x + bend * torch.sin(rate * x + phase)
         else:
             self.x, self.y = x + tilt * y + bend * torch.sin(rate * y + phase), y
 
 
 def stripes(b, t, low, high):
-    """Return stripes along t with n random periods in pixels and phases, in [0, 1]."""
+    """Return stripes along `t`, in [0, 1], with random phases and periods from `low` to `high`."""
     return cover(torch.sin(t * (6.2832 / b.uniform(low, high)) + b.uniform(0, 6.3)))
 
 
 def textured(b, plain=0.5, horizontal=0.2, vertical=0.1, checked=0.1):
-    """Return the tone of a fabric: a brightness, shading and, by chance, a pattern."""
+    """Return the tone of a fabric: brightness, shading and, by chance, a pattern."""
     base = torch.where(b.chance(0.25), b.uniform(0.12, 0.5), b.uniform(0.5, 1.0))
     second = b.uniform(0.1, 1.0)
     draw = b.uniform(0, 1)
@@ -61,31 +60,28 @@ def textured(b, plain=0.5, horizontal=0.2, vertical=0.1, checked=0.1):
 
 
 def photograph(b, tone, mask):
-    """Return images of a tone under a mask, at some exposure and with sensor noise."""
+    """Return images of a tone under a mask, with random exposure and sensor noise."""
     light = mask * b.uniform(0.78, 1.08)
     return tone.clamp(0.06, 1.05).add_(b.noise() * 0.01).mul_(light).clamp_(0, 1)
 
 
 def top(b, sleeve, width, hem, flare, button, collar, print_=0.0, rib=0.0, open_front=0.0):
-    """Draw something worn on the upper body.
+    """Draw a top.
 
-    sleeve: length in units of the arm, 0 to 1.1; width: half-width at the chest in pixels;
-    hem: y of the lower edge; flare: what it adds to the half-width; the others: chances of each
-    detail.
+    Args:
+        sleeve: length as a fraction of the arm, 0 to 1.1.
+        width, flare: half-width at the chest, and its mean increase at the hem, in pixels.
+        hem: y of the lower edge.
+        button, collar, print_, rib, open_front: probabilities of details.
     """
     x, y, ax = b.x, b.y, b.x.abs()
     neck_y = b.normal(-12.4, 0.5)
     neck = b.uniform(2.2, 4.4)
     shoulder = width + b.normal(0.6, 0.7)
     waist = width + b.normal(-0.4, 0.8)
-    half = knots(
-        y,
-        (neck_y, neck),
-        (neck_y + b.uniform(1.2, 3.0), shoulder),
-        (-5.0, width),
-        (3.0, waist),
-        (hem, waist + b.normal(flare, 0.8)),
-    )
+    points = [(neck_y, neck), (neck_y + b.uniform(1.2, 3.0), shoulder), (-5.0, width)]
+    points += [(3.0, waist), (hem, waist + b.normal(flare, 0.8))]
+    half = knots(y, *points)
     body = largest(ax - half, torch.maximum(y - hem, neck_y - y))
     arm, reach = sleeves(b, ax, (shoulder - 1.7, neck_y + 3.2), sleeve, (2.0, 3.1), (1.3, 2.3))
     mask = torch.maximum(cover(body), cover(arm))
@@ -104,15 +100,14 @@ def top(b, sleeve, width, hem, flare, button, collar, print_=0.0, rib=0.0, open_
     front = cover(ax - (y - neck_y) * b.uniform(0.05, 0.3)) * b.chance(open_front)
     tone = paint(tone, front * b.uniform(0.5, 1), b.uniform(0.0, 1.0))
 
-    logo = torch.maximum(
-        ax - b.uniform(1.5, 4.5), (y - b.normal(-2.5, 1.5)).abs() - b.uniform(0.8, 4.0)
-    )
+    side = ax - b.uniform(1.5, 4.5)
+    logo = torch.maximum(side, (y - b.normal(-2.5, 1.5)).abs() - b.uniform(0.8, 4.0))
     ink = b.uniform(0, 1.1) + b.uniform(0, 0.5) * b.noise(14)
     tone = paint(tone, cover(logo) * b.chance(print_), ink)
     edge = cover(hem - 1.6 - y) * b.chance(rib) * b.uniform(0.2, 0.8)
     tone = paint(tone, edge, b.uniform(0.1, 1.0))
 
-    head = slice(0, 11)  # rows: neckline and collar lie in these
+    head = slice(0, 11)  # rows of neckline and collar
     hx, hy = ax[:, head], y[:, head] - neck_y
     depth = torch.where(b.chance(0.3), b.uniform(2.0, 6.0), b.uniform(0.3, 2.2))
     neckline = (hx / (neck - 0.6)).square_() + (hy / depth).square() - 1
@@ -126,8 +121,10 @@ def top(b, sleeve, width, hem, flare, button, collar, print_=0.0, rib=0.0, open_
 def sleeves(b, ax, shoulder, sleeve, upper, cuff):
     """Return the signed distance to both sleeves, and the y of their ends.
 
-    ax: distance of the pixels from the middle; shoulder: the point (x, y) where a sleeve begins;
-    sleeve: its length, none below 0.05; upper, cuff: ranges of its radius at its two ends.
+    Args:
+        ax: distance of the pixels from the middle.
+        shoulder, sleeve: start (x, y) of a sleeve, and its length; below 0.05 there is none.
+        upper, cuff: ranges of the radius at the two ends.
     """
     angle = b.normal(0.30, 0.12).clamp(0.05, 0.75) + (0.5 - sleeve).clamp(min=0) * b.uniform(0, 1)
     end = (shoulder[0] + 21 * sleeve * angle.sin(), shoulder[1] + 21 * sleeve * angle.cos())
@@ -176,9 +173,8 @@ def dress(b):
     hem_width = waist + torch.where(b.chance(0.5), b.uniform(0.2, 2.5), b.uniform(2.0, 7.0))
     waist_y = b.uniform(-5, 1)
     hem = b.normal(12.6, 0.6)
-    half = knots(
-        y, (neck_y, chest - b.uniform(0.4, 2.4)), (-8.5, chest), (waist_y, waist), (hem, hem_width)
-    )
+    shoulder = (neck_y, chest - b.uniform(0.4, 2.4))
+    half = knots(y, shoulder, (-8.5, chest), (waist_y, waist), (hem, hem_width))
     body = largest(ax - half, y - hem, neck_y - y)
     strap = b.uniform(1.0, 3.0)
     neckline = (ax / strap).square() + ((y - neck_y) / b.uniform(0.5, 5.0)).square()
@@ -211,27 +207,25 @@ def shirt(b):
 def shoe(b, shaft, holes, heel, laces):
     """Draw a shoe that points to the left.
 
-    shaft: y of its upper edge at the ankle; holes: share cut out of the upper, 0 to 1;
-    heel: height of the heel in pixels; laces: chance of laces.
+    Args:
+        shaft, heel: y of the upper edge at the ankle; height of the heel, in pixels.
+        holes: fraction cut out of the upper, 0 to 1.
+        laces: probability of laces.
     """
     x, y = b.x, b.y
     floor = b.normal(6.4, 0.8)
     toe, end = b.normal(-12.6, 0.4), b.normal(12.4, 0.5)
     sole = b.uniform(0.8, 2.6)
-    lift = knots(x, (toe + 9, 0 * heel), (end - 3, heel))  # the foot climbs towards the heel
+    lift = knots(x, (toe + 9, 0 * heel), (end - 3, heel))  # rises towards the heel
     ground = floor - lift
     toe_height = b.uniform(1.8, 3.8)
     ankle = b.uniform(-1.0, 4.5)
     instep = b.uniform(0.3, 0.75)
-    upper_y = knots(
-        x,
-        (toe, floor - 0.5),
-        (toe + 2.0, floor - toe_height),
-        (toe + 6.5, floor - toe_height - b.uniform(0.2, 1.6)),
-        (ankle, floor - toe_height + instep * (shaft - floor + toe_height)),
-        (ankle + b.uniform(0.5, 2.5), shaft),
-        (end - 1, shaft + b.normal(0.2, 0.8)),
-    )
+    top = floor - toe_height
+    points = [(toe, floor - 0.5), (toe + 2.0, top), (toe + 6.5, top - b.uniform(0.2, 1.6))]
+    points += [(ankle, top + instep * (shaft - floor + toe_height))]
+    points += [(ankle + b.uniform(0.5, 2.5), shaft), (end - 1, shaft + b.normal(0.2, 0.8))]
+    upper_y = knots(x, *points)
     back = end - b.uniform(0.0, 1.4) * ((floor - y) / 10).clamp(0, 2)
     upper = largest(upper_y - y, y - ground + sole, x - back, toe - x)
     plate = largest(ground - sole - y, y - ground, x - back, toe - x)
@@ -255,9 +249,8 @@ def shoe(b, shaft, holes, heel, laces):
     tie = cover((y - upper_y - 1.0).abs() - 1.0)
     tie = tie * stripes(b, x + y, 1.8, 3.2) * ((x - ankle + 3).abs() < 4) * b.chance(laces)
     tone = paint(tone, tie * b.uniform(0.3, 0.9), b.uniform(0.0, 1.1))
-    zip_ = (
-        cover((x - end + b.uniform(3, 6)).abs() - 0.4) * b.chance(0.3) * (1 - b.chance(laces) * 1)
-    )
+    zip_ = cover((x - end + b.uniform(3, 6)).abs() - 0.4)
+    zip_ = zip_ * b.chance(0.3) * (1 - b.chance(laces) * 1)
     tone = paint(tone, zip_ * b.uniform(0, 0.6), tone * 0.4)
     tone = tone * (1 - b.uniform(0, 0.35) * ((y - shaft) / 16).clamp(0, 1))
     return photograph(b, tone, mask)
@@ -308,7 +301,7 @@ def ankle_boot(b):
     return shoe(b, shaft, b.uniform(0, 0), heel, laces=0.3)
 
 
-# In the order of Fashion-MNIST's labels.
+# in the order of Fashion-MNIST's labels
 GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag, ankle_boot)
 SHOES = (sandal, sneaker, ankle_boot)
 

@@ -1,12 +1,10 @@
-"""A synthetic stand-in for CIFAR-10: vehicles, animals and things in colour, seen from the side.
+"""Draw the synthetic stand-in for CIFAR-10: 32x32 images of vehicles, animals and things.
 
-Every image shows one object of random proportions and colours, 32x32 pixels, in front of a
-background of random colours with clutter in it, in some light. Only shape tells the classes apart.
-An object may face either side, lie a little askew and off the middle, and be lit in any way: its
-class does not depend on that, as in photographs.
+Every image shows one object of random proportions and colours, seen from the side, before a
+cluttered background. Only the shape determines the class: direction, tilt, position and light are
+random, as in photographs.
 
-Coordinates are in units of which an object is about 24 wide: x in the direction that it faces, y
-downwards.
+Coordinates: an object is about 24 wide, x points in the direction that it faces, y downwards.
 """
 
 import torch
@@ -19,7 +17,7 @@ SHAPE = (3, SIDE, SIDE)
 
 
 class Canvas(drawing.Brush):
-    """n images (n, 3, 32, 32) that are painted on, and the coordinates of an object in them."""
+    """Images (n, 3, 32, 32) to paint on, and the coordinates `x` and `y` of an object in them."""
 
     def __init__(self, n, generator):
         super().__init__(n, generator, SIDE)
@@ -30,45 +28,44 @@ class Canvas(drawing.Brush):
         side = torch.where(self.chance(0.5), 1.0, -1.0)
         self.x = side * (x * angle.cos() + y * angle.sin()) / self.scale
         self.y = (y * angle.cos() - x * angle.sin()) / self.scale
-        # The ground is darker than most objects, so that these stand out.
+        # The background is darker than most objects.
         self.image = paint(self.ground(), self.ground(), self.slope(px, py)[:, None])
         self.image = self.image + 0.05 * self.noise(8)[:, None]
         for _ in range(4):  # the clutter
             start = self.uniform(-16, 16), self.uniform(-16, 16)
             end = start[0] + self.normal(0, 6), start[1] + self.normal(0, 6)
             mask = cover(stroke(px, py, start, end, self.uniform(0.5, 2.5), self.uniform(0.5, 2.5)))
-            self.image = paint(
-                self.image, (mask * self.uniform(0.3, 0.9))[:, None], self.ground() * 1.7
-            )
+            mask = (mask * self.uniform(0.3, 0.9))[:, None]
+            self.image = paint(self.image, mask, self.ground() * 1.7)
 
     def color(self):
-        """Return n random colours, most of them light, (n, 3, 1, 1)."""
+        """Return random, mostly light colours, (n, 3, 1, 1)."""
         rgb = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
         return 1 - 0.75 * rgb * self.uniform(0.3, 1.0)[:, None]
 
     def ground(self):
-        """Return n random dark colours, (n, 3, 1, 1)."""
+        """Return random dark colours, (n, 3, 1, 1)."""
         return 0.6 * (1 - self.color()) + 0.05
 
     def slope(self, x, y):
-        """Return a value that rises from 0 to 1 over the image, in any direction."""
+        """Return a value that rises from 0 to 1 over the image, in a random direction."""
         angle = self.uniform(0, 6.2832)
         return (0.5 + (x * angle.cos() + y * angle.sin()) / 32).clamp(0, 1)
 
     def add(self, distance, color, opacity=1.0):
-        """Paint a shape, by its signed distance, in a colour."""
+        """Paint a shape, given by its signed distance."""
         mask = cover(distance * self.scale) * opacity
         self.image = paint(self.image, mask[:, None], color)
 
     def body(self, distance):
-        """Paint a shape in a colour that is shaded and textured, and return the colour."""
+        """Paint a shape in a random colour, shaded and textured; return the colour."""
         color = self.color()
         shade = 1 + self.normal(0, 0.02) * self.y + self.noise(10) * self.uniform(0.02, 0.12)
         self.add(distance, color * shade[:, None])
         return color
 
     def lit(self):
-        """Return the images in some light, as a camera with noise takes them."""
+        """Return the images under random light, with camera noise."""
         px, py = drawing.pixels(SIDE)
         cast = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
         light = self.uniform(0.55, 1.2)[:, None] * (0.8 + 0.4 * cast)
@@ -145,38 +142,31 @@ def boat(c):
 
 def plane(c):
     radius, nose, tail = c.uniform(1.5, 2.7), c.uniform(9, 12), c.uniform(-11.5, -9)
-    color = c.color()
-    fin = c.uniform(5, 8)
+    color, fin = c.color(), c.uniform(5, 8)
     rear = largest(tail - c.x, c.x - tail - 4 - c.y * 0.5, -c.y - fin, c.y)
     c.add(rear, color)
     c.body(stroke(c.x, c.y, (nose - 3, c.normal(0, 0.4)), (tail, 0 * nose), radius, radius * 0.5))
     root, tip = c.normal(1, 1), c.uniform(-6, -2)
     drop = c.uniform(4.5, 8)
-    wing = stroke(
-        c.x, c.y, (root, 0.5 + 0 * root), (tip, drop), c.uniform(1.5, 2.3), 0.6 + 0 * root
-    )
-    far = stroke(c.x, c.y, (root + 1, -0.5 + 0 * root), (tip + 2, -0.7 * drop), 1.2 + 0 * root, 0.5)
+    zero = 0 * root
+    wing = stroke(c.x, c.y, (root, 0.5 + zero), (tip, drop), c.uniform(1.5, 2.3), 0.6 + zero)
+    far = stroke(c.x, c.y, (root + 1, -0.5 + zero), (tip + 2, -0.7 * drop), 1.2 + zero, 0.5)
     c.add(far, color * 0.8)
     c.add(wing, color)
 
 
 def bird(c):
     length, height = c.uniform(5, 7.5), c.uniform(3, 4.6)
-    color = c.color()
-    leg = c.color() * 0.5
+    color, leg = c.color(), c.color() * 0.5
     for place in (-0.8, 1.6):
         c.add(stroke(c.x, c.y, (place + 0 * length, height), (place + 1, height + 4), 0.45), leg)
-    tail = stroke(
-        c.x, c.y, (-length, 0 * length), (-length - 4, c.uniform(-3, 2)), 1.4, 0.8 + 0 * leg[:, 0]
-    )
-    c.add(tail, color)
+    tip = (-length - 4, c.uniform(-3, 2))
+    c.add(stroke(c.x, c.y, (-length, 0 * length), tip, 1.4, 0.8 + 0 * leg[:, 0]), color)
     body = ellipse(c.x, c.y, (0, 0), (length, height))
     head = (length - c.uniform(0, 1), -height + c.uniform(-1.5, 0.5))
     size = c.uniform(2, 3)
-    beak = stroke(
-        c.x, c.y, head, (head[0] + size + c.uniform(1.5, 4), head[1] + 0.5), 1.2, 0.3 + 0 * size
-    )
-    c.add(beak, c.color())
+    tip = (head[0] + size + c.uniform(1.5, 4), head[1] + 0.5)
+    c.add(stroke(c.x, c.y, head, tip, 1.2, 0.3 + 0 * size), c.color())
     c.body(torch.minimum(body, ellipse(c.x, c.y, head, (size, size))))
     c.add(ellipse(c.x, c.y, (-1, 0.2), (length * 0.6, height * 0.5)), color)
     c.add(ellipse(c.x, c.y, (head[0] + 0.7, head[1] - 0.5), (0.7, 0.7)), torch.tensor(0.05))
@@ -184,29 +174,21 @@ def bird(c):
 
 def fish(c):
     length, height = c.uniform(6.5, 9.5), c.uniform(3, 5.5)
-    color = c.color()
-    spread = c.uniform(0.5, 1.1)
-    tail = largest(
-        c.x + length - 2,
-        -length - c.uniform(3, 5) - c.x,
-        c.y.abs() - 1 + (c.x + length - 2) * spread,
-    )
+    color, spread = c.color(), c.uniform(0.5, 1.1)
+    root = c.x + length - 2
+    tail = largest(root, -length - c.uniform(3, 5) - c.x, c.y.abs() - 1 + root * spread)
     c.add(tail, color)
     fin = largest(-c.x - 3, c.x - 2.5 - c.y * 0.3, -c.y - height - c.uniform(1, 3), c.y)
     c.add(fin, color)
     c.body(ellipse(c.x, c.y, (0, 0), (length, height)))
     c.add(ellipse(c.x, c.y, (length * 0.6, -height * 0.25), (0.9, 0.9)), torch.tensor(0.05))
-    c.add(
-        (c.x - length * 0.3 - c.normal(0, 0.3)).abs() - 0.4 + c.y.square() * 0.04,
-        color * 0.6,
-        c.chance(0.5) * 1.0,
-    )
+    gill = (c.x - length * 0.3 - c.normal(0, 0.3)).abs() - 0.4 + c.y.square() * 0.04
+    c.add(gill, color * 0.6, c.chance(0.5) * 1.0)
 
 
 def house(c):
     half, eaves, floor = c.uniform(6, 9), c.uniform(-2.5, 0.5), c.uniform(7, 9.5)
-    ridge = c.uniform(-10, -6.5)
-    chimney = c.uniform(2, 4)
+    ridge, chimney = c.uniform(-10, -6.5), c.uniform(2, 4)
     c.add(box(c.x, c.y, chimney, chimney + 1.8, ridge - 0.5, eaves), c.color())
     c.body(box(c.x, c.y, -half, half, eaves, floor))
     slant = (half + 1.5) / (eaves - ridge)

@@ -1,24 +1,23 @@
-"""Compares an answer with what it should be: first the types, then the values."""
+"""Compare answers with expected values: first types, then values."""
 
 import numbers
 
 import torch
 
-LONGEST = 160  # characters of a line
+LONGEST = 160  # maximum length of a line of a message
 
 
 def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
-    """Compare what an answer gave with what it should give.
+    """Compare the value of an answer with the expected value.
 
     Args:
-        what: what is compared, in words, for the message.
-        got: what the answer gave: a number, a string, a tensor, or a list, tuple or dict of those.
-        want: what it should be. Lists and tuples count as the same, and so do numbers and tensors
-            of one number on the CPU.
-        tolerance: the largest relative difference of numbers and tensors; None means equal.
-        hints: pairs of a wrong value, or a function that tells whether a value is wrong in this
-            way, and a sentence that says what went wrong.
-        hint: a sentence for every other wrong value.
+        what: the name of the value, for the message.
+        got: the value: a number, string or tensor, or a list, tuple or dict of those.
+        want: the expected value. Lists equal tuples, and numbers equal one-element CPU tensors.
+        tolerance: the largest relative difference of numbers and tensors; None requires equality.
+        hints: pairs of a wrong value, or a predicate of wrong values, and a sentence that explains
+            the mistake.
+        hint: the sentence for all other wrong values.
 
     Raises:
         AssertionError: with both types if they differ, otherwise with the hint and both values.
@@ -27,12 +26,12 @@ def expect(what, got, want, *, tolerance=None, hints=(), hint=""):
         expect_type(what, got, want)
     if agree(got, want, tolerance):
         return
-    fitting = fitting_hint(got, tolerance, hints, hint)
-    raise AssertionError(f"{fitting}\n{_both(what, got, want, tolerance)}".lstrip())
+    hint = matching_hint(got, tolerance, hints, hint)
+    raise AssertionError(f"{hint}\n{_comparison(what, got, want, tolerance)}".lstrip())
 
 
 def at_most(what, got, limit, hint=""):
-    """Compare a number with the largest that is allowed.
+    """Compare a number with an upper limit.
 
     Raises:
         AssertionError: with the hint and both numbers.
@@ -46,14 +45,14 @@ def expect_type(what, got, like):
     """Compare the type of a value with that of an example.
 
     Raises:
-        AssertionError: with both types, if values of the two cannot be compared.
+        AssertionError: with both types, if they are incompatible.
     """
     if not _fits(got, like):
         raise AssertionError(f"{what}: {describe(like)} was expected, got {describe(got)}")
 
 
 def agree(got, want, tolerance):
-    """Tell whether two values are the same, but for a relative difference."""
+    """Return whether two values are equal within a relative tolerance."""
     if isinstance(want, (list, tuple)):
         return (
             isinstance(got, (list, tuple))
@@ -80,8 +79,8 @@ def agree(got, want, tolerance):
     return bool(got == want)
 
 
-def fitting_hint(got, tolerance, hints, hint):
-    """Return the first hint that fits a wrong value, as `expect` has them, or the one for all."""
+def matching_hint(got, tolerance, hints, hint):
+    """Return the first of `hints` that matches a wrong value, see `expect`, otherwise `hint`."""
     for wrong, sentence in hints:
         if wrong(got) if callable(wrong) else agree(got, wrong, tolerance):
             return sentence
@@ -89,13 +88,13 @@ def fitting_hint(got, tolerance, hints, hint):
 
 
 def show(value):
-    """Return a value as a message shows it."""
+    """Format a value for a message."""
     if isinstance(value, torch.Tensor):
         if value.numel() > 8:
             return describe(value)
         value = value.tolist()
     if isinstance(value, float):
-        return f"{value + 0.0:,.6g}"  # without the sign of -0.0
+        return f"{value + 0.0:,.6g}"  # no sign for -0.0
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     if isinstance(value, (list, tuple)):
@@ -104,13 +103,13 @@ def show(value):
 
 
 def short(text):
-    """Return a text without its line breaks, cut if it is long."""
+    """Return a text on one line, truncated if long."""
     text = " ".join(text.split())
     return text if len(text) <= LONGEST else text[: LONGEST - 4] + " ..."
 
 
 def describe(value):
-    """Return the type of a value in words, such as "a list of numbers"."""
+    """Return the type of a value in words, for example "a list of numbers"."""
     if isinstance(value, torch.Tensor):
         where = "" if value.device.type == "cpu" else f" on {value.device}"
         return f"a tensor of shape {tuple(value.shape)}{where}"
@@ -130,7 +129,7 @@ def _noun(value, plural=""):
 
 
 def _fits(got, like):
-    """Tell whether a value is of a type that can be compared with another value."""
+    """Return whether the type of a value is compatible with that of an example."""
     if isinstance(like, (list, tuple)):
         return isinstance(got, (list, tuple)) and (
             not like or all(any(_fits(one, other) for other in like) for one in got)
@@ -145,8 +144,8 @@ def _fits(got, like):
     return like is None or isinstance(got, type(like))
 
 
-def _both(what, got, want, tolerance):
-    """Return a line with what was expected and what came; of long lists the first difference."""
+def _comparison(what, got, want, tolerance):
+    """Return a line with the expected and the actual value; the first difference of long lists."""
     shown, wanted = show(got), show(want)
     tensors = isinstance(got, torch.Tensor) and isinstance(want, torch.Tensor)
     if tensors and got.shape == want.shape and shown in (describe(got), wanted):
@@ -163,10 +162,10 @@ def _both(what, got, want, tolerance):
         return f"{what}: expected {len(want):,} in the list, got {len(got):,}"
     pairs = enumerate(zip(got, want, strict=True))
     i, pair = next((i, pair) for i, pair in pairs if not agree(*pair, tolerance))
-    return _both(f"{what}, number {i} of the list", *pair, tolerance)
+    return _comparison(f"{what}, number {i} of the list", *pair, tolerance)
 
 
 def _largest_difference(a, b):
-    """Return the largest difference between two tensors of one shape."""
+    """Return the largest absolute difference between two tensors of one shape."""
     difference = a.detach().cpu().double() - b.detach().cpu().double()
     return difference.abs().max().item() if difference.numel() else 0.0

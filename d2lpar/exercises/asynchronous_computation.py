@@ -1,4 +1,4 @@
-"""What the checks of the exercises 02 compare answers with."""
+"""Reference solutions for exercise notebook 02."""
 
 import torch
 
@@ -9,7 +9,7 @@ from vgpu import clock, host_takes, virtual_gpus
 
 @reference
 def lines_that_wait(lines, x, count_waits):
-    """Return the letters of the lines in which the host waits for products of x."""
+    """Return the letters of the lines that make the host wait for products of x."""
     letters = ""
     for letter, (_, ask) in lines.items():
         y = [x @ x for _ in range(20)][-1]
@@ -20,7 +20,7 @@ def lines_that_wait(lines, x, count_waits):
 
 @reference
 def thousand_products_us(n, wait_each):
-    """Return the microseconds of 1000 products on a V100, which takes the place of the devices."""
+    """Return the microseconds of 1000 products on a modelled V100, which replaces the devices."""
     [v100] = virtual_gpus(1, model="v100", values=False)
     accel, matrix = torch.get_device_module(v100), torch.zeros(n, n, device=v100)
     start = clock()
@@ -54,7 +54,7 @@ def kernel_us(matrix):
 
 @reference
 def times_on_the_device(program, matrices):
-    """Run a program, with sides of matrices in the place of times; return both times."""
+    """Run a program, matrices in place of durations; return host and device time in µs."""
     device = next(iter(matrices.values())).device
     accel = torch.get_device_module(device)
     accel.synchronize(device)

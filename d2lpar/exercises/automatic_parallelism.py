@@ -1,4 +1,4 @@
-"""What the checks of the exercises 03 compare answers with."""
+"""Reference solutions for exercise notebook 03."""
 
 import torch
 
@@ -9,7 +9,7 @@ from vgpu import clock, synchronize, virtual_gpus
 
 @reference
 def products_of(program):
-    """Return the modelled time of a program on two V100s, as a number of products."""
+    """Return the modelled time of a program on two V100s, in units of one product."""
     two = virtual_gpus(2, model="v100", values=False)
     xs = [torch.zeros(4000, 4000, device=device) for device in two]
     synchronize()
@@ -24,7 +24,7 @@ def products_of(program):
 
 @reference
 def fastest(t_comp, t_launch, available):
-    """Return the smallest k with the least time per product, by trying all."""
+    """Return the smallest k with the minimal time per product, by brute force."""
     times = {k: max(k * t_launch, t_comp) / k for k in range(1, available + 1)}
     times[1] = max(t_launch, t_comp)
     return min(times, key=lambda k: (times[k], k))
@@ -32,7 +32,7 @@ def fastest(t_comp, t_launch, available):
 
 @reference
 def fastest_modelled(side):
-    """Return the seconds of a product on a modelled V100, and the k of up to 8 that is fastest."""
+    """Return the seconds of a product on a modelled V100, and the fastest k up to 8."""
     eight = virtual_gpus(8, model="v100", values=False)
     xs, times = [torch.zeros(side, side, device=gpu) for gpu in eight], {}
     synchronize()
@@ -50,5 +50,5 @@ def fastest_modelled(side):
 
 @reference
 def conflict(a, b):
-    """Return the letters for which two lines have to stay in their order."""
+    """Return the names because of which two lines must keep their order."""
     return sorted(set(a.writes) & set(b.reads + b.writes) | set(a.reads) & set(b.writes))

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 07 compare answers with."""
+"""Reference solutions for exercise notebook 07."""
 
 import contextlib
 import itertools
@@ -17,13 +17,13 @@ from vgpu import CollectiveBytes, equal_ranks, virtual_gpus
 
 @reference
 def dealt(n, k, rank):
-    """Return the examples that a sampler gives a rank."""
+    """Return the examples that DistributedSampler assigns to a rank."""
     return list(DistributedSampler(range(n), num_replicas=k, rank=rank, shuffle=False))
 
 
 @reference
 def bytes_of_step(skip, compress=False, num_parts=4, k=4):
-    """Return the bytes that a rank hands to all_reduce, and those that leave it."""
+    """Return the bytes that a rank passes to all_reduce, and those that it sends."""
     (gpu,) = virtual_gpus(1, model="v100", values=False)
     with equal_ranks(k):
         net = DistributedDataParallel(nn.Linear(1000, 1000, bias=False).to(gpu))
@@ -50,7 +50,7 @@ def weights_of_one(w, parts, lr, gradient):
 
 @reference
 def shortest(ready, num_bytes, end_of, sum_seconds):
-    """Return the milliseconds of the best of all plans."""
+    """Return the milliseconds of the best plan, by brute force."""
     times = []
     for cuts in itertools.product((False, True), repeat=len(ready) - 1):
         edges = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(ready)]
@@ -61,9 +61,9 @@ def shortest(ready, num_bytes, end_of, sum_seconds):
 
 @reference
 def resnet_gradients():
-    """Return when those of ResNet-18 are ready, their sizes, and the milliseconds of the best plan.
+    """Return times and sizes of ResNet-18's gradients, and the milliseconds of the best plan.
 
-    The last is a number found by the solution, because nobody can try all plans.
+    The last is a result of the solution: there are too many plans for brute force.
     """
     with torch.device("meta"):
         sizes = [p.nbytes for p in reversed(list(resnet18(10).parameters()))]

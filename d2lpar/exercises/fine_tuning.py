@@ -1,4 +1,4 @@
-"""What the checks of the exercises 13 compare answers with."""
+"""Reference solutions for exercise notebook 13."""
 
 import copy
 
@@ -18,7 +18,7 @@ def _num_bytes(tensors):
 
 @reference
 def held_bytes(net):
-    """Take a step with Adam, and return the bytes that are held then."""
+    """Take a step with Adam; return the bytes of parameters, gradients and optimizer state."""
     optimizer = torch.optim.Adam(p for p in net.parameters() if p.requires_grad)
     sum(p.float().sum() for p in net.parameters()).backward()
     optimizer.step()
@@ -29,7 +29,7 @@ def held_bytes(net):
 
 @reference
 def adapter_counts(num_inputs, num_outputs):
-    """Return how many weights an adapter of a dense layer has, by its rank."""
+    """Return the number of weights of an adapter of a dense layer, a dict by rank."""
     with torch.device("meta"):
         pairs = {
             r: (nn.Linear(num_inputs, r, False), nn.Linear(r, num_outputs, False))
@@ -40,7 +40,7 @@ def adapter_counts(num_inputs, num_outputs):
 
 @reference
 def bytes_out_of_first(count, devices):
-    """Return the bytes that leave the first device in a ring that sums `count` numbers."""
+    """Return the bytes that the first device sends in a ring allreduce of `count` numbers."""
     with Timeline() as timeline:
         allreduce([torch.zeros(count, device=device) for device in devices], "ring")
     sent = timeline.bytes_by_link().items()
@@ -62,7 +62,7 @@ def trained_weight(net, batches, lr):
 
 @reference
 def counted_flop(chain, X, trained):
-    """Return the FLOP of a step of a chain of parts, of which some are trained."""
+    """Return the FLOP of a step of a chain of parts, some of them trained."""
     for part, is_trained in zip(chain, trained, strict=True):
         part.requires_grad_(is_trained)
     with FlopCounterMode(display=False) as counter:
@@ -74,7 +74,7 @@ def counted_flop(chain, X, trained):
 
 @reference
 def bytes_summed(net, phases):
-    """Return for each step the bytes of the gradients of the parts that are trained."""
+    """Return for each step the bytes of the gradients of the trained parts."""
     sizes = [_num_bytes(part.parameters()) for part in net]
     return [
         sum(sizes[i] for i in trained) for trained, num_steps in phases for _ in range(num_steps)
@@ -83,7 +83,7 @@ def bytes_summed(net, phases):
 
 @reference
 def unfrozen_on_one_device(net, phases, images, labels):
-    """Train a network in phases, and return its parameters by name."""
+    """Train a network in phases; return its parameters by name."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     for trained, num_steps in phases:
         for i, part in enumerate(net):
@@ -97,7 +97,7 @@ def unfrozen_on_one_device(net, phases, images, labels):
 
 @reference
 def head_of_one_device(body, head, images, y, batches, lr):
-    """Return the head that one device trains on the features of all images."""
+    """Return the head, trained on one device on the features of all images."""
     net, new = copy.deepcopy(body).eval(), copy.deepcopy(head)
     features = net(images).detach()
     for rows in batches:

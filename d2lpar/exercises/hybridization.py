@@ -1,4 +1,4 @@
-"""What the checks of the exercises 01 compare answers with."""
+"""Reference solutions for exercise notebook 01."""
 
 import torch
 
@@ -8,7 +8,7 @@ from vgpu.dispatch import TorchDispatchMode
 
 @reference
 def calls_until_paid(t_compile, t_eager, t_compiled):
-    """Return the first number of calls after which compiling has paid, by trying."""
+    """Return the smallest number of calls for which compiling pays off, by brute force."""
     return next(q for q in range(1, 10_000) if q * t_eager >= t_compile + q * t_compiled)
 
 
@@ -26,7 +26,7 @@ class _Traffic(TorchDispatchMode):
 
 @reference
 def eager_traffic(function, *inputs):
-    """Return how many operators run, and the bytes of the tensors that they read and write."""
+    """Return the number of operators, and the bytes of the tensors that they read and write."""
     with _Traffic() as traffic:
         function(*inputs)
     return traffic.num_ops, traffic.num_bytes
@@ -34,7 +34,7 @@ def eager_traffic(function, *inputs):
 
 @reference
 def programs_of(function, calls, dynamic=None):
-    """Return how many programs are compiled for calls with a batch size and a flag."""
+    """Return the number of programs compiled for calls (batch size, flag)."""
     compiled = []
 
     def keep(graph, example_inputs):
@@ -51,7 +51,7 @@ def programs_of(function, calls, dynamic=None):
 
 @reference
 def bound_of(spans):
-    """Return the bound, and two wrong ones: by the number of kernels, and with the gaps."""
+    """Return the bound, and two wrong ones: by the number of kernels, and with idle gaps."""
     stays = [span for span in spans if any(name in span.name for name in ("conv", "mm", "matmul"))]
     in_library, in_all = (sum(span.end - span.start for span in part) for part in (stays, spans))
     with_gaps = (spans[-1].end - spans[0].start) / in_library

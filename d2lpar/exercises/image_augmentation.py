@@ -1,10 +1,10 @@
-"""What the checks of the exercises 12 compare answers with."""
+"""Reference solutions for exercise notebook 12."""
 
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline
 
 
-def _points_to(X):  # the column of the head, seen from the middle of the shaft
+def _points_to(X):  # side of the head, the fullest column, from the middle of the arrow
     columns = (X.amax(0) > 0).sum(0)
     lit = columns.nonzero()
     return "right" if 2 * columns.argmax() > lit.min() + lit.max() else "left"
@@ -19,7 +19,7 @@ _LABELS = {
 
 @reference
 def labels_broken(task, images, changes):
-    """Return for each change a label that it does not keep, such as "right becomes left", or ""."""
+    """Return for each change a label that it alters, such as "right becomes left", or ""."""
     label, broken = _LABELS[task], {}
     for name, change in changes.items():
         seen = [(label(X), label(change(X))) for X in images]
@@ -30,7 +30,7 @@ def labels_broken(task, images, changes):
 
 @reference
 def bytes_from_host(tensors, devices):
-    """Return the bytes that leave the host when tensors are split over the devices."""
+    """Return the bytes that the host sends to split tensors over the devices."""
     with Timeline() as timeline:
         for x in tensors:
             for part, device in zip(x.chunk(len(devices)), devices, strict=True):

@@ -1,8 +1,8 @@
-"""The points of an exercise, part by part, and the answers as a check takes them.
+"""Points of an exercise, and access of a check to the answers.
 
-A check cell creates `Marks`, which look up the answers in the notebook. The functions that it
-compares them with are decorated as `reference` and answer that cell only: neither they nor a
-function around them can be handed in.
+A check cell creates `Marks`, which looks answers up in the notebook. Reference solutions are
+decorated with `reference`: only the check cell can call them, so students can neither call nor
+submit them.
 """
 
 import ast
@@ -18,30 +18,30 @@ import warnings
 import torch
 
 from d2lpar.devices import num_gpus
-from d2lpar.exercises.answers import agree, describe, expect_type, fitting_hint, short, show
+from d2lpar.exercises.answers import agree, describe, expect_type, matching_hint, short, show
 from vgpu import synchronize
 
-_check = None  # the file of the latest check cell, as Python names it
-wrong_tries = {}  # the wrong tries at each prediction in this kernel
+_check = None  # co_filename of the latest check cell
+wrong_tries = {}  # (part, name): wrong predictions in this kernel
 
 
 class Marks:
-    """The points of one exercise, part by part; all parts together are worth `points`."""
+    """The points of one exercise, which has `points` in all, divided into parts."""
 
     def __init__(self, points):
         global _check
         cell = sys._getframe(1)
         self._names, _check = cell.f_globals, cell.f_code.co_filename
-        self._part, self._open = "", False  # the current one, and whether an answer is a stub
-        self._files = set()  # of the cells with the answers
+        self._part, self._open = "", False  # name of the current part; whether an answer is a stub
+        self._files = set()  # co_filename of the cells with answers
         self.points, self.given, self.reached = points, 0, 0
         _forget_late_errors()
 
     @contextlib.contextmanager
     def part(self, points, name):
-        """Give `points` if the block passes, and print which; an exception in it is caught.
+        """Context manager: give `points` if the block passes, and print the result.
 
-        Warnings are not shown: nbgrader gives no points for a check that writes to stderr.
+        Exceptions are caught. Warnings are hidden: nbgrader gives no points for output to stderr.
         """
         self.given += points
         self._part = name
@@ -61,31 +61,29 @@ class Marks:
             print(f"ok    {points} of {points}  {name}")
 
     def answer(self, name, *, like, without=()):
-        """Return the function or class that answers an exercise, for the check to call.
+        """Return the answer, a function or class, for the check to call.
 
         Args:
             name: its name in the notebook.
-            like: an example of what it returns, which tells the type; None if it may return
-                nothing.
-            without: names of modules whose functions the task rules out.
+            like: an example of the result, which determines its type; None if it may return None.
+            without: names of modules whose functions the answer must not call.
         """
         return Answer(self, name, like, without)
 
     def prediction(self, name, want, *, of=None, tolerance=None, hints=(), hint=""):
-        """Compare a value that the reader has predicted.
+        """Compare a predicted value with the expected value.
 
-        A wrong value gets a hint. Only the second wrong value in the same kernel gets the right
-        one, too.
+        The first wrong prediction gets a hint; from the second on the message has the right value.
 
         Args:
             name: its name in the notebook.
-            want: what it should be.
-            of: a function that returns the part of the value to compare; None means all of it.
-            tolerance, hints, hint: as in `expect`. Numbers have a hint without one, too.
+            want: the expected value.
+            of: a function that returns the part of the value to compare; None compares all.
+            tolerance, hints, hint: as in `expect`; numbers have a default hint.
 
         Raises:
             AssertionError: with the hint and the predicted value.
-            NotImplementedError: it is None, as in a stub.
+            NotImplementedError: the value is None, as in a stub.
         """
         got = self.value(name)
         expect_type(name, got, want)
@@ -101,14 +99,14 @@ class Marks:
         shown = f"{name}: {show(got)} is not right"
         if len(tries) > 1:
             shown = f"{name}: expected {show(want)}, got {show(got)}"
-        raise AssertionError(f"{fitting_hint(got, tolerance, hints, hint)}\n{shown}".lstrip())
+        raise AssertionError(f"{matching_hint(got, tolerance, hints, hint)}\n{shown}".lstrip())
 
     def value(self, name):
-        """Return what the notebook has under a name.
+        """Return a value of the notebook.
 
         Raises:
-            AssertionError: there is nothing, or the answer cell ended in an error before it.
-            NotImplementedError: it is None, as in a stub.
+            AssertionError: the name is undefined, or the answer cell failed before defining it.
+            NotImplementedError: the value is None, as in a stub.
         """
         value, error = self._names.get(name), self._error(name, self._names.get(name))
         stub = isinstance(error, NotImplementedError) and not error.args
@@ -118,20 +116,20 @@ class Marks:
             raise AssertionError(f"there is no `{name}`: run the answer cell first")
         if value is None:
             raise NotImplementedError
-        if getattr(value, "__name__", name) in (name, "<lambda>"):  # none that was given
+        if getattr(value, "__name__", name) in (name, "<lambda>"):  # the student's own
             self._files |= {_file(value)} - {__file__}
         return value
 
     def total(self):
-        """Return the points reached, the last value of a check cell, which nbgrader reads."""
+        """Print and return the points reached: nbgrader reads the last value of a check cell."""
         assert self.given == self.points, f"the parts give {self.given} points, not {self.points}"
         print(f"{self.reached} of {self.points} points")
         return self.reached
 
     def _error(self, name, value):
-        """Return the error that ended the cell before the check, if it should have set `name`.
+        """Return the error of the cell before the check if that cell should have defined `name`.
 
-        None if a statement before the one that failed has given `value` to it.
+        Returns None if a statement before the error has defined it as `value`.
         """
         shell = self._names.get("get_ipython", lambda: None)()
         result = getattr(shell, "last_execution_result", None)
@@ -144,28 +142,28 @@ class Marks:
         frames = traceback.walk_tb(error.__traceback__)
         line = next((line for frame, line in frames if frame.f_globals is self._names), 0)
         cell = result.info.raw_cell
-        with contextlib.suppress(SyntaxError):  # of a magic
+        with contextlib.suppress(SyntaxError):  # a magic command
             ends = [node.end_lineno for node in ast.parse(cell).body if node.end_lineno < line]
             cell = "\n".join(cell.splitlines()[: max(ends, default=0)])
         return None if re.search(defines, cell) else error
 
     def _explain(self, error):
-        """Return whether an exception means `open` or `wrong`, and what to tell about it."""
+        """Return the verdict on an exception, "open" or "wrong", and a message."""
         frames = traceback.extract_tb(error.__traceback__)
         if isinstance(error, NotImplementedError) and not error.args:  # as in a stub
             self._open = True
-        elif not (self._open and frames[-1].filename == _check):  # not a part that needs another
+        elif not (self._open and frames[-1].filename == _check):  # else it depends on a stub
             return "wrong", self._message(error, frames)
         return "open", "not answered yet"
 
     def _message(self, error, frames):
-        """Return what to tell about an exception, with the line of the answer that it came from."""
+        """Return a message on an exception, with the line of the answer that raised it."""
         own = [frame for frame in frames if frame.filename in self._files]
         if isinstance(error, AssertionError) and frames[-1] not in own:
             return str(error)
-        for note in getattr(error, "__notes__", ()):  # what `launch` adds of another process
-            told = re.findall(r'File "(.+)", line (\d+), in (.+)', note)
-            frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in told]
+        for note in getattr(error, "__notes__", ()):  # `launch` adds the traceback of a rank
+            found = re.findall(r'File "(.+)", line (\d+), in (.+)', note)
+            frames = [traceback.FrameSummary(file, int(line), name) for file, line, name in found]
             own += [frame for frame in frames if frame.filename in self._files]
         if own:
             return f"line {own[-1].lineno} of your answer: `{own[-1].line}`: {_text(error)}"
@@ -175,24 +173,24 @@ class Marks:
 
 
 class Answer:
-    """A function or class of the notebook that a check calls."""
+    """An answer that a check calls: a function or class of the notebook."""
 
     def __init__(self, marks, name, like, without):
         self._marks, self._name, self._like, self._without = marks, name, like, without
 
     @property
     def function(self):
-        """What the notebook has, for a check that needs more than to call it."""
+        """The function or class itself, for checks that do more than call it."""
         value = self._marks.value(self._name)
         if not callable(value):
             raise AssertionError(f"{self._name}: a function was expected, got {describe(value)}")
         return value
 
     def __call__(self, *args, **kwargs):
-        """Call the answer, and return what it returns.
+        """Call the answer and return its result.
 
         Raises:
-            AssertionError: it returns nothing or something of another type, or it calls what the
+            AssertionError: it returns None or a value of another type, or calls a module that the
                 task rules out.
         """
         function = self.function
@@ -211,7 +209,7 @@ class Answer:
 
 
 def reference(function):
-    """Let a function answer the check only, so that no answer can call it or be it."""
+    """Decorator of reference solutions: students can neither call nor submit the function."""
 
     @functools.wraps(function)
     def for_the_check(*args, **kwargs):
@@ -223,10 +221,9 @@ def reference(function):
 
 
 def _forget_late_errors():
-    """Wait for all GPUs, and drop what failed on them.
+    """Wait for all GPUs and discard their asynchronous errors.
 
-    At a wait one device reports its error. The others keep theirs, which would cost the next answer
-    its points.
+    Each wait reports the error of one device only; the others would fail the next answer.
     """
     for _ in range(num_gpus()):
         with contextlib.suppress(torch.AcceleratorError):
@@ -235,9 +232,9 @@ def _forget_late_errors():
 
 @contextlib.contextmanager
 def _refused(modules):
-    """Refuse calls of functions of some modules while the block runs."""
+    """Raise AssertionError if the block calls a function of one of the modules."""
 
-    def look(frame, event, called):
+    def check_call(frame, event, called):
         home = frame.f_globals.get("__name__") if event == "call" else None
         if event == "c_call":
             owner = getattr(called, "__self__", None)
@@ -248,7 +245,7 @@ def _refused(modules):
                 raise AssertionError(f"your answer calls {name}, which the task rules out")
 
     before = sys.getprofile()
-    sys.setprofile(look if modules else before)
+    sys.setprofile(check_call if modules else before)
     try:
         yield
     finally:
@@ -256,12 +253,12 @@ def _refused(modules):
 
 
 def _text(error):
-    """Return the type and the message of an exception, without a file."""
+    """Return type and message of an exception, without the name of a file."""
     message = short(re.sub(r" \(\S+\.py\)$", "", str(getattr(error, "msg", error))))
     return f"{type(error).__name__}: {message}".removesuffix(": ")
 
 
 def _file(value):
-    """Return the file of a function or class, None for anything else."""
+    """Return the file of a function or class, or None for other values."""
     functions = vars(value).values() if isinstance(value, type) else [value]
     return next((f.__code__.co_filename for f in functions if hasattr(f, "__code__")), None)

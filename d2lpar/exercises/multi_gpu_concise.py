@@ -1,4 +1,4 @@
-"""What the checks of the exercises 06 compare answers with."""
+"""Reference solutions for exercise notebook 06."""
 
 import gc
 import heapq
@@ -14,7 +14,7 @@ from d2lpar.timelines.timeline import Timeline
 
 @reference
 def remembered(devices, X, num_passes=2):
-    """Return the running mean and variance of a layer that has seen X, on these devices."""
+    """Return running mean and variance of a BatchNorm layer after passes of X on the devices."""
     norm = nn.BatchNorm1d(1).to(devices[0])
     for _ in range(num_passes):
         nn.DataParallel(norm, devices)(X)
@@ -23,8 +23,8 @@ def remembered(devices, X, num_passes=2):
 
 @reference
 def bytes_of_0(make_net, devices):
-    """Return the bytes out of device 0 and into it in a step, and those that it holds then."""
-    gc.collect()  # nothing of earlier cells should be freed meanwhile
+    """Return the bytes that device 0 sends and receives in a step, and those allocated after it."""
+    gc.collect()  # otherwise garbage of earlier cells may be freed meanwhile
     accel = torch.get_device_module(devices[0])
     before = accel.memory_allocated(devices[0])
     net = make_net().to(devices[0])
@@ -51,12 +51,12 @@ def epoch_seconds(batch, k=16, copy_seconds=2.84e-3):
 
 @reference
 def quickest(T_1, copy_seconds):
-    """Return the number of devices with the quickest step, by trying 200."""
+    """Return the number of devices, below 200, with the fastest step, by brute force."""
     return min(range(1, 200), key=lambda k: _step_seconds(T_1, k, copy_seconds))
 
 
 @reference
 def earliest_end(b, seconds, fixed):
-    """Return the b-th of all times at which some device could end an example."""
+    """Return the b-th smallest time at which any device can end an example."""
     times = [[f + t * (n + 1) for n in range(b)] for t, f in zip(seconds, fixed, strict=True)]
     return next(itertools.islice(heapq.merge(*times), b - 1, None))

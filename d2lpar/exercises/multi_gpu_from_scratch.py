@@ -1,4 +1,4 @@
-"""What the checks of the exercises 05 compare answers with."""
+"""Reference solutions for exercise notebook 05."""
 
 import torch
 
@@ -7,7 +7,7 @@ from d2lpar.exercises.marks import reference
 
 @reference
 def largest_step(lr, curvature):
-    """Return the largest k for which a step with k times the rate does not move w away from 0."""
+    """Return the largest k for which a step with k times the rate does not increase |w|."""
     w = torch.ones((), requires_grad=True)
     (curvature / 2 * w**2).backward()
     k = 1

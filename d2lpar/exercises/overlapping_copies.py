@@ -1,4 +1,4 @@
-"""What the checks of the exercises 04 compare answers with."""
+"""Reference solutions for exercise notebook 04."""
 
 from collections import defaultdict
 
@@ -7,19 +7,19 @@ from d2lpar.exercises.marks import reference
 
 @reference
 def schedule(t_comp, t_copy, num_streams):
-    """Return the starts of the copies of four items, and when all is done."""
-    taken, starts = defaultdict(float), []
+    """Return the start times of the copies of four items, and the time when all has ended."""
+    free_at, starts = defaultdict(float), []
     compute, copy = ("compute", "copy") if num_streams == 2 else ("both", "both")
     for _ in range(4):
-        computed = max(taken[compute], taken["compute engine"]) + t_comp
-        taken[compute] = taken["compute engine"] = computed
-        starts.append(max(taken[copy], taken["copy engine"], computed))
-        taken[copy] = taken["copy engine"] = starts[-1] + t_copy
-    return starts, taken["copy engine"]
+        computed = max(free_at[compute], free_at["compute engine"]) + t_comp
+        free_at[compute] = free_at["compute engine"] = computed
+        starts.append(max(free_at[copy], free_at["copy engine"], computed))
+        free_at[copy] = free_at["copy engine"] = starts[-1] + t_copy
+    return starts, free_at["copy engine"]
 
 
 @reference
 def part_before_the_last_kernel(copies, kernels):
-    """Return the part of copies, which follow each other, that ends before the kernels end."""
+    """Return the fraction of consecutive copies that precedes the end of the last kernel."""
     late = sum(max(0, copy.end - max(copy.start, kernels[-1].end)) for copy in copies)
     return 1 - late / sum(copy.end - copy.start for copy in copies)

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 10 compare answers with."""
+"""Reference solutions for exercise notebook 10."""
 
 import itertools
 
@@ -9,7 +9,7 @@ from d2lpar.exercises.marks import reference
 
 @reference
 def bytes_in(num_servers, num_keys=None, num_workers=4, K=1_000_000):
-    """Count what arrives over links: at each server, and at each machine with one of each kind."""
+    """Return the bytes received by a server, and over links by a machine with one of each kind."""
     servers, machines = [0] * num_servers, [0] * num_workers
     for worker, server in itertools.product(range(num_workers), range(num_servers)):
         values = torch.zeros((num_keys or K) // num_servers)
@@ -39,7 +39,7 @@ def path_of(k, lr, num_steps):
 
 @reference
 def most(lr, curvature):
-    """Return the largest number of workers whose weight goes to 0."""
+    """Return the largest number of workers for which the weight converges to 0."""
     ends = [abs(_take_turns(k, lr, 2000, curvature)[-1]) for k in range(1, 20)]
     return max((k for k, end in enumerate(ends, 1) if end < 0.5), default=0)
 
@@ -58,8 +58,8 @@ def recurrence(compute, s):
 
 @reference
 def of_one_delay(lr, num_steps):
-    """Return the weight when each gradient but the first is one update old."""
-    history = [1.0, 1.0]  # w of the start, for the first two steps
+    """Return the weight if each gradient but the first is one update old."""
+    history = [1.0, 1.0]  # the initial w, for the first two steps
     for _ in range(num_steps):
         history.append(history[-1] - lr * history[-2])
     return history[-1]

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 08 compare answers with."""
+"""Reference solutions for exercise notebook 08."""
 
 import itertools
 
@@ -20,7 +20,7 @@ from vgpu import virtual_gpus
 
 @reference
 def least_micro_batches(k, limit):
-    """Return the smallest number for a bubble, from the times of all tasks, without a formula."""
+    """Return the smallest number of micro-batches for a bubble, by brute force."""
     for m in itertools.count(1):
         if bubble_fraction(predict_schedule(gpipe(k, m), [1.0] * k, [2.0] * k)) <= limit:
             return m
@@ -41,7 +41,7 @@ def bytes_of_messages(net, cuts, m):
 
 @reference
 def pace_and_best(cuts, seconds, num_bytes, bandwidth):
-    """Return the pace of a pipeline, and the smallest of all with as many cuts."""
+    """Return the pace of a pipeline, and the smallest pace with as many cuts."""
 
     def pace(cuts):
         stages = itertools.pairwise([0, *cuts, len(seconds)])

@@ -1,11 +1,11 @@
-"""What the checks of the exercises 14 compare answers with."""
+"""Reference solutions for exercise notebook 14."""
 
 from d2lpar.exercises.marks import reference
 
 
 @reference
 def groups_of(rank, t, d, p):
-    """Return the tensor, the data and the pipeline group of a rank, by looking at all ranks."""
+    """Return the tensor, the data and the pipeline group of a rank, by brute force."""
     # part, replica, stage
     places = {r: (r % t, r // t % d, r // (t * d)) for r in range(t * d * p)}
     mine = places[rank]
@@ -17,7 +17,7 @@ def groups_of(rank, t, d, p):
 
 @reference
 def attention(scores, V):
-    """Return (out, largest, total) of attention with these scores, (n, keys), and values."""
+    """Return (out, largest, total) of attention with scores (n, keys) and values V."""
     largest = scores.amax(1, keepdim=True)
     weights = (scores - largest).exp()
     total = weights.sum(1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 11 compare answers with."""
+"""Reference solutions for exercise notebook 11."""
 
 import itertools
 
@@ -16,13 +16,13 @@ def _step_parts(offer, b, t0, t, num_bytes):
 
 @reference
 def step_parts(offer, b, *measured):
-    """Return the seconds of a step, of its computation and of its sum, by the rules."""
+    """Return the seconds of a step, of its computation and of its allreduce."""
     return _step_parts(offer, b, *measured)
 
 
 @reference
 def all_plans(offers, batches, num_steps, *measured):
-    """Return the seconds, the price, the offer and the batch of each plan that is possible."""
+    """Return seconds, price, offer and batch of each feasible plan."""
     plans = []
     for (name, offer), b in itertools.product(offers.items(), batches):
         k = offer["machines"] * offer["gpus"]

@@ -1,4 +1,4 @@
-"""What the checks of the exercises 09 compare answers with."""
+"""Reference solutions for exercise notebook 09."""
 
 import itertools
 
@@ -36,9 +36,9 @@ def row_names(num_heads, size, by_head):
 
 @reference
 def fewest_channels(kernel, flops, bandwidth, itemsize):
-    """Return the smallest number of channels that pays on 2 and on 8 devices, by trying."""
+    """Return the least number of channels that pays off on 2 and on 8 devices, by brute force."""
 
-    def seconds(k, c):  # for a pixel
+    def seconds(k, c):  # per pixel
         ring = 2 * (k - 1) * itemsize * c / (k * bandwidth)
         return 12 * c * c * kernel**2 / (k * flops) + 2 * ring
 
@@ -46,7 +46,7 @@ def fewest_channels(kernel, flops, bandwidth, itemsize):
 
 
 class _Products:
-    """A GPU whose convolutions take the time of products, without Winograd's algorithm."""
+    """A GPU whose convolutions take the time of matrix products, without Winograd."""
 
     def __init__(self, gpu):
         self._gpu = gpu
@@ -62,7 +62,7 @@ class _Products:
 
 @reference
 def channels_that_pay(link):
-    """Return those that are faster on four V100s, which take the place of the devices."""
+    """Return the numbers of channels faster on four modelled V100s, which replace the devices."""
     seconds = {}
     gpu = _Products(as_machine("v100").gpu)
     for k, c in itertools.product((1, 4), (32, 64, 128, 256)):

@@ -1,1 +1,1 @@
-"""Figures: their style, charts that the chapters share, and plots that grow while a loop runs."""
+"""Figures: their style, the charts that chapters share, and a progress bar."""

@@ -1,4 +1,4 @@
-"""Charts that the chapters share: bars, stacked bars, curves, named points, and single runs."""
+"""Charts that the chapters share: bars, stacked bars and curves."""
 
 import itertools
 
@@ -16,19 +16,21 @@ from vgpu import hardware_name
 
 
 def plot_bars(labels, predicted, measured, ylabel, title=None):
-    """Return a figure of predicted beside measured or, while GPUs are modelled, modelled numbers.
+    """Return a bar chart of predicted beside measured (on modelled GPUs: modelled) numbers.
 
     Args:
         labels: a name for each pair of bars.
-        predicted, measured: numbers, one for each label; a None leaves its bar out.
+        predicted, measured: numbers, one per label; None draws no bar.
         ylabel: quantity and unit.
 
     Raises:
-        ValueError: there are not as many numbers as labels.
+        ValueError: the numbers and the labels differ in length.
     """
     for name, values in (("predicted", predicted), ("measured", measured)):
         if len(values) != len(labels):
-            raise ValueError(f"{len(values)} {name} values for {len(labels)} labels")
+            raise ValueError(
+                f"{name} must have {len(labels)} values, one per label: got {len(values)}"
+            )
     kind = "modelled" if hardware_name() else "measured"
     figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(labels) + 1.5)), 2.8))
     with style():
@@ -49,11 +51,11 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
 
 
 def plot_stacks(rows, ylabel, title=None):
-    """Return a figure of bars made of parts, stacked.
+    """Return a chart of stacked bars.
 
     Args:
-        rows: a dict from the name of a bar to a dict from the names of its parts, the same for all
-            bars, to numbers.
+        rows: for each bar a dict from the names of its parts to numbers: a dict of dicts. All bars
+            must have the same parts.
         ylabel: quantity and unit.
 
     Raises:
@@ -62,15 +64,14 @@ def plot_stacks(rows, ylabel, title=None):
     names = list(next(iter(rows.values()), {}))
     for label, parts in rows.items():
         if list(parts) != names:
-            raise ValueError(f"bar {label!r} has the parts {list(parts)}, the first has {names}")
+            raise ValueError(f"bar {label!r} must have the parts {names}: got {list(parts)}")
     figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(rows) + 1.5)), 2.8))
     with style():
         bottom = [0.0] * len(rows)
-        for i, name in enumerate(names):
-            colour, hatch, edge = list(KINDS.values())[i % len(KINDS)]
+        for name, (colour, hatch, edge) in zip(names, itertools.cycle(KINDS.values())):
             heights = [float(parts[name]) for parts in rows.values()]
-            look = {"color": colour, "hatch": hatch, "edgecolor": edge, "label": name}
-            axes.bar(list(rows), heights, 0.6, bottom, **look)
+            style_of_part = {"color": colour, "hatch": hatch, "edgecolor": edge}
+            axes.bar(list(rows), heights, 0.6, bottom, label=name, **style_of_part)
             bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
         axes.set(ylabel=ylabel, title=title)
         axes.grid(True, axis="y")
@@ -79,24 +80,27 @@ def plot_stacks(rows, ylabel, title=None):
 
 
 def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", yscale="linear"):
-    """Return a figure of curves over one axis, the ideal one dashed.
+    """Return a figure of curves.
 
     Args:
-        x: numbers.
-        ys: a dict from the name of a curve to its numbers, one for each of `x`.
+        x: a list of numbers.
+        ys: a dict from names to curves, each a list of one number per x.
         xlabel, ylabel: quantities and units.
-        ideal: numbers of the ideal curve.
+        ideal: an ideal curve, drawn dashed.
         xscale, yscale: "linear" or "log".
 
     Raises:
-        ValueError: a curve does not have as many numbers as `x`.
+        ValueError: a curve and `x` differ in length.
     """
     for name, y in [*ys.items(), *([("ideal", ideal)] if ideal is not None else [])]:
         if len(y) != len(x):
-            raise ValueError(f"curve {name!r} has {len(y)} values, x has {len(x)}")
+            raise ValueError(f"curve {name!r} must have {len(x)} values, one per x: got {len(y)}")
     figure, [[axes]] = new_figure(figsize=(4.5, 3))
     with style():
-        draw_curves(axes, x, ys, ideal)
+        for (name, y), (colour, dashes, marker) in zip(ys.items(), _line_styles(ys), strict=True):
+            axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
+        if ideal is not None:
+            axes.plot(x, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
         axes.set(xlabel=xlabel, ylabel=ylabel, title=title, xscale=xscale, yscale=yscale)
         if len(x) <= 12:
             axes.set_xticks(x, [f"{value:g}" for value in x])
@@ -106,47 +110,38 @@ def plot_curves(x, ys, xlabel, ylabel, ideal=None, title=None, xscale="linear", 
         if yscale == "log":
             write_plain_numbers(axes.yaxis)
         axes.grid(True)
-        figure.legend(
-            loc="outside lower center", ncols=3 if max(map(len, ys), default=0) < 16 else 2
-        )
+        columns = 3 if max(map(len, ys), default=0) < 16 else 2
+        figure.legend(loc="outside lower center", ncols=columns)
     return figure
 
 
-def draw_curves(axes, x, ys, ideal):
-    """Draw the curves of the dict `ys` over `x`, and the ideal one dashed unless it is None."""
-    for (name, y), (colour, dashes, marker) in zip(ys.items(), looks_of(ys), strict=True):
-        axes.plot(x, y, dashes, color=colour, marker=marker, markersize=4, label=name)
-    if ideal is not None:
-        axes.plot(x, ideal, color=IDEAL, linestyle=(0, (6, 4)), linewidth=1, label="ideal")
-
-
 def write_plain_numbers(axis):
-    """Label the ticks of a logarithmic axis 20 and 0.3 instead of with powers of ten."""
+    """Label the ticks of a logarithmic axis with 20 or 0.3 instead of powers of ten."""
     from matplotlib.ticker import LogFormatter
 
     class Plain(LogFormatter):
         def __call__(self, x, pos=None):
-            return super().__call__(x, pos) and f"{x:g}"  # no label where ticks are close
+            return super().__call__(x, pos) and f"{x:g}"  # "" where ticks are close
 
     axis.set_major_formatter(Plain())
     axis.set_minor_formatter(Plain(labelOnlyBase=False))
 
 
-LOOKS = {  # looks of the first group of curves, and of the second
+_ROLES = {  # line styles in the first and in the second group of curves
     "measured": (LINES[0], (MEASURED, "-.", "D")),
     "predicted": (LINES[1], (PREDICTED, ":", "^")),
 }
-LOOKS["modelled"] = LOOKS["measured"]  # a figure has one or the other
+_ROLES["modelled"] = _ROLES["measured"]  # never both in one figure
 
 
-def looks_of(names):
-    """Return colour, dashes and marker for each name.
+def _line_styles(names):
+    """Return colour, dashes and marker of each curve.
 
-    "measured", "modelled" and "predicted", also in a group as in "ring, measured", have one colour
-    each; groups differ in dashes and markers.
+    The names "measured", "modelled" and "predicted", alone or as in "ring, measured", have fixed
+    colours; groups such as "ring" differ in dashes and markers.
     """
     pairs = [name.rpartition(", ")[::2] for name in names]  # group and role
-    groups = list(dict.fromkeys(group for group, role in pairs if role in LOOKS))
-    looks = [role in LOOKS and LOOKS[role][groups.index(group) % 2] for group, role in pairs]
-    free = itertools.cycle([line for line in LINES if line not in looks])
-    return [look or next(free) for look in looks]
+    groups = list(dict.fromkeys(group for group, role in pairs if role in _ROLES))
+    styles = [role in _ROLES and _ROLES[role][groups.index(group) % 2] for group, role in pairs]
+    free = itertools.cycle([line for line in LINES if line not in styles])
+    return [chosen or next(free) for chosen in styles]

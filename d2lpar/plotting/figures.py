@@ -1,7 +1,7 @@
-"""Figures that show themselves in a notebook, in one style, and the colours of the chapters.
+"""Create figures that display themselves in a notebook; style and colours of the chapters.
 
-Figures are made without pyplot, so a cell shows each of them once. Lines differ by lightness and
-dashes, bars by lightness and hatching: printed in grey they can still be told apart.
+Figures are created without pyplot, so a cell shows each of them once. Lines differ in lightness and
+dashes, bars in lightness and hatching, so they remain distinct when printed in grey.
 """
 
 import base64
@@ -11,7 +11,7 @@ import io
 import sys
 from pathlib import Path
 
-WIDE = 6.3  # inches: as wide as a cell of JupyterLab in a window of 1024 pixels
+WIDE = 6.3  # inches: the width of a cell of JupyterLab in a window of 1024 pixels
 MEASURED, PREDICTED, IDEAL = "#12355b", "#d1495b", "#777777"
 LINES = (  # colour, dashes, marker
     (MEASURED, "-", "o"),
@@ -19,7 +19,7 @@ LINES = (  # colour, dashes, marker
     ("#66a182", "-.", "^"),
     ("#edae49", ":", "D"),
 )
-KINDS = {  # kind of a span: colour, hatch, colour of the hatch
+KINDS = {  # kind of span: colour, hatch, colour of the hatch
     "kernel": (MEASURED, "", MEASURED),
     "copy": ("#edae49", "/////", "#7a4f00"),
     "wait": ("#e4e4e4", ".....", "#8a8a8a"),
@@ -37,9 +37,10 @@ PHASES = (  # bands with a name, in this order: colour, hatch
 
 @contextlib.contextmanager
 def style():
-    """Make a context, or a decorator, in which new artists have the style of the chapters' figures.
+    """Context manager or decorator: new artists get the style of the chapters' figures.
 
-    Raises ImportError when matplotlib is not installed; says how to install it.
+    Raises:
+        ImportError: matplotlib is not installed.
     """
     try:
         from matplotlib.style import context
@@ -55,7 +56,7 @@ def _figure_class():
     from matplotlib import figure
 
     class Figure(figure.Figure):
-        """A figure that shows itself as the value of a cell, with a text that never varies."""
+        """A figure that displays itself as the value of a cell; its text is the same every run."""
 
         def __repr__(self):
             return "<Figure>"
@@ -72,7 +73,7 @@ def _figure_class():
 
 
 def in_notebook():
-    """Return whether the code runs in a Jupyter kernel, where a figure can be shown."""
+    """Return whether the code runs in a Jupyter kernel, which can show figures."""
     if "IPython" not in sys.modules:
         return False
     from IPython import get_ipython
@@ -83,11 +84,13 @@ def in_notebook():
 def new_figure(nrows=1, ncols=1, figsize=(3.5, 2.5)):
     """Return a figure in the style of the chapters, and an array (nrows, ncols) of its axes.
 
-    `figsize` is its width and height, in inches.
+    Args:
+        nrows, ncols: number of rows and columns of axes.
+        figsize: (width, height), in inches.
     """
     with style():
         figure = _figure_class()(figsize=figsize, dpi=120, layout="constrained")
         all_axes = figure.subplots(nrows, ncols, squeeze=False)
         for axes in all_axes.flat:
-            axes.title.set_wrap(True)  # or a long title is cut off
+            axes.title.set_wrap(True)  # otherwise a long title is cut off
         return figure, all_axes

@@ -4,15 +4,14 @@ import sys
 
 
 def progress(items, description, delay=0):
-    """Return a generator of the items of a list, under a progress bar where tqdm is installed.
+    """Loop over the items of a list with a progress bar, if tqdm is installed: a generator.
 
-    The bar goes to stderr and ends on a line without times, so that two runs of a notebook leave
-    the same text.
+    The last state of the bar has no times, so two runs of a notebook store the same text.
 
     Args:
-        items: what to loop over; it has a length.
+        items: a list, or another iterable with a length.
         description: the text before the bar.
-        delay: the seconds after which the bar appears. A loop that ends sooner leaves no text.
+        delay: seconds after which the bar appears; a shorter loop shows no bar.
     """
     try:
         from tqdm import tqdm

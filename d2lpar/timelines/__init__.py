@@ -1,1 +1,1 @@
-"""Timelines: what ran where and when, on virtual and on CUDA GPUs, recorded and drawn."""
+"""Timelines: record and draw what virtual and CUDA GPUs run, and when."""

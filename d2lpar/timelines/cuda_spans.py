@@ -1,4 +1,4 @@
-"""What ran on CUDA GPUs, as spans, taken from torch's profiler (Kineto)."""
+"""Record spans of CUDA GPUs with torch's profiler (Kineto)."""
 
 import json
 import os
@@ -22,15 +22,13 @@ _anchored = 0.0
 
 
 def start_recording():
-    """Start to record what CUDA GPUs do.
+    """Start recording CUDA GPUs.
 
-    The profiler cannot run twice at once. So a recording that starts or stops inside another cuts
-    it in two: the profiler stops, hands its spans to every recording, and starts again. The devices
-    should be idle then.
+    Only one profiler can run at a time. If recordings nest, it restarts at the ends of the inner
+    one and adds its spans to every recording; the devices should be idle then.
 
     Returns:
-        A list that gets spans, in seconds of `time.perf_counter`, until `stop_recording` is called
-        with it.
+        A list that collects spans, in seconds of `time.perf_counter`, until `stop_recording`.
     """
     _collect()
     recording = []
@@ -40,7 +38,7 @@ def start_recording():
 
 
 def stop_recording(recording):
-    """Stop the recording that `start_recording` returned; the list is complete then."""
+    """Stop a recording of `start_recording`, which is complete then."""
     try:
         _collect()
     finally:
@@ -50,7 +48,7 @@ def stop_recording(recording):
 
 
 def _start_profile():
-    """Start the profiler and set a mark that ties its clock to ours."""
+    """Start the profiler and record an event that aligns its clock with `time.perf_counter`."""
     global _profile, _anchored
     from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
@@ -63,7 +61,7 @@ def _start_profile():
 
 
 def _collect():
-    """Stop the profiler, if it runs, and hand its spans to every recording."""
+    """Stop the profiler if it is running, and add its spans to every recording."""
     global _profile
     if _profile is None:
         return
@@ -80,18 +78,15 @@ def _collect():
 
 
 def parse(trace, anchored=0.0):
-    """Read the spans of CUDA GPUs from a trace of torch's profiler.
+    """Return the spans of CUDA GPUs in a trace of torch's profiler.
 
-    A memset counts as a kernel, and so does a copy within one device: it uses no link. The waits
-    of streams for events leave no record on CUDA.
+    A memset counts as a kernel, and so does a copy within one device, which uses no link. CUDA
+    records no waits of streams for events.
 
     Args:
-        trace: what `torch.profiler.profile.export_chrome_trace` wrote, as a dict. Its fields come
-            from libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
-        anchored: the time, in seconds, of the mark that `start_recording` set.
-
-    Returns:
-        A list of spans, in seconds on the clock of `anchored`.
+        trace: the output of `torch.profiler.profile.export_chrome_trace`, as a dict. The fields are
+            those of libkineto/src/CuptiActivity.cpp in https://github.com/pytorch/kineto.
+        anchored: the time of the anchor event, in seconds; spans are on this clock.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
     mark = next((float(event["ts"]) for event in events if event["name"] == _ANCHOR), 0.0)
@@ -116,11 +111,7 @@ def parse(trace, anchored=0.0):
 
 
 def _place(event):
-    """Return the fields of a span that say what an event was and where, or None for other events.
-
-    Raises:
-        KeyError: the event lacks a field that Kineto gives it.
-    """
+    """Return kind, device, stream and engine of an event, or None if it is no span."""
     category, arguments = event.get("cat"), event.get("args", {})
     if category in _HOST_CALLS:
         if event["name"] not in _HOST_WAITS:
@@ -131,16 +122,12 @@ def _place(event):
     stream = arguments["stream"]
     index = arguments.get("device", arguments.get("inDevice"))
     device = torch.device("cuda", int(event["pid"] if index is None else index))
-    place = {
-        "kind": "kernel",
-        "device": device,
-        "stream": 0 if stream == _CUPTI_DEFAULT_STREAM else stream,
-        "engine": "compute",
-    }
+    place = {"device": device, "stream": 0 if stream == _CUPTI_DEFAULT_STREAM else stream}
     if event["name"].startswith("nccl"):
-        return {**place, "kind": "collective", "engine": "collectives"}
+        return place | {"kind": "collective", "engine": "collectives"}
+    kernel = place | {"kind": "kernel", "engine": "compute"}
     if category != "gpu_memcpy":
-        return place
+        return kernel
     direction = re.match(r"Memcpy (\w)to(\w)", event["name"])
     source = target = device
     if "fromDevice" in arguments:
@@ -151,12 +138,7 @@ def _place(event):
     elif direction and direction[2] == "H":
         target = _HOST
     if source == target:
-        return place
-    return {
-        **place,
-        "kind": "copy",
-        "engine": "h2d" if source == _HOST else "d2h" if target == _HOST else "p2p",
-        "num_bytes": arguments["bytes"],
-        "source": source,
-        "target": target,
-    }
+        return kernel
+    engine = "h2d" if source == _HOST else "d2h" if target == _HOST else "p2p"
+    place |= {"kind": "copy", "engine": engine, "num_bytes": arguments["bytes"]}
+    return place | {"source": source, "target": target}

@@ -14,33 +14,29 @@ _ENGINES = {
     "stream": "stream waits",
 }
 
-_GAP = 0.35  # between the devices of a Gantt chart, in rows
+_GAP = 0.35  # between devices, in rows
 
-_FEW = 60  # spans of a row, of which the long ones are drawn with edges
+_FEW = 60  # spans of a row: up to so many, long ones get edges
 
-_PIXELS = 1500  # what a Gantt chart can tell apart from left to right
+_PIXELS = 1500  # horizontal resolution of a chart
 
-_LEAST = 4  # pixels of a span that stands alone or has edges, so that it can be seen
+_LEAST = 4  # pixels: minimum width of an isolated span or one with edges
 
 
 def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
-    """Draw a timeline: what every engine of every device did, and when.
+    """Return a Gantt chart of a timeline: what every engine of every device did, and when.
 
-    Spans of one kind that lie closer than the picture can show are drawn as one, and a short one
-    that stands alone is drawn wide enough to be seen. Collectives have edges, and so have the long
-    spans of a row with few.
+    Spans of one kind closer than a pixel are merged; an isolated short span is drawn wide enough
+    to be visible. Collectives have edges, and so have long spans in a row of few.
 
     Args:
         timeline: a recorded `d2lpar.Timeline`.
         title: the text above the chart.
-        start, end: the part to draw, in seconds; all of it by default.
+        start, end: the interval to draw, in seconds; by default all.
         kinds: the kinds of spans to draw.
 
-    Returns:
-        A figure.
-
     Raises:
-        ValueError: the part is empty.
+        ValueError: the interval is empty.
     """
     end = timeline.seconds if end is None else end
     if not end > start:
@@ -130,12 +126,12 @@ def _draw_groups(axes, groups, top, part, scale):
 
 
 def _long(spans, seconds):
-    """Return the spans that get an edge of their own: none where there are too many."""
+    """Return the spans that get an edge: none if there are too many."""
     return [s for s in spans if s.end - s.start > seconds] if len(spans) <= _FEW else []
 
 
 def _draw_phases(figure, axes, phases, part, scale):
-    """Draw named bands on top of a chart; return legend entries of names that found no room."""
+    """Draw named bands on top of a chart; return legend entries for names that do not fit."""
     from matplotlib.patches import Patch
 
     names = list(dict.fromkeys(mark.name for _, mark in phases))

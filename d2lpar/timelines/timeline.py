@@ -1,4 +1,4 @@
-"""Timeline: what ran where and when, recorded from a block and drawn."""
+"""Timeline: record a block of code and draw what ran where and when."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ ENGINES = ("compute", "h2d", "d2h", "p2p", "collectives", "stream", "host")
 
 
 class Mark(NamedTuple):
-    """A stretch of the host's time that has a name; seconds from the timeline's start."""
+    """A named interval, in seconds from the start of the timeline."""
 
     name: str
     start: float
@@ -28,27 +28,23 @@ class Mark(NamedTuple):
 
 
 class Timeline:
-    """Record what ran where and when on virtual GPUs and on CUDA GPUs, and draw it.
+    """Record what virtual and CUDA GPUs run during a block, and draw it.
 
         with Timeline() as timeline:
             with timeline.mark("forward"):
                 loss = net(X).sum()
         timeline.busy("vgpu:0")
 
-    A rank may return its timeline, and `Timeline.merged` puts the timelines of all ranks on one
-    axis. In a timeline from another process the names of devices stand for them.
-
-    It waits for every device in use when its block begins and when it ends, so that it holds the
-    work of the block, all of it and no other. An error in the block passes through; what ran before
-    it is kept. As the last value of a cell it draws itself. On CUDA the profiler slows the issuing
-    of work.
+    Both ends of the block synchronize all devices, so a timeline contains exactly the work of the
+    block; after an error, what ran before. As the last value of a cell it draws itself. A rank may
+    return it: pickling replaces devices by their names. On CUDA the profiler slows launches down.
 
     Attributes:
-        spans: what ran, as `Span`s ordered by start.
-        marks: the phases that `mark` named, as tuples (name, start, end).
-        devices: the devices in use, and others that something ran on.
-        seconds: the time from start to end of the block.
-        hardware: the modelled hardware, "8 x V100-SXM2-16GB" for example; "" on the wall clock.
+        spans: a list of `Span`s, what ran, sorted by start.
+        marks: a list of `Mark`s, the phases named by `mark`.
+        devices: the devices in use, and all others that ran something.
+        seconds: the duration of the block.
+        hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
     """
 
     def __init__(self):
@@ -57,7 +53,7 @@ class Timeline:
 
     def __enter__(self):
         if self._state == "recording":
-            raise RuntimeError("this timeline is recording already: make another one")
+            raise RuntimeError("this timeline is recording already: create another one")
         self._spans, self._marks, self._devices, self._end = [], [], [], None
         synchronize()
         self._recorders = _start_recorders()
@@ -84,13 +80,13 @@ class Timeline:
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
-            used = {*_accelerators(), *(span.device for span in self._spans)}
-            on = [device for device in used if device.type != "cpu"]
-            self._devices = sorted(on, key=lambda device: (device.type, device.index))
+            used = {*try_all_gpus(), *(span.device for span in self._spans)}
+            used = [device for device in used if device.type != "cpu"]
+            self._devices = sorted(used, key=lambda device: (device.type, device.index))
 
     @classmethod
     def of(cls, work, warmups=1):
-        """Return the timeline of a call of `work()`, after `warmups` calls without one."""
+        """Return the timeline of one call of `work()`, after `warmups` unrecorded calls."""
         for _ in range(warmups):
             work()
         with cls() as timeline:
@@ -99,21 +95,21 @@ class Timeline:
 
     @classmethod
     def merged(cls, timelines, kinds=KINDS):
-        """Return one timeline of what several ranks of this machine did, on the clock they share.
+        """Return one timeline of several ranks of this machine, on their common clock.
 
-        Its phases have the rank in front, "rank 1 forward". The waits of the hosts are left out.
+        Phases get their rank as a prefix, "rank 1 forward". Host waits are left out.
 
         Args:
-            timelines: the ranks' timelines, in the order of ranks; each has a GPU of its own.
-            kinds: the kinds of spans to keep, for a figure about kernels and collectives only.
+            timelines: the timelines in the order of ranks; each rank has its own GPU.
+            kinds: the kinds of spans to keep.
 
         Raises:
-            ValueError: there is none, or a kind is unknown.
-            RuntimeError: one has not ended.
+            ValueError: there are no timelines, or a kind is unknown.
+            RuntimeError: a timeline has not ended.
         """
         timelines = list(timelines)
         if not timelines:
-            raise ValueError("no timelines to merge")
+            raise ValueError("no timelines to merge: the list is empty")
         _check_kinds(kinds)
         whole = cls()
         whole._spans, whole._marks, devices = [], [], {}
@@ -133,7 +129,7 @@ class Timeline:
         return whole
 
     def __getstate__(self):
-        """Return the state for another process, with names for devices that it may not know."""
+        """Return the state to pickle, with devices as strings: another process may lack them."""
         self._recorded()
         state = {name: value for name, value in vars(self).items() if name not in _OF_A_PROCESS}
         spans = [replace(span, **_named(span)) for span in self._spans]
@@ -142,7 +138,7 @@ class Timeline:
     def _recorded(self):
         """Raise RuntimeError unless the block has ended."""
         if self._state != "done":
-            raise RuntimeError(f"the timeline is {self._state}: ask after the with block has ended")
+            raise RuntimeError(f"the timeline is {self._state}: the with block must have ended")
 
     @property
     def spans(self):
@@ -166,13 +162,13 @@ class Timeline:
 
     @contextlib.contextmanager
     def mark(self, name):
-        """Give the host's time in a block a name: a band above the rows of the figure.
+        """Name the host's time in a block, a phase; the figure shows it as a band on top.
 
         Raises:
             RuntimeError: the timeline is not recording.
         """
         if self._state != "recording":
-            raise RuntimeError(f"the timeline is {self._state}: mark phases inside its with block")
+            raise RuntimeError(f"the timeline is {self._state}: mark phases in its with block")
         start = clock() - self._origin
         try:
             yield
@@ -180,24 +176,21 @@ class Timeline:
             self._marks.append(Mark(name, start, clock() - self._origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
-        """Pick spans; every argument that is given narrows the choice.
+        """Return the spans that match all given arguments, sorted by start.
 
         Args:
             device: a device or its name.
             kind: "kernel", "copy", "collective" or "wait".
-            stream: number of a stream, or a stream of a virtual GPU.
+            stream: a stream of a virtual GPU, or the number of a stream.
             engine: "compute", "h2d", "d2h", "p2p", "collectives", "send 1" or "recv 1" (messages
-                to and from a rank), "stream" or "host".
-            name: a part of the name.
-            mark: name of a phase: what the host issued in it, whenever it ran.
-
-        Returns:
-            A list of spans, ordered by start.
+                to and from rank 1), "stream" or "host".
+            name: a substring of the name.
+            mark: the name of a phase: selects what the host launched in it, whenever it ran.
 
         Raises:
             ValueError: the device, kind, engine or phase is unknown.
         """
-        spans = self.spans
+        spans = list(self.spans)
         if device is not None:
             device = self._known(device)
             spans = [span for span in spans if span.device == device]
@@ -216,71 +209,59 @@ class Timeline:
         if mark is not None:
             _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
             phases = [phase for phase in self.marks if phase.name == mark]
-            spans = [
-                span
-                for span in spans
-                if span.issued is not None and any(_issued_in(span, phase) for phase in phases)
-            ]
-        return list(spans)
+            spans = [span for span in spans if any(_launched_in(span, each) for each in phases)]
+        return spans
 
     def busy(self, device, kind="kernel"):
         """Return the seconds in which a device ran at least one span of a kind."""
         return sum(end - start for start, end in union(self.select(device, kind)))
 
     def utilization(self, device):
-        """Return the part of the timeline, 0 to 1, in which a device ran kernels."""
+        """Return the fraction of the time, 0 to 1, in which a device ran kernels."""
         return self.busy(device) / self.seconds
 
     def overlap(self, a, b):
-        """Return the seconds in which both `a` and `b` were under way.
+        """Return the seconds in which `a` and `b` ran at the same time.
 
         Args:
-            a, b: a device, which stands for its kernels, or a list of spans.
+            a, b: a device, for all its kernels, or a list of spans.
         """
-        return overlap(*(self._spans_of(choice) for choice in (a, b)))
+        is_device = str | torch.device
+        sets = [self.select(x, "kernel") if isinstance(x, is_device) else x for x in (a, b)]
+        return overlap(*sets)
 
     def bytes_by_link(self):
-        """Return the bytes that were copied, a dict from (source, target), both devices."""
+        """Return the copied bytes, a dict from pairs of devices (source, target)."""
         num_bytes = defaultdict(int)
         for span in self.select(kind="copy"):
             num_bytes[span.source, span.target] += span.num_bytes
         return dict(num_bytes)
 
-    def _spans_of(self, choice):
-        if isinstance(choice, str | torch.device):
-            return self.select(choice, "kernel")
-        return choice
-
     def _known(self, device):
-        """Return the device of this timeline that is meant, or raise ValueError."""
-        name = str(device)
-        if ":" not in name:
-            name = f"{name}:0"
+        """Return the device of this timeline with a name, or raise ValueError."""
+        name = str(device) if ":" in str(device) else f"{device}:0"
         for known in self.devices:
             if str(known) == name:
                 return known
         known = ", ".join(map(str, self.devices)) or "none"
-        raise ValueError(f"no device {device} on this timeline; it knows {known}")
+        raise ValueError(f"no device {device} on this timeline: choose one of {known}")
 
     def plot(self, title=None, start=0.0, end=None, kinds=KINDS):
-        """Draw a Gantt chart: a row for each device and engine, and one for the waiting host.
+        """Return a Gantt chart: a row for each engine of each device, and one for host waits.
 
         Args:
             title: the text above the chart.
-            start, end: the part to draw, in seconds; all of it by default.
-            kinds: the kinds of spans to draw, for a figure about kernels and copies only.
-
-        Returns:
-            A matplotlib figure.
+            start, end: the interval to draw, in seconds; by default all.
+            kinds: the kinds of spans to draw.
 
         Raises:
-            ValueError: the part is empty, or a kind is unknown.
+            ValueError: the interval is empty, or a kind is unknown.
         """
         _check_kinds(kinds)
         return plot_timeline(self, title, start, end, kinds)
 
     def export(self, path):
-        """Write the timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
+        """Write a Chrome trace to the file `path`; https://ui.perfetto.dev opens it."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(chrome_trace(self), file)
 
@@ -298,25 +279,22 @@ class Timeline:
         return {**self.plot()._repr_mimebundle_(), "text/plain": "<Timeline>"}
 
 
-def _issued_in(span, phase):
-    """Tell whether the host issued something within a phase.
+def _launched_in(span, phase):
+    """Return whether the host launched a span within a phase.
 
-    On modelled GPUs a launch ends when its phase does and another begins; a wait begins then.
+    On modelled GPUs a launch can end exactly with its phase; a wait can begin exactly then.
     """
+    if span.issued is None:
+        return False
     if span.kind == "wait":
         return phase.start <= span.issued < phase.end
     return phase.start < span.issued <= phase.end
 
 
-def _accelerators():
-    """Return the devices in use that are not the CPU."""
-    return [device for device in try_all_gpus() if device.type != "cpu"]
-
-
 def _start_recorders():
-    """Start to record the devices in use; return pairs (function to stop, list of records)."""
+    """Start recording the devices in use; return pairs (stop function, list of records)."""
     sources = [vgpu]
-    real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in _accelerators())
+    real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in try_all_gpus())
     if real and not any(d.type == "cuda" for d in vgpu.devices_in_use(ever=True)):
         from d2lpar.timelines import cuda_spans as cuda
 
@@ -336,22 +314,19 @@ _OF_A_PROCESS = ("_recorders", "_clock", "_look")
 
 
 def _named(span):
-    """Return the devices of a span by their names."""
-    return {
-        field: device and str(device)
-        for field in ("device", "source", "target")
-        for device in [getattr(span, field)]
-    }
+    """Return the device fields of a span as strings."""
+    devices = {field: getattr(span, field) for field in ("device", "source", "target")}
+    return {field: device and str(device) for field, device in devices.items()}
 
 
 def _kind_and_index(name):
-    """Return a key that sorts the names of devices by kind, then by number."""
+    """Return a sort key for names of devices: (type, index)."""
     kind, _, index = name.partition(":")
     return kind, int(index or 0)
 
 
 def _moved(span, origin):
-    """Return `span` with its times counted from `origin`."""
+    """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)
 
@@ -362,6 +337,6 @@ def _check_kinds(kinds):
 
 
 def _check_one_of(value, known, what):
-    """Raise ValueError unless `value` is one of the known ones."""
+    """Raise ValueError unless `value` is in `known`."""
     if value not in known:
         raise ValueError(f"unknown {what} {value!r}: choose one of {', '.join(known) or 'none'}")

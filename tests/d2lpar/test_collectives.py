@@ -68,7 +68,7 @@ def test_errors_give_values():
                 ValueError, match=rf"tensor {i} of {len(data)} is None, .*backward\("
             ):
                 function(data)
-    with pytest.raises(ValueError, match="tensors 0 and 2 are the same tensor"):
+    with pytest.raises(ValueError, match="must be distinct: 0 and 2 are the same tensor"):
         allreduce([ones, torch.ones(2), ones])
     with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring"):
         allreduce([ones], "mesh")

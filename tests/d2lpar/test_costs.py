@@ -91,13 +91,13 @@ def test_two_levels():
 def test_errors_give_values():
     with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring, sharded"):
         allreduce_seconds("mesh", 2, 1, LINK)
-    with pytest.raises(ValueError, match="power of two: got k = 6"):
+    with pytest.raises(ValueError, match="power of two for halving: got k = 6"):
         allreduce_seconds("halving", 6, 1, LINK)
     with pytest.raises(ValueError, match="k must be at least 1: got 0"):
         allreduce_seconds("ring", 0, 1, LINK)
-    with pytest.raises(TypeError, match="k is a whole number: got 2.5"):
+    with pytest.raises(TypeError, match="k must be an integer: got 2.5"):
         allreduce_seconds("ring", 2.5, 1, LINK)
-    with pytest.raises(ValueError, match="nothing to sum: k = 1"):
+    with pytest.raises(ValueError, match="k must be at least 2: got 1"):
         crossover_bytes(1, LINK)
     with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
         two_level_seconds(2, -1, 1, LINK, LINK)

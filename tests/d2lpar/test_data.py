@@ -439,7 +439,7 @@ def test_drawn_set_is_balanced_shuffled_and_dark_outside():
 
 
 def test_draw_refuses_sizes_that_do_not_divide():
-    with pytest.raises(ValueError, match="1001 images do not divide into 10 classes"):
+    with pytest.raises(ValueError, match="num_images must be a multiple of 10: got 1001"):
         synthetic_garments.draw(1001, seed=0)
 
 
@@ -564,7 +564,7 @@ def test_pin_memory_with_devices(loaders):
 
 
 def test_batch_size_must_be_positive(loaders):
-    with pytest.raises(ValueError, match="batch size of 0 is not positive"):
+    with pytest.raises(ValueError, match="batch_size must be positive: got 0"):
         loaders(0)
 
 
@@ -608,11 +608,11 @@ def test_split_batch_waits_for_copies_to_the_host_only(name, monkeypatch):
 
 def test_split_batch_errors():
     X, y = torch.rand(3, 2), torch.arange(3)
-    with pytest.raises(ValueError, match="batch of 3 does not split over 4 devices"):
+    with pytest.raises(ValueError, match="a batch of 3 cannot be split over 4 devices"):
         d2lpar.split_batch(X, y, ["cpu"] * 4)
-    with pytest.raises(ValueError, match="batch of 3 does not split over 0 devices"):
+    with pytest.raises(ValueError, match="a batch of 3 cannot be split over 0 devices"):
         d2lpar.split_batch(X, y, [])
-    with pytest.raises(ValueError, match="X has 3 items and y has 2"):
+    with pytest.raises(ValueError, match="must have the same length: got 3 and 2"):
         d2lpar.split_batch(X, y[:2], ["cpu"])
 
 

@@ -226,7 +226,7 @@ def test_parts_of_ranks_are_the_batch(ranks):
 
 
 def test_a_batch_whose_labels_do_not_fit_has_no_parts():
-    with pytest.raises(ValueError, match="X has 5 items and y has 4"):
+    with pytest.raises(ValueError, match="must have the same length: got 5 and 4"):
         ddp.batch_of_rank(BATCH[0], BATCH[1][:4])
 
 

@@ -53,12 +53,12 @@ def test_every_axis_parts_the_ranks():
 @pytest.mark.parametrize(
     ("act", "text"),
     [
-        (lambda: Layout(tensor=0), "tensor of a Layout is a positive whole number: got 0"),
+        (lambda: Layout(tensor=0), "tensor of a Layout must be a positive integer: got 0"),
         (lambda: Layout(micro_batch=2.0), "micro_batch .* got 2.0"),
-        (lambda: Layout(zero=2), "zero of a Layout is 0 or 1: got 2"),
-        (lambda: Layout(data=4).place(4), "ranks 0 to 3: got 4"),
+        (lambda: Layout(zero=2), "zero of a Layout must be 0 or 1: got 2"),
+        (lambda: Layout(data=4).place(4), "rank must be 0 to 3: got 4"),
         (lambda: Layout(data=4).ranks_of(0, "model"), "tensor, data, pipeline: got 'model'"),
-        (lambda: Layout(data=3).micro_batches(512), "512 does not divide among 3 replicas"),
+        (lambda: Layout(data=3).micro_batches(512), "divisible by 3 replicas .* of 1: got 512"),
     ],
 )
 def test_what_is_no_layout(act, text):
@@ -159,7 +159,7 @@ def test_micro_batches_count_as_many_as_there_are():
     counts.clear()
     sweep(step, [layout], model=MACHINE, batch=12, progress=False)
     assert counts == [1, 3]
-    with pytest.raises(ValueError, match="needs sweep"):
+    with pytest.raises(ValueError, match="batch is required: step returned a function of m"):
         sweep(step, [layout], model=MACHINE, progress=False)
 
 

@@ -367,7 +367,7 @@ def test_what_overwrites_gets_a_dashed_arrow():
 def test_what_cannot_be_drawn():
     with pytest.raises(ValueError, match="nothing to draw"):
         OperatorGraph().plot()
-    with pytest.raises(ValueError, match="2 labels for 4 operators"):
+    with pytest.raises(ValueError, match="labels must have length 4: got 2"):
         program(CPU, CPU).plot(labels=["a", "b"])
 
 

@@ -186,13 +186,13 @@ def test_stages_are_copies_on_their_devices():
 @pytest.mark.parametrize("cuts", [[], [0], [4], [2, 3], [3, 2]])
 def test_cuts_that_do_not_fit(cuts):
     with pytest.raises(
-        ValueError, match=rf"cuts at \[{', '.join(map(str, cuts))}\] do not split 4"
+        ValueError, match=rf"must split 4 layers .*: got \[{', '.join(map(str, cuts))}\]"
     ):
         pipelines.split_layers(network(4), cuts, ["cpu", "cpu"])
 
 
 def test_a_stage_needs_parameters():
-    with pytest.raises(ValueError, match="layers 1 to 2 have no parameters"):
+    with pytest.raises(ValueError, match="must have parameters: layers 1 to 2 have none"):
         pipelines.split_layers(
             nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()), [1], ["cpu"] * 2
         )
@@ -200,23 +200,23 @@ def test_a_stage_needs_parameters():
 
 @pytest.mark.parametrize("make", SCHEDULES)
 def test_empty_schedules(make):
-    with pytest.raises(ValueError, match="one of its stages, not 0"):
+    with pytest.raises(ValueError, match="number of stages must be at least 1: got 0"):
         make(0, 1)
-    with pytest.raises(ValueError, match="one of its micro-batches, not -1"):
+    with pytest.raises(ValueError, match="number of micro-batches must be at least 1: got -1"):
         make(2, -1)
 
 
 def test_schedules_that_do_not_fit():
     stages = pipelines.split_layers(network(4), [2], ["cpu", "cpu"])
-    with pytest.raises(ValueError, match="3 stages and 2 micro-batches does not fit 2"):
+    with pytest.raises(ValueError, match="fit 2 stages .*: got 3 stages and 2 micro-batches"):
         pipeline_step(stages, *batch(), F.cross_entropy, gpipe(3, 2))
-    with pytest.raises(ValueError, match="2 stages and 17 micro-batches .* 16 examples"):
+    with pytest.raises(ValueError, match="16 examples: got 2 stages and 17 micro-batches"):
         pipeline_step(stages, *batch(), F.cross_entropy, gpipe(2, 17))
     stuck = [[Task("backward", 0), Task("forward", 0)], gpipe(2, 1)[1]]
     with pytest.raises(ValueError, match="wait for each other: {0: .'backward', 0.*1: "):
         pipeline_step(stages, *batch(), F.cross_entropy, stuck)
     X, y = batch()
-    with pytest.raises(ValueError, match="X has 16 items and y has 15"):
+    with pytest.raises(ValueError, match="must have the same length: got 16 and 15"):
         pipeline_step(stages, X, y[:15], F.cross_entropy, gpipe(2, 2))
     assert all(p.grad is None for stage in stages for p in stage.parameters())
 
@@ -224,9 +224,9 @@ def test_schedules_that_do_not_fit():
 @pytest.mark.parametrize("number", [1, 3])
 def test_seconds_that_do_not_fit_the_stages(number):
     right, wrong = [1.0] * 2, [1.0] * number
-    with pytest.raises(ValueError, match=f"{number} figures of forward seconds .* 2 stages"):
+    with pytest.raises(ValueError, match=f"forward must have 2 numbers, .*: got {number}"):
         pipelines.predict_schedule(gpipe(2, 2), wrong, right)
-    with pytest.raises(ValueError, match=f"{number} figures of backward seconds .* 2 stages"):
+    with pytest.raises(ValueError, match=f"backward must have 2 numbers, .*: got {number}"):
         pipelines.predict_schedule(gpipe(2, 2), right, wrong)
 
 

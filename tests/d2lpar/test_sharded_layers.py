@@ -228,17 +228,17 @@ def test_tensor_parallel_splits_by_turns_and_gathers_what_is_left_over(devices):
 
 
 def test_what_does_not_split_is_refused_with_its_values(devices):
-    with pytest.raises(ValueError, match="3 features do not split over 4 devices"):
+    with pytest.raises(ValueError, match="at least 4 to split over 4 devices: got 3"):
         ColumnParallel(nn.Linear(8, 3), devices)
-    with pytest.raises(ValueError, match="3 features do not split over 4 devices"):
+    with pytest.raises(ValueError, match="at least 4 to split over 4 devices: got 3"):
         RowParallel(nn.Linear(3, 8), devices)
-    with pytest.raises(ValueError, match="groups=2"):
+    with pytest.raises(ValueError, match="groups of a convolution must be 1 .* got 2"):
         ColumnParallel(nn.Conv2d(8, 8, 3, groups=2), devices)
-    with pytest.raises(TypeError, match="LayerNorm does not split"):
+    with pytest.raises(TypeError, match="must be Linear or Conv2d .* got LayerNorm"):
         ColumnParallel(nn.LayerNorm(8), devices)
-    with pytest.raises(TypeError, match="Dropout does not split"):
+    with pytest.raises(TypeError, match="must be Linear or Conv2d .* got Dropout"):
         tensor_parallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout()), devices)
-    with pytest.raises(ValueError, match="3 features do not split over 4 devices"):
+    with pytest.raises(ValueError, match="at least 4 to split over 4 devices: got 3"):
         sharded_layers.cut([torch.ones(2, 3, device=device) for device in devices], 1)
 
 

@@ -3,7 +3,7 @@ from held import held, run_what_is_ready
 
 import d2lpar
 from d2lpar import Timeline
-from d2lpar.side_streams import let_go, receive, send
+from d2lpar.side_streams import receive, send, wait_until_sent
 
 NUMEL = 500  # 0.1 s over the link of these tests
 
@@ -19,7 +19,7 @@ def test_between_tensors_of_one_device_and_to_the_cpu_it_is_a_plain_copy():
         into = torch.zeros(3, device=target)
         message = send(torch.ones(3, device=device), into)
         assert receive(message) is into and into.tolist() == [1, 1, 1]
-        let_go(message)
+        wait_until_sent(message)
 
 
 def test_both_devices_go_on_while_a_tensor_is_under_way():
@@ -62,7 +62,7 @@ def test_what_has_left_may_be_written_to():
     here, there = d2lpar.virtual_gpus(2, peer_link=20_000)
     tensor = torch.ones(NUMEL, device=here)
     with Timeline() as timeline, held():
-        let_go(send(tensor, torch.zeros(NUMEL, device=there)))
+        wait_until_sent(send(tensor, torch.zeros(NUMEL, device=there)))
         with timeline.mark("later"):
             tensor.zero_()
         run_what_is_ready(here)

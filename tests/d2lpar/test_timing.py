@@ -385,7 +385,8 @@ def test_questions(timeline):
 
 
 def test_errors_name_what_is_known(timeline):
-    with pytest.raises(ValueError, match="no device cuda:2 on this timeline; it knows cuda:0, cu"):
+    expected = "no device cuda:2 on this timeline: choose one of cuda:0, cuda:1"
+    with pytest.raises(ValueError, match=expected):
         timeline.busy("cuda:2")
     with pytest.raises(ValueError, match="'kernels': choose one of kernel, copy, wait, collective"):
         timeline.select(kind="kernels")
@@ -415,7 +416,7 @@ def test_without_devices(monkeypatch, recorder):
     with Timeline() as timeline:
         pass
     assert timeline.devices == timeline.spans == []
-    with pytest.raises(ValueError, match="it knows none"):
+    with pytest.raises(ValueError, match="choose one of none"):
         timeline.busy("cuda:0")
 
 
@@ -425,7 +426,7 @@ def test_answers_wait_for_the_end(recorder):
     with pytest.raises(RuntimeError, match="not started"), timeline.mark("early"):
         pass
     with timeline:
-        with pytest.raises(RuntimeError, match="recording: ask after"):
+        with pytest.raises(RuntimeError, match="recording: the with block must have ended"):
             timeline.busy(GPU0)
         with pytest.raises(RuntimeError, match="recording already"):
             timeline.__enter__()

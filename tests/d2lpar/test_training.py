@@ -72,7 +72,7 @@ def test_evaluate_accuracy_takes_lists_of_inputs():
 
 
 def test_evaluate_accuracy_of_no_data():
-    with pytest.raises(ValueError, match="no example"):
+    with pytest.raises(ValueError, match="data_iter must not be empty"):
         evaluate_accuracy_gpu(lambda X: X, [])
 
 

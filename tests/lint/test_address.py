@@ -86,14 +86,14 @@ def test_the_address_is_written_moved_and_taken_out(copy):
 ])  # fmt: skip
 def test_a_value_of_another_form_is_refused(copy, value):
     before = contents(copy)
-    with pytest.raises(ValueError, match="is not a repository on GitHub"):
+    with pytest.raises(ValueError, match="must have the form owner/name, as on GitHub: got"):
         address.set_repository(value, copy)
     assert contents(copy) == before
 
 
 def test_make_says_what_is_wrong(copy):
     status, said = make(copy, "REPOSITORY=ada")
-    assert status and "'ada' is not a repository on GitHub: give its owner" in said
+    assert status and "must have the form owner/name, as on GitHub: got 'ada'" in said
     status, said = make(copy)
     assert status and "say which: make address REPOSITORY=owner/name" in said
 

@@ -17,7 +17,8 @@ HEADER = "The core takes 15 minutes to read and to run, *Going deeper* another 4
 
 @each_chapter
 def test_the_first_cell_tells_the_minutes_that_are_counted(chapter):
-    assert lessons.told(chapter) == lessons.to_tell(chapter), "make lessons WRITE=1 mends it"
+    stated = lessons.stated_minutes(chapter)
+    assert stated == lessons.computed_minutes(chapter), "make lessons WRITE=1 mends it"
 
 
 @each_chapter
@@ -131,7 +132,7 @@ def test_a_lesson_is_counted_up_to_its_exercises_and_its_pages_stand_below(lesso
 
 def test_the_minutes_of_a_lesson_are_written_into_its_sentence(lesson):
     before = lesson.read_text()
-    assert lessons.told(lesson) == [15] and lessons.to_tell(lesson) == [10]
+    assert lessons.stated_minutes(lesson) == [15] and lessons.computed_minutes(lesson) == [10]
     assert lessons.write(lesson)
     assert lesson.read_text() == before.replace("lesson takes 15 ", "lesson takes 10 ")
 

@@ -597,7 +597,7 @@ def test_chapters_by_number_name_and_path(tmp_path):
     assert find(tmp_path, ["10_c", "01"]) == [paths[0], paths[2]]
     assert find(tmp_path, ["notebooks/02_b.ipynb"]) == [paths[1]]
     assert find(tmp_path, ["notes"]) == [paths[3]]
-    with pytest.raises(ValueError, match="no chapter '07'; there are: 01_a, 02_b, 10_c"):
+    with pytest.raises(ValueError, match="no chapter '07': choose from 01_a, 02_b, 10_c"):
         find(tmp_path, ["01", "07"])
 
 

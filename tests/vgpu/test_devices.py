@@ -67,7 +67,7 @@ def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch
     monkeypatch.setattr(registry, "count", 2)
     assert d2lpar.try_all_gpus() == [torch.device("vgpu:0"), torch.device("vgpu:1")]
     for index in (-1, 1.0, True, "0", None):
-        with pytest.raises(ValueError, match=f"an integer, 0 or more: got {index!r}"):
+        with pytest.raises(ValueError, match=f"must be a non-negative integer: got {index!r}"):
             d2lpar.try_gpu(index)
 
 
@@ -190,7 +190,7 @@ def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
 def test_the_environment_asks_for_real_gpus_that_are_not_there(real, monkeypatch):
     real(1)
     monkeypatch.setenv("VGPU_DEVICES", "cuda")
-    with pytest.raises(RuntimeError, match="VGPU_DEVICES=cuda asks for 2 real GPUs; there are 1"):
+    with pytest.raises(RuntimeError, match="VGPU_DEVICES=cuda requires 2 real GPUs: found 1"):
         d2lpar.ensure_gpus(2)
 
 

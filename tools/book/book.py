@@ -1,11 +1,11 @@
-"""Build the book, HTML pages that need no network, from the committed notebooks.
+"""Build the book, offline HTML pages, from the committed notebooks.
 
-python tools/book/book.py                 everything, into build/book
-python tools/book/book.py --build FOLDER  somewhere else
+python tools/book/book.py                 into build/book
+python tools/book/book.py --build FOLDER  into another folder
 
-The sources are gathered in a folder of their own: the README as the first page, the pages to which
-it leads, chapters with what follows each *Predict* box folded, their deeper pages, exercises
-without their solutions, the teacher's pages, and a page for each wing of the package. Nothing is
+The sources are collected in a separate folder: the README as the first page, the pages it links to,
+the chapters with answers folded below each *Predict* box, their deeper pages, the exercises without
+solutions, the teacher's pages, and a reference page for each wing of the package. Nothing is
 executed.
 """
 
@@ -41,10 +41,10 @@ _FOLD = '<details class="answer"><summary>Your answer first. Then open what foll
 
 
 class Sources:
-    """The folder that Sphinx reads, in which files have the paths that they have in the repository.
+    """The source folder of Sphinx, with the same paths as in the repository.
 
     Args:
-        folder: where it is; what was there is deleted.
+        folder: the folder; its previous contents are deleted.
         root: the repository, or a folder like it.
     """
 
@@ -63,7 +63,7 @@ class Sources:
         self.pages += [page for pages in self.deeper.values() for page in pages]
 
     def write(self):
-        """Write all pages that Sphinx reads."""
+        """Write all pages."""
         for path in self.chapters:
             note = self.how_to_run(path.name)
             if path.parent / "exercises" / path.name in self.exercises:
@@ -84,7 +84,7 @@ class Sources:
         self.write_text("index.md", f"{text}\n{self.contents(references)}\n")
 
     def write_text(self, name, text):
-        """Write a page of text; return its name without the suffix, for a table of contents."""
+        """Write a text page; return its name without suffix, for a table of contents."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.with_links(text, self.root / name), "utf-8")
@@ -94,10 +94,10 @@ class Sources:
         """Write a notebook.
 
         Args:
-            path: where it is in the repository.
-            heading: what takes the place of "# ".
-            note: what stands below the title.
-            below: the notebooks that tables of contents show below it.
+            path: its path in the repository.
+            heading: the replacement of "# " in the title.
+            note: the text below the title.
+            below: the notebooks below it in tables of contents.
         """
         notebook = nbformat.read(path, as_version=4)
         if path in self.exercises:
@@ -121,7 +121,7 @@ class Sources:
         nbformat.write(notebook, target)
 
     def with_drawings(self, text):
-        """Write the drawings in a cell's text to files; return the text with their paths."""
+        """Write the drawings of a text to files; return the text with their paths."""
 
         def write(found):
             svg = base64.b64decode(found[2])
@@ -133,20 +133,20 @@ class Sources:
         return _DRAWING.sub(write, text)
 
     def with_links(self, text, path):
-        """Return a text whose links to files that the book lacks lead to the repository instead.
+        """Return a text with links that work in the book.
 
-        As long as the repository has no address, only the words of such a link are left. Links to
-        headings have forms that JupyterLab knows, and become `#why-in-pairs`: `#Why-in-pairs?`
-        within a notebook, and into another one `#cell-id=...`, where the words are the heading,
-        because JupyterLab finds no heading in a notebook that it has yet to open.
+        Links to files that the book lacks point to the repository or, if it has no address, become
+        plain text. Links to headings have the forms of JupyterLab, `#Why-in-pairs?` within a
+        notebook and `#cell-id=...` with the heading as its text into another one (JupyterLab finds
+        no headings in a notebook that is not open); they become `#why-in-pairs`.
         """
 
-        def lead(found):
+        def resolve(found):
             target = Path(os.path.normpath(path.parent / found[2]))
             if target == self.readme:
                 up = "../" * (len(path.relative_to(self.root).parts) - 1)
                 return f"[{found[1]}]({up}index.md{found[3] or ''})"
-            if target in self.pages or not target.exists():  # Sphinx names what does not exist
+            if target in self.pages or not target.exists():  # Sphinx reports missing files
                 return found[0]
             name = target.relative_to(self.root)
             if name.parts[:2] == ("notebooks", "figures"):
@@ -163,10 +163,10 @@ class Sources:
             return f"[{found[1]}]({found[2]}#{_NO_SLUG.sub('', heading.lower())})"
 
         text = _ANCHOR.sub(slug, text)
-        return _LINK.sub(lead, text)
+        return _LINK.sub(resolve, text)
 
     def how_to_run(self, name):
-        """Return the line on top of a notebook, given its path in the folder of the chapters."""
+        """Return the line "Run it" of a notebook, given its path in the folder of the chapters."""
         up = "../" * name.count("/")
         run = f"in JupyterLab on your machine ([`make lab`](../{up}index.md#run-it), then "
         run += f"`{name}`)"
@@ -175,7 +175,7 @@ class Sources:
         return f"{{.run}}\nRun it: {run}."
 
     def contents(self, references):
-        """Return the tables of contents, for the first page."""
+        """Return the tables of contents for the first page."""
         names = {
             "Chapters": self.chapters,
             "Exercises": self.exercises,
@@ -192,16 +192,18 @@ class Sources:
         )
 
     def name(self, path):
-        """Return what a page is called in a table of contents."""
+        """Return the name of a page in a table of contents."""
         return path.relative_to(self.root).with_suffix("").as_posix()
 
 
 def fold_answers(cells):
-    """Fold what follows each *Predict* box, up to the next box or heading, in place.
+    """Fold, in place, the text after each *Predict* box up to the next box or heading.
+
+    A fold is a `details` element, which needs no script. It contains no heading, so it stays within
+    one section of the page.
 
     Args:
-        cells: those of a notebook. The fold is an element `details`, which needs no script. It
-            never contains a heading, so it lies within one section of the page.
+        cells: the cells of a notebook.
     """
     texts = [cell for cell in cells if cell.cell_type == "markdown"]
     is_open = False
@@ -246,11 +248,11 @@ def build(folder, root=ROOT):
     """Build the book and check it.
 
     Args:
-        folder: where to write it; the pages go into the subfolder "html".
+        folder: the target folder; pages are in its subfolder "html".
         root: the repository, or a folder like it.
 
     Returns:
-        A list of lines that say what is wrong; Sphinx prints by itself what it finds.
+        A list of problems; Sphinx prints its own.
     """
     Sources(folder / "source", root).write()
     html = folder / "html"
@@ -262,7 +264,7 @@ def build(folder, root=ROOT):
 
 
 def main(arguments=None):
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--root", type=Path, default=ROOT, help="where notebooks and teaching are")
     parser.add_argument("--build", type=Path, default=ROOT / "build" / "book", help="where to")

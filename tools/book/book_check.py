@@ -1,4 +1,4 @@
-"""Checks of a built book, which name the page and the fault."""
+"""Check a built book; each problem names the page."""
 
 import re
 from html.parser import HTMLParser
@@ -7,7 +7,7 @@ from urllib.parse import unquote, urlsplit
 
 from hygiene import path_pattern
 
-LOADED = {  # attributes with the address of something that a page loads
+LOADED = {  # attributes with URLs that a page loads
     "audio": ("src",), "embed": ("src",), "iframe": ("src",), "image": ("href", "xlink:href"),
     "img": ("src", "srcset"), "input": ("src",), "link": ("href",), "object": ("data",),
     "script": ("src",), "source": ("src", "srcset"), "track": ("src",), "use": ("href",),
@@ -24,19 +24,19 @@ _NO_TEXT = ("code", "pre", "script", "style", "math")
 
 
 class Page(HTMLParser):
-    """What the checks need of a page: its anchors, its links, what it loads, and its texts."""
+    """The data of a page for the checks: anchors, links, loaded URLs and texts."""
 
     def __init__(self, text):
         super().__init__()
         self.anchors, self.links, self.loads = {""}, [], []
         self.styles, self.scripts, self.texts, self.formulas = [], [], [], []
-        self.open = []  # elements of `_NO_TEXT` that have not ended
+        self.open = []  # open elements of `_NO_TEXT`
         self.without_description = []
         self.feed(text)
         self.close()
 
     def handle_starttag(self, tag, attrs):
-        """Note an element."""
+        """Process the start of an element."""
         given = dict(attrs)
         self.anchors |= {given[name] for name in ("id", "name") if given.get(name)}
         if tag in ("a", "area", "form"):
@@ -52,13 +52,13 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
-        """Note the end of an element."""
+        """Process the end of an element."""
         if tag in self.open:
             while self.open.pop() != tag:
                 pass
 
     def handle_data(self, data):
-        """Note a piece of text."""
+        """Process a piece of text."""
         if "style" in self.open:
             self.styles.append(data)
         elif "script" in self.open:
@@ -70,13 +70,10 @@ class Page(HTMLParser):
 
 
 def problems(folder):
-    """List what is wrong with the pages in a folder.
+    """List the problems of a built book, as lines `page: problem`.
 
     Args:
-        folder: the folder of the built book.
-
-    Returns:
-        A list of lines `page: what is wrong`, empty for a good book.
+        folder: the folder of the pages.
     """
     folder = Path(folder).resolve()
     files = [path for path in folder.rglob("*.html") if "_static" not in path.parts]
@@ -96,7 +93,7 @@ def problems(folder):
 
 
 def _links(path, page, pages, folder):
-    """Every link within the book leads to a page, and to an anchor there."""
+    """Yield links within the book that have no target page or no anchor."""
     for link in page.links:
         parts = urlsplit(link)
         if parts.scheme or parts.netloc:
@@ -113,7 +110,7 @@ def _links(path, page, pages, folder):
 
 
 def _loads(path, page, pages, folder):
-    """A page loads nothing from elsewhere, and what it loads is there."""
+    """Yield external sources, and missing files, that a page loads."""
     css = [address for style in page.styles for address in _addresses_in_css(style)]
     addresses = [*page.loads, *css]
     yield from _external([*addresses, *(a for s in page.scripts for a in _IN_SCRIPT.findall(s))])
@@ -136,7 +133,7 @@ def _addresses_in_css(text):
 
 
 def _formulas(path, page, pages, folder):
-    """Every formula is MathML, without commands that were not understood."""
+    """Yield formulas that are not MathML or contain unknown commands."""
     for text in page.formulas:
         if text == "code" or "\\" in text:
             yield f"a formula that is shown as code: {text}"
@@ -146,13 +143,13 @@ def _formulas(path, page, pages, folder):
 
 
 def _images(path, page, pages, folder):
-    """Every image has a description."""
+    """Yield images without a description."""
     for source in page.without_description:
         yield f"an image without a description: {source}"
 
 
 def _secrets(path):
-    """No solution of an exercise, and no path of the machine."""
+    """Yield parts of solutions and paths of the machine."""
     text = path.read_text("utf-8")
     yield from (f"a part of a solution: {mark}" for mark in SOLUTIONS if mark in text)
     yield from (f"a path of the machine: {m[0]}" for m in path_pattern().finditer(text))

@@ -1,33 +1,29 @@
-"""The core of each chapter as a deck of slides, made from the notebook's own cells.
+"""Write a deck of slides from the core of each chapter.
 
-python tools/book/slides.py        every chapter; one file for each under build/slides/
-python tools/book/slides.py 03 05  some of them
+python tools/book/slides.py        every chapter, one file each under build/slides/
+python tools/book/slides.py 03 05  some chapters
 
-A deck is one file, which needs no network: reveal.js, formulas (MathML) and pictures are in it.
-The rule by which text becomes slides:
+A deck is one offline file with reveal.js, formulas (MathML) and pictures. The rules for slides:
 
-- Each slide says which section it belongs to. The slides of the sections that the page for the
-  teacher plans for 45 minutes stand side by side and are counted: Right and PageDown, the keys of
-  a remote control, go from one to the next. Each of the others is marked, and below the one before
-  it: space goes through all.
-- A prediction (any quote) stands below the text before it, and below code that has no output, if
-  there is room; a drawing below its text, and a figure below its code, if they leave it most of the
-  height that it would have alone. Under a drawing or a figure stands the first sentence of the text
-  after it.
-- A paragraph of a few lines is shown in full, and so is one before a prediction. Of a longer one
-  the slide shows the first sentence (and the next one, if it is short), each question, each
-  sentence with a word in bold, and one that does not end in a full stop but leads to what follows.
-  The speaker notes (key S) have the whole paragraph.
-- Lists, formulas and tables are shown in full. A slide that has little text shows it larger.
-- The table of a prediction or a box has smaller letters where it would not fit.
-- Code stands below its text, and what it prints below the code, one step later. What does not fit
-  goes to the next slide. The longer the code, the smaller its letters: 26 to 18 pixels of 720.
-- Progress bars are left out, and whatever else goes to stderr.
-- Only the notes have imports, folds, and the paragraphs of the first cell after its question.
+- Each slide names its section. The slides of sections that the teacher's page plans for 45 minutes
+  are counted and placed side by side: Right and PageDown, the keys of a remote control, go through
+  them. The others are marked and placed below the previous slide: space goes through all.
+- A prediction (any quote) is placed below the text before it, or below code without output, if
+  there is room; a drawing below its text, and a figure below its code, if that leaves most of its
+  full height. The caption of a drawing or figure is the first sentence of the text after it.
+- A short paragraph, and one before a prediction, is shown in full. Of a longer one the slide shows
+  the first sentence (and the next if it is short), each question, each sentence with bold text, and
+  a last sentence without full stop, which introduces what follows. The speaker notes (key S) have
+  the whole paragraph.
+- Lists, formulas and tables are shown in full. A slide with little text has a larger font.
+- The table of a prediction or a box has a smaller font if it would not fit.
+- Code is placed below its text, and its printed output below the code, one step later. What does
+  not fit goes to the next slide. Long code has a smaller font: 26 to 18 pixels of 720.
+- Progress bars and other output to stderr are left out.
+- Imports, folds, and the paragraphs of the first cell after its question are in the notes only.
 
 A cell with `"slideshow": {"slide_type": "notes"}` in its metadata goes to the notes, too. One with
-`"slide"` begins a slide: for a text that leads to the next code, and says nothing of the figure
-before it.
+`"slide"` starts a new slide: for a text that introduces the next code, not the figure before it.
 """
 
 import argparse
@@ -52,22 +48,22 @@ from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pygments.formatters import HtmlFormatter
 
-# Pixels of a slide. WIDE and HIGH are the room below the heading.
+# Sizes in pixels; WIDE and HIGH are the area below the heading.
 WIDTH, HEIGHT = 1280, 720
 WIDE, HIGH = 1224, 644
-TEXT_HIGH = 600  # text on a slide that has nothing else: no walls
-TEXT, ASK, CAPTION, FORMULA, CODE, SMALL = 30, 38, 28, 36, 26, 18  # letters
-TABLE = (26, 24, 22, 20)  # letters that a table may have
+TEXT_HIGH = 600  # maximum height of text on a slide without anything else
+TEXT, ASK, CAPTION, FORMULA, CODE, SMALL = 30, 38, 28, 36, 26, 18  # font sizes
+TABLE = (26, 24, 22, 20)  # font sizes of a table
 CELL_GAP = 16  # right of a cell
-FORMULA_HIGH = 110  # with the space around it
-LINE, CODE_LINE = 1.3, 1.17  # height of a line, in letters
-GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below it
-ADVANCE = 0.603  # width of a letter of code, in heights; DejaVu Sans Mono and Menlo have 0.602
-BRIEF = 70  # characters of a sentence that is shorter than a line
-FEW = 4  # lines of a paragraph that is shown in full
-TEXT_SHARE = 0.45  # of a slide, for text above code
-ENOUGH = 0.7  # of the height that a picture has alone, for a place below text or code
-MINUTES = 45  # of the lesson whose path through a deck is marked
+FORMULA_HIGH = 110  # height of a displayed formula, with margins
+LINE, CODE_LINE = 1.3, 1.17  # line height / font size
+GAP, PAD, ABOVE = 18, 8, 6  # below a piece; beside code; above and below code
+ADVANCE = 0.603  # width of a character of code / font size: 0.602 in DejaVu Sans Mono and Menlo
+BRIEF = 70  # a sentence of fewer characters is shorter than a line
+FEW = 4  # maximum lines of a paragraph that is shown in full
+TEXT_SHARE = 0.45  # maximum share of text above code
+ENOUGH = 0.7  # minimum share of its full height that a picture gets below text or code
+MINUTES = 45  # length of the lesson whose path is marked
 
 _STYLE = f"""
 html, body, main {{ height: 100%; margin: 0; background: #fff }}
@@ -161,18 +157,17 @@ Reveal.initialize({
 {%- endblock -%}
 """
 
-# What stands between blank lines, and what holds such lines itself.
-_STATEMENT = re.compile(r"(?!else|elif|except|finally)[\w@#]")  # that begins in the first column
+_STATEMENT = re.compile(r"(?!else|elif|except|finally)[\w@#]")  # unindented
 _BLOCK = re.compile(
     r"<details[\s\S]*?</details>|```[\s\S]*?\n```|\$\$[\s\S]*?\$\$\S*|(?:[^\n]*\S[^\n]*(?:\n|$))+"
 )
-_MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # not at a line's beginning
+_MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # keeps marks on the line
 _CELL_END = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"^(?:[-*]|\d+\.) ", re.MULTILINE)
 _DRAWING = re.compile(r"!\[([^\]]+)\]\[(\w+)\]")
 _DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
 _LABEL = re.compile(r"\*\*[^*]+[.?]\*\*\s")
-# No sentence ends within code, a formula, a link or brackets, nor after an abbreviation.
+# Sentences do not end in code, formulas, links or brackets, or after abbreviations.
 _WHOLE = re.compile(
     r"`[^`]*`|\$[^$]*\$|\[[^\]]*\]\([^)]*\)|"
     r"\([^()]*(?:\([^()]*\)[^()]*)*\)|\b(?:e\.g|i\.e|et al|vs)\."
@@ -180,14 +175,14 @@ _WHOLE = re.compile(
 
 
 class Renderer(IPythonRenderer):
-    """nbconvert's markdown with formulas as MathML, and links to decks and to the web only."""
+    """Markdown renderer with formulas as MathML, and links to decks and the web only."""
 
     def inline_math(self, body):
-        """Return a formula within a line."""
+        """Return an inline formula."""
         return latex2mathml.converter.convert(body, display="inline")
 
     def block_math(self, body):
-        """Return a formula on lines of its own, in letters so small that it fits."""
+        """Return a displayed formula, scaled to fit the slide."""
         size = FORMULA * min(1, 54 / len(re.sub(r"\\[a-zA-Z]+|[\\{}^_\s]", "", body)))
         formula = latex2mathml.converter.convert(body, display="block")
         return f'<div class="formula" style="font-size: {size:.0f}px">{formula}</div>'
@@ -197,7 +192,7 @@ class Renderer(IPythonRenderer):
         return f"<h{level}>{text}</h{level}>"
 
     def link(self, text, url, title=None):
-        """Return a link to another deck or to the web; of others only the text."""
+        """Return a link to another deck or the web, or only the text of other links."""
         found = re.match(r"(\d\d_\w+)\.ipynb", url)
         if found and found[1] in self.decks:
             return f'<a href="{found[1]}.html">{text}</a>'
@@ -205,9 +200,9 @@ class Renderer(IPythonRenderer):
 
 
 class Exporter(SlidesExporter):
-    """nbconvert's slides, with all that they need in one file."""
+    """nbconvert's slides exporter, with all resources in one file."""
 
-    decks = ()  # the chapters whose decks are beside this one
+    decks = ()  # chapters with a deck in the same folder
 
     @pass_context
     def markdown2html(self, context, source):
@@ -219,7 +214,7 @@ class Exporter(SlidesExporter):
 
 
 def blocks(notebook):
-    """Yield what a notebook is made of, as pairs of a kind and its content, in order."""
+    """Yield the blocks of a notebook in order, as pairs (kind, content)."""
     for number, cell in enumerate(notebook.cells):
         slide_type = cell.metadata.get("slideshow", {}).get("slide_type")
         aside = slide_type in ("notes", "skip")
@@ -309,11 +304,11 @@ def sentences(paragraph):
 
 
 def points(paragraph, few=FEW):
-    """Return the sentences of a paragraph that stand on a slide; see the rule above.
+    """Return the sentences of a paragraph to show on a slide, by the rules above.
 
     Args:
         paragraph: a text.
-        few: how many lines it may take to be shown in full.
+        few: maximum number of lines of a paragraph that is shown in full.
     """
     if lines(paragraph, TEXT) <= few:
         return [paragraph]
@@ -331,26 +326,26 @@ def points(paragraph, few=FEW):
 
 
 def lines(text, size, width=WIDE - 36):
-    """Return how many lines a text takes, in letters of a size."""
+    """Return the number of lines of a text at a font size."""
     return ceil(len(_plain(text)) * size * 0.48 / width)
 
 
 def _plain(text):
-    """Return a text without markup, but for the bars of a table; a command of TeX is a letter."""
+    """Return a text without markup except table bars; a TeX command becomes a letter."""
     text = re.sub(r"\]\([^)]*\)|\\[a-zA-Z]+", "x", text)
     return re.sub(r"[*`${}\[]|\\(?!\|)", "", text)
 
 
 def text_high(text):
-    """Return the height of a paragraph or of an item of a list."""
+    """Return the height of a paragraph or list item."""
     return lines(text, TEXT) * TEXT * LINE + GAP
 
 
 def table_high(table, size=TABLE[0]):
-    """Return the height of a table, in letters of a size, or of code between fences.
+    """Return the height of a table at a font size, or of fenced code.
 
-    Its columns share the width as a browser lets them: none is narrower than its longest word, and
-    what is left is given in proportion to what they lack.
+    Columns share the width as in a browser: none is narrower than its longest word, and the rest is
+    divided in proportion to the missing width.
     """
     head, *rows = table.split("\n")
     if not head.startswith("|"):
@@ -373,19 +368,19 @@ def table_high(table, size=TABLE[0]):
 
 
 def code_rows(texts, size):
-    """Return for each line of texts how many lines it takes, in letters of a size."""
+    """Return the number of rows of each line of texts at a font size."""
     columns = int((WIDE - 2 * PAD) / (size * ADVANCE))
     return [ceil(max(1, len(row)) / columns) for text in texts for row in text.split("\n")]
 
 
 def code_high(texts, size):
-    """Return the height of texts in boxes of their own."""
+    """Return the height of texts in one box each."""
     boxes = len(texts) * 2 * ABOVE + (len(texts) - 1) * GAP
     return sum(code_rows(texts, size)) * size * CODE_LINE + boxes
 
 
 def code_size(texts, room, least=SMALL):
-    """Return the size of letters in which code and output fit into a height, or None."""
+    """Return the font size at which code and output fit into a height, or None."""
     for size in range(CODE, least - 1, -1):
         whole = max(code_rows(texts, size)) == 1 or size == SMALL
         if whole and code_high(texts, size) <= room:
@@ -394,7 +389,7 @@ def code_size(texts, room, least=SMALL):
 
 
 def code_parts(source):
-    """Cut code that is too long for a slide, if possible before a line that is not indented."""
+    """Split code that is too long for a slide, if possible before an unindented line."""
     rows, parts = source.split("\n"), []
     while code_size(["\n".join(rows)], HIGH) is None:
         fits = next(n for n in range(len(rows), 0, -1) if code_size(["\n".join(rows[:n])], HIGH))
@@ -406,29 +401,29 @@ def code_parts(source):
 
 
 def good_size(texts):
-    """Return the least size that code should have to share a slide with other things."""
+    """Return the minimum font size of code that shares a slide."""
     widest = max(len(row) for text in texts for row in text.split("\n"))
     return max(SMALL, min(20, int((WIDE - 2 * PAD) / (widest * ADVANCE))))
 
 
 class Deck:
-    """Puts blocks onto slides. `cells` has a cell for each piece of a slide."""
+    """Builder of slides from blocks; `cells` has a cell for each piece of a slide."""
 
     def __init__(self, title):
         self.cells, self.headings, self.on_path = [], [f"## {title}"], True
         self.begin()
 
     def begin(self):
-        """Begin an empty slide."""
+        """Start an empty slide."""
         self.pieces, self.notes, self.used = [], [], 0
 
     @property
     def only_text(self):
-        """Whether nothing but text is on the slide."""
+        """Whether the slide contains only text."""
         return all(piece.metadata.kind == "text" for piece in self.pieces)
 
     def close(self):
-        """End the slide, if there is anything on it."""
+        """End the slide unless it is empty."""
         if not self.pieces:
             return
         if self.only_text and self.used < HIGH / 2:
@@ -441,7 +436,7 @@ class Deck:
             if self.on_path
             else {"slide_type": "subslide", "data": {"visibility": "uncounted"}}
         )
-        if self.notes:  # before a part that is shown later, or they would be shown later, too
+        if self.notes:  # before any fragment, otherwise they would belong to it
             notes = new_markdown_cell("\n\n".join(self.notes), metadata={"kind": "notes"})
             notes.metadata["slideshow"] = {"slide_type": "notes"}
             self.pieces.insert(1, notes)
@@ -449,18 +444,18 @@ class Deck:
         self.begin()
 
     def add(self, cell, kind, high, **metadata):
-        """Put a piece onto the slide."""
+        """Add a piece to the slide."""
         cell.metadata.update(kind=kind, **metadata)
         self.pieces.append(cell)
         self.used += high
 
     def leave_outputs(self):
-        """End a slide that shows an output, before a prediction or the text of the next code."""
+        """End the slide if it shows an output, before a prediction or the text of the next code."""
         if not all(piece.metadata.kind in ("text", "code") for piece in self.pieces):
             self.close()
 
     def text(self, source, high, beside=0):
-        """Put text onto the slide, or onto the next one with what has to be beside it."""
+        """Add text to the slide, or to a new one if it and `beside` do not fit."""
         if self.pieces and self.used + high + beside > (TEXT_HIGH if self.only_text else HIGH):
             self.close()
         last = self.pieces[-1] if self.pieces else None
@@ -472,13 +467,13 @@ class Deck:
             self.add(new_markdown_cell(source), "text", high)
 
     def points(self, parts, follows):
-        """Put sentences onto the slide, together with the formula that follows them."""
+        """Add sentences to the slide, together with a following formula."""
         if parts:
             beside = FORMULA_HIGH if follows == "formula" else 0
             self.text("\n\n".join(parts), sum(map(text_high, parts)), beside)
 
     def ask(self, source):
-        """Show a prediction below the text of the slide, or alone, and its table below it."""
+        """Add a prediction below the text of the slide, or to a new one, and its table."""
         rows = source.split("\n")
         table = [row[2:] for row in rows if row.startswith("> |")]
         quote = "\n".join(row for row in rows if not row.startswith("> |"))
@@ -491,10 +486,10 @@ class Deck:
         if table:
             fits = (size for size in TABLE if table_high(table, size) <= HIGH - self.used)
             self.add(new_markdown_cell(table), "text", 0, size=next(fits, TABLE[-1]))
-        self.used = HIGH  # the answer is not on this slide
+        self.used = HIGH  # the answer must be on another slide
 
     def picture(self, kind, content, caption):
-        """Show a drawing or a figure, alone or below what is on the slide, and its caption."""
+        """Add a drawing or a figure and its caption, below other pieces or to a new slide."""
         words = lines(caption, CAPTION) * CAPTION * LINE + GAP if caption else 0
         width, high = _svg_size(content[1]) if kind == "drawing" else _png_size(content)
         alone = int(min(HIGH - GAP - words, WIDE / width * high))
@@ -520,7 +515,7 @@ class Deck:
             self.add(new_markdown_cell(caption), "caption", words)
 
     def code(self, source, printed):
-        """Put code below the text of the slide, and what it prints below the code."""
+        """Add code below the text of the slide, and its printed output below the code."""
         *before, source = code_parts(source)
         for part in before:
             self.close()
@@ -551,11 +546,11 @@ class Deck:
 
 
 def slides(notebook, sections=None):
-    """Return a notebook of slides, whose cells say in their metadata where a slide begins.
+    """Return a notebook of slides, with nbconvert's slide types in the metadata of its cells.
 
     Args:
         notebook: a core, with outputs.
-        sections: the headings of those on the path of a lesson; None for all.
+        sections: the headings of the sections on the path of a lesson; None for all.
     """
     queue = list(blocks(notebook))
     title = queue.pop(0)[1].lstrip("# ")
@@ -613,13 +608,13 @@ def slides(notebook, sections=None):
 
 
 def lesson(chapter):
-    """Return the sections of a lesson of 45 minutes, as the page for its teacher plans it.
+    """Return the sections of a lesson of 45 minutes, as planned in the teacher's page.
 
     Args:
         chapter: the path of a chapter.
 
     Returns:
-        A set of headings, or None if the chapter has no such page.
+        A set of headings, or None if the chapter has no teacher's page.
     """
     page = chapter.parent.parent / "teaching" / f"{chapter.stem}.md"
     if not page.exists():
@@ -630,9 +625,9 @@ def lesson(chapter):
 
 
 def _up_to_code(queue):
-    """Return the height of the text before the next code, and that of the code with its output.
+    """Return the heights of the text before the next code, and of the code with its output.
 
-    Where anything else comes first, both are 0.
+    Both are 0 if anything else comes before the code.
     """
     high = 0
     for place, (kind, content) in enumerate(queue):
@@ -671,7 +666,7 @@ def reveal():
 
 
 def write_deck(path, folder, decks=()):
-    """Write the deck of one chapter, with links to the decks of some others; return its path."""
+    """Write the deck of a chapter, with links to other `decks`; return its path."""
     core = read_chapter(path, core=True)
     style, script = reveal()
     colours = HtmlFormatter(style="default").get_style_defs(".highlight")
@@ -693,7 +688,7 @@ def write_deck(path, folder, decks=()):
 
 
 def main(arguments=None):
-    """Write the decks that the command line names; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
     parser.add_argument("--build", type=Path, default=FOLDER.parent / "build" / "slides")

@@ -1,10 +1,10 @@
-"""Write what students get: exercises without solutions, chapters and pages without outputs.
+"""Write the files for students: exercises without solutions, chapters and pages without outputs.
 
 python tools/grading/assignments.py        every exercise notebook, under build/assignments
 python tools/grading/assignments.py 03 05  some of them
 
-`make lab` keeps its working copy with the same function, `hand_out`. A reader of that copy gets the
-pages of answers, too; a student does not.
+`make lab` fills its working copy with the same function, `hand_out`, but with the pages of answers,
+which students do not get.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def find_exercises(folder, names=()):
     """List exercise notebooks, as `find_chapters` lists chapters.
 
     Raises:
-        ValueError: a name fits none of them, or there are none at all.
+        ValueError: a name matches no notebook, or the folder has none.
     """
     paths = find_chapters(folder, names)
     if not paths:
@@ -57,10 +57,10 @@ def without_solutions(notebook):
 
 
 def release(notebook):
-    """Return the version of a notebook that students get: no solutions, no hidden tests.
+    """Return the version of a notebook for students, without solutions and hidden tests.
 
     Raises:
-        ValueError: a solution is left.
+        ValueError: a solution remains.
     """
     released = _apply(without_solutions(notebook), ClearHiddenTests, ComputeChecksums)
     text = "\n".join(cell.source for cell in released.cells)
@@ -77,20 +77,18 @@ def release(notebook):
 
 
 def hand_out(notebooks=FOLDER, names=(), answers=True):
-    """Return what students get, the bytes of each file by its path in their folder.
+    """Return the files for students, a dict from paths in their folder to bytes.
 
-    The folder is laid out as the repository's own, so that every link leads somewhere: the
-    chapters, troubleshooting and notation in it, pages in its folder `deeper`, and exercises in
-    `exercises`.
+    The layout is that of the repository, so that links work: chapters, troubleshooting and notation
+    at the top, pages in `deeper`, exercises in `exercises`.
 
     Args:
         notebooks: the folder of the chapters.
-        names: numbers or names of the exercises to hand out; none of them means all.
-        answers: whether to hand out the pages of answers. Without them, of a link to one only
-            its words are left.
+        names: numbers or names of the exercises to include; empty means all.
+        answers: whether to include the pages of answers. If not, links to them become plain text.
 
     Raises:
-        ValueError: a solution is left, or a link leads nowhere.
+        ValueError: a solution remains, or a link is broken.
     """
     chapters = [*find_chapters(notebooks, pages=True), *notebooks.glob("troubleshooting.ipynb")]
     exercises = find_exercises(notebooks / "exercises")
@@ -119,7 +117,7 @@ def hand_out(notebooks=FOLDER, names=(), answers=True):
 
 
 def _links(notebook):
-    """Return the files to which the texts of a notebook lead."""
+    """Return the relative link targets in the texts of a notebook."""
     cells = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
     return _LINK.findall(_CODE.sub("", "\n".join(cells)))
 
@@ -132,7 +130,7 @@ def _apply(notebook, *preprocessors):
 
 
 def main(arguments=None):
-    """Write the exercises that the command line names; return the exit status."""
+    """Write the files for students; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
     parser.add_argument("--folder", type=Path, default=FOLDER / "exercises")

@@ -1,9 +1,9 @@
-"""Executes a submitted notebook in a sandbox, and enforces its limits.
+"""Execute a submitted notebook in a sandbox, and enforce its limits.
 
-`session.py` runs inside, with nbclient and a kernel, and reports the outputs of each cell. It
-interrupts a cell that takes too long. When that does not help, or the session uses up the memory,
-or dies, the sandbox is ended, and another one goes on with the next cell. Given cells, such as the
-set-up, are executed again in it.
+`session.py` runs inside, with nbclient and a kernel, reports the outputs of each cell, and
+interrupts a cell that takes too long. If the interrupt fails, memory runs out or the session dies,
+the sandbox is killed, and another one continues with the next cell, after executing given cells
+such as the set-up again.
 """
 
 import json
@@ -15,10 +15,10 @@ from pathlib import Path
 
 from sandbox import Sandbox
 
-GRACE = 3.0  # seconds in which an interrupted cell ends
-START = 60.0  # seconds in which a kernel starts
+GRACE = 3.0  # time limit of an interrupted cell, in seconds
+START = 60.0  # time limit of the start of a kernel, in seconds
 POLL = 0.1
-REPORT = 2**26  # bytes that a line of a report may have
+REPORT = 2**26  # maximum length of a line of a report, in bytes
 SESSION = Path(__file__).with_name("session.py").read_text()
 
 
@@ -27,24 +27,24 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, packages):
 
     Args:
         cells: the sources of the cells.
-        given: for each whether to execute it again in a further kernel.
-        cell_seconds: how long each may take.
-        notebook_seconds: how long all may take together.
-        hidden: folders that the code must not see.
-        packages: the folders of packages that it may import, beside the installed ones; they lie
-            in the same folder.
+        given: for each cell whether to execute it again in a new kernel.
+        cell_seconds: time limit of a cell.
+        notebook_seconds: time limit of the notebook.
+        hidden: folders that must be hidden from the code.
+        packages: the folders of packages to import beside the installed ones; all have the same
+            parent folder.
 
     Yields:
-        For each cell its number, a word for what went wrong or "", and the cell with its outputs,
-        or None if it was not executed to its end.
+        For each cell its number, a key of `grade.FAULTS` or "", and the report with its outputs, or
+        None if it was not executed to its end.
 
     Raises:
-        TimeoutError: after `notebook_seconds`.
+        TimeoutError: the notebook exceeds its time limit.
     """
     end = time.monotonic() + notebook_seconds
-    start, deadly = 0, set()
+    start, fatal = 0, set()
     while start < len(cells):
-        numbers = [i for i in range(start) if given[i] and i not in deadly]
+        numbers = [i for i in range(start) if given[i] and i not in fatal]
         numbers += range(start, len(cells))
         request = {"cells": [(i, cells[i]) for i in numbers], "cell_seconds": cell_seconds}
         ours, its = socket.socketpair()
@@ -59,12 +59,12 @@ def execute(cells, given, cell_seconds, notebook_seconds, hidden, packages):
                     yield number, fault, cell
         if survived:
             return
-        deadly.add(number)
+        fatal.add(number)
         start = max(start, number + 1)
 
 
 def _watch(ours, box, current, cell_seconds, end):
-    """Yield what a session reports; the last has no cell if the session did not survive it."""
+    """Yield the reports of a session; the last one is None if the session did not survive."""
     fault, received, deadline = "", b"", time.monotonic() + START
     running = False
     while not fault:

@@ -1,8 +1,7 @@
-"""A page of feedback for a graded notebook: its points, the answers, and what the checks say.
+"""Write the feedback page of a graded notebook: points, answers, and messages of the checks.
 
-A page is one file, which loads nothing and has no script, in light or dark as its reader prefers.
-Nothing of what the student wrote or what the code showed can act in it: all of that is text, or an
-image.
+A page is one file without scripts, loads nothing, and follows the reader's light or dark theme. The
+student's text and output are inserted as text or images only, so they cannot act.
 """
 
 import base64
@@ -148,11 +147,11 @@ class Renderer(IPythonRenderer):
         return _mathml(body, "block")
 
     def heading(self, text, level, **attributes):
-        """Return a heading; those of exercises are the page's own."""
+        """Return a heading, or "" for headings of exercises, which the page has already."""
         return f"<h{level}>{text}</h{level}>" if level > 2 else ""
 
     def link(self, text, url, title=None):
-        """Return a link to the web; of others only the text, since the page stands alone."""
+        """Return a link to the web, or only the text of other links."""
         return f'<a href="{escape(url)}">{text}</a>' if url.startswith("https://") else text
 
 
@@ -160,10 +159,10 @@ def write(submission, cells, faults, folder):
     """Write the page of a graded notebook.
 
     Args:
-        submission: a `Submission` with its points.
-        cells: those that were executed.
-        faults: a sentence for each word of a remark.
-        folder: where to write `NN_topic.html`.
+        submission: a graded `Submission`.
+        cells: the executed cells.
+        faults: a dict from keys of remarks to sentences.
+        folder: the folder in which to write `NN_topic.html`.
     """
     said = [submission.fault] if submission.fault else submission.said_of(0)
     scores = list(submission.scores.items())
@@ -196,7 +195,7 @@ def write(submission, cells, faults, folder):
 
 
 def _split(cells):
-    """Return the cells of each exercise, and in lists of their own those that are of none."""
+    """Return lists of cells: one per exercise, and separate ones for other cells."""
     parts, checked = [[]], False
     for cell in cells:
         if _heading(cell, "## ") or (checked and (is_solution(cell) or is_grade(cell))):
@@ -208,7 +207,7 @@ def _split(cells):
 
 
 def _part(cells):
-    """Return what the template wants to know of the cells of an exercise."""
+    """Return the template's variables for the cells of an exercise."""
     checks = [cell for cell in cells if is_grade(cell)]
     title = next(filter(None, (_heading(cell, "## ") for cell in cells)), "")
     part = {"title": re.sub(r" \([\d.]+ points?\)$", "", title), "task": cells}
@@ -220,7 +219,7 @@ def _part(cells):
 
 
 def _heading(cell, marks):
-    """Return the text of the heading that a text of the source begins with, if it does."""
+    """Return the text of the heading with which a cell begins, or ""."""
     is_one = cell.cell_type == "markdown" and cell.source.startswith(marks)
     return re.sub(r"[`*$]", "", cell.source.splitlines()[0][len(marks) :]) if is_one else ""
 
@@ -247,15 +246,15 @@ def _code(source):
 
 
 def _any_trouble(cells):
-    """Return whether one of the cells ended in an error, or not at all."""
+    """Return whether a cell ended in an error or was not executed to its end."""
     return any(kind == "error" for cell in cells for kind, *_ in _outputs(cell))
 
 
 def _outputs(cell):
-    """List what a cell showed, as triples of a kind, the content and what is folded.
+    """List the outputs of a cell as triples (kind, content, folded content).
 
-    What is printed in one go is one of them. The points that end a check are left out, since the
-    page has them already.
+    Consecutive printed texts are joined. The points that end a check are left out: the page has
+    them already.
     """
     found, printed = [], None
     for output in cell.get("outputs", ()):
@@ -284,5 +283,5 @@ def _data(data):
 def _mathml(latex, display):
     try:
         return latex2mathml.converter.convert(latex, display=display)
-    except Exception:  # a command that it does not know: the formula's source is readable, too
+    except Exception:  # an unknown command: show the source of the formula
         return f"<code>{escape(latex)}</code>"

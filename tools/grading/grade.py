@@ -1,10 +1,11 @@
 """Grade a folder of submitted exercises, without a server.
 
-python tools/grading/grade.py SUBMITTED        SUBMITTED/STUDENT/NN_topic.ipynb, or a folder deeper
-python tools/grading/grade.py SUBMITTED 03 05  some chapters
+python tools/grading/grade.py SUBMITTED        SUBMITTED/STUDENT/NN_topic.ipynb, or one folder
+                                               deeper
+python tools/grading/grade.py SUBMITTED 03 05  some chapters only
 
-Prints a table, and writes grades.csv and a page of feedback for each notebook under build/grades.
-Each notebook is executed in a sandbox (sandbox.py); checks are those of the source.
+Prints a table, and writes grades.csv and a feedback page for each notebook under build/grades. Each
+notebook is executed in a sandbox (sandbox.py), with the checks of the source.
 """
 
 import argparse
@@ -41,9 +42,9 @@ BUILD = FOLDER.parent / "build" / "grades"
 CELL_SECONDS = 30.0
 NOTEBOOK_SECONDS = 300.0
 FILE_BYTES = 20 * 2**20
-DEEP = 5  # folders within a student's folder that are searched
-PACKAGES = ("d2lpar", "vgpu")  # what exercises import of ours
-FEW = 5  # files that are named where a student handed in no notebook
+DEEP = 5  # maximum depth of the search in a student's folder
+PACKAGES = ("d2lpar", "vgpu")  # our packages that exercises import
+FEW = 5  # maximum number of files to name if a student handed in no notebook
 
 GB = 2**30
 FAULTS = {
@@ -85,7 +86,7 @@ FAULTS = {
     "wrong": "The check gave no points. It says why.",
     "lost": "The notebook could not be graded. Please show it to the maintainers of d2lpar.",
 }
-# Each of these is reason enough for no points.
+# Each of these explains 0 points.
 REASONS = {
     *("time", "memory", "processes", "killed", "output", "cell missing", "not answered"),
     *("answer failed", "check failed", "no number", "stderr", "silent", "wrong"),
@@ -104,33 +105,33 @@ Read the code that got more points than you expect."""
 
 @dataclass
 class Submission:
-    """A notebook of a student, and what came of it."""
+    """A notebook of a student, and its result."""
 
     student: str
-    path: Path  # what was handed in, or where it should have been
+    path: Path  # the notebook, or its expected path
     source: Path  # the exercises
-    fault: str = ""  # a word of `FAULTS`: why it cannot be graded
-    words: tuple = ()  # more of them, known before it is executed
-    scores: dict = field(default_factory=dict)  # name of an exercise: (points, of how many)
-    remarks: list = field(default_factory=list)  # (number of the exercise or 0, word of `FAULTS`)
+    fault: str = ""  # a key of `FAULTS`: the reason why it cannot be graded
+    words: tuple = ()  # further keys, known before the execution
+    scores: dict = field(default_factory=dict)  # name of an exercise: (points, maximum)
+    remarks: list = field(default_factory=list)  # (number of the exercise or 0, key of `FAULTS`)
     seconds: float = 0.0
 
     @property
     def total(self):
-        """The sum of its points, and of how many."""
+        """The sum of the points, and their maximum."""
         points, most = zip(*self.scores.values(), strict=True) if self.scores else ((), ())
         return sum(points), sum(most)
 
     @property
     def summary(self):
-        """One line about it."""
+        """A line with student, points, seconds and remarks."""
         points, most = self.total
         words = f"{points:g} of {most:g} points, {self.seconds:.1f} s  {self.remark}".rstrip()
         return f"{shown(self.student)}, {self.source.stem}: {words}"
 
     @property
     def remark(self):
-        """What is to be said about it, in a few words."""
+        """The fault and the remarks, in a few words."""
         numbers = {}
         for number, word in dict.fromkeys(self.remarks):
             numbers.setdefault(word, []).append(str(number))
@@ -141,28 +142,28 @@ class Submission:
         return ", ".join(([self.fault] if self.fault else []) + words)
 
     def said_of(self, number):
-        """List the words about an exercise; number 0 is the notebook as a whole."""
+        """List the remarks on an exercise; number 0 is the whole notebook."""
         return list(dict.fromkeys(word for place, word in self.remarks if place == number))
 
 
 def find_submissions(folder, sources):
-    """List what was handed in.
+    """List the submissions in a folder.
 
-    A notebook belongs to the exercises that it shares most cells with, and if it shares none, to
-    those of its name. Of several for the same exercises the first counts that has answers, if
-    possible under the right name.
+    A notebook is assigned to the exercises with which it shares most cells or, if none, to those
+    of its name. Of several notebooks for the same exercises the first with answers counts, one
+    with the right name if possible.
 
     Args:
-        folder: the folder with one folder for each student.
-        sources: paths of the exercises that are graded.
+        folder: a folder with one folder per student.
+        sources: paths of the exercises to grade.
 
     Returns:
-        A list of `Submission` for each student: one for each of the exercises that anyone handed
-        in, and one for each file that is not graded and could have been meant to be: a further
-        copy, a notebook that belongs to no exercises or to nobody, other files in place of any.
+        A list of `Submission`: for each student one per exercise notebook that anyone handed in,
+        and one for each file that is not graded but may have been meant to be: a further copy, a
+        notebook without matching exercises or without student, other files if there is no notebook.
 
     Raises:
-        ValueError: if there are no students.
+        ValueError: there are no students.
     """
     entries = sorted((entry for entry in Path(folder).iterdir()), key=lambda entry: entry.name)
     students = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
@@ -208,12 +209,12 @@ def find_submissions(folder, sources):
     return submissions
 
 
-# How likely a notebook is what the student wants to have graded: the least first.
+# Ranks of the notebooks of a student for the same exercises, the preferred first.
 ANSWERED, UNTOUCHED, UNREADABLE, UNLIKE = range(4)
 
 
 def _recognised(path, sources):
-    """Return the exercises that a notebook shares most cells with, or None, and its rank."""
+    """Return the exercises with which a notebook shares most cells, or None, and its rank."""
     try:
         cells = read(path)
     except Fault:
@@ -230,13 +231,13 @@ def _recognised(path, sources):
 
 @functools.cache
 def _released(source):
-    """Return the cells of exercises as they are handed out."""
+    """Return the cells of exercises as handed out."""
     return release(nbformat.read(source, as_version=4)).cells
 
 
 @functools.cache
 def _marks(source):
-    """Return what tells that a cell is of these exercises: ids, headings, the texts of checks."""
+    """Return what identifies cells of these exercises: ids, headings, sources of checks."""
     cells = _released(source)
     texts = {cell.source for cell in cells if is_grade(cell)}
     headings = {_heading(cell.cell_type, cell.source) for cell in cells}
@@ -245,9 +246,9 @@ def _marks(source):
 
 
 def _files(folder, depth=0):
-    """List the files in a folder and the folders in it, those in `exercises` first.
+    """List the files in a folder and its subfolders, those in `exercises` first.
 
-    What is called NN.ipynb is listed whatever it is.
+    An entry named *.ipynb is listed even if it is no file.
     """
     found, below = [], []
     if not folder.is_symlink():
@@ -264,17 +265,17 @@ def _files(folder, depth=0):
 
 
 class Fault(Exception):
-    """A submission cannot be graded; the text is a word of `FAULTS`."""
+    """A submission cannot be graded; the text is a key of `FAULTS`."""
 
 
 def read(path):
-    """Return the cells of a submitted notebook, as far as they can be told.
+    """Return the cells of a submitted notebook, as plain dicts.
 
     Returns:
-        A list of dicts of strings: "cell_type", "source", "heading", "id", and "grade_id".
+        A list of dicts of strings: "cell_type", "source", "heading", "id" and "grade_id".
 
     Raises:
-        Fault: if it is no notebook.
+        Fault: the file is no notebook.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
@@ -306,27 +307,27 @@ def _read_cell(cell):
 
 
 def _heading(kind, source):
-    """Return the line that begins an exercise, if the cell does."""
+    """Return the heading of an exercise if the cell begins with one, otherwise ""."""
     is_one = kind == "markdown" and source.startswith("## ")
     return source.splitlines()[0].strip() if is_one else ""
 
 
 def merge(source, cells):
-    """Put what a student has written into the exercises.
+    """Insert a student's answers into the exercises.
 
-    All cells come from the source, in its order, apart from answers and from other code that is not
-    locked, such as the set-up. Cells that the student has added follow those that they followed;
-    text of the student becomes a raw cell.
+    All cells come from the source, in its order, except answers and other code that is not locked,
+    such as the set-up. Cells that the student has added keep their predecessor; added text becomes
+    a raw cell.
 
     Args:
         source: the exercises without solutions, a notebook.
-        cells: those of the submission, from `read`.
+        cells: the cells of the submission, from `read`.
 
     Returns:
         A list of cells, and a list of remarks as in a `Submission`.
 
     Raises:
-        Fault: if no cell is of these exercises.
+        Fault: no cell belongs to these exercises.
     """
     graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
     answers = [i for i in graded.values() if is_solution(source.cells[i])]
@@ -340,7 +341,7 @@ def merge(source, cells):
     known = (graded, "grade_id"), (ids, "id"), (texts, "source"), (headings, "heading")
     written = {i: [] for i in range(len(source.cells))}
     added = {i: [] for i in range(-1, len(source.cells))}
-    order = []  # of the answers, as they come
+    order = []  # places of the answers, in the order of the submission
     place = -1
     for cell in cells:
         places = [index[cell[key]] for index, key in known if cell[key] in index]
@@ -352,7 +353,7 @@ def merge(source, cells):
             added[place].append(cell)
     if not any(written[i] for i in (*graded.values(), *headings.values())):
         raise Fault("no answers")
-    remarks = _mend(source, answers, order, written, added)
+    remarks = _select_answers(source, answers, order, written, added)
     merged = [_added(cell) for cell in added[-1]]
     for i, cell in enumerate(source.cells):
         changeable = cell.cell_type == "code" and not is_grade(cell)
@@ -368,20 +369,20 @@ def merge(source, cells):
 
 
 def _added(cell):
-    """Return a cell that a student has added; its text is for the teacher, and stays as it is."""
+    """Return a cell that a student has added; text becomes a raw cell, for the teacher."""
     new = nbformat.v4.new_code_cell if cell["cell_type"] == "code" else nbformat.v4.new_raw_cell
     return new(cell["source"])
 
 
-def _mend(source, answers, order, written, added):
-    """Make one answer of what stands for it, as far as that can be; return remarks.
+def _select_answers(source, answers, order, written, added):
+    """Select the cells that count as answers, and repair them if possible; return remarks.
 
     Args:
         source: the exercises without solutions, a notebook.
         answers: places of the answers in it, in order.
-        order: the same as the submission has them, without what is missing.
-        written: for each place its cells in the submission; changed to those that count.
-        added: for each place the cells that follow it; changed to those that are no answer.
+        order: the places of the answers in the order of the submission, without missing ones.
+        written: for each place its cells in the submission; reduced to those that count.
+        added: for each place the cells added after it; reduced to those that are no answer.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
@@ -397,7 +398,7 @@ def _mend(source, answers, order, written, added):
         }
         changed = [cell for cell in mine if cell["source"].split() not in ([], stub.split())]
         if not changed:
-            changed = _take_beside(source, i, added, anything=not mine)
+            changed = _pop_nearby_answer(source, i, added, anything=not mine)
             words["answered beside"] = mine and changed
             words["not answered"] = mine and not changed
             words["found by place"] = not mine and changed
@@ -411,15 +412,15 @@ def _mend(source, answers, order, written, added):
     return remarks
 
 
-def _take_beside(source, i, added, anything):
-    """Take from the cells that follow others what answers an exercise in its answer cell's place.
+def _pop_nearby_answer(source, i, added, anything):
+    """Remove from the added cells those that answer an exercise in another cell, and return them.
 
     Args:
         source: the exercises without solutions, a notebook.
         i: the place of the answer cell.
-        added: for each place the cells that follow it; those that are taken are taken out.
-        anything: whether any code will do that stands between heading and check, if none of it
-            defines what the answer cell does.
+        added: for each place the cells added after it; modified in place.
+        anything: whether to accept any code between heading and check if none of it defines the
+            names of the answer cell.
     """
     stub = source.cells[i].source
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
@@ -448,7 +449,7 @@ def _take_beside(source, i, added, anything):
 
 
 def grade_id(cell):
-    """Return the name that nbgrader has for a cell, or an empty text."""
+    """Return nbgrader's name of a cell, or ""."""
     return cell.metadata.get("nbgrader", {}).get("grade_id", "")
 
 
@@ -456,32 +457,32 @@ def execute(submission, cells, **how):
     """Execute cells in a sandbox.
 
     Args:
-        submission: gets remarks.
-        cells: those of a whole notebook; code cells get their outputs, and in their metadata the
-            word for what went wrong.
+        submission: the `Submission`, to which remarks are added.
+        cells: all cells of a notebook; outputs are stored in code cells, and faults in their
+            metadata.
         how: the other arguments of `execution.execute`.
     """
     code = [cell for cell in cells if cell.cell_type == "code"]
-    checks = [0, *accumulate(map(is_grade, code))]  # how many stand before each cell
+    checks = [0, *accumulate(map(is_grade, code))]  # number of checks before each cell
     given = [not grade_id(cell) for cell in code]
     try:
-        for i, fault, told in execution.execute([cell.source for cell in code], given, **how):
+        for i, fault, report in execution.execute([cell.source for cell in code], given, **how):
             if fault:
                 submission.remarks.append((1 + checks[i], fault))
                 code[i].metadata["fault"] = fault
-            if told:
-                code[i].outputs = nbformat.from_dict(told["outputs"])
+            if report:
+                code[i].outputs = nbformat.from_dict(report["outputs"])
     except TimeoutError:
         submission.remarks.append((0, "out of time"))
 
 
 def score(submission, cells):
-    """Give points by nbgrader's rules, to the checks in the cells of a notebook.
+    """Set the points of the checks of a notebook by nbgrader's rules.
 
-    A check gives the number that is its result, and nothing without one, for an error or for text
-    on stderr. Where it gives nothing, a remark says why.
+    The points of a check are the number that is its result; without one, after an error or with
+    output to stderr they are 0. A remark explains 0 points.
     """
-    failed = False  # the answer to this check
+    failed = False  # whether the answer to the next check failed
     for cell in cells:
         if is_solution(cell):
             failed = failed or _raised(cell)
@@ -516,11 +517,11 @@ def grade(submission, **how):
     """Grade a submission.
 
     Args:
-        submission: a `Submission`, which gets its points.
-        how: the arguments of `execution.execute` beside the cells.
+        submission: a `Submission`, whose points are set.
+        how: the arguments of `execution.execute` other than the cells.
 
     Returns:
-        The cells as they were executed.
+        The executed cells.
     """
     start = time.perf_counter()
     source = without_solutions(nbformat.read(submission.source, as_version=4))
@@ -542,12 +543,12 @@ def grade(submission, **how):
 
 
 def grade_all(submissions, parallel, folder, **how):
-    """Grade submissions, and write their pages of feedback.
+    """Grade submissions, and write their feedback pages.
 
     Args:
-        submissions: a list of `Submission`, which get their points.
-        parallel: how many to execute at a time.
-        folder: where the pages go.
+        submissions: a list of `Submission`, whose points are set.
+        parallel: the number of notebooks to execute at a time.
+        folder: the folder of the pages.
         how: the other arguments of `grade`.
     """
     pool = ThreadPoolExecutor(parallel)
@@ -558,17 +559,17 @@ def grade_all(submissions, parallel, folder, **how):
             try:
                 feedback.write(one, done.result(), FAULTS, folder / one.student)
             except Exception as error:
-                one.fault = one.fault if one.scores else "lost"  # a page is not worth the points
+                one.fault = one.fault if one.scores else "lost"  # the points count without a page
                 print(f"{one.summary}: {error!r}", file=sys.stderr)
             print(f"{number} of {len(running)}  {one.summary}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
-        os._exit(130)  # and with this process the sandboxes end
+        os._exit(130)  # the sandboxes end with this process
 
 
 def grade_fairly(submissions, parallel, **how):
-    """Grade submissions, and those that ran out of time once more, each alone on the machine.
+    """Grade submissions; run those that exceeded a time limit again, alone on the machine.
 
-    Others that take all cores would cost them points.
+    Otherwise a busy machine would cost them points.
     """
     graded = [one for one in submissions if one.path != one.source]
     grade_all(graded, parallel, **how)
@@ -581,7 +582,7 @@ def grade_fairly(submissions, parallel, **how):
 
 
 def table(submissions):
-    """Return the table of some submissions: for each notebook, students and their points."""
+    """Return a table of submissions: for each notebook, students and their points."""
     blocks = []
     graded = [one for one in submissions if one.scores]
     for stem in dict.fromkeys(one.source.stem for one in graded):
@@ -617,18 +618,18 @@ def _line(row, width):
 
 
 def _width(text):
-    """Return how many columns a text takes in a terminal."""
+    """Return the width of a text in a terminal, in columns."""
     wide = sum(unicodedata.east_asian_width(letter) in "WF" for letter in text)
     return len(text) + wide - sum(map(bool, map(unicodedata.combining, text)))
 
 
 def shown(name):
-    """Return the name of a file as one line of text."""
+    """Return the name of a file as one printable line."""
     return "".join(letter if letter.isprintable() else "?" for letter in name)
 
 
 def legend(submissions):
-    """Return a line for each word of remarks that these submissions got."""
+    """Return a line that explains each kind of remark on these submissions."""
     words = {word for one in submissions for _, word in [(0, one.fault), *one.remarks]}
     return "\n".join(f"{word:15} {FAULTS[word]}" for word in FAULTS if word in words)
 
@@ -651,7 +652,7 @@ def write_csv(submissions, path):
 
 
 def capacity():
-    """Return how many notebooks may run at a time: the cores, or as many as memory allows."""
+    """Return the number of notebooks to run at a time: one per core, as far as memory allows."""
     from vgpu import cores_of_this_process, memory_of_this_process
 
     each = sandbox.MEMORY + sum(sandbox.WRITABLE.values())
@@ -659,7 +660,7 @@ def capacity():
 
 
 def main(arguments=None):
-    """Grade the submissions that the command line names; return the exit status."""
+    """Grade the submissions; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("submitted", type=Path, help="the folder with a folder for each student")
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
@@ -692,8 +693,8 @@ def main(arguments=None):
     print(table(submissions), legend(submissions), sep="\n\n")
     students = len({one.student for one in submissions} - {""})
     seconds = time.perf_counter() - start
-    told = f"{len(submissions)} notebooks of {students} students in {seconds:.0f} s"
-    print(f"\n{told}, {parallel} at a time")
+    done = f"{len(submissions)} notebooks of {students} students in {seconds:.0f} s"
+    print(f"\n{done}, {parallel} at a time")
     print(f"grades: {options.build / 'grades.csv'}, feedback: {options.build / 'feedback'}")
     print(PROTECTION)
     return 0

@@ -1,10 +1,10 @@
-"""Runs a program in bubblewrap (bwrap), where it can harm nothing but itself.
+"""Run a program in bubblewrap (bwrap), where it can harm nothing but itself.
 
-The program sees no other process, no network and none of the user's files. Of the machine it can
-read what Python needs, and it can write to a /tmp and a /dev/shm in memory. This module adds what
-bubblewrap lacks: limits, and a list of system calls to refuse. Only a control group could limit the
-memory of several processes together, and few users may make one. So `Sandbox.overrun` adds up what
-the processes use, and calls that give memory which belongs to no process are refused.
+The program has no access to other processes, the network or the user's files. It can read what
+Python needs, and write to a /tmp and a /dev/shm in memory. This module adds what bubblewrap lacks:
+limits, and a filter of system calls. Only a control group can limit the memory of several processes
+together, and few users may create one. So `Sandbox.overrun` adds up the memory of all processes,
+and system calls that allocate memory outside of processes are refused.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ import sys
 import tempfile
 from pathlib import Path
 
-MEMORY = 4 * 2**30  # bytes, of all processes together, and of each
+MEMORY = 4 * 2**30  # bytes, for all processes together and for each
 TMP = 2**29
 WRITABLE = {"/tmp": TMP, "/dev/shm": 2**29}  # bytes
-FILES = 100_000  # in each of them: an empty file takes 1 kB of the kernel's memory
-SOCKETS = 1000  # what waits in one is up to 0.4 MB of the kernel's memory
+FILES = 100_000  # in each of them: an empty file takes 1 kB of kernel memory
+SOCKETS = 1000  # each can buffer up to 0.4 MB of kernel memory
 PROCESSES = 64
 THREADS = 512
 FOLDER = "/tmp/work"  # the working directory of the program
 NOBODY = "65534"
 
-# What programs need of a Linux system beside Python itself. Of /etc, nothing that is the user's.
+# Paths of a Linux system that programs need beside Python; nothing user-specific of /etc.
 SYSTEM = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/sys/devices/system"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/alternatives"),
@@ -36,12 +36,12 @@ SYSTEM = (
 REFUSED = (
     # memory that belongs to no process
     *("memfd_create", "shmget", "msgget", "semget", "io_uring_setup"),
-    # keys, which have no namespace of their own
-    *("add_key", "request_key"),  # and keyctl but for one use, see `_filter`
-    # parts of the kernel that no answer needs, and that many exploits begin with
+    # keys have no namespace
+    *("add_key", "request_key"),  # and keyctl except for one use, see `_filter`
+    # not needed by answers, and the start of many exploits
     *("bpf", "perf_event_open", "userfaultfd"),
 )
-JOIN_SESSION_KEYRING = 1  # of keyctl; session.py has it, too, since it runs alone inside
+JOIN_SESSION_KEYRING = 1  # of keyctl; repeated in session.py, which cannot import this module
 FAMILIES = (1, 2, 10, 16)  # AF_UNIX, AF_INET, AF_INET6, AF_NETLINK; AF_VSOCK leaves the namespace
 
 CURES = """Debian, Ubuntu: `sudo apt-get install bubblewrap` (version 0.8 or newer).
@@ -51,17 +51,17 @@ container with --privileged. Where Ubuntu refuses them to ordinary users:
 
 
 class NoSandbox(Exception):
-    """bubblewrap is missing, or the system refuses it; the text says what to do."""
+    """bubblewrap is missing or does not work; the message gives advice."""
 
 
 class Sandbox:
-    """A program in a sandbox. It ends with all that it started when the `with` block does.
+    """A program in a sandbox; it and all its children are killed at the end of the `with` block.
 
     Args:
         program: a list of the command and its arguments.
-        hidden: folders that it must not see, wherever they are.
-        shown: further files and folders that it may read.
-        passed: the number of an open file that it inherits.
+        hidden: folders that must be hidden from it.
+        shown: further files and folders that it can read.
+        passed: the file descriptor that it inherits.
     """
 
     def __init__(self, program, hidden, shown, passed):
@@ -70,7 +70,7 @@ class Sandbox:
             self._process = _start(program, written, hidden, shown, [passed])
             os.close(written)
             lines = [""]
-            while lines[-1] != "}\n":  # to the end: bwrap dies if nobody reads
+            while lines[-1] != "}\n":  # read to the end: otherwise bwrap dies
                 lines.append(said.readline())
                 if not lines[-1]:
                     code = self._process.wait()
@@ -83,12 +83,12 @@ class Sandbox:
 
     def __exit__(self, *_):
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self._first, signal.SIGKILL)  # it is their process 1, so all of them end
+            os.kill(self._first, signal.SIGKILL)  # process 1 of the sandbox: all others end with it
         self._process.wait()
 
     def overrun(self):
-        """Return what the program has used up: "memory", "processes" or nothing."""
-        with contextlib.suppress(OSError):  # it has just ended
+        """Return the exceeded limit, "memory" or "processes", or ""."""
+        with contextlib.suppress(OSError):  # the program has just ended
             pids = [pid for pid in os.listdir(f"{self._root}/proc") if pid.isdecimal()]
             if len(pids) > PROCESSES:
                 return "processes"
@@ -104,11 +104,11 @@ class Sandbox:
         return ""
 
     def _resident(self, pid):
-        """Return the bytes of memory of a process; what n processes share counts for each."""
+        """Return the memory of a process in bytes; shared memory counts fully for each process."""
         return self._bytes(f"{pid}/status", (b"RssAnon:", b"RssShmem:", b"VmSwap:"))
 
     def _share(self, pid):
-        """Return the bytes of memory of a process; of what n processes share, the n-th part."""
+        """Return the memory of a process in bytes; memory shared by n processes counts 1/n."""
         names = b"Pss_Anon:", b"Pss_Shmem:", b"SwapPss:"
         return self._bytes(f"{pid}/smaps_rollup", names) or self._resident(pid)
 
@@ -119,7 +119,7 @@ class Sandbox:
 
 
 def check():
-    """Raise `NoSandbox` if there can be none, with the reason and what to do."""
+    """Raise `NoSandbox`, with the reason and advice, if bubblewrap does not work."""
     if sys.platform != "linux" or not shutil.which("bwrap"):
         raise NoSandbox(f"bubblewrap (bwrap) is not installed. {CURES}")
     with tempfile.TemporaryFile() as said:
@@ -129,15 +129,15 @@ def check():
 
 
 def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVNULL):
-    """Start a program in a sandbox, without a terminal and without the variables of this process.
+    """Start a program in a sandbox, without a terminal and with a new environment.
 
     Args:
         program, hidden, shown: as in `Sandbox`.
-        info: the number of the open file to which bwrap writes its process id.
-        passed: numbers of further open files that the program inherits.
-        stderr: where messages go.
+        info: the file descriptor to which bwrap writes its process id.
+        passed: further file descriptors that the program inherits.
+        stderr: the target of error messages.
     """
-    # Not bwrap's --clearenv: process 1, whose variables the program can read, is bwrap itself.
+    # Not by --clearenv: process 1 is bwrap itself, and the program can read its environment.
     environment = {
         "HOME": FOLDER,
         "IPYTHONDIR": "/tmp/ipython",
@@ -169,14 +169,14 @@ def _command(program, hidden, shown, refused, hosts, info):
 
     Args:
         program, hidden, shown: as in `Sandbox`.
-        refused, hosts, info: numbers of open files: the filter of system calls, the contents of
-            /etc/hosts, and where bwrap writes its process id.
+        refused, hosts, info: file descriptors of the filter of system calls, of the contents of
+            /etc/hosts, and for the process id of bwrap.
     """
-    mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python's own folder may lie in it
+    mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python may be installed in /tmp
     readable = [os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, *shown)]
     for path in dict.fromkeys([*SYSTEM, sys.base_prefix, sys.prefix, *shown, *readable]):
         for parent in list(Path(path).parents)[-2::-1]:
-            mounts += ["--dir", parent]  # bwrap would let nobody but root enter some
+            mounts += ["--dir", parent]  # otherwise bwrap creates some for root only
         link = os.path.islink(path)
         mounts += ["--symlink", os.readlink(path), path] if link else ["--ro-bind-try", path, path]
     for path in hidden:
@@ -191,10 +191,10 @@ def _command(program, hidden, shown, refused, hosts, info):
         *("prlimit", f"--data={MEMORY}", f"--fsize={TMP}", f"--nproc={THREADS}"),
         *("--nofile=1024", "--core=0", *program),
     ]
-    if os.getuid() == 0:  # Linux does not count root's processes, so become another user first
+    if os.getuid() == 0:  # change the user: Linux does not limit the number of root's processes
         system = ["--dev-bind", "/proc", "/proc", "--dev-bind", "/dev", "/dev"]
         nobody = ["setpriv", "--reuid", NOBODY, "--regid", NOBODY, "--clear-groups"]
-        nobody += ["timeout", "-s", "KILL", "900"]  # --die-with-parent needs parents of one user
+        nobody += ["timeout", "-s", "KILL", "900"]  # --die-with-parent fails across users
         command = ["bwrap", *mounts, *system, *nobody, *command]
     return [str(word) for word in command]
 
@@ -206,7 +206,7 @@ def _filter():
     calls = seccomp.SyscallFilter(seccomp.ALLOW)
     for name in REFUSED:
         calls.add_rule(seccomp.ERRNO(errno.EPERM), name)
-    # Each session joins a keyring of its own, without a name (session.py); keyctl does no more.
+    # keyctl may only join an anonymous keyring, as each session does (session.py).
     refuse = seccomp.ERRNO(errno.EPERM)
     calls.add_rule(refuse, "keyctl", seccomp.Arg(0, seccomp.NE, JOIN_SESSION_KEYRING))
     calls.add_rule(refuse, "keyctl", seccomp.Arg(1, seccomp.NE, 0))

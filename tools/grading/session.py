@@ -1,7 +1,7 @@
-"""Executes cells inside a sandbox: nbclient and a kernel. `execution.py` starts it there.
+"""Execute cells inside a sandbox, with nbclient and a kernel; started by `execution.py`.
 
-python session.py FD FOLDER    FD is the number of a socket that carries lines of JSON; the code
-                               may import what lies in FOLDER
+python session.py FD FOLDER    FD is the file descriptor of a socket for lines of JSON; the code
+                               can import packages in FOLDER
 """
 
 import asyncio
@@ -16,19 +16,19 @@ import sys
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
-OUTPUT = 2**20  # bytes that a cell may show
+OUTPUT = 2**20  # maximum output of a cell, in bytes
 PR_SET_DUMPABLE = 4
 KEYCTL = {"x86_64": 250, "aarch64": 219}  # number of the system call
-JOIN_SESSION_KEYRING = 1  # as in sandbox.py, which cannot be imported inside
+JOIN_SESSION_KEYRING = 1  # as in sandbox.py, which cannot be imported here
 
 
 class Client(NotebookClient):
-    """Executes cells, and ends the sandbox when one shows too much."""
+    """An nbclient that ends the sandbox if a cell has too much output."""
 
     num_bytes = 0
 
     def process_message(self, msg, cell, cell_index):
-        """Take a message of the kernel, an output for example."""
+        """Process a message of the kernel, for example an output."""
         self.num_bytes += len(json.dumps(msg["content"]))
         if self.num_bytes > OUTPUT:
             self.report(fault="output")
@@ -36,15 +36,15 @@ class Client(NotebookClient):
         return super().process_message(msg, cell, cell_index)
 
     def report(self, **message):
-        """Send a line to the other end."""
+        """Send a line to `execution.py`."""
         self.channel.sendall(json.dumps(message).encode() + b"\n")
 
 
 async def main(channel):
-    """Read which cells to execute, and report the outputs of each."""
+    """Read the cells to execute, and report the outputs of each."""
     with channel.makefile("r") as file:
         request = json.loads(file.readline())
-    asyncio.get_running_loop().add_reader(channel, os._exit, 1)  # the other end has gone
+    asyncio.get_running_loop().add_reader(channel, os._exit, 1)  # if the other end closes
     cells = [new_code_cell(source) for _, source in request["cells"]]
     client = Client(new_notebook(cells=cells), timeout=None, allow_errors=True)
     client.channel = channel
@@ -69,9 +69,9 @@ async def main(channel):
 
 if __name__ == "__main__":
     libc = ctypes.CDLL(None, use_errno=True)
-    libc.prctl(PR_SET_DUMPABLE, 0)  # keep the kernel from reporting in our name
+    libc.prctl(PR_SET_DUMPABLE, 0)  # prevents the kernel from forging our reports
     try:
-        # Leave the keyring of whoever grades for an empty one, without a name.
+        # Replace the keyring of the grading user by an empty, anonymous one.
         if libc.syscall(KEYCTL[platform.machine()], JOIN_SESSION_KEYRING, None) < 0:
             raise OSError(ctypes.get_errno(), "no keyring of its own")
         os.environ["PYTHONPATH"] = sys.argv[2]  # of the kernel

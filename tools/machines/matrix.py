@@ -1,12 +1,12 @@
-"""Run chapters, exercises and the quick tests as other machines would; print what failed where.
+"""Run chapters, exercises and quick tests under the conditions of other machines.
 
-python tools/machines/matrix.py                     everything, under every condition: some hours
-python tools/machines/matrix.py avx2 sse4           under two of them
-python tools/machines/matrix.py c-locale+no-home    under both at once: what passes, passes each
+python tools/machines/matrix.py                     everything under every condition: some hours
+python tools/machines/matrix.py avx2 sse4           under two conditions
+python tools/machines/matrix.py c-locale+no-home    under both at once
 python tools/machines/matrix.py avx2 --parts chapters --names 03 09     with their pages
-python tools/machines/matrix.py --table             the tables of what has been run so far
+python tools/machines/matrix.py --table             only print the tables of all results so far
 
-What came out stands under build/machines, a folder for each condition.
+Results are stored under build/machines, in a folder for each condition.
 """
 
 import argparse
@@ -33,11 +33,11 @@ TESTS = "tests/d2lpar tests/vgpu tests/tools"  # of them those that are not slow
 
 
 def instruction_set(aten, onednn, mkl):
-    """Return the variables by which libraries take older kernels than the processor allows.
+    """Return environment variables that select older kernels than the processor supports.
 
-    torch.compile obeys ATen's variable, but its cache does not key on it: loops over sixteen
-    numbers from the cache are then compiled for vectors of eight, and half of the results are
-    missing. So each instruction set has a cache of its own.
+    torch.compile obeys ATen's variable, but the key of its cache ignores it: cached loops over
+    sixteen numbers would be compiled for vectors of eight, and half of the results would be
+    missing. So each instruction set has its own cache.
     """
     return {
         "ATEN_CPU_CAPABILITY": aten,
@@ -49,17 +49,17 @@ def instruction_set(aten, onednn, mkl):
 
 @dataclass
 class Condition:
-    """A way in which another machine, or its user, differs from this one.
+    """A difference between another machine, or its user, and this one.
 
     Attributes:
-        variables: of the environment.
-        prefix: a command that runs the command behind it in that way.
-        needs: a flag of the processor without which this machine is like that itself.
-        seeds: what is added to the number of each `manual_seed` of notebooks; tests do not run.
-        folder: the name of the copy in which everything runs, with this environment; "" for this
-            tree.
-        busy: whether other processes compute all the time, one for each core.
-        memory: a limit in bytes, 0 for none; chapters run alone, with the peak of each.
+        variables: environment variables.
+        prefix: a command that runs its arguments under the condition.
+        needs: a CPU flag; without it this machine itself is such a machine.
+        seeds: an offset added to each `manual_seed` in notebooks; tests do not run.
+        folder: the name of the copy of the tree in which to run; "" runs in this tree.
+        busy: whether other processes keep all cores busy.
+        memory: a limit in bytes, 0 for none; chapters then run one by one, and their peaks are
+            recorded.
     """
 
     variables: dict = field(default_factory=dict)
@@ -100,14 +100,14 @@ CONDITIONS = {
 
 
 def condition_of(name):
-    """Return a condition, or several at once whose names are joined by "+".
+    """Return a condition, or a combination of several with names joined by "+".
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: a name is unknown.
     """
     parts = name.split("+")
     if unknown := [part for part in parts if part not in CONDITIONS]:
-        raise ValueError(f"no condition {unknown[0]!r}; there are: {', '.join(CONDITIONS)}")
+        raise ValueError(f"no condition {unknown[0]!r}: choose from {', '.join(CONDITIONS)}")
     conditions = [CONDITIONS[part] for part in parts]
     variables = {}
     for condition in conditions:
@@ -125,13 +125,13 @@ def condition_of(name):
 
 @contextlib.contextmanager
 def limited(num_bytes):
-    """Make a control group that may use so many bytes, and remove it after the block.
+    """Create a control group with a memory limit, and remove it after the block.
 
     Yields:
-        The prefix of a command that runs in it, () if `num_bytes` is 0.
+        The prefix of a command to run in it, () if `num_bytes` is 0.
 
     Raises:
-        OSError: this machine lets us make none.
+        OSError: control groups cannot be created on this machine.
     """
     if not num_bytes:
         yield ()
@@ -160,7 +160,7 @@ def limited(num_bytes):
 
 
 def why_not(condition):
-    """Return why a condition cannot be imitated on this machine, or ""."""
+    """Return the reason why a condition cannot be imitated on this machine, or ""."""
     try:
         needs = condition.needs
         if needs and needs not in Path("/proc/cpuinfo").read_text().split():
@@ -179,7 +179,7 @@ def why_not(condition):
 
 @contextlib.contextmanager
 def tree(condition):
-    """Yield the tree to run in: this one, or a copy of it with other seeds or another path."""
+    """Yield the tree to run in: this one, or a copy with other seeds or another path."""
     if not condition.folder:
         yield ROOT
         return
@@ -205,7 +205,7 @@ def _with_seeds(text, more):
 
 @contextlib.contextmanager
 def busy(number):
-    """Keep some processes computing."""
+    """Run some processes that compute all the time."""
     command = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(command) for _ in range(number)]
     try:
@@ -217,7 +217,7 @@ def busy(number):
 
 
 class Peak(threading.Thread):
-    """Looks every quarter of a second at the memory of a process and of all its children."""
+    """A thread that samples the memory of a process and all its children every 0.25 s."""
 
     def __init__(self, pid):
         super().__init__(daemon=True)
@@ -225,7 +225,7 @@ class Peak(threading.Thread):
         self.start()
 
     def run(self):
-        """Keep the largest sum of the proportional set sizes."""
+        """Record the maximum of the sum of proportional set sizes."""
         while not self.over.wait(0.25):
             self.bytes = max(self.bytes, sum(map(_proportional_set_size, _family(self.pid))))
 
@@ -252,10 +252,10 @@ def _proportional_set_size(pid):
 
 
 def run(name, condition, parts, names):
-    """Run the parts under one condition, and merge what was found into its result.json.
+    """Run the parts under one condition, and merge the results into its result.json.
 
-    That is a dictionary: failures, pairs of a part and a text; peaks, bytes by chapter; ran, by
-    part how long it took and of which chapters it was.
+    The file has a dict: "failures", pairs (part, text); "peaks", bytes by chapter; "ran", duration
+    and chapters by part.
 
     Returns:
         The number of failures.
@@ -295,9 +295,9 @@ def run(name, condition, parts, names):
 
 
 def _run(command, folder, variables, measure):
-    """Run a command; return what it printed, its status, and the peak of its memory in bytes.
+    """Run a command; return its output, its exit status, and its peak memory in bytes.
 
-    The peak is 0 unless it is to be measured: looking at all processes takes a tenth of a core.
+    The peak is 0 unless `measure` is set: sampling takes a tenth of a core.
     """
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = subprocess.Popen(
@@ -312,7 +312,7 @@ def _run(command, folder, variables, measure):
         try:
             status = process.wait()
         finally:
-            process.wait()  # Ctrl-C: the command has got it, too, and cleans up
+            process.wait()  # after Ctrl-C, which the command also gets, it cleans up
         log.seek(0)
         return log.read(), status, peak.stop() if peak else 0
 
@@ -340,7 +340,7 @@ def _failures(part, text):
 
 
 def tables():
-    """Return the tables of all that has been run: failures, memory, parities."""
+    """Return the tables of all results: failures, memory, parities."""
     lines = ["what failed"]
     peaks, seen = {}, defaultdict(dict)
     joined = [folder.name for folder in sorted(OUT.glob("*+*"))]
@@ -372,7 +372,7 @@ def tables():
 
 
 def _keep_worst(rows, entry, name):
-    """Keep of each comparison the one that is nearest to its bound."""
+    """Keep the entry of each comparison that is nearest to its bound."""
     difference, bound = entry["difference"], entry["bound"]
     before = rows.get(entry["key"])
     if before is None or difference * before[1] > before[0] * bound:
@@ -380,7 +380,7 @@ def _keep_worst(rows, entry, name):
 
 
 def main(arguments=None):
-    """Run what the command line names; return 1 if anything failed."""
+    """Run the command line; return 1 if anything failed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("conditions", nargs="*", metavar="condition", help="all if none is named")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)

@@ -1,11 +1,11 @@
-"""Records how far apart the numbers are that an assertion compares, beside its bound.
+"""Record the differences that assertions compare with bounds.
 
-`matrix.py` names this file in PYTHONSTARTUP, so that each kernel runs it, and loads it into pytest
-as a plug-in. It writes a line of JSON for each comparison to the file that `D2LPAR_PARITIES` names.
+`matrix.py` runs this file in each kernel by PYTHONSTARTUP, and loads it into pytest as a plug-in.
+It appends a line of JSON for each comparison to the file in the variable `D2LPAR_PARITIES`.
 
-In notebooks it sees `assert x < 1e-5` and its kin, if the bound has a number below `SMALL` in it,
-and calls of `torch.testing.assert_close`, `numpy.testing.assert_allclose` and `expect`. In tests it
-sees `torch.testing.assert_close`.
+In notebooks it records assertions such as `assert x < 1e-5`, if the bound contains a number below
+`SMALL`, and calls of `torch.testing.assert_close`, `numpy.testing.assert_allclose` and `expect`; in
+tests `torch.testing.assert_close`.
 """
 
 import ast
@@ -20,10 +20,10 @@ CALLS = ("assert_close", "assert_allclose", "expect")
 
 
 class Recorded(ast.NodeTransformer):
-    """Rewrites a cell so that its comparisons are recorded; what they mean stays the same.
+    """AST transformer that records the comparisons of a cell without changing its behaviour.
 
     Args:
-        shell: IPython's, which numbers the cells.
+        shell: the IPython shell, for cell numbers.
     """
 
     def __init__(self, shell):
@@ -47,18 +47,18 @@ class Recorded(ast.NodeTransformer):
     def _key(self, node):
         name = Path(os.environ.get("JPY_SESSION_NAME", "")).stem
         chapter = name if Path.cwd().name == "deeper" else name[:2]
-        number = self.shell.execution_count - 1  # it counts a cell before the cell runs
+        number = self.shell.execution_count - 1  # incremented before a cell runs
         return f"{chapter} cell {number:<3} {ast.unparse(node)}"
 
 
 class Comparisons(ast.NodeTransformer):
-    """Rewrites each `left < right` of one assertion."""
+    """AST transformer of each `left < right` in one assertion."""
 
     def __init__(self, key):
         self.key = key
 
     def visit_Compare(self, node):
-        """Rewrite a comparison whose right side has a small number in it."""
+        """Rewrite a comparison whose right side contains a small number."""
         self.generic_visit(node)
         if len(node.ops) > 1 or not isinstance(node.ops[0], (ast.Lt, ast.LtE)):
             return node
@@ -75,7 +75,7 @@ def _attribute(name):
 
 
 def note(key, difference, bound):
-    """Write a line: what was compared, by how much it differed, and what was allowed."""
+    """Write a line with the key of a comparison, the difference and the bound."""
     if path := os.environ.get(FILE):
         line = json.dumps({"key": key, "difference": _number(difference), "bound": _number(bound)})
         with open(path, "a", encoding="utf-8") as file:
@@ -83,25 +83,25 @@ def note(key, difference, bound):
 
 
 def _number(x):
-    """Return a number, or the largest of a tensor, as a float."""
+    """Return a number, or the maximum of a tensor, as a float."""
     return float(x.detach().max() if hasattr(x, "detach") else x)
 
 
 def less(key, left, right, strict):
-    """Return `left < right`, or `left <= right`, and note both."""
+    """Return `left < right` or `left <= right`, and record both."""
     note(key, left, right)
     return left < right if strict else left <= right
 
 
 def assert_close(key, function, actual, expected, *args, **options):
-    """Call `torch.testing.assert_close` and note the entry that is nearest to its bound."""
+    """Call `torch.testing.assert_close`, and record the entry nearest to its bound."""
     function(actual, expected, *args, **options)
     for a, e in _pairs(actual, expected):
         _note_worst(key, a, e, *_tolerances(a, e, options))
 
 
 def assert_allclose(key, function, actual, desired, rtol=1e-7, atol=0, **options):
-    """Call `numpy.testing.assert_allclose` and note the entry that is nearest to its bound."""
+    """Call `numpy.testing.assert_allclose`, and record the entry nearest to its bound."""
     import torch
 
     function(actual, desired, rtol=rtol, atol=atol, **options)
@@ -109,7 +109,7 @@ def assert_allclose(key, function, actual, desired, rtol=1e-7, atol=0, **options
 
 
 def expect(key, function, what, got, want, **options):
-    """Call the `expect` of the exercises' checks and note the largest relative difference."""
+    """Call `d2lpar.exercises.expect`, and record the largest relative difference."""
     function(what, got, want, **options)
     if tolerance := options.get("tolerance"):
         for a, e in _pairs(got, want):
@@ -130,7 +130,7 @@ def _tolerances(a, e, options):
 
 
 def _pairs(actual, expected):
-    """Yield pairs of tensors out of numbers, tensors, and lists and dicts of them."""
+    """Yield pairs of tensors from numbers, tensors, and lists and dicts of these."""
     import torch
 
     if isinstance(expected, dict):

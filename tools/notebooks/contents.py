@@ -1,7 +1,7 @@
-"""Which lessons there are and which pages go deeper; what the core of a lesson is.
+"""Find lessons and their deeper pages, and read the core of a lesson.
 
 A lesson is `notebooks/NN_topic.ipynb`; its pages are `notebooks/deeper/NN_topic.ipynb`, among them
-`NN_answers.ipynb`. A lesson that was written before there were pages has a part "Going deeper".
+`NN_answers.ipynb`. Older lessons have a part "Going deeper" instead of pages.
 """
 
 import re
@@ -10,26 +10,26 @@ from pathlib import Path
 import nbformat
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-ANSWERS = "_answers"  # how the name of a page of answers ends
+ANSWERS = "_answers"  # suffix of the name of a page of answers
 
 _AFTER_CORE = re.compile(r"^## (?:Going deeper|Exercises)[ \t]*$", re.MULTILINE)
 
 
 def find_chapters(folder, names=(), pages=False):
-    """List notebooks by their names.
+    """List notebooks by number or name.
 
     Args:
-        folder: the folder that holds them, as `NN_topic.ipynb`.
-        names: numbers (`03`), names or paths of notebooks; none of them means all. The name of
-            another notebook of the folder is taken, too.
-        pages: whether to list the pages of each lesson behind it. Then `03` means the lesson and
-            its pages, and the name of a page means this page.
+        folder: a folder with notebooks `NN_topic.ipynb`.
+        names: numbers (`03`), names or paths of notebooks; empty means all. Other notebooks of the
+            folder can be given by name.
+        pages: whether to include the pages of each lesson, after it: `03` then selects the lesson
+            and its pages, and pages can be given by name.
 
     Returns:
         A list of paths, in the order of the chapters.
 
     Raises:
-        ValueError: a name fits no notebook.
+        ValueError: a name matches no notebook.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
     if pages:
@@ -40,29 +40,28 @@ def find_chapters(folder, names=(), pages=False):
     found += [path for path in others if path.stem in wanted]
     for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
         known = ", ".join(path.stem for path in chapters) or "none"
-        raise ValueError(f"no chapter {name!r}; there are: {known}")
+        raise ValueError(f"no chapter {name!r}: choose from {known}")
     return found if names else chapters
 
 
 def pages_of(chapter):
-    """List the pages that go deeper than a lesson, its answers last."""
+    """List the deeper pages of a lesson, its answers last."""
     pages = (chapter.parent / "deeper").glob(f"{chapter.name[:2]}_*.ipynb")
     return sorted(pages, key=lambda path: (path.stem.endswith(ANSWERS), path))
 
 
 def is_page(path):
-    """Tell whether the path of a notebook is that of a page."""
+    """Return whether a notebook is a deeper page."""
     return path.parent.name == "deeper"
 
 
 def goes_deeper(notebook):
-    """Tell whether a lesson has a part "Going deeper", as those have that were not rewritten."""
+    """Return whether a lesson has a part "Going deeper", as older lessons have."""
     return any("## Going deeper" in cell.source.splitlines() for cell in notebook.cells)
 
 
 def read_chapter(path, core=False):
-    """Return the notebook of a chapter, or its core: what comes before the exercises, and before
-    "Going deeper" where that is a part of the lesson."""
+    """Return a chapter's notebook, or its core: all before the exercises and "Going deeper"."""
     notebook = nbformat.read(path, as_version=4)
     for place, cell in enumerate(notebook.cells if core else ()):
         found = cell.cell_type == "markdown" and _AFTER_CORE.search(cell.source)

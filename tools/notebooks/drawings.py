@@ -1,11 +1,11 @@
-"""Put the drawings into the chapters, as SVG within their cells, so that a notebook is complete.
+"""Embed the drawings in the chapters, as SVG in their cells, so that a notebook is self-contained.
 
 python tools/notebooks/drawings.py          write them
-python tools/notebooks/drawings.py --check  only say which are not up to date; the exit status is 1
-                                            then
+python tools/notebooks/drawings.py --check  list the outdated ones; the exit status is 1 if there
+                                            are any
 
-A cell of text names a drawing, `![words for readers who cannot see it][ring]`, and the file
-`notebooks/drawings/ring.py` draws it; see `pen.py` there.
+A text cell refers to a drawing by `![alternative text][ring]`, and `notebooks/drawings/ring.py`
+draws it; see `pen.py` there.
 """
 
 import argparse
@@ -23,14 +23,14 @@ DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULT
 
 
 def with_drawings(text, folder):
-    """Return the text of a cell with the drawings that it uses behind it.
+    """Return the text of a cell, followed by the drawings that it uses.
 
     Args:
         text: the text of a cell.
-        folder: where the drawings are.
+        folder: the folder of the drawings.
 
     Raises:
-        FileNotFoundError: there is no drawing with that name.
+        FileNotFoundError: a drawing does not exist.
     """
     names = dict.fromkeys(_USE.findall(text))
     text = DEFINITION.sub("", text)
@@ -50,7 +50,7 @@ def draw(name, folder):
 
 
 def update(path, folder, check=False):
-    """Put the drawings into one notebook; return whether any had changed."""
+    """Embed the drawings in one notebook; return whether any has changed."""
     notebook = nbformat.read(path, as_version=4)
     changed = False
     for cell in notebook.cells:
@@ -64,7 +64,7 @@ def update(path, folder, check=False):
 
 
 def main(arguments=None):
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing")
     parser.add_argument("--folder", type=Path, default=FOLDER, help="where the chapters are")

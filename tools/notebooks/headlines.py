@@ -1,16 +1,16 @@
-"""Whether the headline lines of a chapter show what its text says.
+"""Check that the headline lines of a chapter show what its text says.
 
-`headlines.toml`, beside the chapters, declares it. A table stands for each line, under the number
-of its chapter, or under the name of a page (`[[03_threads]]`):
+`headlines.toml`, beside the chapters, declares expected ranges, in a table for each line under the
+number of its chapter or the name of a page (`[[03_threads]]`):
 
     [[03]]
     line = "at the same time: maximum"  # text that a printed line contains
-    ratio = [0.85, 1.15]                # what follows "ratio" there: lines of `compare`
+    ratio = [0.85, 1.15]                # range of the number after "ratio", in lines of `compare`
 
     [[03]]
     line = "speed-up of two devices"
-    number = [1.6, inf]                 # the first number after the text: other lines
-    which = 2                           # the second of the lines with this text, not all of them
+    number = [1.6, inf]                 # range of the first number after the text, in other lines
+    which = 2                           # the second line with this text; by default all of them
 """
 
 import re
@@ -25,10 +25,10 @@ _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
 
 def declared(path):
-    """Return what the chapter or page at `path` declares.
+    """Return the declarations for the chapter or page at `path`.
 
     Returns:
-        The tables of it, as dicts; None where the folder of the chapters has no `headlines.toml`.
+        A list of dicts, or None if the folder of the chapters has no `headlines.toml`.
 
     Raises:
         ValueError: the file is not in the form above.
@@ -47,13 +47,13 @@ def declared(path):
 
 
 def contradictions(notebook, tables):
-    """List where the outputs of a chapter do not show what it declares.
+    """List the outputs of a chapter that contradict its declarations.
 
-    A line which says that other programs took the cores is a contradiction, too.
+    A line which reports that other programs took CPU time is a contradiction, too.
 
     Args:
         notebook: a notebook node.
-        tables: what `declared` returns for it.
+        tables: the result of `declared` for it.
 
     Returns:
         A list of texts such as "cell 18: 'at the same time: maximum' has the ratio 1.30, declared
@@ -64,7 +64,7 @@ def contradictions(notebook, tables):
     for table in tables:
         text, kind = table["line"], "ratio" if "ratio" in table else "number"
         those = [(cell, line.partition(text)[2]) for cell, line in lines if text in line]
-        if kind == "ratio":  # and not what `Benchmark` printed under the same name
+        if kind == "ratio":  # skip lines of `Benchmark` with the same text
             those = [(cell, rest) for cell, rest in those if " ratio " in rest]
         which = table.get("which")
         if which:
@@ -82,9 +82,9 @@ def contradictions(notebook, tables):
 
 
 def _lines(notebook):
-    """Yield the lines that each cell printed or has as its result, with the cell's number.
+    """Yield (cell number, line) for the printed lines and the results of all cells.
 
-    `compare` puts numbers under a name that is too long: they are one line here.
+    The two lines that `compare` prints for a long name are joined.
     """
     for number, cell in enumerate(notebook.cells, start=1):
         for output in cell.get("outputs", []):
@@ -94,7 +94,7 @@ def _lines(notebook):
 
 
 def _number(text, kind):
-    """Return the first number in a text, or what is behind "ratio", as it is written, or None."""
+    """Return the first number in a text, or the one after "ratio", as a string, or None."""
     if kind == "ratio":
         found = re.search(rf" ratio ({_NUMBER.pattern})", text)
         return found and found[1]
@@ -103,7 +103,7 @@ def _number(text, kind):
 
 
 def problems(path):
-    """List what the stored outputs of the chapter at `path` contradict, with its name."""
+    """List the contradictions in the stored outputs of the chapter at `path`, with its name."""
     tables = declared(path)
     if tables is None:
         return []

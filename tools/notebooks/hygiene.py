@@ -1,8 +1,8 @@
-"""Checks of a chapter before it is committed, which name the file and the cell.
+"""Check a chapter before a commit; each problem names the file and the cell.
 
-Whether its headline lines show what its text says, `headlines.py` checks.
+`headlines.py` checks whether headline lines agree with the text.
 
-As a script: `python hygiene.py CHAPTER.ipynb ...` prints what is wrong and exits with 1.
+`python hygiene.py CHAPTER.ipynb ...` prints the problems and exits with 1 if there are any.
 """
 
 import ast
@@ -28,7 +28,7 @@ _HTML_IMAGE = re.compile(r"<img\b[^>]*>", re.IGNORECASE)
 
 
 def machine_paths(notebook):
-    """Find paths of the machine that ran a notebook, in its sources, outputs and metadata.
+    """Find paths of this machine in the sources, outputs and metadata of a notebook.
 
     Args:
         notebook: a notebook node.
@@ -46,7 +46,7 @@ def machine_paths(notebook):
 
 
 def check_form(notebook):
-    """It is a valid notebook with unique cell ids and the metadata that every machine shares."""
+    """The notebook must be valid, with unique cell ids and machine-independent metadata."""
     ids = [cell.get("id") for cell in notebook.cells]
     for number, name in enumerate(ids, start=1):
         if name is None or name in ids[: number - 1]:
@@ -62,14 +62,14 @@ def check_form(notebook):
 
 
 def check_executed(notebook):
-    """It ran from top to bottom in one go: execution counts are 1, 2, 3, ..."""
+    """The notebook must have run once from top to bottom: execution counts are 1, 2, 3, ..."""
     for expected, (number, cell) in enumerate(_code(notebook), start=1):
         if cell.execution_count != expected:
             yield f"cell {number}: execution count {cell.execution_count}, not {expected}"
 
 
 def check_errors(notebook):
-    """No cell shows an error, apart from cells that are tagged `raises-exception`."""
+    """No cell may show an error, except cells tagged `raises-exception`."""
     for number, cell in _code(notebook):
         if "raises-exception" in cell.metadata.get("tags", []):
             continue
@@ -81,7 +81,7 @@ def check_errors(notebook):
 
 
 def check_widgets(notebook):
-    """It holds no widget state, and no other output that a page without a kernel cannot show."""
+    """The notebook must not contain widgets, which a page without a kernel cannot show."""
     if "widgets" in notebook.metadata:
         yield "metadata: widget state"
     for number, cell in _code(notebook):
@@ -91,13 +91,13 @@ def check_widgets(notebook):
 
 
 def check_paths(notebook):
-    """It names no path of the machine that ran it."""
+    """The notebook must not contain paths of this machine."""
     for where, path in machine_paths(notebook):
         yield f"{where}: path of the machine: {path}"
 
 
 def check_headings(notebook):
-    """One H1 opens the chapter, and no heading skips a level."""
+    """The chapter must begin with its only H1, and no heading may skip a level."""
     headings = [
         (number, len(found[1]))
         for number, text in _prose(notebook)
@@ -114,9 +114,9 @@ def check_headings(notebook):
 
 
 def check_prose(notebook):
-    """A sentence stands before every code cell, and after every figure.
+    """Every code cell must follow a sentence, and every figure must be followed by one.
 
-    In an exercise, given cells, the answer and its check need no sentence before them.
+    Given cells, answers and checks of exercises need no sentence before them.
     """
     sentences = {number for number, text in _prose(notebook) if _sentences(text)}
     for number, cell in _code(notebook):
@@ -127,7 +127,7 @@ def check_prose(notebook):
 
 
 def check_length(notebook):
-    """No code cell is long, imports and exercises aside, or empty."""
+    """No code cell may be empty or, without imports and except in exercises, too long."""
     lines = {
         number: _num_lines(cell.source.strip())
         for number, cell in _code(notebook)
@@ -141,7 +141,7 @@ def check_length(notebook):
 
 
 def _num_lines(source):
-    """Count the lines of a cell, without its imports unless it has nothing else."""
+    """Count the lines of a cell without imports; a cell of imports only counts as one line."""
     imports = 0
     with contextlib.suppress(SyntaxError):  # a magic
         for node in ast.parse(source).body:
@@ -151,7 +151,7 @@ def _num_lines(source):
 
 
 def check_folded(notebook):
-    """No check of an exercise is open: a reader unfolds it to see what it compares."""
+    """Every check of an exercise must be folded."""
     for number, cell in _code(notebook):
         is_check = cell.metadata.get("nbgrader", {}).get("grade")
         if is_check and not cell.metadata.get("jupyter", {}).get("source_hidden"):
@@ -159,7 +159,7 @@ def check_folded(notebook):
 
 
 def check_images(notebook):
-    """Every image in the text has a description."""
+    """Every image in the text must have a description."""
     for number, text in _prose(notebook):
         for found in _MARKDOWN_IMAGE.finditer(text):
             if not found[1].strip():
@@ -170,7 +170,7 @@ def check_images(notebook):
 
 
 def check_size(notebook):
-    """The file stays small enough to clone and to read on a web page."""
+    """The file must be small enough to clone and to read on a web page."""
     num_bytes = len(json.dumps(notebook, indent=1, ensure_ascii=False).encode())
     if num_bytes > MAX_BYTES:
         yield f"{num_bytes:,} bytes, more than {MAX_BYTES:,}"
@@ -195,28 +195,25 @@ CHECKS = {
 
 
 def problems(path, checks=CHECKS):
-    """List what is wrong with a chapter.
+    """List the problems of a chapter, as lines `file: cell: problem`.
 
     Args:
-        path: the notebook's file.
-        checks: the names of the checks to make, from `CHECKS`.
-
-    Returns:
-        A list of lines `file: cell: what is wrong`, empty for a good chapter.
+        path: the path of the notebook.
+        checks: the names of the checks to run, from `CHECKS`.
     """
-    # Not nbformat.read: it repairs on the way what check_form looks for.
+    # Not nbformat.read, which repairs problems that check_form reports.
     notebook = rejoin_lines(nbformat.from_dict(json.loads(Path(path).read_bytes())))
     return [f"{Path(path).name}: {line}" for name in checks for line in CHECKS[name](notebook)]
 
 
 def count_figures(cells):
-    """Count the images among the outputs of some cells."""
+    """Return the number of images in the outputs of some cells."""
     outputs = [output for cell in cells for output in cell.get("outputs", [])]
     return sum(any(kind.startswith("image/") for kind in out.get("data", {})) for out in outputs)
 
 
 def _of_exercise(cell):
-    """Tell whether a cell belongs to an exercise."""
+    """Return whether a cell belongs to an exercise."""
     return "nbgrader" in cell.metadata or "given" in cell.metadata.get("tags", [])
 
 
@@ -234,12 +231,12 @@ def _prose(notebook):
 
 
 def _sentences(text):
-    """Return the lines of a markdown text that are not headings and hold a word."""
+    """Return the lines of a markdown text that contain a word and are not headings."""
     return [line for line in text.splitlines() if re.search(r"\w", line) and line[0] != "#"]
 
 
 def _texts(output):
-    """Return what an output shows as text; images in base64 are left out."""
+    """Return the texts of an output, without images in base64."""
     texts = [output.get("text", ""), *output.get("traceback", []), output.get("evalue", "")]
     for kind, value in output.get("data", {}).items():
         if kind == "image/svg+xml" or not kind.startswith("image/"):
@@ -262,7 +259,7 @@ def path_pattern():
 
 
 def main(paths):
-    """Print what is wrong with the notebooks at `paths`; return the exit status."""
+    """Print the problems of the notebooks at `paths`; return the exit status."""
     found = [line for path in paths for line in problems(path) + headlines.problems(Path(path))]
     print("\n".join(found) if found else f"hygiene: {len(paths)} notebooks, nothing wrong")
     return 1 if found else 0

@@ -1,4 +1,4 @@
-"""An idle machine, as far as it can be told: before a chapter is executed, and afterwards."""
+"""Check whether the machine is idle, before and while a chapter is executed."""
 
 import math
 import statistics
@@ -10,18 +10,18 @@ from d2lpar.chapters.scaling.workloads import in_plain_threads
 from vgpu import cores_of_this_process
 from vgpu.other_programs import Taken, look, taken_now
 
-SHARE = 0.05  # of the cores, that other programs or the hypervisor may take
-GAIN = 1.8  # of two threads over one
-PATIENCE = 600.0  # seconds
-LOOK = 3.0
+SHARE = 0.05  # maximum share of CPU time of other programs or the hypervisor
+GAIN = 1.8  # minimum speed-up of two threads
+PATIENCE = 600.0  # maximum wait, in seconds
+LOOK = 3.0  # duration of a measurement, in seconds
 
 
 def disturbances(taken, gain):
-    """List what keeps the machine from being idle, as sentences; none if it is.
+    """List the reasons why the machine is not idle, as sentences.
 
     Args:
-        taken: what others take of the cores, a `vgpu.other_programs.Taken`.
-        gain: of two threads over one.
+        taken: the CPU time of other programs, a `vgpu.other_programs.Taken`.
+        gain: the speed-up of two threads.
     """
     found = taken.sentences(SHARE)
     if gain < GAIN:
@@ -33,11 +33,11 @@ def wait(say, patience=PATIENCE):
     """Wait until the machine is idle.
 
     Args:
-        say: a function that gets a sentence for the one who waits, twice a minute.
-        patience: seconds.
+        say: a function that receives a progress message, every 30 s.
+        patience: maximum wait, in seconds.
 
     Returns:
-        "" when it is, otherwise what still disturbs it after so long.
+        "" if the machine is idle, otherwise the reasons why it is not.
     """
     start, said = time.monotonic(), float("-inf")
     while found := disturbances(taken_now(LOOK), gain_of_two_threads()):
@@ -51,9 +51,9 @@ def wait(say, patience=PATIENCE):
 
 
 def gain_of_two_threads(seconds=0.3, rounds=3):
-    """Return how many matrix products two threads do in the time in which one thread does one.
+    """Return the speed-up of two threads in matrix products, nan on a single core.
 
-    It is the median of rounds in which one thread and two take turns, and nan on a single core.
+    It is the median of several rounds, each with one thread and then with two.
     """
     if cores_of_this_process() < 2:
         return math.nan
@@ -65,7 +65,7 @@ def gain_of_two_threads(seconds=0.3, rounds=3):
 
 
 def _products_of_threads(matrices, seconds):
-    """Return how many products threads do together, one thread for each matrix."""
+    """Return the number of products of all threads, one thread per matrix."""
     counts = []
     works = [lambda X=X: counts.append(_products(X, seconds)) for X in matrices]
     in_plain_threads(*works)
@@ -73,26 +73,26 @@ def _products_of_threads(matrices, seconds):
 
 
 def _products(X, seconds):
-    """Return how many products a thread does in some seconds."""
+    """Return the number of products of one thread in some seconds."""
     count, end, Y = 0, time.perf_counter() + seconds, torch.empty_like(X)
     while time.perf_counter() < end:
-        torch.mm(X, X, out=Y)  # new memory for each product would make threads wait for Linux
+        torch.mm(X, X, out=Y)  # allocating new memory would make threads wait for Linux
         count += 1
     return count
 
 
 class Watch:
-    """What disturbs a chapter while it runs."""
+    """Measures what disturbs a chapter while it runs."""
 
     def __init__(self):
         self._taken, self._look = Taken(), look()
 
     def note(self):
-        """Take account of what has passed; before its kernel, and what that started, ends."""
+        """Add the time since the last call; call it before the kernel and its children end."""
         self._look = self._taken.add(self._look)
 
     def verdict(self):
-        """Return a phrase on what others took, what two threads gain, and what that means."""
+        """Return a phrase: idle or busy, the share of other programs, the speed-up of threads."""
         others, stolen = (100 * share for share in self._taken.shares())
         gain = gain_of_two_threads()
         machine = "a busy machine" if disturbances(self._taken, gain) else "an idle machine"

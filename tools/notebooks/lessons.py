@@ -1,23 +1,23 @@
-"""How long a reader needs for each lesson and for each page that goes deeper.
+"""Compute the reading time of each lesson and of each deeper page.
 
 python tools/notebooks/lessons.py          a table of all
-python tools/notebooks/lessons.py 03 05    of some lessons and their pages
-python tools/notebooks/lessons.py --write  and put the minutes into the first cells of the lessons,
-                                           rounded up to five
+python tools/notebooks/lessons.py 03 05    a table of some lessons and their pages
+python tools/notebooks/lessons.py --write  also write the minutes into the first cells of the
+                                           lessons, rounded up to five
 
 What counts:
 
-- **words** of prose, 170 a minute: all that has a letter or a digit between blanks, in headings,
-  tables and boxes, too. The title, folded answers, pictures, HTML tags and addresses do not count.
-  A formula counts as 3 words, one on lines of its own as 15: so many letters, numbers and signs
-  they had on average in the cores when this was written (2.6 and 16).
-- **lines** of code that are not blank, 9 a minute: imports and comments, too, and code in prose.
+- **words** of prose, 170 a minute: everything between blanks with a letter or a digit, including
+  headings, tables and boxes, but not the title, folded answers, pictures, HTML tags and addresses.
+  An inline formula counts as 3 words, a displayed one as 15: the average numbers of symbols in the
+  cores when this was written (2.6 and 16).
+- **lines** of code that are not blank, 9 a minute, including imports, comments and code in prose.
 - **predictions**, two minutes each: boxes that begin with "Predict" or "Before you read on".
-- **figures**: cells that show a picture. They have no time of their own, nor has what cells print.
-- **seconds** of running: those in README's table, for a lesson; no others are stored.
+- **figures**: cells that show a picture. Neither they nor printed output add time.
+- **seconds** of running: those in README's table, for lessons only.
 
-A lesson is counted up to its exercises. Some still have a part "Going deeper", which is counted by
-itself, as a page is. Minutes are rounded up.
+A lesson is counted up to its exercises. A part "Going deeper" is counted separately, like a page.
+Minutes are rounded up.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from hygiene import FENCED
 LIMITS = {"words": 2400, "lines": 160, "predictions": 4, "figures": 4, "minutes": 50}  # of a lesson
 COLUMNS = ("words", "lines", "predictions", "figures", "seconds", "minutes")
 WORDS, LINES, PREDICTION = 170, 9, 2  # words and lines a minute, minutes a prediction
-SYMBOL, FORMULA = 3, 15  # words that a formula counts as, within a line and on lines of its own
+SYMBOL, FORMULA = 3, 15  # words per inline and per displayed formula
 SENTENCE = "The lesson takes {} minutes"
 WITH_DEEPER = "The core takes {} minutes to read and to run, *Going deeper* another {}"
 
@@ -53,7 +53,7 @@ _WORD = re.compile(r"\S*[^\W_]\S*")
 
 @dataclass
 class Part:
-    """What a reader does in a lesson, in a part of it, or in a page."""
+    """The counts of a lesson, of a part of it, or of a page."""
 
     words: int = 0
     lines: int = 0
@@ -63,18 +63,18 @@ class Part:
 
     @property
     def minutes(self):
-        """How long it takes, rounded up."""
+        """The reading time, rounded up."""
         reading = Fraction(self.words, WORDS) + Fraction(self.lines, LINES)
         return ceil(reading + PREDICTION * self.predictions + Fraction(self.seconds, 60))
 
     def over(self):
-        """List what is over the limits of a lesson, as "lines 171 of 160"."""
+        """List the counts above the limits of a lesson, as "lines 171 of 160"."""
         counts = {name: getattr(self, name) for name in LIMITS}
         return [f"{name} {n} of {LIMITS[name]}" for name, n in counts.items() if n > LIMITS[name]]
 
 
 def count(cells, seconds=0):
-    """Count what is read in some cells of a notebook, up to its exercises; return a `Part`."""
+    """Return the `Part` of some cells of a notebook, up to the exercises."""
     part = Part(seconds=seconds)
     for cell in cells:
         if cell.cell_type == "code":
@@ -98,7 +98,7 @@ def _num_lines(source):
 
 
 def _as_words(found):
-    """Return words in place of a formula, and code as it is."""
+    """Replace a formula by words; keep code."""
     if found[0][0] == "`":
         return found[0]
     return " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
@@ -108,7 +108,7 @@ def parts(path):
     """Return a list: the `Part` of the lesson at `path`, and that of its "Going deeper", if any.
 
     Raises:
-        ValueError: README's table has no run time of the lesson.
+        ValueError: README's table lacks the run time of the lesson.
     """
     readme = (path.parents[1] / "README.md").read_text("utf-8")
     seconds = re.search(rf"\]\(notebooks/{path.name}\) \|.*\| (\d+) s \|$", readme, re.MULTILINE)
@@ -119,11 +119,11 @@ def parts(path):
     return found + ([count(notebook.cells[len(core) :])] if goes_deeper(notebook) else [])
 
 
-def told(path):
-    """Return the minutes that a lesson's first cell tells, of each of its `parts`.
+def stated_minutes(path):
+    """Return the minutes stated in a lesson's first cell, one number for each of its `parts`.
 
     Raises:
-        ValueError: it does not tell them once, in the words of `SENTENCE` or `WITH_DEEPER`.
+        ValueError: the cell does not contain `SENTENCE` or `WITH_DEEPER` exactly once.
     """
     notebook = read_chapter(path)
     sentence = WITH_DEEPER if goes_deeper(notebook) else SENTENCE
@@ -137,15 +137,15 @@ def _pattern(sentence):
     return re.compile(re.escape(sentence).replace(r"\{\}", r"\d+"))
 
 
-def to_tell(path):
-    """Return the minutes that a lesson's first cell should tell: those of `parts`, up to fives."""
+def computed_minutes(path):
+    """Return the minutes to state in a lesson's first cell: those of `parts`, rounded up to 5."""
     return [5 * ceil(part.minutes / 5) for part in parts(path)]
 
 
 def write(path):
-    """Put the minutes of a lesson into its first cell; return whether they are new."""
-    minutes = to_tell(path)
-    if told(path) == minutes:
+    """Write the minutes of a lesson into its first cell; return whether they changed."""
+    minutes = computed_minutes(path)
+    if stated_minutes(path) == minutes:
         return False
     notebook = read_chapter(path)
     first = notebook.cells[0]
@@ -156,7 +156,7 @@ def write(path):
 
 
 def table(paths):
-    """Return the table of some lessons, their pages below them."""
+    """Return a table of lessons, each followed by its pages."""
     width = max(len(other.stem) + 2 for path in paths for other in (path, *pages_of(path)))
     lines = [f"{'lesson':<{width}}  {'  '.join(COLUMNS)}"]
 
@@ -176,7 +176,7 @@ def table(paths):
 
 
 def main(arguments=None):
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
     parser.add_argument("--write", action="store_true", help="put the minutes into the lessons")

@@ -1,17 +1,17 @@
-"""Whether the numbers in a chapter's text are those that its cells printed.
+"""Check that the numbers in a chapter's text are those that its cells printed.
 
-python tools/notebooks/printed.py              list what a text says and no cell prints (any more)
-python tools/notebooks/printed.py --write 03   and mark what the texts of chapter 03 and of its
-                                               pages have new from their outputs
+python tools/notebooks/printed.py             list marked numbers that no cell prints
+python tools/notebooks/printed.py --write 03  and mark new numbers in the texts of chapter 03 and
+                                              its pages
 
-A number of two digits or more that stands in the text and in an output above it, within the
-section, is marked: it stands in the list `printed` of the text cell's metadata, which no reader
-sees. `make check` looks for marked numbers in the outputs. So it fails when a chapter was executed
-again and its text still tells the numbers of the run before.
+A number of two digits or more that occurs in a text and in an output above it, in the same section,
+is marked: it is added to the list `printed` of the text cell's metadata. `make check` searches the
+outputs for marked numbers, so it fails if a chapter was executed again and its text still has the
+numbers of the previous run.
 
-A text may round: 13 stands for a printed 12.6, and 74 % for 0.742. What stands in code, formulas,
-links and addresses is no number of the text, nor is a chapter's. A section without outputs, as the
-takeaways, tells those of the chapter so far.
+A text may round: 13 matches a printed 12.6, and 74 % matches 0.742. Numbers in code, formulas,
+links and addresses and numbers of chapters do not count. A section without outputs, such as the
+takeaways, refers to all outputs of the chapter so far.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 
 def contradictions(notebook):
-    """List marked numbers that no output above has, as "cell 9: 1.28 is not printed above".
+    """List marked numbers that no output above contains: "cell 9: 1.28 is not printed above".
 
     Args:
         notebook: a notebook node.
@@ -50,12 +50,12 @@ def contradictions(notebook):
 
 
 def mark(notebook):
-    """Mark in each text the numbers that it has from outputs, and forget those it has no longer.
+    """Mark the numbers of each text that outputs contain, and unmark those no longer in the text.
 
-    A marked number that is not printed any more stays marked.
+    A marked number that is no longer printed stays marked.
 
     Args:
-        notebook: a notebook node, which changes.
+        notebook: a notebook node, modified in place.
     """
     for _, cell, outputs in _texts(notebook):
         marked = cell.metadata.pop("printed", [])
@@ -65,7 +65,7 @@ def mark(notebook):
 
 
 def _texts(notebook):
-    """Yield the place of each text cell, the cell, and the numbers printed above it."""
+    """Yield the number of each text cell, the cell, and the numbers printed above it."""
     section, chapter = [], []
     for place, cell in enumerate(notebook.cells, start=1):
         if cell.cell_type == "markdown":
@@ -83,7 +83,7 @@ def _outputs(cell):
 
 
 def _numbers(source):
-    """List the numbers of a text, each once: `"1,024"`, `"0.86"`, `"74 %"`."""
+    """List the distinct numbers of a text: `"1,024"`, `"0.86"`, `"74 %"`."""
     text = FENCED.sub(" ", DEFINITION.sub("", source))
     text = _NOT_TEXT.sub(" ", text)
     numbers = [f"{found} %" for found in _PERCENT.findall(text)]
@@ -96,7 +96,7 @@ def _value(number):
 
 
 def _has(outputs, number):
-    """Return whether a number of a text is an output, rounded; one in percent may be a share."""
+    """Return whether a number of a text is a rounded output; 74 % also matches 0.742."""
     value = _value(number)
     half = Decimal(5).scaleb(value.as_tuple().exponent - 1)
     candidates = outputs + [100 * output for output in outputs] * number.endswith("%")
@@ -104,10 +104,10 @@ def _has(outputs, number):
 
 
 def main(arguments=None):
-    """Do what the command line says; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("chapters", nargs="*", help="numbers or names; none means all")
-    parser.add_argument("--write", action="store_true", help="mark what is new")
+    parser.add_argument("--write", action="store_true", help="mark new numbers")
     options = parser.parse_args(arguments)
     status = 0
     for path in find_chapters(FOLDER, options.chapters, pages=True):

@@ -1,21 +1,19 @@
-"""Execute lessons and the pages that go deeper, with a progress bar and a table of results.
+"""Execute lessons and deeper pages, with a progress bar and a table of results.
 
-python tools/notebooks/run.py               all of them, two at a time; the executed ones come under
-                                            build/
-python tools/notebooks/run.py 03            one lesson and its pages
-python tools/notebooks/run.py 03_threads    one lesson or page by its name, with the machine to
-                                            itself
-python tools/notebooks/run.py --core        lessons only, each up to its exercises or "Going deeper"
-python tools/notebooks/run.py --in-place    write the executed notebooks back, cleaned, if they show
-                                            what headlines.toml declares; one at a time, on an idle
-                                            machine
-"""
+python tools/notebooks/run.py             all, two at a time; executed notebooks are written to
+                                          build/
+python tools/notebooks/run.py 03          one lesson and its pages
+python tools/notebooks/run.py 03_threads  one lesson or page, alone
+python tools/notebooks/run.py --core      lessons only, each up to its exercises or "Going deeper"
+python tools/notebooks/run.py --in-place  write the executed notebooks back, cleaned, if they
+                                          agree with headlines.toml; one at a time, on an idle
+                                          machine """
 
 import os
 import signal
 
 if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    # There is nothing to clean up yet; in `run` there is.
+    # Nothing to clean up until `run`.
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import argparse
@@ -46,11 +44,11 @@ from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
 from traitlets import default
 
-TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # how to talk to a kernel
+TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # of the connection to a kernel
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
-AT_A_TIME = 2  # notebooks; alone, one keeps two cores busy for a third of its time
-TRIES = 3  # at showing what a chapter declares
+AT_A_TIME = 2  # number of notebooks; a single one uses two cores for a third of its time
+TRIES = 3  # maximum number of executions until a chapter agrees with headlines.toml
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
@@ -61,7 +59,7 @@ _kernels = itertools.count()
 
 @dataclass
 class Result:
-    """How a chapter fared: its time, its figures, and the text of its failure, if any."""
+    """The result of a chapter: its time, number of figures and failure, if any."""
 
     path: Path
     notebook: nbformat.NotebookNode
@@ -72,10 +70,9 @@ class Result:
 
 
 class Kernel(AsyncKernelManager):
-    """A kernel of the Python that runs this script, whatever kernels are installed.
+    """A kernel of the Python that runs this script, regardless of the installed kernels.
 
-    Where it can, it talks through sockets in the run's own folder: no ports that another run could
-    take.
+    If possible it uses sockets in the folder of the run, not ports that another run could take.
     """
 
     @default("transport")
@@ -89,12 +86,12 @@ class Kernel(AsyncKernelManager):
 
     @property
     def kernel_spec(self):
-        """The arguments of the kernel."""
+        """The command of the kernel."""
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         return KernelSpec(argv=command, display_name="Python 3")
 
     async def end(self):
-        """Kill the kernel and its process group, unless they have ended."""
+        """Kill the kernel and its process group, if they are still running."""
         if self.has_kernel:
             await self.provisioner.kill()
             await self.provisioner.wait()
@@ -102,11 +99,10 @@ class Kernel(AsyncKernelManager):
 
 
 class Client(NotebookClient):
-    """nbclient's client, of which nothing stays when Ctrl-C cancels it.
+    """An nbclient that cleans up completely when Ctrl-C cancels it.
 
-    nbclient itself forgets the task that looks once a second whether the kernel is alive, which
-    then fails; and a kernel that is starting or ending. The kernel finds the name of its notebook
-    where Jupyter puts it.
+    nbclient leaks the task that polls the kernel every second, which then fails, and a kernel that
+    is starting or ending. The kernel gets the name of its notebook as from Jupyter.
     """
 
     watch = None
@@ -116,7 +112,7 @@ class Client(NotebookClient):
         await super()._async_poll_kernel_alive()
 
     async def run(self):
-        """Execute the notebook, and end its kernel; when cancelled by Ctrl-C, at once."""
+        """Execute the notebook and end its kernel; on cancellation kill the kernel at once."""
         kernel = self.create_kernel_manager()
         variables = os.environ | {"JPY_SESSION_NAME": self.resources["metadata"]["name"]}
         task = asyncio.create_task(self.async_execute(env=variables))
@@ -136,20 +132,20 @@ class Client(NotebookClient):
 
 
 class Loop(asyncio.SelectorEventLoop):
-    """An event loop that leaves signals to `CtrlC`.
+    """An event loop without signal handlers, which are left to `CtrlC`.
 
-    nbclient would take Ctrl-C for itself, end the kernel, and go on with the next chapter.
+    Otherwise nbclient would handle Ctrl-C, end the kernel, and continue with the next chapter.
     """
 
     def add_signal_handler(self, *args):
-        """Refuse; nbclient goes on without."""
-        raise RuntimeError("signals are the run's")
+        """Refuse the handler; nbclient continues without it."""
+        raise RuntimeError("signal handlers are reserved for CtrlC")
 
 
 class CtrlC:
-    """Ctrl-C during a run: the first has a meaning, any other has none.
+    """Handler of Ctrl-C during a run; only the first has an effect.
 
-    It is noted and raises nothing, so that what cleans up, or writes a file, comes to its end.
+    It raises no exception, so that cleaning up and writing files are not interrupted.
     """
 
     def __init__(self):
@@ -163,7 +159,7 @@ class CtrlC:
 
     @contextlib.contextmanager
     def taken(self):
-        """Take it in the block, unless it is ignored, as in a job in the background."""
+        """Install the handler in the block, unless Ctrl-C is ignored, as in a background job."""
         self.noted, before = False, signal.getsignal(signal.SIGINT)
         if before is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, self)
@@ -174,7 +170,7 @@ class CtrlC:
 
     @contextlib.contextmanager
     def calls(self, act):
-        """Let it call a function in the block, at once if it has come before."""
+        """Call `act` on Ctrl-C in the block, at once if it was pressed before."""
         self._act = act
         try:
             if self.noted:
@@ -188,7 +184,7 @@ ctrl_c = CtrlC()
 
 
 class Lines:
-    """A stream for a progress bar where there is no terminal: each state on a line of its own."""
+    """A stream for a progress bar without terminal: each state is a line."""
 
     def __init__(self, stream):
         self.stream = stream
@@ -204,18 +200,18 @@ class Lines:
 
 
 async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
-    """Run one chapter in a fresh kernel.
+    """Execute one chapter in a new kernel.
 
     Args:
-        path: the notebook's file; it is only read.
+        path: the path of the notebook, which is only read.
         bar: a tqdm bar that counts code cells.
-        cell_seconds: how long a cell may take.
-        core: whether to run its core only.
+        cell_seconds: time limit of a cell.
+        core: whether to run the core only.
         after_cell: a function to call after each cell.
 
     Returns:
-        A `Result` with the executed notebook. It is `INTERRUPTED` if the task was cancelled; the
-        kernel has then ended.
+        A `Result` with the executed notebook; its failure is `INTERRUPTED` if the task was
+        cancelled. The kernel has ended.
     """
     notebook = read_chapter(path, core)
     code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
@@ -254,17 +250,16 @@ async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=l
 
 
 def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
-    """Run a chapter on an idle machine, again if it does not show what it declares.
+    """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
 
     Args:
-        path: the notebook's file; it is only read.
+        path: the path of the notebook, which is only read.
         bar: a tqdm bar that counts code cells.
-        cell_seconds: how long a cell may take.
+        cell_seconds: time limit of a cell.
 
     Returns:
-        A `Result`. It is a failure if the machine does not become idle, and if `TRIES` runs do not
-        show what `headlines.toml` declares; the details say for each what it showed, and what
-        disturbed it.
+        A `Result`; a failure if the machine does not become idle or no try agrees. The details list
+        the contradictions and the disturbances of each try.
     """
     tables = headlines.declared(path)
     if tables is None:
@@ -293,7 +288,7 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
 
 
 def _until_done(coroutine):
-    """Run a coroutine in an event loop of its own, and return its result; Ctrl-C cancels it."""
+    """Run a coroutine in a new event loop and return its result; Ctrl-C cancels it."""
 
     async def cancellable():
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
@@ -309,7 +304,7 @@ def _raise_interrupt():
 
 
 def _client(path, notebook, cell_seconds, started, executed):
-    """Return nbclient's client for a chapter; it calls `started` and `executed` for each cell."""
+    """Return a client for a chapter, with callbacks `started` and `executed` for each cell."""
     return Client(
         notebook,
         timeout=cell_seconds,
@@ -325,7 +320,7 @@ def _client(path, notebook, cell_seconds, started, executed):
 
 
 def _failure(error, cell, source):
-    """Return a line that says in which code cell a run failed (0: before any), and the details."""
+    """Return a line with the number of the failed code cell (0: before the first), and details."""
     if isinstance(error, CellExecutionError):
         line = f"failed in cell {cell}: {error.ename}: {error.evalue}".splitlines()[0]
         return line, str(error)
@@ -335,12 +330,9 @@ def _failure(error, cell, source):
 
 
 def clean(notebook):
-    """Leave in an executed notebook only what is the same on every machine.
+    """Remove all that depends on the machine from an executed notebook, in place.
 
-    Drops widget state, timestamps and view settings; gives every cell an id of its own.
-
-    Args:
-        notebook: a notebook node, changed in place.
+    Drops widget state, timestamps and view settings, and makes cell ids unique.
     """
     notebook.metadata = nbformat.from_dict(
         {
@@ -361,11 +353,10 @@ def clean(notebook):
 
 
 def write_in_place(result):
-    """Write an executed chapter back, cleaned.
+    """Write an executed chapter back, cleaned, unless it failed.
 
     Args:
-        result: a `Result`; a chapter that failed, or that shows a path of this machine, is not
-            written, and the latter becomes a failure.
+        result: a `Result`; it becomes a failure if the notebook contains a path of this machine.
     """
     if result.failure:
         return
@@ -399,11 +390,11 @@ def table(results):
 
 @contextlib.contextmanager
 def own_settings():
-    """Keep the user's Jupyter and IPython settings out of the run, and the run out of them.
+    """Isolate the run from the user's Jupyter and IPython settings.
 
-    What chapters leave in the temporary folder goes with the run, but for what torch has compiled.
+    The temporary files of chapters are deleted after the run, except for torch's compiled code.
     """
-    # Where nothing ends orphans, one may still write.
+    # Errors: without `no_orphans` a process may still write.
     with tempfile.TemporaryDirectory(prefix="d2lpar-", ignore_cleanup_errors=True) as folder:
         settings = {
             "TMPDIR": f"{folder}/tmp",
@@ -416,7 +407,7 @@ def own_settings():
             "PYTHONHASHSEED": "0",
         }
         if "TORCHINDUCTOR_CACHE_DIR" not in os.environ:
-            with contextlib.suppress(ImportError, KeyError, OSError):  # a user without a name
+            with contextlib.suppress(ImportError, KeyError, OSError):  # no user name
                 compiled = f"{tempfile.gettempdir()}/torchinductor_{getpass.getuser()}"
                 settings["TORCHINDUCTOR_CACHE_DIR"] = compiled  # torch's default
         for name in ("JUPYTER_RUNTIME_DIR", "TMPDIR"):
@@ -427,10 +418,10 @@ def own_settings():
 
 @contextlib.contextmanager
 def no_orphans():
-    """Kill after the block, on Linux, the processes that kernels have started and left behind.
+    """On Linux, kill all processes that kernels have left behind, after the block.
 
-    Processes of a dead kernel become children of this one. Those of Ray have process groups of
-    their own, which end with no kernel.
+    Processes of a dead kernel become children of this process. Those of Ray have their own process
+    groups, which do not end with a kernel.
     """
     if sys.platform != "linux":
         yield
@@ -453,17 +444,18 @@ def _children():
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
-    """Run chapters, print tracebacks and the table, and write what was executed.
+    """Execute chapters, print tracebacks and the table, and write the executed notebooks.
 
     Args:
-        chapters: paths of notebooks. Two run at a time.
-        build: the folder to write the executed chapters to.
-        in_place: run one at a time, and write it back if it shows what it declares.
-        cell_seconds: how long a cell may take.
+        chapters: paths of notebooks; two run at a time.
+        build: the folder for the executed notebooks.
+        in_place: whether to run one at a time and to write it back if it agrees with
+            headlines.toml.
+        cell_seconds: time limit of a cell.
         core: whether to run the cores only.
 
     Returns:
-        The exit status: 0 if all went well, 1 if a chapter failed, 130 after Ctrl-C.
+        The exit status: 0 for success, 1 if a chapter failed, 130 after Ctrl-C.
     """
     num_cells = sum(
         cell.cell_type == "code" for path in chapters for cell in read_chapter(path, core).cells
@@ -516,13 +508,13 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
 
 
 def _write_back(paths, bar, cell_seconds, keep):
-    """Execute chapters one by one, write back what shows what it declares, and keep each result."""
+    """Execute chapters one by one, write them back, and call `keep` with each result."""
     for path in paths:
         if ctrl_c.noted:
             return
         try:
             result = execute_until_it_shows(path, bar, cell_seconds)
-        except KeyboardInterrupt:  # while it waited for an idle machine
+        except KeyboardInterrupt:  # while waiting for an idle machine
             result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
         write_in_place(result)
         keep(result)
@@ -531,7 +523,7 @@ def _write_back(paths, bar, cell_seconds, keep):
 
 
 def main(arguments=None):
-    """Run the chapters that the command line names; return the exit status."""
+    """Run the command line; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="chapter", help="03, or 03_topic; all if none")
     parts = parser.add_mutually_exclusive_group()

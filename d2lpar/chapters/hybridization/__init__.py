@@ -1,7 +1,7 @@
 """Chapter 01: programs as graphs.
 
 operator_graph  OperatorGraph, recorded while a program runs
-compiling       torch.compile on this machine: backends, captured graphs, generated code
+compiling       torch.compile: backends, captured graphs, generated code
 """
 
 from d2lpar.chapters.hybridization.compiling import compile_backend, kernel_text

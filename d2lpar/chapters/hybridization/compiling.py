@@ -1,4 +1,4 @@
-"""torch.compile on this machine: which backend works, what it captures, what it generates."""
+"""Use torch.compile: choose a backend, show the captured graph and the generated code."""
 
 import functools
 import re
@@ -14,19 +14,19 @@ _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstor
 
 
 def compile_backend(device="cpu"):
-    """Return the best backend of torch.compile that works on a device, and say in one line which.
+    """Return the best backend of torch.compile that works on a device, and print which.
 
-    The first call on a kind of device compiles a small program to find out. torch's compiler then
-    works in this process: `torch._inductor.config.compile_threads` becomes 1, so that it leaves no
-    pool of processes behind. An interrupt waits until it is set up.
+    The first call per device type compiles a small program as a test. It sets
+    `torch._inductor.config.compile_threads` to 1, so that the compiler leaves no process pool
+    behind, and delays interrupts meanwhile.
 
     Args:
         device: a CPU or a CUDA device.
 
     Returns:
-        "inductor", which generates kernels and fuses operators; where it cannot build them (no C++
-        compiler for a CPU, no Triton for a GPU) "aot_eager", which runs the captured operators one
-        by one.
+        "inductor", which fuses operators and generates kernels, or, if it cannot build kernels (no
+        C++ compiler for a CPU, no Triton for a GPU), "aot_eager", which runs the captured operators
+        one by one.
     """
     failure = _failure_of_inductor(torch.device(device).type)
     if failure is None:
@@ -39,26 +39,23 @@ def compile_backend(device="cpu"):
 
 @functools.cache
 def _failure_of_inductor(device_type):
-    """Return why torch's compiler fails for this kind of device; None if it works."""
-    with held_back():  # the compiler, interrupted while it is set up, stays half set up
+    """Return why torch's compiler fails for this device type, or None if it works."""
+    with held_back():  # an interrupt would leave the compiler half initialized
         compile_in_this_process()
         try:
             torch.compile(lambda x: x @ x + 1)(torch.ones(8, 8, device=device_type))
-        except Exception as error:  # what is missing shows in many ways: any of them will do
+        except Exception as error:  # a missing compiler raises many types of errors
             return str(error).strip().partition("\n")[0]
     return None
 
 
 def captured_graph(program):
-    """Return the operators of a captured program, and its inputs, as a graph that draws itself.
+    """Return an `OperatorGraph` of a captured program.
+
+    Inputs and parameters are nodes, too, one level before the first operator that reads them.
 
     Args:
-        program: an object with a `torch.fx` graph: a `torch.fx.GraphModule`, or the program that
-            `torch.export.export` returns.
-
-    Returns:
-        An `OperatorGraph`. Inputs and parameters that an operator reads are nodes, too, one level
-        before the first that reads them.
+        program: a `torch.fx.GraphModule`, or the result of `torch.export.export`.
     """
     graph, numbers, levels = OperatorGraph(), {}, {}
 
@@ -81,19 +78,19 @@ def captured_graph(program):
 
 
 def _name(node):
-    """Return the name of what a node calls: an operator, a function, a method or a module."""
+    """Return the name of the operator, function, method or module that a node calls."""
     return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
 
 
 def _device(node):
-    """Return the device of a node's first tensor while the program was captured."""
+    """Return the device of a node's first tensor, as captured."""
     values = node.meta.get("val", node.meta.get("example_value"))
     tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
     return tensors[0].device if tensors else torch.device("cpu")
 
 
 def count_calls(function, *args):
-    """Return how many Python functions start while `function(*args)` runs, itself included."""
+    """Return the number of calls of Python functions in `function(*args)`, itself included."""
     calls = []
     before = sys.getprofile()
     sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
@@ -105,14 +102,14 @@ def count_calls(function, *args):
 
 
 def kernel_text(function, *args):
-    """Return the loads, the arithmetic and the stores of the kernels that inductor generates.
+    """Return the loads, arithmetic and stores of the kernels that inductor generates.
 
     Args:
-        function: a function that `torch.compile` captures as one graph; it is compiled for `args`
-            and called once.
+        function: a function that `torch.compile` captures as one graph.
+        *args: its arguments; it is compiled for them and called once.
 
     Returns:
-        Lines of C++ for a CPU, of Triton for a GPU; constants, declarations and loops are left out.
+        Lines of C++ for a CPU or of Triton for a GPU, without constants, declarations and loops.
 
     Raises:
         torch._dynamo.exc.Unsupported: the function cannot be captured as one graph.

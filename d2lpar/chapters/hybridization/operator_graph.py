@@ -1,4 +1,4 @@
-"""OperatorGraph: which operator reads which one's result, recorded while a program runs."""
+"""OperatorGraph: record the data dependencies of operators while a program runs."""
 
 import threading
 import weakref
@@ -13,11 +13,11 @@ from vgpu.dispatch import TorchDispatchMode, schema_of, tree_leaves
 
 _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}
-_FONT_SIZE = 7  # points, as are the next three
-_PAD = 4  # from a label to the end of an arrow
+_FONT_SIZE = 7  # points, like the next three
+_PAD = 4  # between a label and the end of an arrow
 _SPACE = 26  # between the labels of two levels
-_LINE = 16  # from one box to the next below it
-_MAX_INCHES = 40  # width of a figure
+_LINE = 16  # height of a line of boxes
+_MAX_INCHES = 40  # maximum width of a figure
 _READS = {"color": "#777777", "linewidth": 0.7, "linestyle": "solid"}
 _WAITS = {"color": "#b3202c", "linewidth": 1.3, "linestyle": (0, (3, 1.5))}
 
@@ -27,13 +27,13 @@ class OperatorNode:
     """One operator that an `OperatorGraph` has recorded.
 
     Attributes:
-        name: its name in PyTorch, without leading underscores; a `'` stands for `_backward`.
-        device: the device of its result or, if it has none, of what it reads.
-        reads: numbers of the operators that made what it reads or changes, ascending.
-        waits: numbers of earlier operators that read what it overwrites, without those that
-            `reads` or the rest of `waits` implies.
-        before: numbers of all operators that must have ended before it begins.
-        level: the first step in which it could run if every operator took one step.
+        name: its name in PyTorch, without leading underscores; `'` stands for `_backward`.
+        device: the device of its result or, without a result, of its inputs.
+        reads: indices of the operators that wrote what it reads or changes, ascending.
+        waits: indices of earlier operators that read what it overwrites, except those implied by
+            `reads` and by the rest of `waits`.
+        before: indices of all operators that must end before it starts.
+        level: the earliest step in which it can run if every operator takes one step.
     """
 
     name: str
@@ -45,32 +45,32 @@ class OperatorNode:
 
 
 class OperatorGraph(TorchDispatchMode):
-    """Record every operator of a block, and whose results it reads.
+    """Record every operator of a block and its dependencies.
 
         with OperatorGraph() as graph:
             A = torch.full((3,), 2.0)
             B = A + 1
         print(graph)
 
-    It sees what the thread that entered it calls, backward passes included. Making a view or an
-    empty tensor is not work, and not an operator here. Memory counts as a whole: an operator that
-    changes a part of a tensor comes between those that read any part of it before and after. No
-    tensor is kept alive. As the last value of a cell the graph draws itself.
+    It records the calls of the current thread, including backward passes. Creating a view or an
+    empty tensor is no operator. Dependencies are those of whole storages: writing to a part of a
+    tensor counts as writing to all of it. No tensor is kept alive. As the last value of a cell the
+    graph draws itself.
 
     Attributes:
-        nodes: the `OperatorNode`s, in the order in which they were issued.
+        nodes: the `OperatorNode`s, in the order of their calls.
     """
 
     def __init__(self):
         super().__init__()
         self.nodes = []
-        self._writer = None  # memory: number of the operator that wrote it last
-        self._readers = {}  # memory: numbers of the operators that have read it since
-        self._lock = threading.Lock()  # on several GPUs, backward runs in a thread for each
+        self._writer = None  # memory: index of the last operator that wrote it
+        self._readers = {}  # memory: indices of the operators that have read it since
+        self._lock = threading.Lock()  # backward has a thread for each GPU
 
     def __enter__(self):
         if self._writer is not None:
-            raise RuntimeError("this graph is recording already: make another one")
+            raise RuntimeError("this graph is recording already: create another one")
         self.nodes, self._writer = [], {}
         return super().__enter__()
 
@@ -84,7 +84,7 @@ class OperatorGraph(TorchDispatchMode):
         read = {_memory(tensor) for tensor in inputs}
         result = func(*args, **kwargs)
         changed, outputs = _changed(func, args, kwargs), _tensors(result)
-        written = {_memory(tensor) for tensor in changed}  # may lie elsewhere now: `out=`
+        written = {_memory(tensor) for tensor in changed}  # `out=` may have reallocated it
         made = {_memory(tensor) for tensor in outputs}
         is_view = bool(made) and made <= read and not written
         if (inputs or outputs) and not (is_view or _is_no_work(func)):
@@ -96,7 +96,7 @@ class OperatorGraph(TorchDispatchMode):
         return result
 
     def _add(self, name, device, read, written):
-        """Add an operator that reads and writes these memories."""
+        """Append an operator, given the memories that it reads and writes."""
         number = len(self.nodes)
         reads = {self._writer[memory] for memory in read if memory in self._writer}
         before = reads.union(*(self.nodes[i].before for i in reads))
@@ -112,32 +112,32 @@ class OperatorGraph(TorchDispatchMode):
         self.nodes.append(OperatorNode(name, device, reads, waits, frozenset(before), level))
 
     def independent_pairs(self):
-        """Return the pairs (i, j), i < j, of operators of which neither must come before the other.
+        """Return the pairs (i, j), i < j, of operators that do not depend on each other.
 
-        They may run at the same time, except that one device may still run them in turn.
+        They can run at the same time, although a single device may run them in turn.
         """
         return [
             (i, j) for j, node in enumerate(self.nodes) for i in range(j) if i not in node.before
         ]
 
     def plot(self, title=None, labels=None):
-        """Return a figure: operators by device and level, with an arrow to each from what it reads.
+        """Return a figure of the operators by device and level, with arrows for dependencies.
 
-        It is as large as the labels need, and 40 inches wide at most.
         Boxes with sharp corners are copies. A dashed red arrow leads to an operator that overwrites
-        what the other has read.
+        what the other has read. The width depends on the labels, up to 40 inches.
 
         Args:
-            labels: a text for each operator; its name by default.
+            title: the text above the figure.
+            labels: a list with a text for each operator; by default the names.
 
         Raises:
-            ValueError: nothing was recorded, or there are not as many labels as operators.
+            ValueError: nothing was recorded, or labels and operators differ in number.
         """
         if not self.nodes:
             raise ValueError("nothing to draw: no operator was recorded")
         labels = [node.name for node in self.nodes] if labels is None else labels
         if len(labels) != len(self.nodes):
-            raise ValueError(f"{len(labels)} labels for {len(self.nodes)} operators")
+            raise ValueError(f"labels must have length {len(self.nodes)}: got {len(labels)}")
         widths = [_width(label) for label in labels]
         places, ticks, num_lines = self._places()
         num_levels = 1 + max(node.level for node in self.nodes)
@@ -158,7 +158,7 @@ class OperatorGraph(TorchDispatchMode):
     def _places(self):
         """Return (level, line) of each operator, each device's first line, and the line count."""
         devices = sorted({str(node.device) for node in self.nodes})
-        used, slots = {}, []  # operators of one device and level stand below each other
+        used, slots = {}, []  # operators of one device and level are drawn below each other
         for node in self.nodes:
             slots.append(used.get((str(node.device), node.level), 0))
             used[str(node.device), node.level] = slots[-1] + 1
@@ -201,18 +201,18 @@ def _tensors(values):
 
 
 def _memory(tensor):
-    """Return a key that only a tensor and its views share, now or later, without keeping them."""
+    """Return a unique key of a tensor and its views that does not keep them alive."""
     block = getattr(tensor, "_block", None)
-    if block is not None:  # a tensor of a virtual GPU, whose storage is a dummy
+    if block is not None:  # a virtual GPU's tensor, whose storage is a placeholder
         return weakref.ref(block)
     try:
         return StorageWeakRef(tensor.untyped_storage())
-    except RuntimeError:  # it has no storage: sparse
+    except RuntimeError:  # a sparse tensor has no storage
         return WeakIdRef(tensor)
 
 
 def _changed(func, args, kwargs):
-    """Return the tensors that an operator changes in place, by its schema."""
+    """Return the tensors that an operator changes in place, according to its schema."""
     arguments = schema_of(func).arguments
     values = [*args, *(kwargs.get(argument.name) for argument in arguments[len(args) :])]
     pairs = zip(arguments, values, strict=True)
@@ -235,7 +235,7 @@ def _reads_only_shapes(func):
 
 
 def _name(func, devices):
-    """Return a short name of an operator whose results and arguments lie on `devices`."""
+    """Return a short name of an operator with results and arguments on `devices`."""
     name = _base_name(func)
     if name == "_to_copy":
         return "copy" if len(set(devices)) > 1 else "to"
@@ -253,13 +253,14 @@ def _width(text):
 def _draw_arrow(axes, source, target, style):
     """Draw an arrow from the right side of one label to the left side of another.
 
-    `source` and `target` are pairs of a place (level, line) and the label's width in points,
-    `style` the color, width and dashes of the line.
+    Args:
+        source, target: pairs of a place (level, line) and the label's width in points.
+        style: colour, width and dashes of the line.
     """
     from matplotlib.transforms import offset_copy
 
     (start, start_width), (end, end_width) = source, target
-    bend = 0.2 if end[0] - start[0] > 1 and end[1] == start[1] else 0  # around what lies between
+    bend = 0.2 if end[0] - start[0] > 1 and end[1] == start[1] else 0  # around boxes in between
     right, left = start_width / 2 + _PAD, -end_width / 2 - _PAD
     from_right, to_left = (
         offset_copy(axes.transData, axes.figure, x=x, units="points") for x in (right, left)

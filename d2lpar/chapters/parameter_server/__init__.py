@@ -1,9 +1,11 @@
-"""Chapter 10: parameter servers on Ray, and an advertisement model to train with them.
+"""Chapter 10: parameter servers on Ray, and sparse data to train on.
 
-store      tensors on server processes; actors: the servers; clients: who pulls and pushes
-ray_setup  Ray, started quietly
-ad_clicks  sparse examples to train on
-plots      figures of what the workers did
+store      create servers and run workers
+actors     the processes: servers and the workers' clock
+clients    pull from servers and push to them
+ray_setup  start Ray without output
+ad_clicks  sparse examples
+plots      figures of the workers' time and pushes
 """
 
 from d2lpar.chapters.parameter_server.ad_clicks import AdClicks

@@ -1,8 +1,8 @@
-"""The actors behind a store: servers, which hold ranges of tensors, and the workers' clock.
+"""Ray actors of a store: servers, which store ranges of tensors, and the workers' clock.
 
-They work on NumPy arrays, and their classes travel by value: a process that had to import torch
-would start in two seconds, instead of half a second. So this module imports nothing from d2lpar,
-and it imports Ray, which `ray_setup` must import first, only where an actor runs.
+Actors use NumPy arrays, and their classes are pickled by value, so their processes need not import
+torch and start in 0.5 s instead of 2 s. This module imports nothing from d2lpar, and Ray only
+inside actors, because `ray_setup` must import it first.
 """
 
 import asyncio
@@ -10,16 +10,16 @@ from collections import defaultdict
 
 
 class Server:
-    """A range of every tensor, in a process of its own: the actor behind a `Store`.
+    """An actor that stores a range of every tensor.
 
-    Servers that hold the same range form a chain (van Renesse and Schneider, OSDI 2004): the first
-    takes the pushes, each passes them on to the next, and the answer comes back from the last.
+    A server and its replicas form a chain (van Renesse and Schneider, OSDI 2004): the first
+    receives a push, each forwards it to the next, and the last acknowledges it.
 
     Args:
-        name: "server 0", or "replica 1 of server 0".
-        source: the name of the server that pushes to this one; None if workers do.
-        backup: the name under which Ray knows the next actor in the chain, if any. (An actor that
-            Ray is to restart must not have another one among its arguments.)
+        name: "server 0" or "replica 1 of server 0".
+        source: the name of the previous server in the chain; None for the first.
+        backup: Ray's name of the next actor in the chain, if any: the arguments of an actor that
+            Ray restarts must not contain another actor.
     """
 
     def __init__(self, name, source=None, backup=None):
@@ -36,7 +36,7 @@ class Server:
             self.values, self.last, self.updates = _own(state)
 
     def load(self, values, last, updates):
-        """Replace arrays by name, last pushes by worker and the number of pushes; reset bytes."""
+        """Replace the arrays, the last push of each worker and the count of pushes; reset bytes."""
         self.num_bytes.clear()
         self.values, self.last, self.updates = _own((values, last, updates))
         if self.backup is not None:
@@ -45,21 +45,20 @@ class Server:
             ray.get(self.backup.load.remote(values, last, updates))
 
     def state(self):
-        """Return the arguments for another server's `load`; None before there are values."""
+        """Return the arguments of another server's `load`, or None if there are no values yet."""
         return None if self.values is None else (self.values, self.last, self.updates)
 
     def push(self, message):
-        """Add values to a tensor, at some of its keys or at all of them.
+        """Add values to a tensor at some or all keys.
 
         Args:
-            message: a tuple (worker, number, name, values, keys), because five separate arguments
-                would cost Ray more time than this method takes. `number` counts the worker's
-                pushes: one that comes again, because its answer was lost with the process that owed
-                it, is not added again. `keys` are positions of `values` in this server's range, or
-                None for all.
+            message: a tuple (worker, number, name, values, keys); five arguments would cost Ray
+                more time than this method. `number` counts the worker's pushes, so that a push
+                repeated after a lost acknowledgement is ignored. `keys` are positions in this
+                server's range, or None for all.
 
         Returns:
-            How many pushes were added so far; None from a process that has lost its values.
+            The number of pushes so far, or None if this process has lost its values.
         """
         worker, number, name, values, keys = message
         if self.values is None:
@@ -82,7 +81,7 @@ class Server:
         return self.updates
 
     def pull(self, message):
-        """Return the number of pushes so far, and the values of some keys or all.
+        """Return the number of pushes so far, and the values at some or all keys.
 
         Args:
             message: a tuple (worker, name, keys), as in `push`.
@@ -94,43 +93,44 @@ class Server:
         return self.updates, values
 
     def num_updates(self):
-        """Return how many pushes were added so far."""
+        """Return the number of pushes so far."""
         return self.updates
 
     def traffic(self):
-        """Return the bytes of arrays that came and went, a dict from (source, target)."""
+        """Return the received and sent bytes, a dict from (source, target)."""
         return dict(self.num_bytes)
 
 
 def _own(state):
-    """Return a state with copies of its arrays, since those that Ray delivers are read-only."""
+    """Return a state with copies of its arrays: those from Ray are read-only."""
     values, last, updates = state
     return {name: array.copy() for name, array in values.items()}, dict(last), updates
 
 
 class Clock:
-    """The progress of the workers: the actor that makes fast ones wait for slow ones."""
+    """An actor that counts the workers' ticks and makes fast workers wait for slow ones."""
 
     def __init__(self):
         self.ticks, self.arrivals = {}, {}
         self.moved = asyncio.Condition()
 
     async def join(self, worker):
-        """Add a worker, at the clock of the slowest one."""
+        """Add a worker, at the tick of the slowest one."""
         for counts in (self.ticks, self.arrivals):
             counts[worker] = min(counts.values(), default=0)
 
     async def leave(self, worker):
-        """Remove a worker, so that nobody waits for it any more."""
+        """Remove a worker; others no longer wait for it."""
         for counts in (self.ticks, self.arrivals):
             counts.pop(worker, None)
         async with self.moved:
             self.moved.notify_all()
 
     async def tick(self, worker, staleness):
-        """Count a tick of a worker, and wait until it is at most `staleness` ahead of the slowest.
+        """Count a tick of a worker; wait until it is at most `staleness` ahead of the slowest.
 
-        Returns how many ticks it is ahead.
+        Returns:
+            The number of ticks by which it is ahead.
         """
         self.ticks[worker] += 1
         async with self.moved:
@@ -139,7 +139,7 @@ class Clock:
         return self._ahead(worker)
 
     async def barrier(self, worker):
-        """Wait until all workers have called this as often as `worker`."""
+        """Wait until all workers have called this method as often as `worker`."""
         self.arrivals[worker] += 1
         count = self.arrivals[worker]
         async with self.moved:

@@ -1,14 +1,14 @@
-"""Clicks on advertisements: sparse examples to train on."""
+"""Clicks on advertisements: a synthetic sparse data set."""
 
 import torch
 
 
 class AdClicks:
-    """Examples of sparse logistic regression, drawn anew for each seed.
+    """Synthetic examples of sparse logistic regression.
 
     Args:
-        num_features: n; feature i occurs with probability proportional to 1 / (i + 1).
-        per_example: m, how many features are drawn for an example.
+        num_features: n; feature i has a probability proportional to 1 / (i + 1).
+        per_example: m, the number of features drawn per example.
 
     Attributes:
         probabilities: the probability of each feature, (n,).
@@ -22,7 +22,7 @@ class AdClicks:
         self._true_w = torch.randn(num_features, generator=torch.Generator().manual_seed(0))
 
     def minibatch(self, batch_size, seed):
-        """Return features (batch_size, m), and labels (batch_size,), 0 or 1."""
+        """Return features (batch_size, m) and labels (batch_size,), 0 or 1, of a seed."""
         generator = torch.Generator().manual_seed(seed)
         draws = torch.rand(batch_size, self.per_example, generator=generator, dtype=torch.float64)
         X = torch.searchsorted(self._cumulative, draws).clamp_(max=len(self._cumulative) - 1)

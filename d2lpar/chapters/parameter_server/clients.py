@@ -1,4 +1,4 @@
-"""Clients, which pull from parameter servers and push to them, and workers, which have a clock."""
+"""Clients of parameter servers, which pull and push, and workers, which also have a clock."""
 
 import contextlib
 import time
@@ -9,14 +9,14 @@ from d2lpar.chapters.parameter_server.ray_setup import ray_module
 
 
 class Client:
-    """Pulls from the servers of a store and pushes to them.
+    """A client that pulls from the servers of a store and pushes to them.
 
     Attributes:
-        name: identifies it in `Store.traffic`.
-        pushes: how many of its pushes were acknowledged.
-        seconds: a dict, the time spent in "pull", "push", "tick" and "barrier".
-        delays: for each push of a tensor, how many other pushes its server had added since this
-            client last pulled the tensor; of several servers, the largest number.
+        name: its name in `Store.traffic`.
+        pushes: number of acknowledged pushes.
+        seconds: a dict with the seconds spent in "pull", "push", "tick" and "barrier".
+        delays: for each push, the number of pushes by others since this client last pulled the
+            tensor; with several servers, the maximum.
     """
 
     def __init__(self, name, servers, layout):
@@ -30,13 +30,14 @@ class Client:
         """Return a tensor of the store, or a vector of its values at some keys.
 
         Args:
-            keys: positions in the flattened tensor, ascending and without repetition; a tensor of
-                integers. By default all.
+            name: the name of the tensor.
+            keys: an integer tensor of positions in the flattened tensor, strictly ascending; by
+                default all.
 
         Raises:
-            KeyError: there is no such tensor.
+            KeyError: the store has no such tensor.
             ValueError: the keys are out of range, not ascending, or not integers.
-            RuntimeError: a server died that had no replica.
+            RuntimeError: a server without replica died.
         """
         import torch
 
@@ -53,15 +54,16 @@ class Client:
             return torch.from_numpy(values.reshape(shape if keys is None else -1))
 
     def push(self, name, values, keys=None):
-        """Add values to a tensor; return when every server concerned, and its replicas, has them.
+        """Add values to a tensor; return once all its servers and their replicas have them.
 
         Args:
-            values: a tensor of the same shape, or with one number for each of the keys.
+            name: the name of the tensor.
+            values: a tensor of the same shape, or a vector with one number per key.
             keys: as in `pull`.
 
         Raises:
-            KeyError, ValueError, RuntimeError: as in `pull`.
-            ValueError: the values do not fit the tensor or the keys.
+            KeyError, RuntimeError: as in `pull`.
+            ValueError: as in `pull`, or the shape of `values` is wrong.
         """
         with self._timed("push"):
             shape, dtype, bounds = self._find(name)
@@ -70,7 +72,7 @@ class Client:
             expected = shape if keys is None else (len(keys),)
             if values.shape != expected:
                 raise ValueError(
-                    f"a push of shape {values.shape} to {name!r} should have {expected}"
+                    f"a push to {name!r} must have the shape {expected}: got {values.shape}"
                 )
             values = values.reshape(-1)
             self._number += 1
@@ -87,7 +89,7 @@ class Client:
 
     def _find(self, name):
         if name not in self._layout:
-            raise KeyError(f"no tensor {name!r} in the store: it holds {', '.join(self._layout)}")
+            raise KeyError(f"no tensor {name!r} in the store: choose {', '.join(self._layout)}")
         return self._layout[name]
 
     def _answers(self, calls):
@@ -107,19 +109,20 @@ class Client:
 
 
 def _parts(name, bounds, keys):
-    """Return for each server concerned its index, a slice of the values and keys in its range."""
+    """Return for each server involved its index, a slice of the values, and keys in its range."""
     if keys is None:
         return [(i, slice(*bounds[i : i + 2]), None) for i in range(len(bounds) - 1)]
     keys = to_array("keys", keys)
     if keys.ndim != 1 or keys.dtype.kind not in "iu":
-        raise ValueError(f"keys are a vector of integers: got {keys.dtype} of shape {keys.shape}")
+        raise ValueError(f"keys must be a vector of integers: got {keys.dtype}, {keys.shape}")
     if len(keys) and not 0 <= keys.min() <= keys.max() < bounds[-1]:
         raise ValueError(
-            f"keys {keys.min()} to {keys.max()} are not within 0 to {bounds[-1] - 1} of {name!r}"
+            f"keys of {name!r} must be within 0 to {bounds[-1] - 1}: "
+            f"got {keys.min()} to {keys.max()}"
         )
     if (wrong := np.flatnonzero(keys[1:] <= keys[:-1])).size:
         before, after = keys[wrong[0]], keys[wrong[0] + 1]
-        raise ValueError(f"keys must ascend without repetition: {after} comes after {before}")
+        raise ValueError(f"keys must be strictly ascending: got {after} after {before}")
     cuts = np.searchsorted(keys, bounds)
     return [
         (i, slice(a, b), (keys[a:b] - bounds[i]).astype(np.int32))
@@ -129,11 +132,11 @@ def _parts(name, bounds, keys):
 
 
 class Worker(Client):
-    """The argument of a function that `Store.run` calls: a client with a clock.
+    """The first argument of a function that `Store.run` calls: a client with a clock.
 
     Attributes:
-        rank: counts the workers of a store, from 0.
-        ahead: for each tick, by how many ticks the worker was ahead of the slowest when it went on.
+        rank: the index of the worker in its store, from 0.
+        ahead: for each tick, the lead over the slowest worker when it continued, in ticks.
     """
 
     def __init__(self, rank, servers, layout, clock):
@@ -142,37 +145,40 @@ class Worker(Client):
         self.ahead = []
 
     def tick(self, staleness=0):
-        """Report that a step is done; wait for workers more than `staleness` steps behind.
+        """Count a step as done; wait for workers more than `staleness` steps behind.
 
-        With 0 all stay together (BSP); with infinity nobody waits (ASP); in between staleness is
-        bounded (SSP). Workers that have returned or left are not waited for.
+        Workers that have returned or left do not count.
+
+        Args:
+            staleness: 0 keeps workers in step (BSP), infinity never waits (ASP), values in between
+                bound the staleness (SSP).
         """
         with self._timed("tick"):
             self.ahead.append(ray_module().get(self._clock.tick.remote(self.rank, staleness)))
 
     def barrier(self):
-        """Wait until all workers have called this as often; no step counts as done.
+        """Wait until all workers have called this method as often; this is no tick.
 
-        Workers that have returned or left are not waited for.
+        Workers that have returned or left do not count.
         """
         with self._timed("barrier"):
             ray_module().get(self._clock.barrier.remote(self.rank))
 
     def leave(self):
-        """Sign off, so that the other workers no longer wait for this one."""
+        """Leave: other workers no longer wait for this one."""
         ray_module().get(self._clock.leave.remote(self.rank))
 
 
 def to_arrays(values):
-    """Return the initial values as arrays; raise an error for what cannot be one."""
+    """Convert a dict of tensors to arrays; raise TypeError if that is impossible."""
     if not values:
-        raise ValueError("a store needs initial values: a dict from names to tensors; got none")
+        raise ValueError("values must be a dict from names to tensors: got none")
     return {name: to_array(f"tensor {name!r}", value) for name, value in values.items()}
 
 
 def to_array(what, value):
-    """Return a tensor's numbers as an array, without a copy if they are on the CPU."""
+    """Return a tensor as an array, without a copy if it is on the CPU."""
     try:
         return value.detach().cpu().numpy()
     except (AttributeError, TypeError) as error:
-        raise TypeError(f"{what} is not a tensor that NumPy can hold: {error}") from None
+        raise TypeError(f"{what} must be a tensor of a type that NumPy has: {error}") from None

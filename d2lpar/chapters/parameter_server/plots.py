@@ -1,4 +1,4 @@
-"""Figures of what the workers of parameter servers did."""
+"""Figures of chapter 10: the workers' time and pushes."""
 
 from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 
@@ -11,12 +11,12 @@ _PARTS = {
 
 @style()
 def plot_seconds(runs, ends):
-    """Return a figure of where the time of each worker went, like figure 10 of OSDI'14.
+    """Return a figure of the time of each worker by activity, like figure 10 of OSDI'14.
 
     Args:
-        runs: a dict from a name to a list with a dict for each worker: the seconds of "computing",
-            "communicating" and "waiting".
-        ends: a dict from the name to the predicted seconds of each worker.
+        runs: a dict from names of runs to lists with a dict for each worker: the seconds of
+            "computing", "communicating" and "waiting".
+        ends: a dict from names of runs to lists with the predicted seconds of each worker.
     """
     figure, [[axes]] = new_figure(figsize=(WIDE, 2.9))
     ticks, labels = [], []
@@ -43,17 +43,17 @@ def plot_seconds(runs, ends):
 
 @style()
 def plot_pushes(moments, killed):
-    """Return a figure with a row for each worker and a stroke for each acknowledged push.
+    """Return a figure with a row for each worker and a tick for each acknowledged push.
 
     Args:
-        moments: a dict from a name to a list of moments, in seconds.
-        killed: the moment at which a server was killed.
+        moments: a dict from the name of a worker to the times of its pushes, in seconds.
+        killed: the time at which a server was killed, in seconds.
     """
     figure, [[axes]] = new_figure(figsize=(WIDE, 2.3))
     start = min(times[0] for times in moments.values())
-    strokes = [[t - start for t in times] for times in moments.values()]
-    rows = range(len(strokes), 0, -1)
-    axes.eventplot(strokes, lineoffsets=list(rows), linelengths=0.6, colors=MEASURED)
+    ticks = [[t - start for t in times] for times in moments.values()]
+    rows = range(len(ticks), 0, -1)
+    axes.eventplot(ticks, lineoffsets=list(rows), linelengths=0.6, colors=MEASURED)
     label = "server killed"
     axes.axvline(killed - start, color=PREDICTED, linestyle=(0, (6, 4)), label=label)
     axes.set_yticks(rows, moments)

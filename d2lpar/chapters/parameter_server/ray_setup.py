@@ -1,4 +1,4 @@
-"""Ray, which runs the processes of parameter servers: started quietly, imported once."""
+"""Start Ray, which runs the processes of parameter servers, without output."""
 
 import functools
 import logging
@@ -17,17 +17,16 @@ RAY_PATH = str(Path(__file__).parent / "ray_path")  # see the module there
 def start_ray(address=None):
     """Connect to a Ray cluster, or start Ray on this machine, silently; return the module `ray`.
 
-    Ray started here shows no dashboard, sends no statistics and passes on no output of its
-    processes. `ray.shutdown()` or the end of this process ends it. If this process is already
-    connected, nothing happens. Do not import `ray` before: on import it reads which messages to
-    suppress.
+    Ray started here has no dashboard, sends no statistics and forwards no output of its processes.
+    It ends with `ray.shutdown()` or with this process. Does nothing if already connected. Do not
+    import `ray` before: its settings are read on import.
 
     Args:
-        address: the address of a cluster, "host:port"; by default RAY_ADDRESS in the environment.
-            Without either, Ray starts on this machine.
+        address: the address of a cluster, "host:port"; by default the environment variable
+            RAY_ADDRESS. Without either, Ray starts on this machine.
 
     Raises:
-        ModuleNotFoundError: Ray is not installed; says what to install.
+        ModuleNotFoundError: Ray is not installed.
     """
     ray = ray_module()
     if ray.is_initialized():
@@ -37,14 +36,14 @@ def start_ray(address=None):
     if address != "local":
         ray.init(address, **quiet)
         return ray
-    # for its processes; otherwise Ray keeps a token in the home, which may not be writable
+    # Otherwise Ray stores a token in the home folder, which may not be writable.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     path = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # for its processes
     try:
         ray.init(
             "local",
-            num_cpus=16,  # how many processes Ray keeps for further workers
+            num_cpus=16,  # number of idle processes that Ray keeps for workers
             include_dashboard=False,
             object_store_memory=OBJECT_STORE,
             _node_ip_address="127.0.0.1",
@@ -59,15 +58,15 @@ def start_ray(address=None):
 
 @functools.cache
 def ray_module():
-    """Import Ray, or raise an error that says what to install."""
+    """Import and return Ray; raise ModuleNotFoundError if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # raylet's reports of workers' ends
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # hides reports of dead workers
     disabled = logging.root.manager.disable
     try:
-        with warnings.catch_warnings():  # in a notebook, importing Ray asks for ipywidgets
+        with warnings.catch_warnings():  # in a notebook Ray warns if ipywidgets is missing
             warnings.filterwarnings("ignore", "IProgress not found")
             logging.disable(logging.INFO)
-            with held_back():  # a half-imported module stays broken
+            with held_back():  # an interrupt would leave a half-imported module
                 import ray
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(

@@ -1,8 +1,8 @@
-"""Parameter servers: tensors on server processes, and workers that push to and pull from them.
+"""Parameter servers: tensors in server processes; workers pull them and push updates.
 
-The processes are Ray's: servers are actors, workers are tasks. Every tensor is flattened and cut
-into as many ranges as there are servers. A push adds to the values, so pushes commute (Li et al.,
-OSDI'14); how far workers may run apart is up to their ticks (Ho et al., NeurIPS 2013).
+Servers are Ray actors, workers are Ray tasks. Every tensor is flattened and divided into one range
+per server. A push adds to the values, so pushes commute (Li et al., OSDI'14); ticks bound how far
+workers drift apart (Ho et al., NeurIPS 2013).
 """
 
 import contextlib
@@ -21,26 +21,26 @@ TRIES_TO_STOP, SECONDS_A_TRY = 5, 2.0
 
 @contextlib.contextmanager
 def parameter_servers(values, num_servers=1, replicas=0, address=None):
-    """Keep tensors on server processes for the length of a block, which gets a `Store`.
+    """Context manager: store tensors in server processes; yield a `Store`.
 
         with parameter_servers({"w": torch.zeros(10)}, num_servers=2) as store:
             store.run(train, num_workers=3)  # calls train(worker) in three processes
             w = store.pull("w")
 
-    However the block ends, its workers and servers end with it, and so does Ray if this call
-    started it. Call `start_ray` first to make the next blocks start faster.
+    Workers and servers always end with the block, and so does Ray if this call started it. Call
+    `start_ray` before to start several blocks faster.
 
     Args:
         values: a dict from names to tensors, the initial values.
-        num_servers: number of servers. Server i of S holds elements i n / S to (i + 1) n / S of
+        num_servers: number of servers. Server i of S stores elements i n / S to (i + 1) n / S of
             each tensor, flattened to n elements.
-        replicas: number of copies of each server. A push is acknowledged when all have it. A
-            server or copy that dies is replaced, and gets its values from a copy.
+        replicas: number of replicas of each server. A push is acknowledged once all have it. A
+            server or replica that dies is replaced, and restored from another.
         address: the address of a Ray cluster, as in `start_ray`.
 
     Raises:
         ValueError: there are no values, or a number is out of range.
-        TypeError: a value is not a tensor that NumPy can hold.
+        TypeError: a value cannot be converted to a NumPy array.
     """
     initial, values = values, to_arrays(values)
     _check_count("num_servers", num_servers, 1)
@@ -61,14 +61,14 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
 
 def _check_count(name, number, least):
     if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise ValueError(f"{name} is an integer, {least} or more: got {number!r}")
+        raise ValueError(f"{name} must be an integer, {least} or more: got {number!r}")
 
 
 class Store(Client):
-    """The tensors on parameter servers that `parameter_servers` yields; itself the client "driver".
+    """The tensors on parameter servers; also a `Client`, named "driver".
 
     Attributes:
-        servers: the actors; `ray.kill(store.servers[0], no_restart=False)` simulates an accident.
+        servers: the actors; `ray.kill(store.servers[0], no_restart=False)` simulates a failure.
     """
 
     def __init__(self, values, num_servers, replicas):
@@ -78,7 +78,7 @@ class Store(Client):
         ray.cloudpickle.register_pickle_by_value(actors)
         actor = ray.remote(**options, **lasting)(actors.Server)
         self._actors, servers = [], []
-        label = uuid.uuid4().hex  # Ray's names are for all stores of this process
+        label = uuid.uuid4().hex  # names of actors must be unique in Ray
         self._clock, self._num_workers, self._running = None, 0, []
         try:
             for i in range(num_servers):
@@ -109,22 +109,22 @@ class Store(Client):
         self.servers = servers
 
     def reset(self, values):
-        """Give all tensors new values, and count workers, pushes and bytes from zero.
+        """Replace all values, and reset the counts of workers, pushes and bytes.
 
         Args:
-            values: a dict of tensors, with the names and shapes of the tensors in the store.
+            values: a dict of tensors with the names and shapes of the stored ones.
 
         Raises:
-            ValueError: they have other names or shapes.
-            RuntimeError: workers are under way.
+            ValueError: names or shapes differ.
+            RuntimeError: workers are running.
         """
         values = to_arrays(values)
         shapes = {name: array.shape for name, array in values.items()}
         known = {name: layout[0] for name, layout in self._layout.items()}
         if shapes != known:
-            raise ValueError(f"the store holds tensors of shapes {known}: got {shapes}")
+            raise ValueError(f"the shapes must be {known}: got {shapes}")
         if not all(run.done() for run in self._running):
-            raise RuntimeError("workers are under way: wait for their results, or stop them")
+            raise RuntimeError("workers are running: wait for their results, or stop them")
         self._num_workers, self._running, self._seen = 0, [], {}
         parts = [{} for _ in self.servers]
         for name, (_, dtype, bounds) in self._layout.items():
@@ -135,15 +135,15 @@ class Store(Client):
         self._answers([server.load.remote(part, {}, 0) for server, part in servers])
 
     def start(self, fn, *args, num_workers=1, **kwargs):
-        """Call `fn(worker, *args, **kwargs)` in `num_workers` new processes, without waiting.
+        """Call `fn(worker, *args, **kwargs)` in `num_workers` new processes, asynchronously.
 
         Args:
-            fn: the function, called with a `Worker`; it may be defined in a notebook.
-            num_workers: number of processes, each with one thread. All take part in the clock from
-                now on, starting where the slowest worker is.
+            fn: a function of a `Worker` and further arguments; a notebook may define it.
+            num_workers: number of processes, each with one thread. They join the clock at the tick
+                of the slowest worker.
 
         Returns:
-            A `Run`: `done()`, `results()`, `stop()`.
+            A `Run`, with `done()`, `results()` and `stop()`.
         """
         _check_count("num_workers", num_workers, 1)
         ray = ray_module()
@@ -159,18 +159,18 @@ class Store(Client):
         return run
 
     def run(self, fn, *args, num_workers=1, **kwargs):
-        """`start` a function in `num_workers` processes; return its results."""
+        """Call `start` and return the results, a list in the order of ranks."""
         return self.start(fn, *args, num_workers=num_workers, **kwargs).results()
 
     def num_updates(self):
-        """Return how many pushes each server has added, a list."""
+        """Return the number of pushes that each server has added, a list."""
         return self._answers([server.num_updates.remote() for server in self.servers])
 
     def traffic(self):
-        """Return the bytes of tensors and keys that arrived, a dict from (source, target).
+        """Return the received bytes of tensors and keys, a dict from (source, target).
 
-        Both are names: "worker 0", "server 1", "replica 1 of server 0", "driver". The counts of a
-        process that died are lost.
+        Both are names such as "worker 0", "server 1", "replica 1 of server 0" or "driver". The
+        counts of a dead process are lost.
         """
         num_bytes = {}
         for counted in self._answers(
@@ -189,9 +189,9 @@ class Store(Client):
 
 
 def _work(fn, worker, args, kwargs):
-    """Call a function in a worker's process; return its result and None, or None and an error.
+    """Call a function in a worker's process; return (result, None) or (None, error).
 
-    Ray would send errors by plain pickle, which does not know the classes of a notebook.
+    Ray would pickle a raised error by reference, which fails for the classes of a notebook.
     """
     import torch
 
@@ -211,10 +211,10 @@ def _work(fn, worker, args, kwargs):
 
 
 class Run:
-    """Workers under way.
+    """Running workers.
 
     Attributes:
-        tasks: a dict from a worker's rank to Ray's reference to its result.
+        tasks: a dict from ranks of workers to Ray references to their results.
     """
 
     def __init__(self, clock, tasks):
@@ -227,12 +227,13 @@ class Run:
         return not waiting or any(_outcome(ref, refs[ref])[1] for ref in ready)
 
     def results(self):
-        """Wait for the workers; return their results in the order of their ranks.
+        """Wait for the workers; return their results in the order of ranks.
+
+        After an error or an interrupt the other workers are stopped.
 
         Raises:
             RuntimeError: a worker was killed.
-            Exception: what the first worker that failed raised, with its traceback as a note. The
-                others are stopped, also after an interrupt.
+            Exception: the exception of the first worker that failed, with its traceback as a note.
         """
         ray = ray_module()
         ranks = {ref: rank for rank, ref in self.tasks.items()}
@@ -249,12 +250,11 @@ class Run:
             raise
 
     def stop(self):
-        """End the workers that are still under way."""
+        """Stop the workers that are still running."""
         ray = ray_module()
         refs = list(self.tasks.values())
-        # Ray 2.60 may abort this process if a task is cancelled just as it ends, and drops a
-        # cancellation that reaches the worker before its task does (CancelTask in
-        # normal_task_submitter.cc).
+        # Ray 2.60 can abort this process if a task is cancelled just as it ends, and drops a
+        # cancellation that arrives before its task (CancelTask in normal_task_submitter.cc).
         _, waiting = ray.wait(refs, num_returns=len(refs), timeout=0)
         for _ in range(TRIES_TO_STOP):
             for ref in waiting:
@@ -269,11 +269,11 @@ class Run:
 
 
 def _outcome(ref, rank):
-    """Return what a worker that has ended returned, and what it raised."""
+    """Return (result, None) or (None, error) of a worker that has ended."""
     ray = ray_module()
     try:
         return ray.get(ref)
-    except ray.exceptions.RayTaskError as error:  # for example, a result that cannot be pickled
+    except ray.exceptions.RayTaskError as error:  # for example a result that cannot be pickled
         return None, error
     except ray.exceptions.RayError:
         return None, RuntimeError(f"worker {rank} was killed")

@@ -17,8 +17,8 @@ class GPT:
 
     Attributes:
         layers, width, heads: of the transformer.
-        length: tokens of a sequence.
-        vocabulary: tokens that there are, padded.
+        length: tokens per sequence.
+        vocabulary: size of the padded vocabulary, in tokens.
     """
 
     layers: int
@@ -29,14 +29,14 @@ class GPT:
 
     @property
     def parameters(self):
-        """How many it has (Narayanan et al. 2021, equation 2)."""
+        """The number of parameters (Narayanan et al. 2021, equation 2)."""
         h = self.width
         return self.layers * (12 * h * h + 13 * h) + (self.vocabulary + self.length) * h
 
     def flops(self, batch):
-        """Return the FLOPs of a step of `batch` sequences: forward, and twice that backward.
+        """Return the FLOPs of a step of `batch` sequences: forward, and twice as many backward.
 
-        Narayanan et al. 2021, equation 3, without the forward passes of recomputation.
+        Source: Narayanan et al. 2021, equation 3, without recomputation.
         """
         s, h, tokens = self.length, self.width, batch * self.length
         return tokens * (
@@ -44,7 +44,7 @@ class GPT:
         )
 
 
-# Narayanan et al. 2021, table 1: billions of parameters, and layers, width and heads
+# Narayanan et al. 2021, table 1: billions of parameters; layers, width, heads
 SIZES = {
     1.7: GPT(24, 2304, 24),
     3.6: GPT(30, 3072, 32),
@@ -60,7 +60,7 @@ SIZES = {
 
 
 class Split(torch.autograd.Function):
-    """What all ranks have goes into the part of each, so gradients are summed (Megatron's f)."""
+    """Megatron's f: identity in forward, allreduce of the gradient in backward."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -76,7 +76,7 @@ class Split(torch.autograd.Function):
 
 
 class Sum(torch.autograd.Function):
-    """The sum of what all ranks have computed (Megatron's g)."""
+    """Megatron's g: allreduce in forward, identity in backward."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -90,7 +90,7 @@ class Sum(torch.autograd.Function):
 
 
 class RowLinear(nn.Linear):
-    """A t-th of a linear layer whose parts are summed; it leaves the bias to its caller."""
+    """1/t of a linear layer split by inputs: outputs are summed, and the caller adds the bias."""
 
     def __init__(self, width, out, t, group):
         super().__init__(width, out)
@@ -102,7 +102,7 @@ class RowLinear(nn.Linear):
 
 
 class Layer(nn.Module):
-    """A t-th of a layer of Megatron's GPT; operators that it fuses by TorchScript are one here."""
+    """1/t of a layer of Megatron's GPT; what TorchScript fuses there is one operator here."""
 
     def __init__(self, width, heads, t, group):
         super().__init__()
@@ -129,7 +129,7 @@ class Layer(nn.Module):
 
 
 class Head(nn.Module):
-    """A t-th of the embedding as the last layer, and Megatron's cross-entropy over the parts."""
+    """1/t of the output embedding, and Megatron's cross-entropy over the parts."""
 
     def __init__(self, width, vocabulary, t, group):
         super().__init__()

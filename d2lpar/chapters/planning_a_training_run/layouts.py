@@ -1,7 +1,7 @@
-"""Layouts: how a job's GPUs share a network by tensor, data and pipeline parallelism at once.
+"""Layouts combine tensor, data and pipeline parallelism on the GPUs of a job.
 
-`candidates` counts the layouts of a number of GPUs up, `why_not` says what speaks against one,
-`layouts` returns the others, and `sweep` runs a step of yours on modelled GPUs for each of them.
+`candidates` enumerates layouts, `why_not` explains why one is unsuitable, `layouts` returns the
+suitable ones, and `sweep` runs a training step on modelled GPUs for each.
 """
 
 import contextlib
@@ -17,29 +17,31 @@ from d2lpar.plotting.progress import progress as shown
 from d2lpar.timelines.timeline import Timeline
 from vgpu import as_machine, equal_ranks, place
 
-AXES = ("tensor", "data", "pipeline")  # in the order in which ranks count them
-UNLIMITED = 2**50  # bytes of memory, so that a step that needs too much tells how much it needs
+AXES = ("tensor", "data", "pipeline")  # the first varies fastest with the rank
+UNLIMITED = 2**50  # bytes of memory, to measure steps that need more than there is
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How the GPUs of a job share a network and a batch.
+    """The degrees of tensor, pipeline and data parallelism of a job, and its micro-batches.
 
-    Ranks count the tensor coordinate first, then data, then pipeline, as in Megatron-LM: the
-    ranks of a tensor group are neighbours, and the stages of a pipeline are `tensor * data` apart.
+    In the order of ranks the tensor coordinate varies fastest, then data, then pipeline, as in
+    Megatron-LM: the ranks of a tensor group are adjacent, and consecutive stages are
+    `tensor * data` ranks apart.
 
     Attributes:
-        tensor: t, how many ranks share each layer.
+        tensor: t, the number of ranks that share each layer.
         pipeline: p, the number of stages.
-        data: d, the number of replicas, which share the batch.
-        micro_batch: how many examples pass through a stage at a time.
-        recompute: whether backward runs each layer forward again, instead of keeping what it needs.
+        data: d, the number of replicas that share the batch.
+        micro_batch: examples per micro-batch.
+        recompute: whether backward recomputes the activations of each layer instead of storing
+            them.
         zero: the stage of ZeRO (Rajbhandari et al. 2020, https://arxiv.org/abs/1910.02054). With 1
-            each of the d replicas keeps and updates a d-th of the optimizer's state, with 0 all of
-            it. Stages 2 and 3 send in each micro-batch and are not offered.
+            each of the d replicas stores and updates 1/d of the optimizer's state, with 0 all of
+            it. Stages 2 and 3, which communicate in each micro-batch, are not supported.
 
     Raises:
-        ValueError: a number is not a positive integer, or there is no such stage of ZeRO.
+        ValueError: a number is not a positive integer, or `zero` is not 0 or 1.
     """
 
     tensor: int = 1
@@ -53,9 +55,9 @@ class Layout:
         for name in (*AXES, "micro_batch"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} of a Layout is a positive whole number: got {value!r}")
+                raise ValueError(f"{name} of a Layout must be a positive integer: got {value!r}")
         if self.zero not in (0, 1):
-            raise ValueError(f"zero of a Layout is 0 or 1: got {self.zero!r}")
+            raise ValueError(f"zero of a Layout must be 0 or 1: got {self.zero!r}")
 
     def __str__(self):
         text = f"t{self.tensor} p{self.pipeline} d{self.data}, micro-batch {self.micro_batch}"
@@ -68,16 +70,16 @@ class Layout:
         return self.tensor * self.pipeline * self.data
 
     def micro_batches(self, batch):
-        """Return how many micro-batches pass through each pipeline in a step of `batch` examples.
+        """Return the number of micro-batches per replica in a step of `batch` examples.
 
         Raises:
-            ValueError: they do not come out even.
+            ValueError: the batch is not divisible.
         """
         share = self.data * self.micro_batch
         if batch % share:
             raise ValueError(
-                f"a batch of {batch} does not divide among {self.data} replicas in micro-batches "
-                f"of {self.micro_batch}"
+                f"batch must be divisible by {self.data} replicas times micro-batches of "
+                f"{self.micro_batch}: got {batch}"
             )
         return batch // share
 
@@ -85,26 +87,26 @@ class Layout:
         """Return the coordinates of a rank, (tensor, data, pipeline), each from 0.
 
         Raises:
-            ValueError: there is no such rank.
+            ValueError: the rank is out of range.
         """
         if not 0 <= rank < self.gpus:
-            raise ValueError(f"{self.gpus} GPUs have ranks 0 to {self.gpus - 1}: got {rank}")
+            raise ValueError(f"the rank must be 0 to {self.gpus - 1}: got {rank}")
         stage, rest = divmod(rank, self.tensor * self.data)
         replica, part = divmod(rest, self.tensor)
         return part, replica, stage
 
     def ranks_of(self, rank, axis):
-        """Return the group of a rank: those that differ from it in one coordinate, in its order.
+        """Return the group of a rank, a list: the ranks that differ from it in `axis` only.
 
         Args:
-            rank: the rank.
-            axis: that coordinate, "tensor", "data" or "pipeline".
+            rank: a rank.
+            axis: "tensor", "data" or "pipeline".
 
         Raises:
-            ValueError: there is no such rank, or no such axis.
+            ValueError: the rank is out of range, or the axis unknown.
         """
         if axis not in AXES:
-            raise ValueError(f"an axis is one of {', '.join(AXES)}: got {axis!r}")
+            raise ValueError(f"axis must be one of {', '.join(AXES)}: got {axis!r}")
         place = dict(zip(AXES, self.place(rank), strict=True))
         stride = {"tensor": 1, "data": self.tensor, "pipeline": self.tensor * self.data}[axis]
         first = rank - place[axis] * stride
@@ -112,13 +114,11 @@ class Layout:
 
 
 def candidates(gpus, micro_batches=(1, 2, 4, 8), recompute=(False, True), zero=(0,)):
-    """Return every `Layout` of a number of GPUs, whether it suits a network or not: a list.
+    """Return a list of all `Layout`s of a number of GPUs, suitable or not.
 
     Args:
         gpus: the number of GPUs.
-        micro_batches: the micro-batches to try.
-        recompute: whether to recompute: the choices to try.
-        zero: the stages of ZeRO to try, 0 and 1.
+        micro_batches, recompute, zero: the values of these attributes to try.
     """
     divisors = [n for n in range(1, gpus + 1) if gpus % n == 0]
     return [
@@ -130,15 +130,15 @@ def candidates(gpus, micro_batches=(1, 2, 4, 8), recompute=(False, True), zero=(
 
 
 def why_not(layout, *, batch, layers, heads, gpus_per_machine=8):
-    """Return a sentence that says why a layout does not suit a transformer, or None if it does.
+    """Return the reason why a layout is unsuitable for a transformer, or None.
 
     Args:
         layout: a `Layout`.
-        batch: sequences of a step.
-        layers: how many layers the stages share.
-        heads: how many heads of attention the ranks of a tensor group share.
-        gpus_per_machine: tensor parallelism stays within a machine of so many GPUs, because its
-            sums cannot be hidden; None if it need not.
+        batch: sequences per step.
+        layers: number of layers, divided among the stages.
+        heads: number of attention heads, divided among the ranks of a tensor group.
+        gpus_per_machine: the limit of t, because the allreduces of tensor parallelism cannot be
+            hidden and must stay within a machine; None for no limit.
     """
     t, p, share = layout.tensor, layout.pipeline, layout.data * layout.micro_batch
     if heads % t:
@@ -156,12 +156,12 @@ def why_not(layout, *, batch, layers, heads, gpus_per_machine=8):
 
 
 def layouts(gpus, *, batch, layers, heads, gpus_per_machine=8, **choices):
-    """Return the layouts of a number of GPUs that suit a transformer; see `why_not`: a list.
+    """Return a list of the layouts that are suitable for a transformer, see `why_not`.
 
     Args:
         gpus: the number of GPUs.
         batch, layers, heads, gpus_per_machine: as in `why_not`.
-        **choices: `micro_batches`, `recompute` and `zero` of `candidates`.
+        **choices: `micro_batches`, `recompute` and `zero` as in `candidates`.
     """
     sizes = {"batch": batch, "layers": layers, "heads": heads}
     sizes["gpus_per_machine"] = gpus_per_machine
@@ -170,18 +170,18 @@ def layouts(gpus, *, batch, layers, heads, gpus_per_machine=8, **choices):
 
 @dataclass(frozen=True)
 class Planned:
-    """A layout, and what one step takes with it on modelled GPUs.
+    """A layout, and the cost of one step on modelled GPUs.
 
     Attributes:
         layout: the `Layout`.
-        seconds: modelled seconds of a step; None if it did not run.
-        num_bytes: the most bytes that a GPU holds for it; None if it did not run.
-        idle: the part of the time, 0 to 1, in which a GPU runs no kernel, on average: it waits for
-            other stages, for messages and sums, or for its host.
-        mfu: utilization, the FLOPs of the network over those of the GPUs at their peak in half
-            precision (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B).
-            Recomputing does not count as FLOPs of the network. None if these are not known.
-        refused: a sentence that says why the layout cannot be used, or None.
+        seconds: modelled seconds per step; None if it did not run.
+        num_bytes: peak memory that a GPU needs for it; None if it did not run.
+        idle: the mean fraction of time, 0 to 1, in which a GPU runs no kernel: it waits for other
+            stages, messages, collectives or its host.
+        mfu: utilization, the FLOPs of the network over those of the GPUs at their half-precision
+            peak (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B), without
+            recomputation; None if the FLOPs are unknown.
+        refused: the reason why the layout cannot be used, or None.
     """
 
     layout: Layout
@@ -201,46 +201,44 @@ def sweep(
     flops=None,
     progress=True,
 ):
-    """Run a training step of yours for each layout, on modelled GPUs without values.
+    """Run a training step for each layout on modelled GPUs without values.
 
-    For each layout there is one modelled GPU for each stage, `vgpu:0` to `vgpu:{p - 1}`, and this
-    process is rank 0 of a default process group of `layout.gpus` equal ranks, see
-    `vgpu.equal_ranks`: each GPU stands for the t d GPUs of its stage. Each stage has a
-    host of its own, and messages between stages go over the network where stages are in different
-    machines. Tensors of one device whose group is `layout.ranks_of(0, axis)` are summed in the time
-    of that group.
+    Each stage has one modelled GPU, `vgpu:0` to `vgpu:{p - 1}`, which stands for the t d GPUs of
+    the stage, and its own host. This process is rank 0 of a default process group of `layout.gpus`
+    equal ranks, see `vgpu.equal_ranks`: an allreduce in a group of `layout.ranks_of(0, axis)` takes
+    the time of that group. Messages between stages in different machines use the network.
 
-    A step needs more memory than there is: it runs all the same, and is refused in its row.
+    A step that needs more memory than the GPU has still runs, but is refused in its row.
 
     Args:
-        step: a function of a `Layout` that runs one step, and returns nothing. If setting up shall
-            not count, it returns a function of m that runs a step of m micro-batches. That runs
-            with one to warm up; with many micro-batches it runs with 2 p and 2 p + 1 of them, and
-            the others take as long as the last one.
+        step: a function of a `Layout` that runs one step and returns None. To exclude the set-up
+            from the time, return a function of m that runs a step of m micro-batches: it is called
+            with m = 1 as a warm-up; if there are many micro-batches, with 2 p and 2 p + 1, and the
+            rest is extrapolated.
         layouts: a list of `Layout`s.
         model: a machine, see `virtual_gpus`.
-        batch: examples of a step, where `step` returns a function of m.
-        flops: the FLOPs of the network in a step, over all GPUs, for `Planned.mfu`; for a
-            transformer of P parameters about 6 P for each token.
-        progress: show a progress bar, where tqdm is installed.
+        batch: examples per step, required if `step` returns a function.
+        flops: FLOPs of the network per step, over all GPUs, for `Planned.mfu`; about 6 P per token
+            for a transformer of P parameters.
+        progress: whether to show a progress bar, if tqdm is installed.
 
     Returns:
-        A list of `Planned`, one for each layout, in its order.
+        A list of `Planned`, in the order of `layouts`.
 
     Raises:
-        ValueError: a step returns a function and there is no `batch`, or it does not divide.
+        ValueError: `step` returns a function, and `batch` is missing or not divisible.
     """
     machine = as_machine(model)
     layouts = list(layouts)
     bar = shown(layouts, "layouts") if progress else layouts
-    with _older_objects_left_alone():
+    with _older_objects_frozen():
         return [_planned(step, layout, machine, batch, flops) for layout in bar]
 
 
 @contextlib.contextmanager
-def _older_objects_left_alone():
-    """Keep garbage collections off what exists already, which takes them longer than a step."""
-    if gc.get_freeze_count():  # somebody does so already
+def _older_objects_frozen():
+    """Exclude existing objects from garbage collection, which would take longer than a step."""
+    if gc.get_freeze_count():  # frozen already
         yield
         return
     gc.collect()
@@ -252,7 +250,7 @@ def _older_objects_left_alone():
 
 
 def _planned(step, layout, machine, batch, flops):
-    gc.collect()  # the network of the layout before this one
+    gc.collect()  # frees the network of the previous layout
     devices = _stages(layout, machine)
     accel = torch.get_device_module(devices[0])
     before = [accel.memory_allocated(device) for device in devices]  # what the caller keeps there
@@ -263,7 +261,7 @@ def _planned(step, layout, machine, batch, flops):
         if run is None:
             seconds, busy = whole
         elif batch is None:
-            raise ValueError("a step that returns a function of m needs sweep(..., batch=...)")
+            raise ValueError("batch is required: step returned a function of m")
         else:
             seconds, busy = _of_many(run, layout.micro_batches(batch), 2 * layout.pipeline)
         peaks = map(accel.max_memory_allocated, devices)
@@ -280,26 +278,26 @@ def _planned(step, layout, machine, batch, flops):
 
 
 def refusal_of_memory(num_bytes, gpu):
-    """Return a sentence if a GPU has less memory than `num_bytes`, or None if it has enough."""
+    """Return the reason if a GPU has less memory than `num_bytes`, or None if it has enough."""
     if num_bytes <= gpu.memory:
         return None
     return f"it needs {num_bytes / 1e9:.1f} GB, and {gpu.name} has {gpu.memory / 1e9:.1f} GB"
 
 
 def _stages(layout, machine):
-    """Return a modelled GPU for each stage, with unlimited memory and a host of its own."""
+    """Return a modelled GPU for each stage, with unlimited memory and its own host."""
     p, stride = layout.pipeline, layout.tensor * layout.data
-    # This process issues for all stages in turn, where each has a process that does.
+    # One process launches for all p stages in turn, so its host must be p times as fast.
     host = machine.host.scaled(1 / p, machine.host.source) if p > 1 else machine.host
     model = replace(machine, host=host)
     devices = virtual_gpus(p, model=model, memory=UNLIMITED, values=False)
-    for stage, device in enumerate(devices):  # their ranks are `stride` apart
+    for stage, device in enumerate(devices):  # ranks of stages are `stride` apart
         place(device, stage * stride // (machine.gpus or layout.gpus))
     return devices
 
 
 def timed(work):
-    """Run `work()`; return (seconds, busy seconds of each device), and its result."""
+    """Run `work()`; return (seconds, list of busy seconds per device), and its result."""
     with Timeline() as timeline:
         result = work()
     busy = [timeline.busy(device) for device in timeline.devices]
@@ -307,7 +305,7 @@ def timed(work):
 
 
 def _of_many(run, count, few):
-    """Return seconds and busy seconds of `run(count)`, which grow evenly from `run(few)` on."""
+    """Return seconds and busy seconds of `run(count)`, extrapolated linearly from `run(few)`."""
     run(1)
     if count <= few + 1:
         return timed(lambda: run(count))[0]

@@ -1,4 +1,4 @@
-"""`d2lpar plan`: the layouts of a GPT on a cluster, as a table of text."""
+"""The command `d2lpar plan`: print a table of the fastest layouts of a GPT on a cluster."""
 
 from collections import Counter
 
@@ -6,9 +6,8 @@ from d2lpar.chapters.planning_a_training_run.gpt import GPT, SIZES
 from d2lpar.chapters.planning_a_training_run.layout_search import plan
 from vgpu import as_machine
 
-# What benchmarks/bench_layouts.py found for a number of A100s: the mean error of a step, and by how
-# much the layout that the model calls fastest was slower than the fastest measured one, on average;
-# from 64 GPUs on that is of all four choices together
+# Results of benchmarks/bench_layouts.py by number of A100s: mean error of a step, and mean slowdown
+# of the predicted fastest layout over the measured fastest; from 64 GPUs on over all four choices.
 FOUND = {
     2: (0.052, 0.017),
     4: (0.061, 0.045),
@@ -18,14 +17,14 @@ FOUND = {
     512: (0.068, 0.013),
 }
 DAY, HOUR = 86_400, 3600
-SHOWN = 10  # layouts
+SHOWN = 10  # number of layouts to print
 
 
 def gpt_of(parameters):
-    """Return the `GPT` of a number of parameters: that of Narayanan et al. 2021 which is nearest.
+    """Return the `GPT` of Narayanan et al. 2021 that is nearest to a number of parameters.
 
     Raises:
-        ValueError: the nearest is more than a tenth off.
+        ValueError: the nearest differs by more than 10 %.
     """
     billions = parameters / 1e9
     nearest = min(SIZES, key=lambda size: abs(size - billions))
@@ -48,7 +47,7 @@ def _heading(gpt, gpus, batch, machine, zero):
 
 
 def _table(rows, gpt, batch, machine, tokens, price):
-    """Yield the lines of the table of layouts."""
+    """Yield the lines of the table."""
     memory = f"GB of {machine.gpu.memory / 1e9:.0f}"
     heading = f"{'t':>4}{'p':>4}{'d':>5}{'micro-batch':>13}{'recompute':>11}{'s a step':>10}"
     heading += f"{'MFU':>7}{memory:>11}{'idle':>7}"
@@ -68,7 +67,7 @@ def _table(rows, gpt, batch, machine, tokens, price):
 
 
 def _refusals(rows, machine):
-    """Yield a line for each reason, the most frequent first, with the number of layouts."""
+    """Yield a line with the number of refused layouts for each reason, most frequent first."""
     of_memory = f"a GPU needs more memory than the {machine.gpu.memory / 1e9:.1f} GB that it has"
     reasons = Counter(
         row.refused if row.seconds is None else of_memory for row in rows if row.refused
@@ -79,7 +78,7 @@ def _refusals(rows, machine):
 
 
 def _what_it_is(gpus, machine, zero):
-    """Return what the figures are: modelled, and how far off such figures were."""
+    """Return the caption: the numbers are modelled; how accurate such numbers were."""
     text = "Modelled, not measured: steps of Megatron's GPT in half precision. "
     if not machine.gpu.name.startswith("A100"):
         return text + f"No step on a {machine.gpu.name} has been held against it."
@@ -94,13 +93,14 @@ def _what_it_is(gpus, machine, zero):
 
 
 def run(options, refuse):
-    """Print the fastest layouts of a GPT, those that are refused, and what the figures are.
-
-    Returns the exit code of `d2lpar plan`: 1 if no layout can be used.
+    """Print the fastest layouts of a GPT, the refused ones, and the accuracy of the numbers.
 
     Args:
-        options: what argparse has read.
-        refuse: a function of a text that ends the command with it.
+        options: the parsed command line.
+        refuse: a function of an error message that ends the command.
+
+    Returns:
+        The exit code of `d2lpar plan`: 1 if no layout can be used.
     """
     sizes = {name: getattr(options, name) for name in ("layers", "width", "heads")}
     given = [name for name, value in sizes.items() if value is not None]

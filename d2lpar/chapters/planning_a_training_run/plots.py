@@ -1,4 +1,4 @@
-"""The figure of chapter 14: layouts, by time and memory."""
+"""The figure of chapter 14: time and memory of layouts."""
 
 import statistics
 
@@ -7,28 +7,28 @@ from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 
 
 def plot_layouts(plans, measured, memory, names):
-    """Return a figure of what layouts take: the seconds of a step over the memory of a GPU.
+    """Return a figure of layouts: seconds per step over memory per GPU.
 
-    A predicted layout is a circle with its t in it, or a square if it has a pipeline. A line joins
-    layouts that differ in the micro-batch alone. Where a step was measured, a thin line leads to
-    it. Layouts that need more memory than there is lie on grey.
+    A predicted layout is a circle, or a square if it has a pipeline, labelled with t. A line joins
+    layouts that differ in the micro-batch only. A thin line leads to the measured time, if any.
+    Layouts that exceed the memory are on a grey background.
 
     Args:
-        plans: a list of `layouts.Planned` of chapter 14, with seconds and bytes.
-        measured: a dict from a layout to the seconds that its step took.
-        memory: bytes of a GPU.
-        names: a dict from a name to the layout that it stands beside.
+        plans: a list of `layouts.Planned` with seconds and bytes.
+        measured: a dict from layouts to measured seconds per step.
+        memory: memory of a GPU, in bytes.
+        names: a dict from labels to the layouts to label.
 
     Raises:
-        ValueError: there are no plans, or a name is that of a layout without a plan.
+        ValueError: there are no plans, or a labelled layout has no plan.
     """
     rows = {plan.layout: (plan.num_bytes / 1e9, plan.seconds) for plan in plans}
     if not rows:
-        raise ValueError("there are no plans to draw")
+        raise ValueError("plans must not be empty")
     for name, layout in names.items():
         if layout not in rows:
-            raise ValueError(f"{name!r} is {layout}, which has no plan")
-    curves = {}  # layouts that differ in the micro-batch alone
+            raise ValueError(f"no plan for {name!r}, {layout}")
+    curves = {}  # layouts that differ in the micro-batch only
     for layout in sorted(rows, key=lambda layout: layout.micro_batch):
         key = layout.recompute, layout.pipeline, layout.tensor
         curves.setdefault(key, []).append(layout)

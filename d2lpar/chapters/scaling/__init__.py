@@ -1,7 +1,7 @@
-"""Chapter 11: what more devices cost and gain.
+"""Chapter 11: cost and gain of more devices.
 
-costs      what a step costs: operations of a network, and sums over devices
-workloads  a network with many parameters, and plain threads to compare with
+costs      FLOPs of a training step, seconds of an allreduce
+workloads  a network with many parameters, plain threads as a baseline
 plots      figures
 """
 

@@ -1,14 +1,13 @@
-"""What a step costs: operations of a network, and sums over devices in the alpha-beta model.
+"""Predict the cost of a step: FLOPs of a network, and allreduce in the alpha-beta model.
 
-In the alpha-beta model a message of n bytes takes latency + n / bandwidth. Every device has one
-link, a `vgpu.Link`, that sends and receives at the same time, one message after the
-other in each direction; what joins the links is never in the way. Adding up is free. Unless another
-source is given, the formulas are those of Thakur, Rabenseifner and Gropp 2005
+In the alpha-beta model a message of n bytes takes latency + n / bandwidth seconds. Every device has
+one link, a `vgpu.Link`, that sends and receives at the same time, one message at a time in each
+direction; the network between the links is never a bottleneck. Additions are free. Unless stated
+otherwise, the formulas are those of Thakur, Rabenseifner and Gropp 2005
 (https://doi.org/10.1177/1094342005051521) and of Patarasuk and Yuan 2009
 (https://doi.org/10.1016/j.jpdc.2008.09.002).
 
-Chapters predict with these. Virtual GPUs take the seconds of
-`vgpu/distributed/collective_costs.py`.
+Chapters predict with these formulas; virtual GPUs use `vgpu/distributed/collective_costs.py`.
 """
 
 import copy
@@ -19,27 +18,27 @@ from torch.utils.flop_counter import FlopCounterMode
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
-    """Predict the seconds that k devices take to sum a tensor each, so that all have the sum.
+    """Predict the seconds of an allreduce: k devices sum one tensor each, and all get the sum.
 
     With n bytes, latency L, bandwidth B and r = log2(k) rounded up:
 
-    - "star": everyone to one and back, 2 (k - 1) (L + n / B);
+    - "star": all to one and back, 2 (k - 1) (L + n / B);
     - "tree": pairs, then pairs of pairs, and back, 2 r (L + n / B);
     - "ring": k chunks around a ring, twice, 2 (k - 1) (L + n / (k B));
-    - "sharded": device i is the server of chunk i, 2 (k - 1) (L + n / (k B)) as well, since a
-      link sends its k - 1 messages one after the other (Li et al. 2014, with as many servers as
+    - "sharded": device i is the server of chunk i, also 2 (k - 1) (L + n / (k B)), because a link
+      sends its k - 1 messages one after another (Li et al. 2014, with as many servers as
       workers, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu);
     - "halving": halves, quarters, ..., and back, 2 r L + 2 (k - 1) / k n / B, for k = 2**r.
 
     Args:
         algorithm: one of these names; `d2lpar.allreduce` runs the first three.
         k: number of devices.
-        num_bytes: n, the bytes of one tensor.
+        num_bytes: n, the size of one tensor.
         link: the `vgpu.Link` of each device.
 
     Raises:
-        ValueError: the algorithm is unknown, k is not positive, n is negative, or k is not a power
-            of two for "halving".
+        ValueError: the algorithm is unknown, k is not positive or, for "halving", not a power of
+            two, or n is negative.
         TypeError: k is not an integer.
     """
     _check(k=k)
@@ -48,7 +47,7 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
     if algorithm not in _MESSAGES:
         raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(_MESSAGES)}")
     if algorithm == "halving" and k & (k - 1):
-        raise ValueError(f"halving needs a power of two: got k = {k}")
+        raise ValueError(f"k must be a power of two for halving: got k = {k}")
     num_messages, share = _MESSAGES[algorithm](k)
     return num_messages * link.latency + share * num_bytes / link.bandwidth
 
@@ -57,7 +56,7 @@ def _rounds(k):
     return (k - 1).bit_length()
 
 
-_MESSAGES = {  # functions of k: messages that follow each other, their total size in tensors
+_MESSAGES = {  # functions of k: number of consecutive messages, their total size in tensors
     "star": lambda k: (2 * (k - 1), 2 * (k - 1)),
     "tree": lambda k: (2 * _rounds(k), 2 * _rounds(k)),
     "ring": lambda k: (2 * (k - 1), 2 * (k - 1) / k),
@@ -67,39 +66,45 @@ _MESSAGES = {  # functions of k: messages that follow each other, their total si
 
 
 def crossover_bytes(k, link):
-    """Return the size in bytes from which a ring sums faster over k devices than a tree.
+    """Return the tensor size, in bytes, above which a ring is faster than a tree.
 
-    Below it latencies decide, of which the tree has fewer: with r = log2(k) rounded up it is
-    L B (k - 1 - r) / (r - (k - 1) / k). It is 0 for two devices, where the ring is never slower.
+    It is L B (k - 1 - r) / (r - (k - 1) / k), r = log2(k) rounded up. Below it latency dominates,
+    and a tree has fewer messages. For two devices it is 0.
 
-    Raises ValueError if k is less than two, TypeError if it is not an integer.
+    Args:
+        k: number of devices.
+        link: the `vgpu.Link` of each device.
+
+    Raises:
+        ValueError: k is less than 2.
+        TypeError: k is not an integer.
     """
     _check(k=k)
     if k < 2:
-        raise ValueError(f"one device has nothing to sum: k = {k}")
+        raise ValueError(f"k must be at least 2: got {k}")
     rounds = _rounds(k)
     return link.latency * link.bandwidth * (k - 1 - rounds) / (rounds - (k - 1) / k)
 
 
 def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
-    """Predict the seconds of a sum over machines with several devices each.
+    """Predict the seconds of an allreduce over machines with several devices each.
 
-    Each of the g devices of a machine first gets the sum of one g-th of the tensor over its
-    machine, then sums that over the M machines in a ring, then all exchange what they have:
-    2 (g - 1) (L + n / (g B)) with the inner link, and 2 (M - 1) (L + n / (M B)) with the outer
-    one, which the g rings of a machine share (the three phases of Goyal et al. 2017, section 4.1,
-    https://arxiv.org/abs/1706.02677; there the machines are summed by halving).
+    A reduce-scatter over the g devices of a machine, then a ring over the M machines for each g-th
+    of the tensor, then an allgather in the machine: 2 (g - 1) (L + n / (g B)) with the inner link,
+    and 2 (M - 1) (L + n / (M B)) with the outer one, which the g rings of a machine share (the
+    three phases of Goyal et al. 2017, section 4.1, https://arxiv.org/abs/1706.02677, which uses
+    halving between machines).
 
     Args:
         num_machines: M.
-        per_machine: g, devices in each machine.
-        num_bytes: n, the bytes of one tensor.
-        inside: the `vgpu.Link` of a device to its machine.
-        between: the link of a machine to the others.
+        per_machine: g, number of devices per machine.
+        num_bytes: n, the size of one tensor.
+        inside: the `vgpu.Link` of a device inside its machine.
+        between: the `vgpu.Link` of a machine to the others.
 
     Raises:
-        ValueError: a number is not positive, or n is negative.
-        TypeError: a number of machines or devices is not an integer.
+        ValueError: M or g is not positive, or n is negative.
+        TypeError: M or g is not an integer.
     """
     _check(num_machines=num_machines, per_machine=per_machine)
     return allreduce_seconds("ring", per_machine, num_bytes, inside) + allreduce_seconds(
@@ -108,14 +113,14 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
 
 
 def training_flops(net, *shape):
-    """Count the floating-point operations of a forward and a backward pass, without computing.
+    """Return the FLOPs of a forward and a backward pass, without running them.
 
-    A multiplication and an addition are two. Like torch's FlopCounterMode it counts products of
-    matrices, convolutions and attention.
+    A multiply-add is two FLOPs. Matrix products, convolutions and attention count, as in torch's
+    FlopCounterMode.
 
     Args:
-        net: a module; it is copied to the meta device and stays as it is.
-        *shape: the shape of the input, with the batch in front, (N, ...).
+        net: a module; it is not changed, a copy runs on the meta device.
+        *shape: the shape of the input, (N, ...).
     """
     on_meta = copy.deepcopy(net).to("meta")
     with FlopCounterMode(display=False) as counter:
@@ -128,6 +133,6 @@ def _check(**numbers):
         try:
             number = operator.index(number)
         except TypeError:
-            raise TypeError(f"{name} is a whole number: got {number!r}") from None
+            raise TypeError(f"{name} must be an integer: got {number!r}") from None
         if number < 1:
             raise ValueError(f"{name} must be at least 1: got {number}")

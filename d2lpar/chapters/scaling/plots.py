@@ -5,15 +5,15 @@ from d2lpar.plotting.figures import LINES, new_figure, style
 
 
 def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined=False):
-    """Return a figure of points, each with its name beside it.
+    """Return a figure of points labelled with their names.
 
     Args:
-        groups: a dict from the name of a group to a dict from the names of its points to (x, y).
-            Names stand to the left of the first group's points, to the right of all others.
-        xlabel, ylabel: quantities and units. A linear y axis begins at 0, a linear x axis has
-            whole numbers.
+        groups: a dict from the name of a group to a dict from names of points to (x, y). The
+            labels are to the left of the first group's points and to the right of all others.
+        xlabel, ylabel: quantities and units. A linear y axis begins at 0; a linear x axis has
+            integer ticks.
         xscale, yscale: "linear" or "log".
-        joined: whether a line joins the points of a group.
+        joined: whether to join the points of a group by a line.
 
     Raises:
         ValueError: a group has no point.
@@ -22,7 +22,7 @@ def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined
     with style():
         for i, (group, points) in enumerate(groups.items()):
             if not points:
-                raise ValueError(f"group {group!r} has no point")
+                raise ValueError(f"group {group!r} must have at least one point")
             colour, dashes, marker = LINES[i % len(LINES)]
             x, y = zip(*points.values(), strict=True)
             look = {"linestyle": dashes if joined else "none", "marker": marker}
@@ -45,22 +45,20 @@ def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined
 
 
 def plot_runs(runs, xlabel, ylabel, curve):
-    """Return a figure with a point for each run, and the number of those without a result.
-
-    Both axes are logarithmic. A run without a result has the number infinity. For each x with such
-    runs "3 of 20" stands in a row of its own at the top.
+    """Return a log-log figure with a point for each run, and counts of runs without a result.
 
     Args:
-        runs: a dict from (group, x) to the numbers of its runs.
+        runs: a dict from (group, x) to the results of its runs, a list; a run without a result is
+            infinity and counted in the top row, as in "3 of 20".
         xlabel, ylabel: quantities and units.
-        curve: the numbers of a curve, one for each x that occurs, from the least to the largest.
+        curve: a curve, one number for each x, in ascending order of x.
 
     Raises:
-        ValueError: the curve does not have as many numbers as there are x.
+        ValueError: the length of `curve` is not the number of x.
     """
     ticks = sorted({x for _, x in runs})
     if len(curve) != len(ticks):
-        raise ValueError(f"the curve has {len(curve)} values, there are {len(ticks)} x")
+        raise ValueError(f"curve must have {len(ticks)} values, one per x: got {len(curve)}")
     top = 3 * max(n for numbers in runs.values() for n in numbers if n < float("inf"))
     groups = list(dict.fromkeys(group for group, _ in runs))
     figure, [[axes]] = new_figure(figsize=(5.6, 3.8))
@@ -69,12 +67,12 @@ def plot_runs(runs, xlabel, ylabel, curve):
         for (group, x), numbers in runs.items():
             i = groups.index(group)
             colour, _, marker = LINES[i % len(LINES)]
-            at = x * 1.07 ** (i - 1)  # beside the other groups
-            there = [n for n in numbers if n < float("inf")]
+            at = x * 1.07 ** (i - 1)  # next to the other groups
+            results = [n for n in numbers if n < float("inf")]
             look = {"marker": marker, "linestyle": "none", "markersize": 4}
-            axes.plot([at] * len(there), there, color=colour, label=group, **look)
-            if len(there) < len(numbers):
-                lost = f"{len(numbers) - len(there)} of {len(numbers)}"
+            axes.plot([at] * len(results), results, color=colour, label=group, **look)
+            if len(results) < len(numbers):
+                lost = f"{len(numbers) - len(results)} of {len(numbers)}"
                 side = "left" if i == len(groups) - 1 else "right"
                 axes.text(at, top, lost, ha=side, va="center", color=colour)
         axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", yscale="log")

@@ -1,4 +1,4 @@
-"""Chapter 11: a network with many parameters, and the yardstick for devices that share cores."""
+"""Chapter 11: AlexNet, and plain threads as a baseline for devices that share cores."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -30,16 +30,15 @@ def alexnet(num_classes=10, in_channels=1):
 
 
 def in_plain_threads(*works):
-    """Call each of `works` in a thread of its own that computes on one core, and wait for all.
+    """Call each function in its own thread, on one core, and wait for all.
 
-    It is the yardstick for devices that share the cores of this machine: what plain threads gain
-    on them without any device.
+    This is the baseline for virtual GPUs: the speed-up of plain threads on the same cores.
 
     Args:
         *works: functions without arguments that compute on the CPU.
 
     Raises:
-        What the first of `works` that fails has raised.
+        The exception of the first of `works` that fails.
     """
 
     def call(work):

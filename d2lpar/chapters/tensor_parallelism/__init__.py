@@ -1,7 +1,7 @@
-"""Chapter 09: one network split over devices.
+"""Chapter 09: split a network over devices.
 
 sharded_layers  layers split by outputs ("column") or by inputs ("row")
-strategies      a network split by data, by layers and inside its layers, side by side
+strategies      compare data, pipeline and tensor parallelism of one network
 """
 
 from d2lpar.chapters.tensor_parallelism.sharded_layers import (

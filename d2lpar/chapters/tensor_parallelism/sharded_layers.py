@@ -1,22 +1,21 @@
 """Layers split over devices in one process: by outputs ("column") or by inputs ("row").
 
-What flows from layer to layer is a list, `parts`, with one tensor for each device. It is in one of
-three states:
+Layers pass a list `parts` with one tensor per device, in one of three states:
 
-- replicated: every device holds the whole tensor;
-- split: every device holds some of the features (of a convolution: channels), in order;
-- partial: every device holds a term, and the tensor is the sum of them.
+- replicated: every device has the whole tensor;
+- split: every device has some of the features (channels of a convolution), in order;
+- partial: every device has a term, and the tensor is their sum.
 
-A replicated tensor has a replicated gradient, so every device computes the loss:
+The gradient of a replicated tensor is replicated, so every device computes the loss:
 
     outputs = net([X.to(device) for device in devices])
     losses = [loss(output, y.to(output.device)) for output in outputs]
     torch.autograd.backward(losses)
 
-Four functions lead from state to state. `copied` and `summed` are f and g of Shoeybi et al. 2019
-(https://arxiv.org/abs/1909.08053); each is what the other does backwards, and so are `cut` and
-`gathered`. Only sums and gathers need the other devices. Each of these is a barrier: no device can
-go on before all have arrived.
+Four functions change the state. `copied` and `summed` are f and g of Shoeybi et al. 2019
+(https://arxiv.org/abs/1909.08053): the backward pass of each is the forward pass of the other. The
+same holds for `cut` and `gathered`. Only sums and gathers communicate; each is a barrier for all
+devices.
 """
 
 import copy
@@ -40,12 +39,12 @@ def _sum(parts):
 
 
 def _gather(parts, dim):
-    """Return `parts` put together along `dim`, on every device."""
+    """Return `parts` concatenated along `dim`, on every device."""
     return tuple(torch.cat(pieces, dim) for pieces in allgather(parts))
 
 
 def _cut(wholes, sizes, dim):
-    """Return from each of `wholes` the piece of its own device."""
+    """Return each device's piece of its replica of a tensor."""
     starts = itertools.accumulate(sizes, initial=0)
     return tuple(
         whole.narrow(dim, start, size).contiguous()
@@ -54,49 +53,68 @@ def _cut(wholes, sizes, dim):
 
 
 class _Step(torch.autograd.Function):
-    """A step from state to state: `there` forwards, `back` with the gradients."""
+    """A change of state: `change` in forward, `change_back` of the gradients in backward."""
 
     @staticmethod
-    def forward(ctx, there, back, *parts):
-        ctx.back = back
-        return there(parts)
+    def forward(ctx, change, change_back, *parts):
+        ctx.change_back = change_back
+        return change(parts)
 
     @staticmethod
     def backward(ctx, *gradients):
-        return None, None, *ctx.back(gradients)
+        return None, None, *ctx.change_back(gradients)
 
 
 def copied(parts):
-    """Hand a replicated tensor to layers that differ by device; backwards, sum its gradients.
+    """Pass a replicated tensor to layers that differ by device; backward sums its gradients.
 
-    Takes equal tensors, one a device, and returns the same tensors, a tuple.
+    Args:
+        parts: equal tensors, one per device.
+
+    Returns:
+        The same tensors, a tuple.
     """
     return _Step.apply(lambda parts: tuple(part.view_as(part) for part in parts), _sum, *parts)
 
 
 def summed(parts):
-    """Sum a partial tensor; backwards, hand the gradient of the sum to every term.
+    """Sum a partial tensor; backward passes the gradient of the sum to every term.
 
-    Takes tensors of one shape, one a device, and returns the replicated sum, a tuple.
+    Args:
+        parts: tensors of one shape, one per device.
+
+    Returns:
+        The replicated sum, a tuple.
     """
     return _Step.apply(_sum, tuple, *parts)
 
 
 def gathered(parts, dim):
-    """Put a split tensor together; backwards, cut the gradient.
+    """Concatenate a split tensor; backward cuts the gradient.
 
-    Takes tensors, one a device, whose shapes may differ along `dim`, the split dimension, and
-    returns the whole tensor, replicated: a tuple.
+    Args:
+        parts: tensors, one per device, whose sizes may differ along `dim`.
+        dim: the split dimension.
+
+    Returns:
+        The whole tensor, replicated: a tuple.
     """
     sizes = [part.shape[dim] for part in parts]
     return _Step.apply(partial(_gather, dim=dim), partial(_cut, sizes=sizes, dim=dim), *parts)
 
 
 def cut(parts, dim):
-    """Keep each device's piece of a replicated tensor; backwards, gather the gradient.
+    """Cut each device's piece out of a replicated tensor; backward gathers the gradient.
 
-    Takes equal tensors, one a device, and returns a tuple of pieces along `dim`, of `split_sizes`.
-    Raises ValueError if there are fewer features than devices.
+    Args:
+        parts: equal tensors, one per device.
+        dim: the dimension to split, into `split_sizes`.
+
+    Returns:
+        The pieces, a tuple.
+
+    Raises:
+        ValueError: there are fewer features than devices.
     """
     sizes = split_sizes(parts[0].shape[dim], len(parts))
     return _Step.apply(partial(_cut, sizes=sizes, dim=dim), partial(_gather, dim=dim), *parts)
@@ -105,28 +123,29 @@ def cut(parts, dim):
 def split_sizes(n, k):
     """Return the sizes of n features split over k devices, which differ by at most one.
 
-    Raises ValueError when there are fewer features than devices.
+    Raises:
+        ValueError: there are fewer features than devices.
     """
     if n < k:
-        raise ValueError(f"{n} features do not split over {k} devices")
+        raise ValueError(f"features must be at least {k} to split over {k} devices: got {n}")
     return [n // k + (i < n % k) for i in range(k)]
 
 
 class _SplitLayer(nn.Module):
-    """A linear layer or a convolution in shards, one a device.
+    """A linear layer or a convolution in shards, one per device.
 
-    `dim` is the split dimension of the weight, 0 for outputs and 1 for inputs.
+    `dim` is the split dimension of the weight: 0 for outputs, 1 for inputs.
     """
 
     def __init__(self, layer, devices, dim):
         super().__init__()
         if not isinstance(layer, nn.Linear | nn.Conv2d):
             kind = type(layer).__name__
-            raise TypeError(f"{kind} does not split over devices: Linear and Conv2d do")
+            raise TypeError(f"the layer must be Linear or Conv2d to split over devices: got {kind}")
         if getattr(layer, "groups", 1) != 1:
-            raise ValueError(f"a convolution in groups does not split: groups={layer.groups}")
+            raise ValueError(f"groups of a convolution must be 1 to split: got {layer.groups}")
         self.dim = dim
-        self.features = 1 if isinstance(layer, nn.Conv2d) else -1  # dimension of data
+        self.features = 1 if isinstance(layer, nn.Conv2d) else -1  # split dimension of the data
         sizes = split_sizes(layer.weight.shape[dim], len(devices))
         weights, biases = layer.weight.detach().split(sizes, dim), [None] * len(devices)
         if layer.bias is not None:
@@ -141,13 +160,13 @@ class _SplitLayer(nn.Module):
         """Return the output of each shard for its part."""
         if len(parts) != len(self.shards):
             raise ValueError(
-                f"a layer on {len(self.shards)} devices takes a list of as many tensors, "
-                f"one a device: got {len(parts)}"
+                f"the input of a layer on {len(self.shards)} devices must have one tensor per "
+                f"device: got {len(parts)}"
             )
         return [shard(part) for shard, part in zip(self.shards, parts, strict=True)]
 
     def unsplit(self):
-        """Return the layer in one piece on the CPU, with its gradients if there are any."""
+        """Return the unsplit layer on the CPU, with its gradients if any."""
         layer = copy.deepcopy(self.shards[0])
         layer.weight = self._joined([shard.weight for shard in self.shards], self.dim)
         if layer.bias is not None:
@@ -163,7 +182,7 @@ class _SplitLayer(nn.Module):
 
 
 def _shard(layer, weight, bias, device):
-    """Return a layer like `layer` with copies of these parameters on a device."""
+    """Return a copy of `layer` on a device with copies of the given parameters."""
     shard = copy.deepcopy(layer)
     for name, value in (("weight", weight), ("bias", bias)):
         param = None if value is None else nn.Parameter(value.to(device, copy=True))
@@ -172,7 +191,7 @@ def _shard(layer, weight, bias, device):
 
 
 def _with_sizes(layer):
-    """Set a layer's counts of inputs and outputs to the shape of its weight; return the layer."""
+    """Set a layer's numbers of inputs and outputs from the shape of its weight; return it."""
     kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
     for i, side in enumerate(("out", "in")):
         setattr(layer, f"{side}_{kind}", layer.weight.shape[i])
@@ -180,20 +199,20 @@ def _with_sizes(layer):
 
 
 class ColumnParallel(_SplitLayer):
-    """A layer split by outputs: from a replicated tensor to a split one.
+    """A layer split by outputs: maps a replicated tensor to a split one.
 
-    Every device has some rows of PyTorch's weight (outputs, inputs), which are columns of the
-    matrix in Y = X A. Backwards, the gradient of the input is summed: one barrier.
+    Every device has some rows of PyTorch's weight (outputs, inputs), which are columns of A in
+    Y = X A. Backward sums the gradient of the input: one barrier.
 
     Args:
-        layer: an `nn.Linear` or `nn.Conv2d`; it stays as it is.
+        layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
         devices: a list of devices.
-        gather_output: put the output together, for layers that need all of it: one barrier more.
+        gather_output: whether to gather the output, which adds a barrier.
 
     Raises:
-        TypeError: the layer is neither.
-        ValueError: it has fewer outputs than there are devices, or a convolution has groups;
-            when called, the list does not have one tensor for each device.
+        TypeError: the layer is neither linear nor a convolution.
+        ValueError: there are fewer outputs than devices, or a convolution has groups. When called:
+            the input is not a list with one tensor per device.
     """
 
     def __init__(self, layer, devices, gather_output=False):
@@ -206,21 +225,20 @@ class ColumnParallel(_SplitLayer):
 
 
 class RowParallel(_SplitLayer):
-    """A layer split by inputs: from a split tensor to a replicated one, a sum over the devices.
+    """A layer split by inputs: maps a split tensor to a replicated one, a sum over the devices.
 
-    Every device has some columns of PyTorch's weight (outputs, inputs), which are rows of the
-    matrix in Y = X A, and the first one has the bias, which counts once. One barrier forwards.
+    Every device has some columns of PyTorch's weight (outputs, inputs), which are rows of A in
+    Y = X A; only the first has the bias. Forward sums the outputs: one barrier.
 
     Args:
-        layer: an `nn.Linear` or `nn.Conv2d`; it stays as it is.
+        layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
         devices: a list of devices.
-        cut_input: take a replicated input and cut it; backwards it is put together again: one
-            barrier more.
+        cut_input: whether to cut a replicated input, which adds a barrier in backward.
 
     Raises:
-        TypeError: the layer is neither.
-        ValueError: it has fewer inputs than there are devices, or a convolution has groups;
-            when called, the list does not have one tensor for each device.
+        TypeError: the layer is neither linear nor a convolution.
+        ValueError: there are fewer inputs than devices, or a convolution has groups. When called:
+            the input is not a list with one tensor per device.
     """
 
     def __init__(self, layer, devices, cut_input=False):
@@ -234,7 +252,7 @@ class RowParallel(_SplitLayer):
 
 
 class OnEveryDevice(nn.Module):
-    """A function or module, such as an activation, that every device applies to its own tensor."""
+    """A function or module, for example an activation, that each device applies to its tensor."""
 
     def __init__(self, module):
         super().__init__()
@@ -247,20 +265,20 @@ class OnEveryDevice(nn.Module):
 def tensor_parallel(net, devices):
     """Split a network inside its layers, in pairs of column and row (Shoeybi et al. 2019).
 
-    A pair has one barrier forwards and, unless its input needs no gradient, one backwards. A last
+    A pair has one barrier in forward and, if its input needs a gradient, one in backward. A last
     layer without a partner is split by outputs, which are gathered.
 
     Args:
         net: an `nn.Sequential` of `nn.Linear`, `nn.Conv2d` and modules without parameters that
-            treat each channel alone; it stays as it is.
+            act on each channel separately; it is not changed.
         devices: a list of devices.
 
     Returns:
-        An `nn.Sequential` from a replicated input to a replicated output.
+        An `nn.Sequential` that maps a replicated input to a replicated output.
 
     Raises:
-        TypeError: another kind of module is in the network.
-        ValueError: a layer does not split.
+        TypeError: the network has another kind of module.
+        ValueError: a layer cannot be split.
     """
     last = max((i for i, m in enumerate(net) if isinstance(m, nn.Linear | nn.Conv2d)), default=-1)
     layers, is_split = [], False
@@ -277,24 +295,23 @@ def tensor_parallel(net, devices):
 
 
 def unsplit(net):
-    """Undo `tensor_parallel`: return the network on the CPU, with its gradients if any."""
+    """Undo `tensor_parallel`: return the unsplit network on the CPU, with its gradients if any."""
     return nn.Sequential(
         *(layer.module if isinstance(layer, OnEveryDevice) else layer.unsplit() for layer in net)
     )
 
 
 def split_cross_entropy(outputs, labels, group):
-    """Return the mean cross-entropy of outputs that are cut over the ranks of a group.
+    """Return the mean cross-entropy of logits split by classes over the ranks of a group.
 
-    Each rank has the outputs of some classes, in the order of ranks, and the loss of all. Three
-    numbers for each example are exchanged: the largest output, the sum of all exponentials, and
-    the output of the label. The gradient needs no exchange.
+    Ranks exchange three numbers per example: the largest logit, the sum of the exponentials and
+    the logit of the label. Backward does not communicate.
 
     Source: Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053, section 3.
 
     Args:
-        outputs: (..., classes of this rank); every rank has as many.
-        labels: (...), of the classes of all ranks.
+        outputs: logits (..., num_classes / world_size) of this rank's classes, in rank order.
+        labels: class indices (...), among all classes.
         group: a process group.
     """
     return _SplitCrossEntropy.apply(outputs, labels, group)

@@ -1,8 +1,7 @@
-"""One network split over devices in three ways, by data, by layers and inside its layers.
+"""Compare data, pipeline and tensor parallelism of one network.
 
-`split_by_data`, `split_by_layers` and `split_inside_layers` set a split up and return it as a
-`SplitNetwork`; all take the same step, plain SGD on the mean cross-entropy of a batch. `step_cost`
-measures it.
+`split_by_data`, `split_by_layers` and `split_inside_layers` return a `SplitNetwork`; all take
+the same step, plain SGD on the mean cross-entropy of a batch. `step_cost` measures it.
 """
 
 import copy
@@ -30,21 +29,21 @@ from d2lpar.training import sgd
 
 
 class SplitNetwork(NamedTuple):
-    """A network on several devices: `step` trains it, `unsplit` returns it in one piece."""
+    """A network split over devices: `step()` trains it, `unsplit()` returns it on the CPU."""
 
     step: Callable
     unsplit: Callable
 
 
 class StepCost(NamedTuple):
-    """What a step costs.
+    """The cost of a step.
 
     Attributes:
-        memory: the most bytes that one device held during the step.
+        memory: the peak of the bytes on one device.
         num_bytes: bytes sent between devices.
-        num_messages: the number of copies that sent them.
-        num_barriers: how many times all devices waited for each other, see `CollectiveCounter`.
-        seconds: the best of several steps.
+        num_messages: number of copies between devices.
+        num_barriers: number of collectives, see `CollectiveCounter`.
+        seconds: the fastest of several steps.
     """
 
     memory: int
@@ -55,12 +54,10 @@ class StepCost(NamedTuple):
 
 
 def split_by_data(net, X, y, devices, lr):
-    """Put a replica on each device, and sum all gradients over the devices in one ring.
-
-    The gradients of a replica lie side by side in one tensor.
+    """Copy the network to each device; one ring sums all gradients, stored in one flat tensor.
 
     Args:
-        net: a classifier; it stays as it is.
+        net: a classifier; it is not changed.
         X, y: a batch, (b, ...) and (b,), on any device.
         devices: a list of devices.
         lr: learning rate.
@@ -70,7 +67,7 @@ def split_by_data(net, X, y, devices, lr):
     """
     replicas = replicas_of(net, devices)
     gradients = [
-        _side_by_side(replica, device) for replica, device in zip(replicas, devices, strict=True)
+        _flat_gradients(replica, device) for replica, device in zip(replicas, devices, strict=True)
     ]
     parts = list(zip(replicas, *split_batch(X, y, devices), strict=True))
 
@@ -83,8 +80,8 @@ def split_by_data(net, X, y, devices, lr):
     return SplitNetwork(step, lambda: copy.deepcopy(replicas[0]).cpu())
 
 
-def _side_by_side(net, device):
-    """Allocate the gradients of a network as views of one flat tensor of zeros; return it."""
+def _flat_gradients(net, device):
+    """Allocate the gradients of a network as views of one flat tensor; return that tensor."""
     params = list(net.parameters())
     sizes = [param.numel() for param in params]
     flat = torch.zeros(sum(sizes), dtype=params[0].dtype, device=device)
@@ -94,16 +91,16 @@ def _side_by_side(net, device):
 
 
 def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
-    """Make a pipeline with a stage on each device and the schedule 1F1B; return a `SplitNetwork`.
+    """Build a pipeline with one stage per device and the schedule 1F1B; return a `SplitNetwork`.
 
     Args:
-        net, X, y, devices, lr: as for `split_by_data`; the network is an `nn.Sequential`.
-        cuts: the indices of the layers with which the second, third, ... stage begin.
-        num_micro_batches: into how many parts the batch is split.
+        net, X, y, devices, lr: as in `split_by_data`; the network is an `nn.Sequential`.
+        cuts: the indices of the first layers of the second, third, ... stage.
+        num_micro_batches: number of micro-batches.
 
     Raises:
-        ValueError: the cuts do not make a stage with parameters for each device, or the batch has
-            fewer examples than micro-batches.
+        ValueError: the number of stages is not that of devices, a stage has no parameters, or the
+            batch has fewer examples than micro-batches.
     """
     stages = split_layers(net, cuts, devices)
     schedule = one_forward_one_backward(len(stages), num_micro_batches)
@@ -112,7 +109,7 @@ def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
     def step():
         pipeline_step(stages, X, y, F.cross_entropy, schedule)
         for stage in stages:
-            sgd(stage.parameters(), lr, batch_size=1)  # the loss is a mean already
+            sgd(stage.parameters(), lr, batch_size=1)  # the loss is already a mean
 
     def whole():
         return nn.Sequential(*(m for stage in stages for m in copy.deepcopy(stage).cpu()))
@@ -123,8 +120,11 @@ def split_by_layers(net, X, y, devices, lr, cuts, num_micro_batches):
 def split_inside_layers(net, X, y, devices, lr):
     """Split the layers in pairs, by outputs and by inputs; return a `SplitNetwork`.
 
-    Arguments are as for `split_by_data`. Errors, and networks that split, are as for
-    `tensor_parallel`.
+    Args:
+        net, X, y, devices, lr: as in `split_by_data`; the network as in `tensor_parallel`.
+
+    Raises:
+        TypeError, ValueError: as in `tensor_parallel`.
     """
     split = tensor_parallel(net, devices)
     X, y = ([tensor.to(device) for device in devices] for tensor in (X, y))
@@ -138,18 +138,18 @@ def split_inside_layers(net, X, y, devices, lr):
 
 
 def step_cost(way, net, X, y, devices, lr, **options):
-    """Measure a step, after two that are not counted.
+    """Measure a step, after two warm-up steps.
 
     Args:
-        way: `split_by_data`, `split_by_layers` or `split_inside_layers`, which gets the other
-            arguments.
+        way: `split_by_data`, `split_by_layers` or `split_inside_layers`.
+        net, X, y, devices, lr, **options: the arguments of `way`.
 
     Returns:
-        The `StepCost`, and the network after three steps, on the CPU. What the devices held before
-        the network was split does not count as memory.
+        The `StepCost`, and the network after three steps, on the CPU. Memory allocated before the
+        split does not count.
     """
     accel = torch.get_device_module(devices[0])
-    gc.collect()  # what is garbage already should not be freed during the step
+    gc.collect()  # otherwise garbage may be freed during the step
     empty = [accel.memory_allocated(device) for device in devices]
     split = way(net, X, y, devices, lr, **options)
     for _ in range(2):
