@@ -148,7 +148,7 @@ assert [name for name in before if getattr(torch, name) is not before[name]] == 
 """
     done = fresh.run(code, fresh.SET_UP)
     assert done.returncode == 0, done.stderr
-    assert named in done.stdout and "make an environment with CPython 3.13" in done.stdout
+    assert named in done.stdout and "create an environment with CPython 3.13" in done.stdout
 
 
 # -- cores and memory
