@@ -40,6 +40,7 @@ def html(tmp_path_factory):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_chapters_are_whole(html, path):
     page = (html / "notebooks" / f"{path.stem}.html").read_text()
     page = page.partition("<article")[2].partition("</article>")[0]  # without the sidebar
@@ -91,6 +92,7 @@ class Folds(HTMLParser):
 
 
 @pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)
+@pytest.mark.slow
 def test_what_follows_a_prediction_is_folded(html, path):
     """A fold lies within one section, and has neither a heading nor a prediction in it."""
     page = (html / "notebooks" / f"{path.stem}.html").read_text()
@@ -117,6 +119,7 @@ def test_folds_end_at_headings_and_at_boxes():
     assert found == ["Three.\n\n```\n# no heading\n```", "Four.", "Five."]
 
 
+@pytest.mark.slow
 def test_the_first_page_leads_to_chapters_and_pages(html):
     page = (html / "index.html").read_text()
     for path in [*CHAPTERS, *(ROOT / "docs").glob("*.md")]:
@@ -128,6 +131,7 @@ def test_the_first_page_leads_to_chapters_and_pages(html):
     assert (html / "docs" / "modelled_gpus.html").read_text().count("<tr") > 10
 
 
+@pytest.mark.slow
 def test_search_finds_words_of_the_chapters(html):
     index = (html / "searchindex.js").read_text()
     assert "pageabl" in index and "notebooks/04_overlapping_copies" in index
@@ -140,6 +144,7 @@ def described(html):
     return {line.split()[0] for line in lines}
 
 
+@pytest.mark.slow
 def test_reference_has_every_shared_name_and_what_chapters_import(html):
     names = described(html)
     assert {f"d2lpar.{name}" for name in d2lpar.__all__} <= names

@@ -29,6 +29,8 @@ import sandbox
 from contents import FOLDER
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
+pytestmark = pytest.mark.waits
+
 TOOLS = Path(grade.__file__).parent
 NAME = "03_small"
 ATTACKED = "04_attacked"
@@ -634,6 +636,7 @@ def snapshot(folder):
 
 
 @needs_sandbox
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "student, slot, attack",
     [
@@ -652,6 +655,7 @@ def test_harm_costs_its_own_points(graded, student, slot, attack):
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_the_package_is_found_wherever_it_lies(tmp_path):
     """Not only where it is installed: otherwise each check fails, and everybody gets nothing."""
     (tmp_path / "elsewhere").mkdir()
@@ -662,6 +666,7 @@ def test_the_package_is_found_wherever_it_lies(tmp_path):
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox(tmp_path):
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
     name = "07_distributed_data_parallel.ipynb"
@@ -676,6 +681,7 @@ def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox
 
 
 @needs_sandbox
+@pytest.mark.slow
 @pytest.mark.parametrize("student", [*ATTACKS, "Anna"])
 def test_what_stands_beside_harm_keeps_its_points(graded, student):
     num_attacks = len(ATTACKS.get(student, ()))
@@ -686,6 +692,7 @@ def test_what_stands_beside_harm_keeps_its_points(graded, student):
 
 
 @needs_sandbox
+@pytest.mark.slow
 @pytest.mark.parametrize("student", FAULTY)
 def test_what_is_no_submission_is_named(graded, student):
     word = FAULTY[student][1]
@@ -695,6 +702,7 @@ def test_what_is_no_submission_is_named(graded, student):
 
 
 @needs_sandbox
+@pytest.mark.slow
 @pytest.mark.parametrize("student", ["Anna", "zoe", "\u00c5sa \u6797", "nbgrader"])
 def test_honest_students_get_their_points(graded, student):
     assert graded.points[student] == POINTS
@@ -703,12 +711,14 @@ def test_honest_students_get_their_points(graded, student):
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_nothing_outside_has_changed(graded):
     assert not graded.changed
     assert not list((graded.build.parents[1] / "tmp").iterdir())
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_table(graded):
     assert re.search(r"^03_small +1 +2 +3 +sum\npoints +1 +2 +3 +6$", graded.printed, re.M)
     assert re.search(r"^Anna +1 +2 +3 +6$", graded.printed, re.M)
@@ -728,6 +738,7 @@ def test_table(graded):
 
 
 @needs_sandbox
+@pytest.mark.slow
 def test_nothing_gets_no_points_without_a_sentence(graded):
     num_zeros = 0
     for run in graded, graded.harm:
@@ -744,6 +755,7 @@ def test_nothing_gets_no_points_without_a_sentence(graded):
 
 
 @needs_sandbox
+@pytest.mark.slow
 @pytest.mark.parametrize("student", DAMAGED)
 def test_damaged_notebooks_are_graded_and_their_teacher_knows(graded, student):
     _, points, words = DAMAGED[student]

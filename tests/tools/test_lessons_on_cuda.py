@@ -12,6 +12,8 @@ import pytest
 from conftest import REPEATED, VIRTUAL, calls, less_often
 from contents import FOLDER, find_chapters, read_chapter
 
+pytestmark = pytest.mark.slow
+
 SMALL = REPEATED | {  # d2l's sizes would take hours on a core
     r"^( *)virtual = .*$": r"\1virtual = True",
     r"\b(num_epochs[^=\n]*=.*?|trainer, )(?:5|10)\b": r"\g<1>1",

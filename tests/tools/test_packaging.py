@@ -15,6 +15,8 @@ import pytest
 
 import d2lpar
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 AUTOLOAD = "vgpu_autoload.py"
 NOT_COPIED = (".git", ".venv*", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", "figures")

@@ -41,6 +41,8 @@ def test_that_passes():
     pass
 """
 
+MARKERS = "-o", "markers=slow\nwaits"  # there, pytest's settings are not those of this project
+
 
 @pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["one process", "xdist"])
 def test_the_line_before_the_last_says_what_to_install(options, tmp_path):
@@ -48,7 +50,7 @@ def test_the_line_before_the_last_says_what_to_install(options, tmp_path):
     path = os.pathsep.join([*sys.path, str(Path(__file__).parents[1] / "vgpu")])
     environment = os.environ | {"PYTHONPATH": path}
     environment.pop("PYTEST_ADDOPTS", None)
-    command = [sys.executable, "-m", "pytest", "-ra", "-p", "conftest", *options, "."]
+    command = [sys.executable, "-m", "pytest", "-ra", "-p", "conftest", *MARKERS, *options, "."]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     reason, advice, last = done.stdout.splitlines()[-3:]

@@ -10,6 +10,8 @@ import slides
 from contents import FOLDER, find_chapters, read_chapter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+pytestmark = pytest.mark.slow
+
 CHAPTERS = find_chapters(FOLDER)
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\3\xc0\0\0\0\xf0").decode()
 all_chapters = pytest.mark.parametrize("path", CHAPTERS, ids=lambda path: path.stem)

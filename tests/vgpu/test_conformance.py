@@ -236,6 +236,7 @@ def gradients(sample, result, arguments):
 
 
 @pytest.mark.parametrize("op", cases(OPS, op_name, OP_EXCEPTIONS))
+@pytest.mark.slow
 def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     name = op_name(op)
     tolerance = {}
@@ -315,6 +316,7 @@ def arguments_of_both(sample):
 
 
 @pytest.mark.parametrize("which", cases(NETS, net_name, MODULE_EXCEPTIONS))
+@pytest.mark.slow
 def test_module_trains_to_the_values_of_the_cpu(which, device):
     info, training = which
     # In float64, in which no other order of summation moves an input of a ReLU to beyond 0.

@@ -22,6 +22,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize(("framework", "name"), QUICK)
+@pytest.mark.slow
 def test_a_framework_finds_the_losses_of_the_cpu(framework, name):
     _, programs = bench_programs.FRAMEWORKS[framework]
     if not (ENVIRONMENT / "ready").exists() and not os.environ.get("FRAMEWORKS"):

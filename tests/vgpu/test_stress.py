@@ -5,6 +5,8 @@ from stops import any_wrong, print_table, shows_ours, stops
 from stress import WRONG, stress, total
 from stress import print_table as print_stress_table
 
+pytestmark = [pytest.mark.slow, pytest.mark.waits]
+
 
 def test_interrupts_do_no_harm():
     rows = stress(interrupts=100, seed=0, failures=3)
