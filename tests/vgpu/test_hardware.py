@@ -63,7 +63,7 @@ def test_a_model_that_is_none_is_refused_and_nothing_changes(model, error, words
 
 
 def test_without_values_there_must_be_a_model():
-    with pytest.raises(ValueError, match="values=False needs model"):
+    with pytest.raises(ValueError, match="values=False requires model="):
         virtual_gpus(2, values=False)
 
 
@@ -487,7 +487,7 @@ def test_all_figures_of_a_host_are_seconds(name, wrong):
 
 @pytest.mark.parametrize("host", [8e-6, "eager"])
 def test_a_host_needs_a_model(host):
-    with pytest.raises(ValueError, match=f"host={host!r} needs model"):
+    with pytest.raises(ValueError, match=f"host={host!r} requires model="):
         virtual_gpus(2, host=host)
 
 

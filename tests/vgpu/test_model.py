@@ -626,7 +626,7 @@ def test_a_gpu_whose_kernels_take_no_possible_time_is_refused(seconds):
 def test_a_copy_between_two_clocks_is_refused():
     by_the_wall_clock = torch.ones(2, device=virtual_gpus(2)[1])
     (device,) = virtual_gpus(1, model="v100")
-    with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 keep two clocks"):
+    with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 must have the same clock"):
         by_the_wall_clock.to(device)
 
 
@@ -640,7 +640,7 @@ def test_a_stream_does_not_wait_for_one_of_the_other_clock():
     found = registry.devices[2]
     stream._stream.issue(Op("gate", "kernel", found.compute, lambda op: gate.wait(30)))
     try:
-        with pytest.raises(RuntimeError, match="vgpu:0 and vgpu:2 keep two clocks"):
+        with pytest.raises(RuntimeError, match="vgpu:0 and vgpu:2 must have the same clock"):
             torch.vgpu.current_stream(0).wait_stream(stream)
     finally:
         gate.set()

@@ -14,7 +14,7 @@ from vgpu.runtime.scheduler import Resource
 CHANNEL = 20e9
 
 
-def keep_time_by_a_model(devices, machines, values):
+def use_model_clock(devices, machines, values):
     """Have a new simulation run the later ops of `devices` and keep the time, from 0 on.
 
     Args:

@@ -16,7 +16,7 @@ from vgpu.runtime.device import Device
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
 SHARE_OF_MEMORY = 0.8  # the part of what this process may use that all devices get together
-_UNSAID = object()
+_NOT_GIVEN = object()
 _setting_up = threading.Lock()
 _last_call = []  # at most one: the number of devices and the other arguments of `virtual_gpus`
 
@@ -25,8 +25,8 @@ def virtual_gpus(
     n,
     threads=None,
     memory=None,
-    link=_UNSAID,
-    peer_link=_UNSAID,
+    link=_NOT_GIVEN,
+    peer_link=_NOT_GIVEN,
     model=None,
     values=True,
     host=None,
@@ -86,25 +86,25 @@ def virtual_gpus(
     if model is None and host is not None:
         raise ValueError(f"host={host!r} needs model: otherwise the host takes its own time")
     if threads is None:
-        threads = _threads_of_the_environment()
+        threads = _threads_from_environment()
     given = {"threads": threads, "link": link, "peer_link": peer_link}
-    given = {name: value for name, value in given.items() if value is not _UNSAID}
+    given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
     if memory is not None:
         given |= {"memory": memory}
     if model is not None:
         given |= {"model": model, "values": values}
     if host is not None:
         given |= {"host": host}
-    machines = None if model is None else machines_of(n, _for_each(n, "model", model), host)
+    machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        _warn_of_crowding(sum(figures["threads"]))
+        _warn_if_oversubscribed(sum(figures["threads"]))
     with _setting_up:
         _configure(n, figures)
         if machines is not None:
-            from vgpu.modelled.model import keep_time_by_a_model
+            from vgpu.modelled.model import use_model_clock
 
-            keep_time_by_a_model(registry.devices[:n], machines, values)
+            use_model_clock(registry.devices[:n], machines, values)
     _last_call[:] = [(n, given)]
     # Not within `with`: an interrupt after the call that makes the list would leave it locked.
     return [device.torch_device for device in registry.devices[:n]]
@@ -112,25 +112,29 @@ def virtual_gpus(
 
 def _figures(n, machines, threads, memory, link, peer_link):
     """Return the arguments of `n` `Device`s, a dict of lists; `machines` is None or a list."""
-    if peer_link is not _UNSAID:  # even one that is equal to the GPU's own is another one
-        given = map(as_link, _for_each(n, "peer_link", peer_link))
+    if peer_link is not _NOT_GIVEN:  # even one that is equal to the GPU's own is another one
+        given = map(as_link, _one_per_device(n, "peer_link", peer_link))
         peer_link = [each if each is None else replace(each) for each in given]
     if machines is not None:
         gpus = [machine.gpu for machine in machines]
         memory = [gpu.memory for gpu in gpus] if memory is None else memory
-        link = [gpu.link for gpu in gpus] if link is _UNSAID else link
-        if peer_link is _UNSAID and any(gpu.peer_link for gpu in gpus):
-            links = _for_each(n, "link", link)
+        link = [gpu.link for gpu in gpus] if link is _NOT_GIVEN else link
+        if peer_link is _NOT_GIVEN and any(gpu.peer_link for gpu in gpus):
+            links = _one_per_device(n, "link", link)
             peer_link = [gpu.peer_link or link for gpu, link in zip(gpus, links, strict=True)]
     if memory is None:
         memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
-    link = None if link is _UNSAID else link
-    peer_link = link if peer_link is _UNSAID else peer_link
+    link = None if link is _NOT_GIVEN else link
+    peer_link = link if peer_link is _NOT_GIVEN else peer_link
     return {
-        "threads": [_positive_int("threads", value) for value in _for_each(n, "threads", threads)],
-        "memory": [_positive_int("memory", value) for value in _for_each(n, "memory", memory)],
-        "link": [as_link(value) for value in _for_each(n, "link", link)],
-        "peer_link": [as_link(value) for value in _for_each(n, "peer_link", peer_link)],
+        "threads": [
+            _positive_int("threads", value) for value in _one_per_device(n, "threads", threads)
+        ],
+        "memory": [
+            _positive_int("memory", value) for value in _one_per_device(n, "memory", memory)
+        ],
+        "link": [as_link(value) for value in _one_per_device(n, "link", link)],
+        "peer_link": [as_link(value) for value in _one_per_device(n, "peer_link", peer_link)],
     }
 
 
@@ -148,7 +152,7 @@ def _configure(n, figures):
         device.check_memory(memory)
     for device in in_use:  # before anything changes: this may raise, or be interrupted
         device.synchronize()
-    registry.keep_time_by_the_wall_clock()
+    registry.use_wall_clock()
     for index in range(n):
         settings = {name: values[index] for name, values in figures.items()}
         if index < len(registry.devices):
@@ -209,7 +213,7 @@ def figures_of_ranks(nproc):
     return {"n": nproc, **figures}
 
 
-def _warn_of_crowding(threads):
+def _warn_if_oversubscribed(threads):
     cores = cores_of_this_process()
     if threads > 8 * cores:
         warnings.warn(
@@ -219,14 +223,14 @@ def _warn_of_crowding(threads):
         )
 
 
-def _threads_of_the_environment():
+def _threads_from_environment():
     text = os.environ.get("VGPU_THREADS") or "1"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"VGPU_THREADS is a positive whole number, not {text!r}")
     return int(text)
 
 
-def _for_each(n, name, value):
+def _one_per_device(n, name, value):
     values = list(value) if isinstance(value, (list, tuple)) else [value] * n
     if len(values) != n:
         raise ValueError(f"{len(values)} figures of {name} for {n} virtual GPUs: {values}")

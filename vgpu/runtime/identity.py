@@ -17,7 +17,7 @@ KIB, MIB = 2**10, 2**20
 # By compute capability: threads and KiB of shared memory of a multiprocessor, and KiB of these that
 # a block may ask for. "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
 # Programming Guide; the rest of that table is the same for all of them.
-_OF_A_MULTIPROCESSOR = {
+_MULTIPROCESSORS = {
     (6, 0): (2048, 64, 48),
     (7, 0): (2048, 96, 96),
     (7, 5): (1024, 64, 64),
@@ -80,7 +80,7 @@ class DeviceProperties:
         self.multi_processor_count = processors
         self.uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{identity.name} {index}")
         self.pci_bus_id = index
-        threads, shared, of_a_block = _OF_A_MULTIPROCESSOR[identity.capability]
+        threads, shared, of_a_block = _MULTIPROCESSORS[identity.capability]
         self.max_threads_per_multi_processor = threads
         self.shared_memory_per_multiprocessor = shared * KIB
         self.shared_memory_per_block_optin = of_a_block * KIB
