@@ -52,7 +52,7 @@ def test_kernels_issued_before_have_the_values_and_later_ones_fail(device):
     tensor.untyped_storage().resize_(0)
     assert before.sum().item() == 2000
     for read in tensor.sum, view.cpu:
-        with pytest.raises(torch.AcceleratorError, match="its memory was given back"):
+        with pytest.raises(torch.AcceleratorError, match="its memory was freed"):
             read().cpu()
 
 

@@ -340,12 +340,12 @@ def wait(op, device):
 
 
 def check_threads():
-    """Raise RuntimeError if an engine's thread has died: its ops, and their dependents, never end."""
+    """Raise RuntimeError if an engine's thread has died: its ops and their dependents never end."""
     if _deaths:
         who, error = _deaths[0]
         raise RuntimeError(
-            f"{who} has died of {type(error).__name__}: {error}. Work on virtual GPUs can no longer "
-            "end: restart Python, and please report this"
+            f"{who} has died of {type(error).__name__}: {error}. Work on virtual GPUs cannot end "
+            "any more: restart Python, and please report this"
         ) from error
 
 
