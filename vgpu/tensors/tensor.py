@@ -196,7 +196,7 @@ def refuse(what):
 def refuse_nested(func):
     """Raise RuntimeError: an operator takes or returns a nested tensor with strided layout."""
     raise RuntimeError(
-        f"{func} requires nested tensors with layout=torch.strided, which virtual GPUs do not "
+        f"{func} requires nested tensors of the strided layout, which virtual GPUs do not "
         "support: use layout=torch.jagged. For attention, which requires them on jagged tensors, "
         "too, use x.to_padded_tensor(0.0) and a mask"
     )
