@@ -481,7 +481,7 @@ def test_a_host_that_is_none_is_refused(host, error):
 @pytest.mark.parametrize("wrong", [-1.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("name", ["operator", "module", "autograd"])
 def test_all_figures_of_a_host_are_seconds(name, wrong):
-    with pytest.raises(ValueError, match=f"^{name} of a Host .*: {wrong}$"):
+    with pytest.raises(ValueError, match=f"^{name} of a Host must .*: got {wrong}$"):
         Host(**{"operator": 1.0, "module": 1.0, "autograd": 1.0, name: wrong})
 
 

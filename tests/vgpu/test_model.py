@@ -619,7 +619,7 @@ def test_an_error_of_a_kernel_shows_at_the_next_synchronize():
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_gpu_whose_kernels_take_no_possible_time_is_refused(seconds):
     (device,) = fixed_gpus(1, seconds=seconds)
-    with pytest.raises(ValueError, match=f"takes {seconds} seconds for aten.fill_"):
+    with pytest.raises(ValueError, match=f"for aten.fill_ must .*: got {seconds}"):
         torch.ones(2, device=device)
 
 

@@ -37,7 +37,7 @@ NEW, VIEW, SAME, CONSTANT = range(4)  # kinds of results, see `Plan.outputs`
 
 
 class tables:  # noqa: N801
-    """Facts missing in operators' schemas, added by `special_operators.py`, `copies.py` and others."""
+    """Facts missing in schemas of operators, added by `special_operators.py`, `copies.py`, ..."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
     special_names = {}  # "namespace::name", for operators that may not be defined yet -> the same
