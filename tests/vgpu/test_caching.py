@@ -351,5 +351,5 @@ def test_what_the_allocator_has_not_seen_does_not_grow_without_end():
     x = torch.empty(100, device=device)
     for _ in range(2 * MAX_PENDING):
         x + 1
-    assert 0 < len(memory._news) < 1.1 * MAX_PENDING
+    assert 0 < len(memory._events) < 1.1 * MAX_PENDING
     assert torch.vgpu.max_memory_reserved(device) >= torch.vgpu.max_memory_allocated(device)

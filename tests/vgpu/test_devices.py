@@ -260,7 +260,7 @@ def test_one_figure_for_all_or_one_for_each():
         (
             {"memory": [10**9]},
             ValueError,
-            "memory must be one value, or 2 for 2 virtual GPUs: got [1",
+            "memory must be one value, or 2 for 2 virtual GPUs: got 1, [1",
         ),
         ({"link": "pcie9"}, ValueError, "no link named 'pcie9'; there are pcie3, "),
         ({"link": 0}, ValueError, "bandwidth of a link must be positive, in bytes/s: got 0"),

@@ -44,10 +44,10 @@ def kernel(*products, num_bytes=0, dtype=torch.float32, name="aten.mm"):
         (["v100", "a1000"], ValueError, ["a1000", *GPUS]),
         (3, TypeError, ["3"]),
         ([None, "v100"], TypeError, ["None"]),
-        (["dgx1", "v100"], ValueError, ["several kinds of machines"]),
-        (["dgx1", "dgxa100"], ValueError, ["several kinds of machines"]),
+        (["dgx1", "v100"], ValueError, ["the same Machine"]),
+        (["dgx1", "dgxa100"], ValueError, ["the same Machine"]),
         (["v100"] * 3, ValueError, ["3", "2"]),
-        (Machine("v100", gpus=1), ValueError, ["2", "1", "no network"]),
+        (Machine("v100", gpus=1), ValueError, ["2", "1", "network must be given"]),
     ],
 )
 def test_a_model_that_is_none_is_refused_and_nothing_changes(model, error, words):

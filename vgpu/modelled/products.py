@@ -15,13 +15,11 @@ class Product(NamedTuple):
         exponentials: for each of the m x n scores of fused attention, which stay on the processor.
         together: number of narrow groups of a convolution in one product, padded by zeros, which
             are not counted as FLOPs.
-        aligned: whether rows can be read 16 bytes at a time; matters on tensor cores only.
-
-    These matter elsewhere only:
-        whole: whether sums are not split, as in cuDNN's convolutions and gradients of images;
-            cuBLAS and gradients of weights split long sums.
-        reached: fraction of cuBLAS's rate that the kernel reaches.
-        ways: alternatives in cuDNN, a tuple of `Way`s.
+        aligned: whether rows can be read 16 bytes at a time; ignored outside tensor cores.
+        whole, reached, ways: ignored on tensor cores. Whether sums are not split, as in cuDNN's
+            convolutions and gradients of images, while cuBLAS and gradients of weights split long
+            sums; fraction of cuBLAS's rate that the kernel reaches; alternatives in cuDNN, a tuple
+            of `Way`s.
     """
 
     batch: int

@@ -233,7 +233,9 @@ def _threads_from_environment():
 def _one_per_device(n, name, value):
     values = list(value) if isinstance(value, (list, tuple)) else [value] * n
     if len(values) != n:
-        raise ValueError(f"{name} must be one value, or {n} for {n} virtual GPUs: got {values}")
+        raise ValueError(
+            f"{name} must be one value, or {n} for {n} virtual GPUs: got {len(values)}, {values}"
+        )
     return values
 
 

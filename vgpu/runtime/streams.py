@@ -79,7 +79,7 @@ class StreamQueue:
         return op
 
     def tail(self):
-        """Return the ops whose end is the end of all work issued to this stream."""
+        """Return the ops to wait for until this stream is idle."""
         check_process()
         with _issuing:
             ops = (self.last, *(self.waits or ()))

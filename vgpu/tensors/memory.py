@@ -87,7 +87,7 @@ class Memory:
         self._note_freed = self._freed.append
         self._held = {}  # address -> reference that waits for its `pending`
         self._lock = threading.RLock()
-        self._news, self._caching = deque(maxlen=0), None  # see `follow`
+        self._events, self._caching = deque(maxlen=0), None  # see `follow`
 
     def follow(self, caching):
         """Start or stop the model of CUDA's caching allocator."""
@@ -97,7 +97,7 @@ class Memory:
         # bytes of a new block, or the negative address of a freed one.
         live = self._live.values() if caching else ()
         blocks = ((each.address << _SHIFT) + each.num_bytes for each in live)
-        self._news = deque(blocks, None if caching else 0)
+        self._events = deque(blocks, None if caching else 0)
         self._caching = CachingAllocator(self.limit) if caching else None
 
     def set_limit(self, limit, fraction=1.0):
@@ -136,7 +136,7 @@ class Memory:
                     self.peak = allocated
                 if reserved > self.held_peak:
                     self.held_peak = reserved
-                self._news.append((address << _SHIFT) + num_bytes)
+                self._events.append((address << _SHIFT) + num_bytes)
                 if self.history is not None:
                     self.history.allocated(address, num_bytes)
                 return block
@@ -217,7 +217,7 @@ class Memory:
                     if reference.pending is None:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
-                        continue  # a destructor that ran meanwhile has come here first
+                        continue  # accounted by a destructor that ran meanwhile
                 # One step to `popleft`; each freed tensor goes through it. Where an allocation was
                 # interrupted, its reference has no address: it was never accounted.
                 if reference.address is not None:
@@ -229,14 +229,14 @@ class Memory:
                         del self._live[reference.address]
                 popleft()
                 if reference.address is not None and not reference.streams:
-                    self._news.append(-reference.address)
+                    self._events.append(-reference.address)
                 if self.history is not None and reference.address is not None:
                     self.history.freed(reference.address, completed=not reference.streams)
 
     def collect(self):
         """Account for freed blocks, and free those that no stream holds any more."""
         self.note_freed()
-        if len(self._news) > MAX_PENDING:
+        if len(self._events) > MAX_PENDING:
             self._caching_now()
         if self._held:
             scheduler.clock.catch_up()
@@ -246,7 +246,7 @@ class Memory:
     def _release(self):
         for reference in tuple(self._held.values()):
             if not any(map(under_way, reference.pending)) and reference.address in self._held:
-                self._news.append(-reference.address)
+                self._events.append(-reference.address)
                 self._forget(reference)
                 if self.history is not None:
                     self.history.freed(reference.address, requested=False)
@@ -289,17 +289,17 @@ class Memory:
 
         This runs in the simulator's thread, which no interrupt reaches.
         """
-        scheduler.clock.ask_and_wait(self._tell_news, then)
+        scheduler.clock.ask_and_wait(self._apply_events, then)
         return self._caching
 
-    def _tell_news(self, then):
-        caching, news = self._caching, self._news
-        while news:
-            what = news.popleft()
-            if what > 0:
-                caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
+    def _apply_events(self, then):
+        caching, events = self._caching, self._events
+        while events:
+            event = events.popleft()
+            if event > 0:
+                caching.allocate(event >> _SHIFT, event & (1 << _SHIFT) - 1)
             else:
-                caching.free(-what)
+                caching.free(-event)
         if then is not None:
             getattr(caching, then)()
 

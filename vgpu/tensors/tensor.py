@@ -325,7 +325,7 @@ def become(tensor, new):
         with no_dispatch(), no_torch_function_at_all():
             _set_contents(tensor, new)
     except BaseException as error:
-        if _is_refused(error) or tensor._cell is cell:  # which has not begun then
+        if _is_refused(error) or tensor._cell is cell:  # the step has not begun
             _set_bits(tensor, new._cell.layout, cell.layout)
             tensor._cell, tensor._block = cell, block
         raise
