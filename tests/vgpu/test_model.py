@@ -648,7 +648,7 @@ def test_a_stream_does_not_wait_for_one_of_the_other_clock():
 
 def test_more_devices_than_torch_can_count_are_refused():
     before = torch.vgpu.device_count()
-    with pytest.raises(ValueError, match="up to 128: got 129"):
+    with pytest.raises(ValueError, match="at most 128 devices: got 129"):
         virtual_gpus(129, model="v100")
     assert torch.vgpu.device_count() == before
 
