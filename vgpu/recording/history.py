@@ -242,7 +242,9 @@ def record_memory_history(
         context = "alloc" if legacy.get("trace_alloc_record_context", False) else stack
         max_entries, enabled = legacy.get("trace_alloc_max_entries", 1), "all" if enabled else None
     elif legacy:
-        raise TypeError(f"enabled must be True for the options {', '.join(legacy)}: got {enabled}")
+        raise TypeError(
+            f"enabled must be True for the options {', '.join(legacy)}: got {enabled!r}"
+        )
     if enabled not in ("state", "all", None):
         raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
     if context not in ("state", "alloc", "all", None):
