@@ -16,7 +16,7 @@ from test_interrupts import give_up, interrupted
 from vgpu import virtual_gpus
 from vgpu.runtime import registry
 from vgpu.tensors.caching import CachingAllocator
-from vgpu.tensors.memory import MOST_NEWS
+from vgpu.tensors.memory import MAX_PENDING
 
 KIB, MIB = 2**10, 2**20
 
@@ -349,7 +349,7 @@ def test_what_the_allocator_has_not_seen_does_not_grow_without_end():
     (device,) = virtual_gpus(1, model="v100", values=False)
     memory = registry.find(device).memory
     x = torch.empty(100, device=device)
-    for _ in range(2 * MOST_NEWS):
+    for _ in range(2 * MAX_PENDING):
         x + 1
-    assert 0 < len(memory._news) < 1.1 * MOST_NEWS
+    assert 0 < len(memory._events) < 1.1 * MAX_PENDING
     assert torch.vgpu.max_memory_reserved(device) >= torch.vgpu.max_memory_allocated(device)

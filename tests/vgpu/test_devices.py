@@ -183,7 +183,7 @@ def test_the_environment_gives_the_threads_that_a_call_does_not(monkeypatch):
     assert figures("threads") == [1, 1]
     for text in ("0", "-1", "two"):
         monkeypatch.setenv("VGPU_THREADS", text)
-        with pytest.raises(ValueError, match=f"VGPU_THREADS .* not '{text}'"):
+        with pytest.raises(ValueError, match=f"VGPU_THREADS must .* got '{text}'"):
             d2lpar.virtual_gpus(2)
 
 
@@ -243,17 +243,29 @@ def test_one_figure_for_all_or_one_for_each():
         ({"n": -2}, ValueError, "got -2"),
         ({"n": True}, ValueError, "got True"),
         ({"n": 2.0}, ValueError, "got 2.0"),
-        ({"threads": 0}, ValueError, "threads of a virtual GPU must be positive: got 0"),
-        ({"threads": 1.5}, TypeError, "threads of a virtual GPU is a whole number: got 1.5"),
-        ({"threads": [1, 2, 3]}, ValueError, "3 figures of threads for 2 virtual GPUs"),
+        (
+            {"threads": 0},
+            ValueError,
+            "threads of a virtual GPU must be a positive whole number: got 0",
+        ),
+        ({"threads": 1.5}, TypeError, "threads of a virtual GPU must be a whole number: got 1.5"),
+        ({"threads": [1, 2, 3]}, ValueError, "threads must be one value, or 2 for 2 virtual GPUs"),
         ({"threads": True}, TypeError, "got True"),
-        ({"memory": -5}, ValueError, "memory of a virtual GPU must be positive: got -5"),
+        (
+            {"memory": -5},
+            ValueError,
+            "memory of a virtual GPU must be a positive whole number: got -5",
+        ),
         ({"memory": "1 GB"}, TypeError, "got '1 GB'"),
-        ({"memory": [10**9]}, ValueError, "1 figures of memory for 2"),
+        (
+            {"memory": [10**9]},
+            ValueError,
+            "memory must be one value, or 2 for 2 virtual GPUs: got 1, [1",
+        ),
         ({"link": "pcie9"}, ValueError, "no link named 'pcie9'; there are pcie3, "),
         ({"link": 0}, ValueError, "bandwidth of a link must be positive, in bytes/s: got 0"),
         ({"link": {}}, TypeError, "a preset's name, bytes/s or None: got {}"),
-        ({"peer_link": [None]}, ValueError, "1 figures of peer_link for 2"),
+        ({"peer_link": [None]}, ValueError, "peer_link must be one value, or 2 for 2 virtual GPUs"),
     ],
 )
 def test_figures_that_make_no_sense_change_nothing(options, error, text):
@@ -269,7 +281,7 @@ def test_figures_that_make_no_sense_change_nothing(options, error, text):
 def test_memory_in_use_cannot_be_configured_away(gpus):
     before = figures("link")
     x = torch.zeros(1000, device=gpus[1])
-    with pytest.raises(ValueError, match=r"vgpu:1 holds \d+ bytes; its memory cannot be 3999"):
+    with pytest.raises(ValueError, match=r"vgpu:1 must be at least the \d+ .* in use: got 3999"):
         d2lpar.virtual_gpus(2, memory=[10**9, 3999], link="pcie3")
     assert figures("link") == before
     assert x.sum().item() == 0
@@ -303,7 +315,7 @@ def test_an_error_of_one_device_changes_nothing_on_the_others(gpus):
         d2lpar.virtual_gpus(2, memory=2**20, link="pcie4", threads=2)
     assert [settings_of(device) for device in gpus] == before
     x = torch.ones(1000, device=gpus[1])
-    with pytest.raises(ValueError, match="vgpu:1 holds"):
+    with pytest.raises(ValueError, match="memory of vgpu:1 must be at least"):
         d2lpar.virtual_gpus(2, memory=[2**20, 100], link="pcie4", threads=2)
     assert [settings_of(device) for device in gpus] == before
     assert x.sum().item() == 1000
@@ -320,7 +332,7 @@ def test_memory_and_cores_are_those_of_this_process(monkeypatch):
     assert {registry.find(device).memory.limit for device in devices} == {4 * 10**8}
     monkeypatch.setattr(device_setup, "cores_of_this_process", lambda: 99)
     with pytest.warns(UserWarning, match="793 threads of virtual GPUs share 99 CPU cores"):
-        device_setup._warn_of_crowding(793)
+        device_setup._warn_if_oversubscribed(793)
 
 
 def test_threads_of_a_device_are_not_those_of_threads_to_come(gpus):
@@ -526,7 +538,7 @@ def test_a_scaled_link_is_slower_and_says_so():
         ((0,), "bandwidth of a link must be positive, in bytes/s: got 0"),
         ((-1e9,), "got -1000000000.0"),
         ((math.nan,), "got nan"),
-        ((1e9, -1e-6), "latency of a link must not be negative, in seconds: -1e-06"),
+        ((1e9, -1e-6), "latency of a link must not be negative, in seconds: got -1e-06"),
         ((1e9, math.nan), "nan"),
         ((1e9, 0, 0), "pageable of a link must be positive, in bytes/s: got 0"),
     ],

@@ -184,7 +184,7 @@ def test_each_rank_has_a_virtual_gpu_with_the_figures_of_those_here(monkeypatch,
             (0, 2, link, 10**8, [2, 2]),
             (1, 2, link, 2 * 10**8, [2, 2]),
         ]
-        with pytest.raises(ValueError, match="3 ranks have 3 .* but memory was given for 2 of"):
+        with pytest.raises(ValueError, match="memory must have a value for each of 3 ranks: got 2"):
             d2lpar.launch(devices_of_rank, nproc=3)
         d2lpar.virtual_gpus(2, memory=10**8)
         expected = [(rank, 3, None, 10**8, [3, 3]) for rank in range(3)]

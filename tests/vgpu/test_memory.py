@@ -324,7 +324,7 @@ def test_what_a_stream_holds_is_reserved(devices):
             assert stats["reserved_bytes.all.peak"] == before + 2000
             assert torch.vgpu.mem_get_info() == (limit - before - 2000, limit)
             torch.vgpu.reset_peak_memory_stats()
-        with pytest.raises(ValueError, match=f"holds {before + 2000} bytes"):
+        with pytest.raises(ValueError, match=f"must be at least the {before + 2000} bytes"):
             virtual_gpus(2, memory=before + 1500)
     del y
 

@@ -619,14 +619,14 @@ def test_an_error_of_a_kernel_shows_at_the_next_synchronize():
 @pytest.mark.parametrize("seconds", [-1.0, float("nan")])
 def test_a_gpu_whose_kernels_take_no_possible_time_is_refused(seconds):
     (device,) = fixed_gpus(1, seconds=seconds)
-    with pytest.raises(ValueError, match=f"takes {seconds} seconds for aten.fill_"):
+    with pytest.raises(ValueError, match=f"for aten.fill_ must .*: got {seconds}"):
         torch.ones(2, device=device)
 
 
 def test_a_copy_between_two_clocks_is_refused():
     by_the_wall_clock = torch.ones(2, device=virtual_gpus(2)[1])
     (device,) = virtual_gpus(1, model="v100")
-    with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 keep two clocks"):
+    with pytest.raises(RuntimeError, match="vgpu:1 and vgpu:0 must have the same clock"):
         by_the_wall_clock.to(device)
 
 
@@ -640,7 +640,7 @@ def test_a_stream_does_not_wait_for_one_of_the_other_clock():
     found = registry.devices[2]
     stream._stream.issue(Op("gate", "kernel", found.compute, lambda op: gate.wait(30)))
     try:
-        with pytest.raises(RuntimeError, match="vgpu:0 and vgpu:2 keep two clocks"):
+        with pytest.raises(RuntimeError, match="vgpu:0 and vgpu:2 must have the same clock"):
             torch.vgpu.current_stream(0).wait_stream(stream)
     finally:
         gate.set()
@@ -648,7 +648,7 @@ def test_a_stream_does_not_wait_for_one_of_the_other_clock():
 
 def test_more_devices_than_torch_can_count_are_refused():
     before = torch.vgpu.device_count()
-    with pytest.raises(ValueError, match="up to 128: got 129"):
+    with pytest.raises(ValueError, match="at most 128 devices: got 129"):
         virtual_gpus(129, model="v100")
     assert torch.vgpu.device_count() == before
 

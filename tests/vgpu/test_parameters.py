@@ -312,7 +312,7 @@ def test_nested_tensors_of_the_strided_layout_are_refused_by_name(wall):
     jagged = torch.nested.as_nested_tensor(on_gpu, layout=torch.jagged).transpose(1, 2)
     with pytest.raises(RuntimeError, match=r"strided layout.*to_padded_tensor\(0.0\) and a mask"):
         nn.functional.scaled_dot_product_attention(jagged, jagged, jagged)
-    with pytest.raises(RuntimeError, match=r"strided layout.*take layout=torch.jagged"):
+    with pytest.raises(RuntimeError, match=r"strided layout.*use layout=torch.jagged"):
         torch.nested.nested_tensor(rows, device="vgpu:0") * 2
-    with pytest.raises(RuntimeError, match=r"strided layout.*take layout=torch.jagged"):
+    with pytest.raises(RuntimeError, match=r"strided layout.*use layout=torch.jagged"):
         torch.nested.nested_tensor(rows).to("vgpu:0")

@@ -1136,7 +1136,7 @@ def test_a_recording_tells_what_ran_where_and_when(devices):
     x @ x
     torch.vgpu.synchronize(devices[1])
     assert not ops
-    with pytest.raises(ValueError, match="not a recording"):
+    with pytest.raises(ValueError, match="start_recording returned, not yet stopped"):
         stop_recording(ops)
 
 

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from vgpu import hardware_name
 from vgpu.cuda.summary import RAY_WORKER, SPAN
-from vgpu.recording.chrome_trace import OF_A_PROGRAM
+from vgpu.recording.chrome_trace import NVTX_KINDS
 from vgpu.runtime import registry, scheduler
 
 SECONDS_BETWEEN_REPORTS = 1.0
@@ -74,7 +74,7 @@ class Report:
         Takes no lock, because a signal handler may call it again.
         """
         self._recorded.put(spans)
-        if not self._started and spans and spans[0].kind not in OF_A_PROGRAM:
+        if not self._started and spans and spans[0].kind not in NVTX_KINDS:
             self._start()
 
     def _add(self, span):
@@ -82,7 +82,7 @@ class Report:
         if span.kind == "wait":
             if span.engine == "host":
                 self._waiting += seconds
-        elif span.kind not in OF_A_PROGRAM:
+        elif span.kind not in NVTX_KINDS:
             self._busy[span.device][span.engine] += seconds
             self._ops[span.device] += 1
             self._begin, self._end = min(self._begin, span.start), max(self._end, span.end)

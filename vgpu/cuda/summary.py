@@ -165,12 +165,12 @@ def write_trace(path, reports, folder, began):
     Times count from `began`, `perf_counter()` at the start of the command; on modelled GPUs from 0
     of their clock.
     """
-    from vgpu.recording.chrome_trace import OF_A_PROGRAM, chrome_trace
+    from vgpu.recording.chrome_trace import NVTX_KINDS, chrome_trace
 
     events = []
     for place, report in enumerate(reports):
         spans = _spans(Path(folder, f"{report['pid']}.spans"), 0.0 if report["modelled"] else began)
-        on_gpus = (span for span in spans if span.kind not in OF_A_PROGRAM)
+        on_gpus = (span for span in spans if span.kind not in NVTX_KINDS)
         devices = sorted({span.device for span in on_gpus if span.engine != "host"})
         timeline = SimpleNamespace(spans=spans, marks=[], devices=devices)
         who = f"rank {_name(report)}, " if report["rank"] is not None else ""

@@ -1,14 +1,14 @@
-"""GPUs that are modelled: a simulated clock, and what a kernel, a copy and the host take.
+"""Modelled GPUs: a simulated clock, and the duration of kernels, copies and host work.
 
-simulation        when ops run, and the clock of the host
-model             the model of a device: a GPU in a machine, and the links that it shares
-hardware          machines, and how models are found by name
-modelled_gpu      a GPU as its data sheet describes it, and the time of a kernel
-datasheets        the published figures of GPUs
-kernels           the work of a kernel: bytes, and its products
-products          the products of matrices in an operator
-convolutions      the algorithms of cuDNN for convolutions, as products
-links             how fast bytes travel: wires as they are sold, and as they were measured
-host              what the host takes to run a program
-recurrent_layers  operators that are one of cuDNN on CUDA
+simulation        discrete-event simulation of ops, and the clocks of host threads
+model             the model of a device: a GPU in a machine, and its shared links
+hardware          machines, and models by name
+modelled_gpu      a GPU by its data sheet, and the duration of a kernel
+datasheets        published figures of GPUs
+kernels           bytes and matrix products of a kernel
+products          matrix products of an operator
+convolutions      cuDNN's algorithms for convolutions, as matrix products
+links             bandwidth and latency of links: nominal and measured
+host              host time of operators and modules
+recurrent_layers  host time of recurrent layers, one operator of cuDNN on CUDA
 """

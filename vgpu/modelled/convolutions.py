@@ -1,22 +1,22 @@
-"""The algorithms of cuDNN for convolutions, as the products that they do."""
+"""cuDNN's algorithms for convolutions, as matrix products."""
 
 from math import ceil, gcd, prod
 
 from vgpu.modelled.products import Product, Way, sizes
 
-LEAST_WIDTH = 32  # of the results of a tile
-# The share of cuBLAS's rate that cuDNN's kernels reach outside tensor cores, from the seen halves
-# of benchmarks/bench_kernels.py; that of Winograd's kernels also from seen rows of bench_model.py.
+LEAST_WIDTH = 32  # of a tile's results
+# Fraction of cuBLAS's rate that cuDNN's kernels reach outside tensor cores, from the "seen" half of
+# benchmarks/bench_kernels.py; for Winograd's kernels also from "seen" rows of bench_model.py.
 CONVOLUTION_REACHED = 0.95
 STRIDED_IMAGES_REACHED = 0.68  # gradients of the images of a strided convolution
 POINTWISE_WEIGHTS_REACHED = 0.62  # gradients of 1 x 1 weights
-FUSED_WINOGRAD_REACHED = 0.7  # kernels that do Winograd's transforms themselves
+FUSED_WINOGRAD_REACHED = 0.7  # kernels that include Winograd's transforms
 
 
 def convolution(args, out):
-    """Return the product that computes a convolution, with the other ways to it: a list of one."""
+    """Return the product of a convolution, with alternative `ways`: a list of one."""
     x, weight, transposed, groups = *sizes(args[:2]), args[6], args[8]
-    if out is None:  # its arguments do not fit, and running it says so
+    if out is None:  # invalid arguments, which the kernel will report
         return []
     product = _convolved(x, weight, out.layout.size, transposed, groups)
     if transposed:
@@ -27,7 +27,7 @@ def convolution(args, out):
 
 
 def convolution_backward(args, out):
-    """Return the products for the gradients of images and weights, as far as these are wanted."""
+    """Return the products of the requested gradients, of images and of weights."""
     gradient, x, weight = sizes(args[:3])
     transposed, groups, (to_input, to_weight, _) = args[7], args[9], args[10]
     product = _convolved(x, weight, gradient, transposed, groups)
@@ -47,32 +47,32 @@ def convolution_backward(args, out):
 
 
 def _of_images(product, stride):
-    """Return the product that computes the gradient of the images of a convolution.
+    """Return the product of the gradient of images, given that of the convolution.
 
-    A transposed convolution is one, too.
+    A transposed convolution is such a gradient, too.
     """
     product = product._replace(n=product.k, k=product.n)
     return product._replace(reached=STRIDED_IMAGES_REACHED) if max(stride) > 1 else product
 
 
 def _suits_winograd(weight, stride, padding, dilation, transposed, output_padding, groups):
-    """Return whether Winograd's algorithm can compute a convolution: 3 x 3, without steps."""
+    """Return whether Winograd's algorithm applies: 3 x 3, without stride, dilation or groups."""
     is_dense = set(stride) == set(dilation) == {1} and groups == 1 and not transposed
     return is_dense and tuple(weight[2:]) == (3, 3)
 
 
 def _winograd(result, weight, sides):
-    """Return the ways of Winograd's algorithm to compute a convolution with 3 x 3 weights.
+    """Return the `Way`s of Winograd's algorithm for a convolution with 3 x 3 weights.
 
-    Each tile of s x s results takes (s + 2)^2 products in place of 9 s^2; tiles at the edges are
-    computed whole. For s = 4 cuDNN transforms images, weights and results by kernels of their own,
-    which write and read them in memory; for s = 2 by the kernel that multiplies.
+    Each tile of s x s results takes (s + 2)^2 products instead of 9 s^2; tiles at the edges are
+    computed completely. For s = 4 cuDNN transforms images, weights and results in separate kernels,
+    through memory; for s = 2 in the multiplying kernel.
     Source: Lavin and Gray 2016, https://arxiv.org/abs/1509.09308.
 
     Args:
-        result: the size of its results, (N, C, H, W).
-        weight: how many channels they have, and from how many they are computed.
-        sides: those of the tiles.
+        result: size of the results, (N, C, H, W).
+        weight: numbers of output and input channels.
+        sides: side lengths s of the tiles.
     """
     n, k = weight[:2]
     ways = []
@@ -89,10 +89,10 @@ def _winograd(result, weight, sides):
 
 
 def _convolved(x, weight, result, transposed, groups):
-    """Return the product that computes a convolution: positions by outputs by what each reads.
+    """Return the product of a convolution: positions by output channels by inputs of each.
 
-    A transposed convolution is the gradient of one whose input is its result. One with a group for
-    each channel has a kernel of its own in torch, without tiles: see `is_depthwise` in
+    A transposed convolution is the gradient of one whose input is its result. A depthwise one has
+    its own kernel in torch, without tiles: see `is_depthwise` in
     aten/src/ATen/native/Convolution.cpp.
     """
     where = x if transposed else result
@@ -113,13 +113,13 @@ def _convolved(x, weight, result, transposed, groups):
 
 
 def is_channels_first(layout):
-    """Return whether images (N, C, H, W) have their channels one after the other in memory."""
+    """Return whether images (N, C, H, W) are stored channel by channel."""
     size, stride = layout.size, layout.stride
     return len(size) == 4 and size[1] > 1 and stride[1] != 1
 
 
 def is_plain_product(packet, args):
-    """Return whether a convolution of images (N, C, H, W) is a product of them as they lie."""
+    """Return whether a convolution of images (N, C, H, W) is a matrix product without copies."""
     if packet not in ("convolution", "convolution_backward"):
         return False
     weight, _, stride, padding = args[1:5] if packet == "convolution" else args[2:6]

@@ -1,17 +1,16 @@
-"""The GPUs that can be modelled: their published figures.
+"""Published figures of the GPUs that can be modelled.
 
-The peaks come from the makers' documents that are named as `source`, dense and without sparsity.
-Memory is what torch reports as `total_memory`. The links are measured ones, because a copy never
-reaches the figure on the box.
+Peaks are those of the manufacturers' documents in `source`, without sparsity. Memory is torch's
+`total_memory`. Links are measured, because copies never reach the nominal bandwidth.
 
-A `GPUIdentity` is what torch prints of such a GPU: its name, compute capability and L2 cache. The
-clocks and the width of the bus are those of the same documents; `nvidia-smi -q -d CLOCK` and CUDA's
-deviceQuery print them. They give the peaks again: a V100 has 80 multiprocessors of 64 units that do
-2 FLOPs at 1530 MHz, and 4096 bits twice at 877 MHz.
+A `GPUIdentity` has name, compute capability and L2 cache as torch reports them, and clocks and bus
+width from the same documents; `nvidia-smi -q -d CLOCK` and CUDA's deviceQuery print them. The peaks
+follow from them: a V100 has 80 multiprocessors of 64 units with 2 FLOPs at 1530 MHz, and transfers
+4096 bits twice at 877 MHz.
 
-"NeuSight" are kernels in float32 that take more than 0.2 ms, of github.com/sitar-lab/NeuSight,
+"NeuSight" are float32 kernels of more than 0.2 ms, of github.com/sitar-lab/NeuSight,
 scripts/asplos/data/dataset. "DeepBench" are products and convolutions in float32 and float16, of
-github.com/baidu-research/DeepBench. Half of each was set aside by chance, see
+github.com/baidu-research/DeepBench. A random half of each was held out, see
 benchmarks/bench_kernels.py.
 """
 
@@ -27,7 +26,7 @@ GPUS = {
         "P100-SXM2-16GB",
         16280 * MIB,
         732e9,
-        {"float32": 10.6e12, "float64": 5.3e12},  # torch sums float16 in float32, at that rate
+        {"float32": 10.6e12, "float64": 5.3e12},  # torch computes float16 products in float32
         56,
         PRESETS["pcie3-measured"],
         PRESETS["2xnvlink1-measured"],
@@ -62,7 +61,7 @@ GPUS = {
         "NVIDIA T4 data sheet",
         identity=GPUIdentity("Tesla T4", (7, 5), 4 * MIB, 1590e6, 5001e6, 256),
         tensor_efficiency=0.66,  # products in float16 (DeepBench)
-        product_efficiency=0.5,  # limited to 70 W: kernels 0.42, BERT 0.56 (NeuSight)
+        product_efficiency=0.5,  # power limit of 70 W: kernels 0.42, BERT 0.56 (NeuSight)
         memory_efficiency=0.75,
         overheads=Overheads(element=2.7e-9),
     ),
@@ -123,7 +122,7 @@ GPUS = {
         0.78,
         identity=GPUIdentity("NVIDIA H100 80GB HBM3", (9, 0), 50 * MIB, 1980e6, 2619e6, 5120),
         workspace=32 * MIB,
-        product_efficiency=0.77,  # products of 8192 x 1024 x 50304 on an H100: its power is limited
+        product_efficiency=0.77,  # products of 8192 x 1024 x 50304 on an H100: power limit
         special=0.125,
         # benchmarks/one_gpu.py; `strided` and `product` on an H200
         overheads=Overheads(

@@ -1,4 +1,4 @@
-"""Machines that can be modelled: GPUs, the links that they share, and the host."""
+"""Machines that can be modelled: GPUs, shared links, and the host."""
 
 from dataclasses import dataclass, replace
 
@@ -8,7 +8,7 @@ from vgpu.modelled.links import PRESETS, Link, as_link
 
 
 class Scaled:
-    """A GPU whose kernels take `factor` times as long: one number, fitted to one measurement.
+    """A GPU whose kernels take `factor` times as long, a number fitted to one measurement.
 
     Args:
         gpu: a `GPU`, or the name of one.
@@ -30,28 +30,27 @@ class Scaled:
         self.multiprocessors = getattr(gpu, "multiprocessors", None)
 
     def rows(self):
-        """Return rows of a table about it: pairs of strings."""
+        """Return a table of its figures, a list of pairs of strings."""
         return [*self._gpu.rows(), ("scaled", f"kernels take {self.factor:.4g} times as long")]
 
     def kernel_seconds(self, kernel):
-        """Return how long a `Kernel` takes."""
+        """Return the duration of a `Kernel`."""
         return self.factor * self._gpu.kernel_seconds(kernel)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Machines with several GPUs, and what joins them.
+    """Equal machines with several GPUs, and their network.
 
     Args:
         gpu: a `GPU`, its name, or an object with the attributes of one; see `as_gpu`.
-        gpus: how many each machine has; None for all in one.
-        gpus_per_switch: how many share one PCIe link to the CPU.
-        network: the `Link` of each of its network cards; None where there is one machine.
-        network_cards: how many network cards a machine has; GPUs next to each other share one.
-        host: what the host takes to issue an operator: a `Host`, seconds, or "eager" for training
-            code of modules.
+        gpus: number of GPUs in each machine; None for one machine with all GPUs.
+        gpus_per_switch: number of GPUs that share one PCIe link to the CPU.
+        network: the `Link` of each network card; None for a single machine.
+        network_cards: number of network cards of a machine; neighbouring GPUs share one.
+        host: host time of an operator: a `Host`, seconds, or "eager" for training code of modules.
         name: the name to print.
-        source: where the figures come from.
+        source: the source of the figures.
     """
 
     gpu: object
@@ -64,7 +63,7 @@ class Machine:
     source: str = "the caller"
 
     def rows(self):
-        """Return rows of a table about it: pairs of strings."""
+        """Return a table of its figures, a list of pairs of strings."""
         facts = [f"{self.host.describe()} ({self.host.source})"]
         if self.gpus is not None:
             facts.append(f"{self.gpus} GPUs in each, {self.gpus_per_switch} on a link to the CPU")
@@ -79,39 +78,41 @@ class Machine:
         for name in ("gpus", "gpus_per_switch", "network_cards"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} of a Machine is a positive whole number: got {value!r}")
+                raise ValueError(
+                    f"{name} of a Machine must be a positive whole number: got {value!r}"
+                )
 
 
-_OF_A_GPU = ("kernel_seconds", "link", "memory", "name", "peer_link", "rows")
+_GPU_ATTRIBUTES = ("kernel_seconds", "link", "memory", "name", "peer_link", "rows")
 
 
 def as_gpu(gpu):
-    """Return a GPU given by its name in `GPUS`, or as an object with the attributes of one.
+    """Return the GPU with a name in `GPUS`, or an object with the attributes of a GPU unchanged.
 
     Raises:
         ValueError: no GPU has this name.
-        TypeError: `gpu` is none of these.
+        TypeError: `gpu` is neither.
     """
     if isinstance(gpu, str):
         if gpu.lower() not in GPUS:
             what = "a machine, not a GPU" if gpu.lower() in MACHINES else "not a known GPU"
             raise ValueError(f"{gpu!r} is {what}; GPUs are {', '.join(GPUS)}")
         return GPUS[gpu.lower()]
-    missing = [name for name in _OF_A_GPU if not hasattr(gpu, name)]
+    missing = [name for name in _GPU_ATTRIBUTES if not hasattr(gpu, name)]
     if missing:
         raise TypeError(
-            f"a GPU is the name of one, or an object with {', '.join(_OF_A_GPU)}: got {gpu!r}, "
+            f"a GPU must be a name, or an object with {', '.join(_GPU_ATTRIBUTES)}: got {gpu!r}, "
             f"without {', '.join(missing)}"
         )
     return gpu
 
 
 def as_machine(model):
-    """Return a `Machine` given as such, by its name, or as its only GPU (see `as_gpu`).
+    """Return a `Machine`, given as such, by name, or by its GPU (see `as_gpu`).
 
     Raises:
-        ValueError: neither a GPU nor a machine has this name.
-        TypeError: `model` is none of these.
+        ValueError: no GPU and no machine has this name.
+        TypeError: `model` has another type.
     """
     if isinstance(model, Machine):
         return model
@@ -125,13 +126,13 @@ def as_machine(model):
 
 
 def machines_of(n, models, host=None):
-    """Return the `Machine` of each of `n` devices, for `n` models: all the same, or GPUs.
+    """Return the `Machine` of each of `n` devices, given `n` models: equal machines, or GPUs.
 
-    A `host` that is given, see `Machine`, takes the place of its own.
+    `host`, if given, replaces that of the machine, see `Machine`.
 
     Raises:
         ValueError: there are more GPUs than in one machine and no network, or machines differ.
-        TypeError: a model is none of these; see `as_machine`.
+        TypeError: a model has another type; see `as_machine`.
     """
     machines = [as_machine(model) for model in models]
     if host is not None:
@@ -139,10 +140,10 @@ def machines_of(n, models, host=None):
         machines = [replace(machine, host=host) for machine in machines]
     first = machines[0]
     if any(replace(machine, gpu=first.gpu) != first for machine in machines):
-        raise ValueError("devices of several kinds of machines: give one Machine, or GPUs")
+        raise ValueError("all devices must have the same Machine: got several; give one, or GPUs")
     if first.gpus is not None and n > first.gpus and first.network is None:
         raise ValueError(
-            f"{n} devices need several machines of {first.gpus}, and they have no network"
+            f"network must be given for {n} devices in machines of {first.gpus} GPUs: got None"
         )
     return machines
 

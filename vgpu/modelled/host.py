@@ -1,4 +1,4 @@
-"""What the host takes to issue an operator to modelled GPUs."""
+"""Host time of operators and modules on modelled GPUs."""
 
 import math
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ from vgpu.runtime import scheduler
 
 @dataclass(frozen=True)
 class Host:
-    """The seconds that the host of modelled GPUs takes to run a program.
+    """Host time of a program on modelled GPUs, in seconds.
 
     `nn.RNN`, `nn.LSTM` and `nn.GRU` are one operator of cuDNN on CUDA, and one of autograd, see
-    `_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp: what they consist of here takes the host no
-    time.
+    `_cudnn_rnn` in aten/src/ATen/native/cudnn/RNN.cpp: further operators of these modules take no
+    host time.
 
     Args:
-        operator: for an operator that Python code issues.
-        module: for the call of an `nn.Module` without parts, in addition to its operators.
-        autograd: for an operator that autograd issues, in C++, in a backward pass.
-        source: where the figures come from.
+        operator: for each operator issued by Python code.
+        module: for each call of an `nn.Module` without submodules, besides its operators.
+        autograd: for each operator issued by autograd, in C++, in a backward pass.
+        source: the source of the figures.
 
     Raises:
         ValueError: a figure is negative or infinite.
@@ -41,10 +41,12 @@ class Host:
         for name in ("operator", "module", "autograd"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
-                raise ValueError(f"{name} of a Host is seconds, not negative or infinite: {value}")
+                raise ValueError(
+                    f"{name} of a Host must be finite and non-negative, in seconds: got {value}"
+                )
 
     def start(self):
-        """Begin to count calls of modules."""
+        """Start counting calls of modules."""
         global _hook, _hook_after
         if self.module:
             # One step each once there is a handle, see interrupts.py: a return and a store.
@@ -52,29 +54,29 @@ class Host:
             _hook_after = register_module_forward_hook(_leave, always_call=True)
 
     def stop(self):
-        """Stop counting them."""
+        """Stop counting calls of modules."""
         for hook in (_hook, _hook_after):
             if hook is not None:
                 hook.remove()
 
     def _enter(self, module, inputs):
-        # Code that torch.compile has made of modules does not call them, and this breaks no graph.
+        # Compiled code does not call modules; the check avoids a graph break in torch.compile.
         if not torch.compiler.is_compiling() and not any(True for _ in module.children()):
             scheduler.clock.enter_module(self.module)
             if is_of_cudnn(module):
                 recurrent_calls.enter(sequence_number())
 
     def seconds(self):
-        """Return what the operator takes that the calling thread is about to issue."""
+        """Return the host time of the next operator of the calling thread."""
         return recurrent_calls.seconds(self.operator, self.autograd)
 
     def scaled(self, factor, source):
-        """Return a host that takes `factor` times as long."""
+        """Return a host with all times multiplied by `factor`."""
         figures = (factor * each for each in (self.operator, self.module, self.autograd))
         return Host(*figures, source)
 
     def describe(self):
-        """Return its figures in words."""
+        """Return a description of its figures."""
         if "/" not in str(self):
             return f"{self} for an operator"
         return f"{self} for an operator/a module/an operator of autograd"
@@ -86,7 +88,7 @@ class Host:
         return "host " + "/".join(f"{each:.3g}" for each in micros) + " µs"
 
 
-_hook = _hook_after = None  # the handles of the hooks that see calls of modules
+_hook = _hook_after = None  # handles of the hooks on module calls
 
 
 def _leave(module, inputs, outputs):
@@ -94,16 +96,16 @@ def _leave(module, inputs, outputs):
         recurrent_calls.leave(sequence_number())
 
 
-# Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py, which see.
+# Training code of modules in eager PyTorch; fitted by benchmarks/bench_model.py.
 EAGER = Host(8e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/modelled_gpus.md")
 
 
 def as_host(host):
-    """Return a `Host` given as such, as "eager", or by the seconds of any operator.
+    """Return a `Host`, given as such, as "eager", or as seconds of each operator.
 
     Raises:
         ValueError: a name is not "eager", or the seconds are negative.
-        TypeError: `host` is none of these.
+        TypeError: `host` has another type.
     """
     if isinstance(host, Host):
         return host
@@ -112,4 +114,4 @@ def as_host(host):
     if isinstance(host, (int, float)) and not isinstance(host, bool):
         return Host(float(host), 0.0, float(host))
     error = ValueError if isinstance(host, str) else TypeError
-    raise error(f'host is "eager", seconds or a Host: got {host!r}')
+    raise error(f'host must be "eager", seconds or a Host: got {host!r}')

@@ -1,7 +1,4 @@
-"""The work of a kernel: the bytes that it reads and writes, and the products in it.
-
-A `Kernel` is known from the layouts of its arguments and results alone, and so before it runs.
-"""
+"""Bytes and matrix products of a kernel, from the layouts of its arguments and results."""
 
 import re
 from functools import cache
@@ -21,20 +18,20 @@ from vgpu.tensors.cells import ONLY_WRITTEN, cells_in
 
 
 class Kernel(NamedTuple):
-    """What an operator does on a device.
+    """The work of an operator on a device.
 
     Attributes:
-        name: the operator without overload, "aten.mm" for example.
-        products: the `Product`s in it; a convolution counts as the product that computes it. None
-            where it may do products that are not known here.
+        name: the operator without overload, such as "aten.mm".
+        products: its `Product`s; a convolution counts as a matrix product. None for an operator
+            with possible products that the model does not know.
         num_bytes: bytes that it reads and writes.
         dtype: the dtype of its first tensor.
         channels_first: whether it is a convolution of tensors in the layout (N, C, H, W), which
-            tensor cores do not take.
-        blocks: the number of rows, or channels, that a block of threads each passes over, how many
-            elements each has, and how often; or None.
-        strided: the number of elements of an elementwise operation whose tensors lie differently in
-            memory, or are broadcast; 0 for others.
+            tensor cores do not support.
+        blocks: (number of rows or channels, elements of each, number of passes) of a kernel with
+            one block of threads for each row or channel; or None.
+        strided: number of elements of an elementwise operation whose tensors have different
+            layouts, or are broadcast; 0 for others.
     """
 
     name: str
@@ -46,31 +43,31 @@ class Kernel(NamedTuple):
     strided: int = 0
 
 
-# Operators that read as many elements of their first argument as they write, not all of it.
+# Operators that read only as many elements of their first argument as they write.
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
-# Operators that write as many elements of their first argument as they read of the others.
+# Operators that write only as many elements of their first argument as they read of the others.
 PARTLY_WRITTEN = set(
     "index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_ scatter_ scatter_add_".split()
 )
-# How often a kernel passes over what it reads: statistics first, then their use.
+# Number of passes over the input: statistics first, then their use.
 READS = {"native_batch_norm": 2, "_native_batch_norm_legit": 2, "native_batch_norm_backward": 2}
-# The same of a softmax along more than PERSISTENT numbers, see dispatch_softmax_forward in
-# aten/src/ATen/native/cuda/PersistentSoftmax.cuh. Shorter rows stay in the registers.
+# The same for a softmax along more than PERSISTENT elements, see dispatch_softmax_forward in
+# aten/src/ATen/native/cuda/PersistentSoftmax.cuh. Shorter rows stay in registers.
 READS_OF_LONG_ROWS = {
     "_softmax": 2,
     "_log_softmax": 2,
-    "_softmax_backward_data": 1.5,  # one of the two for the sum, then both
+    "_softmax_backward_data": 1.5,  # one of two inputs for the sum, then both
     "_log_softmax_backward_data": 1.5,
 }
 PERSISTENT = 1024
-# How often an operator reads or writes as much as its result besides: masked_fill fills a copy, and
-# the gradient of softmax begins with a product of its arguments, see softmax_backward_cuda_out in
+# Additional reads and writes, in sizes of the result: masked_fill fills a copy, and the gradient of
+# softmax begins with a product of its arguments, see softmax_backward_cuda_out in
 # aten/src/ATen/native/cuda/SoftMax.cu.
-MOVED_BESIDES = {"masked_fill": 2, "_softmax_backward_data": 3}
-# Bytes read for a number whose neighbours in memory are not its neighbours in the result. Memory is
-# read in sectors of 32 bytes; the caches keep some of them (transposed copies on an H100).
+EXTRA_TRAFFIC = {"masked_fill": 2, "_softmax_backward_data": 3}
+# Bytes read for each element whose neighbours in memory are not its neighbours in the result.
+# Memory is read in sectors of 32 bytes; caches keep some of them (transposed copies on an H100).
 TRANSPOSED = 20
-# The most frequent elementwise operators that torch does not tag so
+# The most frequent elementwise operators without torch's tag
 UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}
 
 
@@ -106,7 +103,7 @@ def kernel_of(op):
     layouts = [*inputs, *outputs]
     if packet == "convolution_backward":
         num_read += _read_again(args)
-    num_read += MOVED_BESIDES.get(packet, 0) * sum(map(_size, outputs))
+    num_read += EXTRA_TRAFFIC.get(packet, 0) * sum(map(_size, outputs))
     strided = 0
     results = outputs or _each(args[position : position + 1] for position in written)
     if results and _is_elementwise(name):
@@ -133,7 +130,7 @@ def kernel_of(op):
 
 @cache
 def _is_elementwise(name):
-    """Return whether each number of a result depends on those at its place in the arguments."""
+    """Return whether an operator is elementwise."""
     namespace, _, packet = name.rpartition(".")
     if namespace != "aten":
         return False
@@ -141,13 +138,13 @@ def _is_elementwise(name):
 
 
 def _strided(result, inputs):
-    """Return how many elements of an elementwise operation are strided, and bytes read besides.
+    """Return the number of strided elements of an elementwise operation, and extra bytes read.
 
-    An argument that is larger than the result, or has more dimensions, is that of a reduction.
+    Arguments that are larger than the result, or have more dimensions, are those of a reduction.
 
     Args:
         result: the layout of its result.
-        inputs: those of its arguments.
+        inputs: the layouts of its arguments.
     """
     elements = num_bytes = 0
     steps = _steps(result, result)
@@ -164,7 +161,7 @@ def _strided(result, inputs):
 
 
 def _steps(layout, result):
-    """Return the strides of a tensor along the dimensions of `result`, 0 where it is broadcast."""
+    """Return the strides of a tensor along the dimensions of `result`, 0 for broadcast ones."""
     dimensions = len(result.size)
     size = (1,) * (dimensions - len(layout.size)) + tuple(layout.size)
     stride = (0,) * (dimensions - len(layout.stride)) + tuple(layout.stride)
@@ -172,14 +169,14 @@ def _steps(layout, result):
 
 
 def _row(packet, args):
-    """Return how many numbers a softmax, or its backward, goes along."""
+    """Return the length of a row of a softmax, or of its backward."""
     return args[0].layout.size[args[2 if packet.endswith("backward_data") else 1]]
 
 
 def _read_again(args):
-    """Return the bytes that the gradient of depthwise weights reads more than once.
+    """Return the bytes of repeated reads by the gradient of depthwise weights.
 
-    torch's kernel has a block of threads for each weight, which reads the images and gradients of
+    torch's kernel has a block of threads for each weight, which reads all images and gradients of
     its channel: aten/src/ATen/native/cuda/DepthwiseConv2d.cu, conv_depthwise2d_grad_weight_kernel.
     """
     gradient, x, weight = (cell.layout for cell in args[:3])
@@ -191,8 +188,8 @@ def _read_again(args):
 def _blocks(packet, args):
     """Return the `blocks` of a kernel that sums over rows or channels, or None.
 
-    Layer normalization has a block of threads for each row. So has torch's own batch normalization
-    for each channel, which it uses where cuDNN's does not take the dtype: for bfloat16.
+    Layer normalization has a block of threads for each row; torch's own batch normalization, used
+    for bfloat16, which cuDNN's does not support, has one for each channel.
     """
     if packet == "native_layer_norm":
         width = prod(args[1])
@@ -208,8 +205,8 @@ def _blocks(packet, args):
     return None
 
 
-# Operators of torch that do products: each number that they read is used many times. Those that use
-# it once, such as mv and dot, take the time of their bytes.
+# Operators of torch with matrix products, which use each input element many times. Operators such
+# as mv and dot use it once, and take the time of their bytes.
 _DO_PRODUCTS = re.compile(
     "mm(_|$)|matmul|attention|conv(?!ert)|(^|_)linear(_backward|$)|trilinear$|rnn|lstm_mps|_lstm$|"
     "_gru$|linalg_(?!_powsum|vector_norm|cross|check)|fft_[cr]2|[cp]dist|euclidean|cholesky|solve|geqrf|"
@@ -219,7 +216,7 @@ _DO_PRODUCTS = re.compile(
 
 @cache
 def may_do_products(name):
-    """Return whether an operator may do products: by its name in torch, by its tags elsewhere."""
+    """Return whether an operator may have products: by its name in torch, by its tags elsewhere."""
     namespace, _, packet = name.rpartition(".")
     if namespace in ("", "aten", "prims", "fsdp"):
         return _DO_PRODUCTS.search(packet) is not None
@@ -227,7 +224,7 @@ def may_do_products(name):
 
 
 def _tags(namespace, packet):
-    """Return the tags of all overloads of an operator, a set."""
+    """Return the set of tags of all overloads of an operator."""
     operator = getattr(getattr(torch.ops, namespace), packet)
     return {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
 
@@ -237,5 +234,5 @@ def _each(values):
 
 
 def _size(layout):
-    """Return the bytes of the elements; an element that is repeated (stride 0) counts once."""
+    """Return the bytes of the elements; repeated elements (stride 0) count once."""
     return min(prod(layout.size) * layout.dtype.itemsize, layout.num_bytes)

@@ -1,4 +1,4 @@
-"""Links: how fast bytes travel to, from and between devices."""
+"""Links: bandwidth and latency to, from and between devices."""
 
 from dataclasses import dataclass, replace
 
@@ -10,11 +10,11 @@ class Link:
     Args:
         bandwidth: bytes per second.
         latency: seconds.
-        pageable: bytes per second of copies whose memory on the CPU is not pinned: a driver stages
-            them through a pinned buffer. By default `bandwidth`.
+        pageable: bytes per second of copies with CPU memory that is not pinned, which a driver
+            stages through a pinned buffer. By default `bandwidth`.
         name: the name to print.
-        source: where the figures come from.
-        startup: seconds before the first step of a collective over it, which copies do not take.
+        source: the source of the figures.
+        startup: seconds before the first step of a collective; copies have none.
 
     Raises:
         ValueError: a bandwidth is not positive, or the latency or the start-up is negative.
@@ -35,7 +35,7 @@ class Link:
         for field in ("latency", "startup"):
             value = getattr(self, field)
             if not value >= 0:
-                raise ValueError(f"{field} of a link must not be negative, in seconds: {value}")
+                raise ValueError(f"{field} of a link must not be negative, in seconds: got {value}")
 
     def seconds(self, num_bytes, pinned=True):
         """Return the seconds of a copy: bytes / bandwidth + latency; `pageable` unless `pinned`."""
@@ -45,8 +45,8 @@ class Link:
     def scaled(self, factor):
         """Return this link slowed by `factor`, for use with a device slowed as much.
 
-        The bandwidths are divided by the factor. The latency stays as it is: it compares with the
-        time to launch an operator, which is not scaled on a virtual GPU either.
+        Bandwidths are divided by the factor. The latency is unchanged: it compares with the launch
+        time of an operator, which is not scaled on a virtual GPU either.
 
         Raises:
             ValueError: `factor` is not positive.
@@ -66,14 +66,14 @@ class Link:
 
 
 def format_bytes(num_bytes):
-    """Return `num_bytes` with a decimal unit, as link speeds are quoted: "15.75 GB"."""
+    """Return `num_bytes` with a decimal unit, such as "15.75 GB"."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if abs(num_bytes) < 1000 or unit == "TB":
             return f"{num_bytes:.4g} {unit}"
         num_bytes /= 1000
 
 
-# The rates of the wires, as they are sold, and latencies that are typical of them.
+# Nominal bandwidths, and typical latencies.
 _WIRES = (
     Link(
         15.75e9,
@@ -97,7 +97,7 @@ _WIRES = (
     Link(300e9, 5e-6, None, "nvlink3", "A100: 12 NVLink 3 links of 25 GB/s a direction"),
     Link(450e9, 5e-6, None, "nvlink4", "H100: 18 NVLink 4 links of 25 GB/s a direction"),
 )
-# What copies reach on real machines, which is always less. The GPUs of datasheets.py have these.
+# Measured bandwidths of copies, always less than nominal. The GPUs of datasheets.py have these.
 _MEASURED = {
     "pcie3-measured": Link(
         12.1e9,
@@ -132,7 +132,7 @@ _MEASURED = {
         374e9, 2.7e-6, None, "NVLink 4, 18 links", "p2pBandwidthLatencyTest (NCCL issue 1264)"
     ),
 }
-# What a collective of NCCL reaches: bandwidth of the bus, seconds of a step and before the first.
+# Measured in NCCL's collectives: bus bandwidth, seconds of a step and before the first step.
 _VTRAIN = "all-reduce of 1 MB to 1 GB on 2, 4 and 8 GPUs, trace/{} of VIA-Research/vTrain"
 _COLLECTIVES = {
     "nvlink2-collectives": Link(
@@ -148,8 +148,8 @@ _COLLECTIVES = {
         2.25e9, 5e-6, None, "PCIe 4.0 through the host", "d2l-neu: 4.5 GB/s of both ways", 20e-6
     ),
 }
-# A card beside its GPUs reads their memory itself, and NCCL reaches 0.92 of the wire. One card for
-# all GPUs of a machine gets most bytes through the CPU's memory, and reaches less.
+# A network card next to its GPUs reads their memory directly, and NCCL reaches 0.92 of the nominal
+# bandwidth. One card for all GPUs of a machine receives most bytes through CPU memory: less.
 BESIDE_GPUS, FOR_ALL_GPUS = 0.92, 0.6
 _NETWORKS = {
     f"{name}-collectives": Link(
@@ -171,18 +171,18 @@ _NETWORKS = {
 
 
 class Links(dict):
-    """Links by name, as they are sold and as they were measured: `PRESETS["pcie3"]`."""
+    """Links by name, nominal and measured: `PRESETS["pcie3"]`."""
 
 
 PRESETS = Links({link.name: link for link in _WIRES} | _MEASURED | _COLLECTIVES | _NETWORKS)
 
 
 def as_link(link):
-    """Return a `Link` given as such, by a preset's name or in bytes per second; None for no limit.
+    """Return a `Link`, given as such, by a preset's name or bytes per second; None for no limit.
 
     Raises:
         ValueError: no preset has the name, or the bytes per second are not positive.
-        TypeError: `link` is none of these.
+        TypeError: `link` has another type.
     """
     if link is None or isinstance(link, Link):
         return link
@@ -192,4 +192,4 @@ def as_link(link):
         return PRESETS[link]
     if isinstance(link, (int, float)) and not isinstance(link, bool):
         return Link(float(link))
-    raise TypeError(f"a link is a Link, a preset's name, bytes/s or None: got {link!r}")
+    raise TypeError(f"a link must be a Link, a preset's name, bytes/s or None: got {link!r}")

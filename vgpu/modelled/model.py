@@ -1,4 +1,4 @@
-"""The model of a virtual GPU: a GPU in a machine, and the links that it shares."""
+"""The model of a virtual GPU: a GPU in a machine, and its shared links."""
 
 from collections import Counter
 from math import ceil
@@ -10,16 +10,16 @@ from vgpu.private.dispatch import tf32_is_allowed
 from vgpu.runtime import scheduler
 from vgpu.runtime.scheduler import Resource
 
-# Bytes/s of a channel of NCCL, which keeps a multiprocessor: 20 to 24 GB/s over NVLink
+# Bytes/s of a channel of NCCL, which occupies a multiprocessor: 20 to 24 GB/s over NVLink
 CHANNEL = 20e9
 
 
-def keep_time_by_a_model(devices, machines, values):
-    """Have a new simulation run the later ops of `devices` and keep the time, from 0 on.
+def use_model_clock(devices, machines, values):
+    """Switch `devices` to a new simulation, whose clock starts at 0.
 
     Args:
-        devices: a list of `Device`s, which are idle and configured.
-        machines: for each the `Machine` that it is in.
+        devices: a list of `Device`s, idle and configured.
+        machines: the `Machine` of each device.
         values: whether values are computed.
     """
     gpus = Counter(machine.gpu.name for machine in machines)
@@ -43,12 +43,12 @@ class Model:
 
     Args:
         device, machine, simulation: the `Device`, its `Machine` and its `Simulation`.
-        shared: a dict of the `Resource`s that devices share; it is filled here.
-        over_link: whether copies to other devices take the link to the CPU.
+        shared: a dict of the `Resource`s that devices share, filled here.
+        over_link: whether copies to other devices use the link to the CPU.
 
     Attributes:
-        gpu: the object that knows how long kernels take, a `GPU` for example.
-        host: the number of the machine that it is in.
+        gpu: the model of kernel durations, such as a `GPU`.
+        host: the number of its machine.
         engines: its engines for kernels, for copies from and to the CPU, and between devices.
     """
 
@@ -59,8 +59,8 @@ class Model:
         )
         self.host = device.index // (machine.gpus or device.index + 1)
         self._over_link = over_link
-        self._collective = 0.0, 0.0  # until when one is under way, and its part of the GPU
-        number = device.index - self.host * (machine.gpus or 0)  # its place in the machine
+        self._collective = 0.0, 0.0  # end of the last one, and its fraction of multiprocessors
+        number = device.index - self.host * (machine.gpus or 0)  # within the machine
         self._switch = self.host, number // machine.gpus_per_switch
         up, down = Resource(), Resource()
         self._out = up if over_link else Resource()
@@ -79,11 +79,11 @@ class Model:
             compute: (compute,),
             h2d: (h2d, down, self._trunk_down),
             d2h: (d2h, up, self._trunk_up),
-            p2p: (p2p, self._out, self._in),  # an op that sends and receives at the same time
+            p2p: (p2p, self._out, self._in),  # sends and receives at the same time
         }
 
     def seconds(self, op):
-        """Return how long an op that has no `seconds` takes: a kernel, according to `gpu`."""
+        """Return the duration of an op without `seconds`: a kernel's by `gpu`, 0 for others."""
         if op.kind != "kernel":
             return 0.0
         if op.plan is None:
@@ -96,18 +96,21 @@ class Model:
     def _kernel_seconds(self, op):
         seconds = self.gpu.kernel_seconds(kernel_of(op))
         if not seconds >= 0:
-            raise ValueError(f"{self.gpu.name} takes {seconds} seconds for {op.name}")
+            raise ValueError(
+                f"kernel_seconds of {self.gpu.name} for {op.name} must not be negative: "
+                f"got {seconds}"
+            )
         return seconds
 
     def note_collective(self, op):
-        """Note a `Collective` whose end is known: until then it slows kernels down."""
+        """Record a `Collective` whose end is known: until then it slows kernels down."""
         processors = getattr(self.gpu, "multiprocessors", None)
         if processors and op.seconds:
             channels = ceil(op.num_bytes / op.seconds / CHANNEL)
             self._collective = op.end, min(channels / processors, 0.5)
 
     def kernel_end(self, start, seconds):
-        """Return when a kernel ends that begins at `start` and would take `seconds` alone."""
+        """Return the end of a kernel that starts at `start` and takes `seconds` if alone."""
         until, part = self._collective
         beside = min(seconds / (1 - part), until - start)
         return start + seconds + max(beside, 0.0) * part
@@ -120,7 +123,7 @@ class Model:
         return min(known, key=lambda link: link.bandwidth, default=None)
 
     def needs(self, op):
-        """Return the `Resource`s that an op needs all of its time: engines, directions of links."""
+        """Return the `Resource`s that an op occupies: its engine, and directions of links."""
         if op.kind == "collective":
             return op.engine, *op.directions(self._out, self._in)
         if op.receiver is None:

@@ -1,4 +1,4 @@
-"""A GPU as its data sheet describes it, and the time of a kernel on it."""
+"""A GPU by its data sheet, and the duration of its kernels."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -12,47 +12,47 @@ from vgpu.modelled.links import Link
 from vgpu.private.dispatch import tf32_is_allowed
 from vgpu.runtime.identity import GPUIdentity
 
-# Figures that no data sheet has, and what they were fitted to: rows of one GPU, never of several.
+# Figures missing in data sheets, and their sources, each with rows of a single GPU only.
 PRODUCT_EFFICIENCY = 0.92  # 50 products of 4000 x 4000 in 0.466 s on a V100 (d2l 13.3); 0.473 here
 TENSOR_CORE_EFFICIENCY = 0.88  # the largest tiles on A100s, before waves and TILE_SECONDS
 MEMORY_EFFICIENCY = 0.85  # BabelStream's triad: 0.94 on a V100, 0.85 to 0.89 on an A100
-LEAST_SECONDS = 3e-6  # on a V100, from the launch of a small kernel to the launch of the next
-TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of what an unlimited one would
-TILE_SECONDS = 2.5e-6  # for a tile on tensor cores to begin and end
+LEAST_SECONDS = 3e-6  # on a V100, between the launches of two small kernels
+TILE_LOSS = 32  # a tile of t x t reaches t / (t + 32) of an unlimited tile's rate
+TILE_SECONDS = 2.5e-6  # start and end of a tile on tensor cores
 UNITS = ("float64", "float32", "tf32", "bfloat16", "float16")
-# What a multiprocessor computes at a time. cuBLAS has nothing narrower in float32 (NeuSight).
+# Tiles of a multiprocessor. cuBLAS has no narrower ones in float32 (NeuSight).
 TILES = ((128, 128), (64, 64))
 CONVOLUTION_TILES = (*TILES, (32, 32))
-TILE_STEPS = 9  # terms by which the sums of a tile outside tensor cores seem longer (NeuSight)
+TILE_STEPS = 9  # additional terms in the sums of a tile outside tensor cores (NeuSight)
 TENSOR_CORE_TILES = ((256, 128), (128, 128), (128, 64), (64, 64), (32, 32))
-_PLAIN = ("float64", "float32")  # units that are no tensor cores
+_PLAIN = ("float64", "float32")  # units other than tensor cores
 QUERIES = 128  # of a tile of fused attention
-SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # parts that the sums of a product may be cut into
-# Small tiles that a multiprocessor computes at the same time, so that they begin together
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128)  # possible numbers of parts of a product's sums
+# Number of small tiles that a multiprocessor computes, and starts, at the same time
 TOGETHER = {(128, 64): 2, (64, 64): 4, (32, 32): 8}
 BLOCKS = 4  # of threads that a multiprocessor runs at a time, each for a row of a normalization
-# What products without tiles reach of the peak of float32: each reads two numbers, and a
-# multiprocessor of a V100 has 32 units that load for 64 that multiply (whitepaper WP-08608-001)
+# Fraction of the float32 peak that products without tiles reach: each reads two numbers, and a
+# multiprocessor of a V100 has 32 load units for 64 multipliers (whitepaper WP-08608-001)
 DIRECT = 0.25
-# Bytes for the parts of sums: what torch gives cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
+# Bytes for parts of sums: torch's workspace of cuBLAS (aten/src/ATen/cuda/CublasHandlePool.cpp)
 WORKSPACE = 8 * 2**20
-# FLOP/s that the tensor cores of a multiprocessor reach where it cannot read the matrices 16 bytes
-# at a time: products of 16,384 x 768 x 50,257 on an H200, 0.7 to 1.2e12; assumed for other GPUs
+# FLOP/s of a multiprocessor's tensor cores if it cannot read the matrices 16 bytes at a time:
+# products of 16,384 x 768 x 50,257 on an H200, 0.7 to 1.2e12; assumed for other GPUs
 UNALIGNED = 1e12
-TRANSFORM_EFFICIENCY = 0.5  # of the bandwidth, what kernels of Winograd's transforms reach
+TRANSFORM_EFFICIENCY = 0.5  # fraction of the bandwidth in Winograd's transforms
 
 
 class Overheads(NamedTuple):
-    """What kernels take besides their products and bytes, in seconds; 0 where nobody measured it.
+    """Time of kernels besides their products and bytes, in seconds; 0 if not measured.
 
     Attributes:
-        convolution: the least that each product of a convolution takes: cuDNN converts layouts,
-            computes, and sums parts.
-        row: what a multiprocessor takes to begin and end a row of a normalization.
-        element: what a block of threads takes for an element of its row.
-        strided: what a multiprocessor takes for an element of an operation whose tensors lie
-            differently in memory, or are broadcast: it computes where each number is.
-        product: what a product takes besides its tiles, before the first and after the last.
+        convolution: minimum of each product of a convolution: cuDNN converts layouts, computes, and
+            sums parts.
+        row: start and end of a row of a normalization on a multiprocessor.
+        element: an element of a row, in a block of threads.
+        strided: an element of an operation whose tensors have different layouts, or are broadcast,
+            on a multiprocessor, which computes its address.
+        product: start and end of a product, besides its tiles.
     """
 
     convolution: float = LEAST_SECONDS
@@ -64,27 +64,26 @@ class Overheads(NamedTuple):
 
 @dataclass(frozen=True)
 class GPU:
-    """A GPU as its data sheet describes it.
+    """A GPU by its data sheet.
 
     Args:
         name: the name to print.
         memory: bytes of its memory.
         bandwidth: bytes/s of its memory.
-        peaks: FLOP/s of products by the type they compute in: "float64", "float32", "tf32",
-            "bfloat16", "float16". A dtype that is missing runs as float32.
-        multiprocessors: the number of multiprocessors; each computes one tile of a product at a
-            time.
+        peaks: FLOP/s of products by type: "float64", "float32", "tf32", "bfloat16", "float16".
+            Missing dtypes run as float32.
+        multiprocessors: number of multiprocessors; each computes one tile of a product at a time.
         link: its `Link` to the CPU.
-        peer_link: its `Link` to another GPU of the machine; None for the way over `link`.
-        tensor_efficiency: what the largest tiles reach of the peak of tensor cores.
+        peer_link: its `Link` to another GPU of the machine; None for the path over `link`.
+        tensor_efficiency: fraction of the tensor cores' peak that the largest tiles reach.
         collective_link: its `Link` in collectives of many GPUs of the machine, which use several
-            ways at a time; None for `peer_link`.
-        source: where the figures come from.
-        identity: what programs are told that it is; None for a GPU that is not sold.
-        workspace: bytes that torch gives cuBLAS for the parts of sums: 32 MiB on H100s.
-        product_efficiency: what the largest products reach of the peaks of other units.
-        special: exponentials that a multiprocessor computes for each multiplication in float32.
-        memory_efficiency: what kernels reach of the bandwidth.
+            paths at a time; None for `peer_link`.
+        source: the source of the figures.
+        identity: its `GPUIdentity`; None for a GPU that does not exist.
+        workspace: bytes of cuBLAS's workspace in torch, for parts of sums: 32 MiB on H100s.
+        product_efficiency: fraction of the peaks of other units that the largest products reach.
+        special: exponentials of a multiprocessor per multiplication in float32.
+        memory_efficiency: fraction of the bandwidth that kernels reach.
         overheads: its `Overheads`.
     """
 
@@ -113,21 +112,21 @@ class GPU:
                 raise ValueError(f"{name} of a GPU must be a positive number: got {value!r}")
         for unit in self.peaks:
             if unit not in UNITS:
-                raise ValueError(f"peaks of a GPU are those of {', '.join(UNITS)}: got {unit!r}")
+                raise ValueError(f"peaks of a GPU must be of {', '.join(UNITS)}: got {unit!r}")
         if "float32" not in self.peaks:
-            raise ValueError(f"a GPU needs its peak for float32: got {list(self.peaks)}")
+            raise ValueError(f"peaks of a GPU must include float32: got {list(self.peaks)}")
 
     def kernel_seconds(self, kernel):
-        """Return how long a `Kernel` takes: the longest of three.
+        """Return the duration of a `Kernel`, the maximum of three.
 
-        - LEAST_SECONDS, for each product of a convolution that of its `overheads`;
-        - its bytes, at `memory_efficiency` of the bandwidth of the memory, and what its `overheads`
-          say of rows and `strided` elements;
-        - its products of matrices, one after the other, see `product_seconds`. Where these are not
-          known it warns, once for each operator.
+        - LEAST_SECONDS, or for each product of a convolution that of `overheads`;
+        - its bytes, at `memory_efficiency` of the bandwidth, and the `overheads` of rows and
+          `strided` elements;
+        - its matrix products, one after the other, see `product_seconds`. Unknown products cause a
+          warning, once for each operator.
 
-        A convolution on tensor cores has its tensors copied before and after, unless their layout
-        is channels_last.
+        A convolution on tensor cores copies its tensors before and after, unless their layout is
+        channels_last.
         """
         if kernel.products is None:
             _warn_of_unknown_products(kernel.name)
@@ -143,41 +142,39 @@ class GPU:
             least = self.overheads.convolution * len(kernel.products or (1,))
         seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
-            seconds += 2 * num_bytes  # into the layout that tensor cores take, and back
+            seconds += 2 * num_bytes  # conversion to the layout of tensor cores, and back
         return seconds
 
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
-        """Return how long a `Product` takes.
+        """Return the duration of a `Product`.
 
-        The result is cut into tiles. Each multiprocessor computes one tile at a time, so the tiles
-        run in waves, the last of which may leave most multiprocessors idle: small and narrow
-        products are slow. Smaller tiles fill a wave better and reach less (TILE_LOSS). On tensor
-        cores each tile takes TILE_SECONDS to begin and end, elsewhere as long as TILE_STEPS more
-        terms of its sums, so short sums are slow, too. What the whole takes besides is in its
-        `overheads`.
+        The result is divided into tiles. Each multiprocessor computes one tile at a time, so tiles
+        run in waves, and the last wave may leave most multiprocessors idle: small and narrow
+        products are slow. Smaller tiles fill a wave better, at a lower rate (TILE_LOSS). A tile
+        starts and ends in TILE_SECONDS on tensor cores, elsewhere in the time of TILE_STEPS more
+        terms of its sums, so short sums are slow, too. `overheads` has further time of a product.
 
-        The sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS,
-        except those that stay `whole` outside tensor cores, where a kernel also runs at `reached`
-        of the rate. The bytes of the parts are left out: the caches hold most of them. The parts
-        of a product of matrices on tensor cores are kept in float32 in the `workspace` of cuBLAS,
-        so large results cannot be split; cuDNN asks for more space. Tensor cores run at UNALIGNED
-        at most where matrices are not `aligned`. The fastest counts, as a library chooses it, also
-        among the `ways` of the product; what these write and read besides moves at
-        TRANSFORM_EFFICIENCY of the bandwidth. Products without tiles run on the units for float32,
-        in any dtype, at a rate of their own (DIRECT).
+        Sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS, except
+        those that stay `whole` outside tensor cores, where a kernel also runs at `reached` of the
+        rate. The bytes of the parts are ignored: caches hold most of them. On tensor cores the
+        parts of a matrix product are stored in float32 in cuBLAS's `workspace`, so large results
+        cannot be split; cuDNN allocates more. If matrices are not `aligned`, tensor cores run at
+        UNALIGNED at most. The fastest option counts, as a library selects it, also among the
+        product's `ways`, whose extra bytes move at TRANSFORM_EFFICIENCY of the bandwidth. Products
+        without tiles run on float32 units, in any dtype, at their own rate (DIRECT).
 
         Args:
             product: a `Product`.
             dtype: the dtype of the matrices.
-            name: the name of the operator; float32 convolutions may use TF32 where products may
-                not.
+            name: the name of the operator; torch allows TF32 for convolutions and products
+                separately.
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])
         if product.exponentials:
             return self._attention_seconds(product, self._rate(self.unit(dtype, name)))
         unit = self.unit(dtype, name)
-        rate = self._rate(unit) / self.multiprocessors  # of one of them
+        rate = self._rate(unit) / self.multiprocessors  # of one multiprocessor
         start, steps, sides, splits = TILE_SECONDS, 0, TENSOR_CORE_TILES, SPLITS
         room = self.workspace
         if unit in _PLAIN or "convolution" in name:
@@ -211,9 +208,9 @@ class GPU:
         return best
 
     def _attention_seconds(self, product, rate):
-        """Return how long fused attention takes: its products, and then its exponentials.
+        """Return the duration of fused attention: its products, then its exponentials.
 
-        A tile is what one multiprocessor computes for QUERIES queries of a head.
+        A tile has QUERIES queries of a head, on one multiprocessor.
         """
         scores = product.m * product.n * product.batch
         special = self.special * self.peaks["float32"] / 2
@@ -222,7 +219,7 @@ class GPU:
         return full * (product.flops / rate + product.exponentials * scores / special)
 
     def _block_seconds(self, rows, elements, passes):
-        """Return what the blocks of threads of a normalization take besides its bytes."""
+        """Return the time of a normalization's blocks of threads, besides its bytes."""
         together = BLOCKS * self.multiprocessors
         begin = rows * self.overheads.row / self.multiprocessors
         return passes * max(begin, ceil(rows / together) * elements * self.overheads.element)
@@ -232,10 +229,10 @@ class GPU:
         return reached * self.peaks.get(unit, 0.0)
 
     def unit(self, dtype, name="aten.mm"):
-        """Return what products of `dtype` are computed in, a key of `peaks`.
+        """Return the unit of products of `dtype`, a key of `peaks`.
 
-        It is TF32 for float32 where the GPU has it and torch allows it: by default for
-        convolutions only, see `torch.backends.cudnn.allow_tf32`.
+        float32 uses TF32 if the GPU has it and torch allows it: by default for convolutions only,
+        see `torch.backends.cudnn.allow_tf32`.
         """
         unit = str(dtype).removeprefix("torch.")
         if unit == "float32" and self._rate("tf32") > self._rate("float32"):
@@ -245,7 +242,7 @@ class GPU:
         return unit if unit in self.peaks else "float32"
 
     def rows(self):
-        """Return rows of a table about it: pairs of strings."""
+        """Return a table of its figures, a list of pairs of strings."""
         peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
         return [
             (
@@ -263,8 +260,8 @@ class GPU:
 
 
 def _reached(m, n):
-    """Return what a tile of m x n reaches of what an unlimited one would."""
-    side = 2 * m * n / (m + n)  # a square tile with as much work for each number that it reads
+    """Return the rate of a tile of m x n, as a fraction of an unlimited tile's."""
+    side = 2 * m * n / (m + n)  # of the square tile with equal work per number read
     return side / (side + TILE_LOSS)
 
 

@@ -1,7 +1,4 @@
-"""The products of matrices in an operator, which take the time of arithmetic.
-
-Convolutions have a module of their own, `convolutions.py`.
-"""
+"""Matrix products of an operator; those of convolutions are in `convolutions.py`."""
 
 from functools import partial
 from math import prod
@@ -11,18 +8,18 @@ from vgpu.tensors.cells import cells_in
 
 
 class Product(NamedTuple):
-    """Products of matrices: `batch` times (m, k) by (k, n).
+    """Matrix products: `batch` times (m, k) by (k, n).
 
-    Those of a depthwise convolution are `direct`: made one after the other, without tiles. Those of
-    fused attention take `exponentials` for each of the m x n scores, which never leave the
-    processor. Narrow groups of a convolution are computed `together`, beside zeros, which are no
-    FLOPs.
-
-    On tensor cores it counts whether the matrices are `aligned`: their rows can be read 16 bytes at
-    a time. Elsewhere three more count. The sums of cuDNN's convolutions and gradients of images
-    stay `whole`, where cuBLAS and gradients of weights cut long sums into parts. `reached` is the
-    share of cuBLAS's rate that the kernel reaches. `ways` are others in which cuDNN computes the
-    same.
+    Attributes:
+        direct: computed one by one, without tiles, as in a depthwise convolution.
+        exponentials: for each of the m x n scores of fused attention, which stay on the processor.
+        together: number of narrow groups of a convolution in one product, padded by zeros, which
+            are not counted as FLOPs.
+        aligned: whether rows can be read 16 bytes at a time; ignored outside tensor cores.
+        whole, reached, ways: ignored on tensor cores. Whether sums are not split, as in cuDNN's
+            convolutions and gradients of images, while cuBLAS and gradients of weights split long
+            sums; fraction of cuBLAS's rate that the kernel reaches; alternatives in cuDNN, a tuple
+            of `Way`s.
     """
 
     batch: int
@@ -44,7 +41,7 @@ class Product(NamedTuple):
 
 
 class Way(NamedTuple):
-    """Another way to compute a product: another `Product`, and bytes written and read besides."""
+    """An alternative to a product: another `Product`, and extra bytes written and read."""
 
     product: Product
     num_bytes: int
@@ -58,7 +55,7 @@ def _mm(args, out):
 
 
 def _are_aligned(matrices, out):
-    """Return whether matrices, and their rows or columns, lie multiples of 16 bytes apart."""
+    """Return whether the strides of matrices are multiples of 16 bytes."""
     layouts = [cell.layout for cell in cells_in((*matrices, out))]
     return all(
         layout.stride[i] * layout.dtype.itemsize % 16 == 0
@@ -69,29 +66,29 @@ def _are_aligned(matrices, out):
 
 
 def _attention(args, out):
-    """Return the products of fused multi-head attention, which torch uses without gradients."""
+    """Return the products of fused multi-head attention, torch's kernel without gradients."""
     (batch, length, width), heads = args[0].layout.size, args[4]
     return _self_attention(batch, length, width, heads)
 
 
 def _fused_attention(args, out, causal):
-    """Return the products of `scaled_dot_product_attention` in one kernel: scores, then values.
+    """Return the products of a fused `scaled_dot_product_attention`: scores, then values.
 
     Args:
-        causal: the place of the argument `is_causal`. Such a kernel skips what lies in the future,
-            about half of the keys for each query.
+        causal: the position of the argument `is_causal`. A causal kernel skips future keys, about
+            half of them for each query.
     """
     (batch, heads, length, width), (*_, size, _), (*_, of_value) = sizes(args[:3])
-    if len(args) > causal and args[causal]:  # torch leaves out what is False by default
+    if len(args) > causal and args[causal]:  # torch omits False, the default
         size = max(size // 2, 1)
     return [Product(batch * heads, length, size, width + of_value, exponentials=1.0)]
 
 
 def _fused_attention_backward(args, out):
-    """Return the products of its backward: the scores once more, then those of the gradients.
+    """Return the products of its backward: the scores again, then the gradients.
 
-    What is computed of each score besides takes as long as some exponentials: 4 fit what
-    FlashAttention-2 reaches on an A100 with heads of 64 and of 128, https://arxiv.org/abs/2307.08691.
+    Further work on each score counts as 4 exponentials, fitted to FlashAttention-2 on an A100 with
+    heads of 64 and of 128, https://arxiv.org/abs/2307.08691.
     """
     (product,) = _fused_attention(args[1:], out, 10)
     of_value = args[3].layout.size[-1]
@@ -100,7 +97,7 @@ def _fused_attention_backward(args, out):
 
 
 def _encoder_layer(args, out):
-    """Return the products of a layer of `nn.TransformerEncoder`, fused in the same way."""
+    """Return the products of a fused layer of `nn.TransformerEncoder`."""
     (batch, length, width), heads, hidden = args[0].layout.size, args[2], args[14].layout.size[0]
     tokens = batch * length
     feed_forward = [Product(1, tokens, hidden, width), Product(1, tokens, width, hidden)]
@@ -118,11 +115,11 @@ def _self_attention(batch, length, width, heads):
 
 
 def sizes(cells):
-    """Return the sizes of the tensors that cells stand for."""
+    """Return the sizes of the tensors of cells."""
     return [cell.layout.size for cell in cells]
 
 
-# The products of an operator, as a function of its arguments and its result
+# Name of an operator -> function(arguments, result) that returns its products
 PRODUCTS = {
     "mm": _mm,
     "bmm": _mm,

@@ -1,7 +1,6 @@
-"""The operators of a recurrent layer, which count as one for the host.
+"""Host time of recurrent layers, whose many operators count as one.
 
-`nn.RNN`, `nn.LSTM` and `nn.GRU` are one operator of cuDNN on CUDA, and one of autograd; here they
-consist of many.
+`nn.RNN`, `nn.LSTM` and `nn.GRU` are one operator of cuDNN on CUDA, and one of autograd.
 """
 
 import threading
@@ -11,21 +10,21 @@ import torch
 
 from vgpu.private.autograd import autograd_node, forward_number, in_backward
 
-_CALLS_KEPT = 10_000  # for a backward pass to come
+_CALLS_KEPT = 10_000  # for later backward passes
 
 
 def is_of_cudnn(module):
-    """Return whether cuDNN would run a module on CUDA, as one operator."""
+    """Return whether a module is one operator of cuDNN on CUDA."""
     return isinstance(module, torch.nn.RNNBase) and torch.backends.cudnn.enabled
 
 
 class RecurrentCalls(threading.local):
-    """The calls of recurrent modules in a thread, by the numbers of their operators in autograd."""
+    """The calls of recurrent modules in a thread, by autograd's numbers of their operators."""
 
     def __init__(self):
-        self.issued = None  # in a call, whether an operator of it was issued
-        self.firsts, self.ends = [], []  # the numbers of each call's operators
-        self.latest = None  # the call whose backward runs
+        self.issued = None  # whether the current call has issued an operator; None outside calls
+        self.firsts, self.ends = [], []  # range of operator numbers of each call
+        self.latest = None  # first number of the call whose backward runs
 
     def enter(self, number):
         if len(self.firsts) == _CALLS_KEPT:
@@ -39,20 +38,20 @@ class RecurrentCalls(threading.local):
         self.issued = None
 
     def seconds(self, forward, backward):
-        """Return what an operator takes: one of forward, or one that autograd issues."""
+        """Return the host time of the next operator, in forward or issued by autograd."""
         if in_backward() and not torch.is_grad_enabled():
             return self.backward_seconds(backward)
         return self.forward_seconds(forward)
 
     def forward_seconds(self, seconds):
-        """Return `seconds` for the first operator of a call, and for those of no call."""
+        """Return `seconds` for the first operator of a call, and outside calls; otherwise 0."""
         if self.issued is None:
             return seconds
         self.issued, before = True, self.issued
         return 0.0 if before else seconds
 
     def backward_seconds(self, seconds):
-        """Return `seconds` for the first operator of a call's backward, and for those of none."""
+        """Return `seconds` for a call's first operator in backward, and outside; otherwise 0."""
         node = autograd_node() if self.firsts else None
         number = None if node is None else forward_number(node)
         if number is None:

@@ -1,16 +1,15 @@
-"""When ops run on modelled GPUs: a discrete-event simulation, exact for the seconds of each op.
+"""Discrete-event simulation of ops on modelled GPUs, exact for given durations.
 
-The clock of the host advances by the launch cost with each op that it issues. An op is ready when
-it has been issued and all that it waits for has ended. Of the ready ops the one that became ready
-first is next. It starts once everything that it needs is free: its engine, and for a copy the
-directions of the links on its way.
+Each launch advances the clock of the host by its cost. An op is ready when it has been issued and
+its dependencies have ended. The op that became ready first is next, and starts once its resources
+are free: its engine, and for a copy the directions of the links on its path.
 
-Nothing is simulated before a host asks. A host that waits for an op has the simulation run until
-that op has ended, and sets its clock to that end. What it issues afterwards is ready later than
-everything that was simulated, and so cannot change it: that is why the result is exact.
+The simulation runs on demand only. A host that waits for an op has it run until that op has ended,
+and sets its own clock to that end. Ops issued afterwards are ready later than everything simulated
+so far, and so cannot change it: that is why the result is exact.
 
-All of this happens in one thread, the simulator, which no interrupt reaches. It wakes for questions
-only, and before it answers one it takes over the ops that hosts have handed over.
+All of this happens in one thread, the simulator, which no interrupt reaches. It wakes on requests,
+and first admits the ops that hosts have handed over.
 """
 
 import contextlib
@@ -44,19 +43,19 @@ from vgpu.tensors.cells import (
     writers_of,
 )
 
-# The host makes new memory ready, pinned or not, at so many bytes/s (d2l 13.3: 2.3125 s for 50
-# copies of 64 MB). It takes fewer bytes than the second figure from memory that it has.
-NEW_MEMORY, NEW_MEMORY_FROM = 1.9e9, 32 * 2**20
+# Bandwidth of the first touch of host memory, pinned or not, in bytes/s (d2l 13.3: 2.3125 s for 50
+# copies of 64 MB). Below MIN_NEW_BYTES, an allocator reuses memory.
+FIRST_TOUCH_BANDWIDTH, MIN_NEW_BYTES = 1.9e9, 32 * 2**20
 
 
 class ModelledEngine(Resource):
-    """An engine of a modelled GPU; it has the attributes of an `Engine` that streams use.
+    """An engine of a modelled GPU, with the attributes of an `Engine` that streams use.
 
     Attributes:
-        hand_over: function, in C, that gives the simulator an op.
-        issued: how many ops it was given.
-        finished: how many of them the host knows to have ended.
-        ends: when ops ended, in seconds, from number `finished` on.
+        hand_over: function, in C, that passes an op to the simulator.
+        issued: number of ops issued to it.
+        finished: number of ops that have ended, as far as the host knows.
+        ends: end times of simulated ops from number `finished` on, in seconds.
     """
 
     def __init__(self, name, device, simulation):
@@ -81,9 +80,9 @@ class ModelledEngine(Resource):
 class HostClock:
     """The clock of a thread that issues ops, in seconds.
 
-    In a backward pass there is a clock for each device, because autograd has a thread for each GPU
-    then; virtual GPUs only issue all of it from one. Threads do not wait for each other: only those
-    of nn.DataParallel share Python's lock, see `Simulation.shared_by`.
+    In a backward pass there is a clock for each device, because torch's autograd has a thread for
+    each GPU, though virtual GPUs issue everything from one. Threads do not block each other, except
+    those of nn.DataParallel, which share Python's lock, see `Simulation.shared_by`.
     """
 
     def __init__(self, simulation, now):
@@ -93,8 +92,8 @@ class HostClock:
         self._pass = None  # the number of that pass
 
     def now(self, device=None):
-        """Return the seconds that the thread, or its part for a `Device`, has reached."""
-        if self._lanes and backward_number() != self._pass:  # that pass has been issued
+        """Return the time of the thread, or of its clock for a `Device` in a backward pass."""
+        if self._lanes and backward_number() != self._pass:  # that pass is issued completely
             self._now, self._lanes = max(self._now, *self._lanes.values()), {}
         if device is None:
             return max(self._now, *self._lanes.values()) if self._lanes else self._now
@@ -110,17 +109,17 @@ class HostClock:
             self._lanes = {}
 
 
-_started = WeakKeyDictionary()  # thread -> the simulation and its seconds when it was started
+_started = WeakKeyDictionary()  # thread -> (simulation, seconds) of its start
 _host_of = WeakKeyDictionary()  # thread -> its HostClock
 
 
-_patched = None  # two methods of `threading.Thread`, and those that replace them
+_patched = None  # (original methods of `threading.Thread`, their replacements)
 
 
 def patch_threads():
-    """Start a thread's clock when the thread is started, and make joining it wait for that clock.
+    """Patch `threading.Thread`: threads inherit the clock of their start, and joining advances it.
 
-    Python has no other way to learn who starts a thread.
+    Python has no hook for starting a thread.
     """
     start, join = threading.Thread.start, threading.Thread.join
 
@@ -142,7 +141,7 @@ def patch_threads():
 
 
 def unpatch_threads():
-    """Put the methods of `threading.Thread` back, unless a program has replaced them since."""
+    """Restore the methods of `threading.Thread`, unless a program has replaced them since."""
     if _patched is not None:
         (start, join), patches = _patched
         if (threading.Thread.start, threading.Thread.join) == patches:
@@ -156,15 +155,15 @@ def _replace_methods(start, join, patched):
 
 
 class Simulation:
-    """The time of modelled GPUs.
+    """The clock of modelled GPUs.
 
     Args:
         name: the modelled hardware.
-        issuing: the `Host` that knows what the host takes to issue an op.
-        values: whether the work of ops is done, and not only timed.
+        issuing: the `Host` with the host time of operators.
+        values: whether ops are computed, not only timed.
 
     Attributes:
-        meetings: the `Meetings` of the ranks of a job, where there are several; or None.
+        meetings: the `Meetings` of a job with several ranks; or None.
     """
 
     is_modelled, meetings = True, None
@@ -185,7 +184,7 @@ class Simulation:
         program_clock.start()
 
     def stop(self):
-        """Leave the ranks of the job and undo all patches: another clock is in force from now."""
+        """Leave the ranks of the job and undo all patches: another clock becomes current."""
         program_clock.stop()
         unpatch_threads()
         self.issuing.stop()
@@ -193,7 +192,7 @@ class Simulation:
             self.meetings.leave()
 
     def end_meetings(self):
-        """Simulate what was issued and leave the ranks of the job, where there are several."""
+        """Simulate all issued ops and leave the ranks of the job, if there are several."""
         if self.meetings is not None:
             self.meetings.end()
             self.meetings = None
@@ -201,7 +200,7 @@ class Simulation:
     # -- for the threads of the host
 
     def host_clock(self):
-        """Return the `HostClock` of the calling thread; it begins when the thread was started."""
+        """Return the `HostClock` of the calling thread, which starts with the thread."""
         host = getattr(self._hosts, "host", None)
         if host is None:
             thread = threading.current_thread()
@@ -216,21 +215,21 @@ class Simulation:
         return self.host_clock().now()
 
     def advance(self, seconds):
-        """Advance the calling thread's clock: the host works for `seconds`."""
+        """Advance the calling thread's clock by `seconds` of host work."""
         host = self.host_clock()
         host.set(host.now() + seconds)
 
     def enter_module(self, seconds):
-        """Advance the calling thread's clock by what the call of a module takes."""
+        """Advance the calling thread's clock by the host time of a module call."""
         self.advance(seconds * self._sharing)
 
     def copy_modules(self, number):
-        """Advance the calling thread's clock by what copying `nn.Module`s takes."""
+        """Advance the calling thread's clock by the host time of copying `nn.Module`s."""
         self.advance(number * self.issuing.module)
 
     @contextlib.contextmanager
     def shared_by(self, threads):
-        """Within it, that many threads of hosts issue at a time, and share Python's lock."""
+        """Multiply host times in the block: `threads` host threads share Python's lock."""
         self._sharing, before = threads, self._sharing
         try:
             yield
@@ -238,18 +237,18 @@ class Simulation:
             self._sharing = before
 
     def host_allocates(self, num_bytes):
-        """Advance the calling thread's clock by what new memory of the CPU takes."""
-        if num_bytes >= NEW_MEMORY_FROM:
-            self.advance(num_bytes / NEW_MEMORY)
+        """Advance the calling thread's clock by the first touch of new CPU memory."""
+        if num_bytes >= MIN_NEW_BYTES:
+            self.advance(num_bytes / FIRST_TOUCH_BANDWIDTH)
 
     def has_ended(self, op):
         """Return whether an op has ended, as far as the calling thread knows."""
         return op.done and (op.end <= self.now() or scheduler.clock is not self)
 
     def launch(self, op, stream):
-        """Advance the calling thread's clock by the cost of a launch; return when `op` is issued.
+        """Advance the calling thread's clock by the cost of a launch; return the time of issue.
 
-        No op is issued before one that it depends on, which another thread may have issued.
+        It is no earlier than that of a dependency, which another thread may have issued.
         """
         host, device = self.host_clock(), stream.device
         op.launched = perf_counter()
@@ -276,7 +275,7 @@ class Simulation:
     def wait_for_room(self, engine):
         """Block the calling thread until half of QUEUE_LIMIT is free, if an engine is full.
 
-        The engine does not know yet which of its ops have ended by now.
+        First simulate until now, to update the number of finished ops.
         """
         host, device = self.host_clock(), engine.device
         arrived = host.now(device)
@@ -294,36 +293,36 @@ class Simulation:
         host.set(arrived, device)
 
     def catch_up(self):
-        """Simulate all that happens until the calling thread's now."""
+        """Simulate until the calling thread's current time."""
         self.ask_and_wait(self._run_until, self.now())
 
     def set_threads(self, threads):
-        self.ask(set_thread_count, threads)  # with the first op: the thread is not started for it
+        self.ask(set_thread_count, threads)  # at the first op: this does not start the thread
 
     def finish(self):
         self.ask_and_wait(self._run_until, float("inf"))
 
     def ask(self, function, *arguments):
-        """Call a function in the simulator's thread, without waiting for it."""
-        simulator.questions.put((function, arguments, lambda: None))
+        """Call a function in the simulator's thread, without waiting."""
+        simulator.requests.put((function, arguments, lambda: None))
 
     def poll(self):
-        """Do `catch_up` for a host that asks how far a device is: it costs as much as a launch."""
+        """Run `catch_up` for a host that queries an event, at the cost of a launch."""
         self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def ask_and_wait(self, function, *arguments):
-        """Call a function in the simulator's thread, after what was issued so far, and wait."""
+        """Call a function in the simulator's thread, after all ops issued so far, and wait."""
         scheduler.check_process()
         scheduler.check_thread()
         if simulator.ended.is_set():
-            scheduler.check_threads()  # if it has not died, Python ends: `atexit` asks
+            scheduler.check_threads()  # otherwise Python ends, and an `atexit` function asks
             simulator.answer(function, arguments)
             return
         if not simulator.started:
             simulator.start()
         gate = scheduler.closed_gate()
-        simulator.questions.put((function, arguments, gate.release))
+        simulator.requests.put((function, arguments, gate.release))
         scheduler.pass_gate(gate)
 
     # -- for the simulator's thread
@@ -333,7 +332,7 @@ class Simulation:
             self.make_ready(op)
 
     def make_ready(self, op):
-        """Queue an op whose turn comes at `op.ready`."""
+        """Queue an op for the time `op.ready`."""
         stream = op.stream
         self._number += 1
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
@@ -344,7 +343,7 @@ class Simulation:
             self._run_next()
 
     def run_while(self, condition):
-        """Simulate what was issued as long as `condition()` is true."""
+        """Simulate issued ops while `condition()` is true."""
         while condition() and (self._ready or self.meetings.pending):
             self._run_next()
 
@@ -357,9 +356,9 @@ class Simulation:
             self._run_next()
 
     def _ready_first(self, limit=float("inf")):
-        """Return when the next op is ready, infinity for none.
+        """Return the time at which the next op is ready, or infinity.
 
-        Before that, and before `limit`, the ranks of a job cannot meet any more.
+        The ranks of a job cannot meet any more before that time and `limit`.
         """
         while True:
             first = self._ready[0][0] if self._ready else float("inf")
@@ -373,7 +372,7 @@ class Simulation:
         needs = model.needs(op)
         op.start = max(op.ready, *(resource.free_at for resource in needs))
         if op.kind == "collective":
-            if op.seconds is None:  # it will be ready, again, when the last of the ranks is
+            if op.seconds is None:  # queued again when the last rank is ready
                 self.meetings.post(op)
                 return
             op.start = op.ready
@@ -396,14 +395,14 @@ class Simulation:
 
 
 def _is_copy(op):
-    """Return whether `op` copies its second argument to its first, on one device or between two."""
+    """Return whether `op` copies its second argument to its first."""
     return op.plan is None and (op.kind == "copy" or op.name == "aten.copy_")
 
 
 def _written(op):
-    """Return the cells among the arguments of `op` that it writes, a list.
+    """Return a list of the cells among the arguments of `op` that it writes.
 
-    Those that its results are views of count, too: `fsdp.all_gather_copy_in` writes one.
+    Arguments of which results are views are included: `fsdp.all_gather_copy_in` writes one.
     """
     if op.plan is None:
         is_first = _is_copy(op) or op.kind == "collective"
@@ -419,11 +418,10 @@ def _written(op):
 
 
 def _is_computed(op):
-    """Return whether the work of `op` is done although no values are computed.
+    """Return whether `op` is computed on devices without values.
 
-    It is where what it reads is known and what it writes is small. So the sizes that ranks compare,
-    the objects that they exchange, counters, and all that a program computes from these have
-    values.
+    It is if its inputs have values and its outputs are small. So sizes that ranks compare, objects
+    that they exchange, counters, and everything computed from these have values.
     """
     if op.work is None:
         return False
@@ -439,12 +437,12 @@ def _is_computed(op):
 
 
 def leave_without_values(op):
-    """Mark what `op` would have written as without values."""
+    """Mark the outputs of `op` as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
         forget(cell)
     if op.name == "aten._amp_foreach_non_finite_check_and_unscale_":
-        op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler takes its step
+        op.args[1].root().data = torch.zeros(())  # no infinities: GradScaler does not skip the step
     if op.kind == "copy" and op.target.type == "cpu":
         target = op.args[0]
         if target.is_floating_point() or target.is_complex():
@@ -459,24 +457,24 @@ class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
     Attributes:
-        ops: the ops that were handed over and are not admitted yet.
-        questions: (function, its arguments, what to call once it has returned), or None to end.
-            An exception ends the thread, and reaches the hosts by `scheduler.note_death`.
+        ops: ops that are handed over but not admitted yet.
+        requests: (function, arguments, callback after its return), or None to end. An exception
+            ends the thread, and is reported to hosts by `scheduler.note_death`.
     """
 
     def __init__(self):
         super().__init__()
         self.ops = deque()
-        self.questions = SimpleQueue()
+        self.requests = SimpleQueue()
 
     def serve(self):
-        for function, arguments, wake in iter(self.questions.get, None):
+        for function, arguments, wake in iter(self.requests.get, None):
             self.answer(function, arguments)
             wake()
-            function = arguments = wake = None  # else this would keep tensors
+            function = arguments = wake = None  # frees tensors before the next wait
 
     def answer(self, function, arguments):
-        """Take over the ops that were handed over, and call a function."""
+        """Admit the ops that were handed over, and call a function."""
         while self.ops:
             op = self.ops.popleft()
             op.engine.clock.admit(op)
@@ -486,7 +484,7 @@ class _Simulator(WorkerThread):
         return "the thread that simulates modelled GPUs"
 
     def end(self):
-        self.questions.put(None)
+        self.requests.put(None)
 
 
 simulator = _Simulator()

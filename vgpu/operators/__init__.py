@@ -1,11 +1,13 @@
-"""From a call of an operator to an op.
+"""Calls of operators, which become ops.
 
-issuing            from a call to an op: keys, new plans, running at once
-plans              the results of an operator, worked out once for each combination of inputs
+issuing            dispatch of a call: its key, its plan, or running it synchronously
+plans              result layouts of an operator, cached by key
 copies             copies between devices, and to and from the host
 special_operators  operators that need more than a plan
 attention          scaled_dot_product_attention as one kernel
 backward           backward on the streams of forward
 comm               scatter, gather, broadcast and reduce for nn.DataParallel
-autocast, recurrent, sync_batch_norm: the parts of torch that have these names
+autocast           torch.autocast
+recurrent          fused cells of LSTM and GRU
+sync_batch_norm    kernels of SyncBatchNorm
 """

@@ -1,10 +1,10 @@
 """Fused attention: `scaled_dot_product_attention` as one kernel, where torch has one for the GPU.
 
-On CUDA torch chooses among flash attention, which needs 16-bit numbers and a GPU from Ampere on,
-"efficient" attention, which takes a mask and float32 too, and the plain operators; see
-aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Virtual GPUs choose in the same way, but for
-what the address and the padding of a tensor decide there. The fused kernels keep one number for
-each row of scores. So their memory grows with the length, and not with its square.
+On CUDA torch selects flash attention, which requires 16-bit numbers and Ampere or later,
+"efficient" attention, which supports masks and float32, too, or the plain operators; see
+aten/src/ATen/native/transformers/cuda/sdp_utils.cpp. Virtual GPUs select in the same way, except
+for conditions on addresses and padding. The fused kernels store one number for each row of scores,
+so their memory grows with the length, not with its square.
 
 Shapes: queries (N, H, L, E), keys (N, H', S, E), values (N, H', S, D), bias (N, H, L, S).
 """
@@ -32,7 +32,7 @@ def attend(
     """Issue `scaled_dot_product_attention` on virtual GPUs; see torch's function of this name.
 
     Raises:
-        RuntimeError: the kernels that the program allows cannot compute it, as on CUDA.
+        RuntimeError: none of the kernels that the program allows supports it, as on CUDA.
     """
     if not query.dtype == key.dtype == value.dtype:
         raise RuntimeError(
@@ -85,14 +85,14 @@ def _choose(query, key, value, mask, dropout_p, is_causal, gqa):
     if not backends.math_sdp_enabled() and type(query) is VirtualTensor:
         raise RuntimeError(
             "No available kernel. Aborting execution. The kernels that sdpa_kernel allows do not "
-            f"take queries {tuple(query.shape)} of {query.dtype}"
+            f"support queries {tuple(query.shape)} of {query.dtype}"
             + (" with a mask" if mask is not None else "")
         )
     return "math"
 
 
 def _are_alike(query, key, value, gqa):
-    """Return whether the shapes match without broadcasting, but for the heads of GQA."""
+    """Return whether the shapes match without broadcasting, except for the heads of GQA."""
     heads, groups = query.shape[1], key.shape[1]
     return (
         (query.shape[0], query.shape[3]) == (key.shape[0], key.shape[3])
@@ -102,7 +102,7 @@ def _are_alike(query, key, value, gqa):
 
 
 def _is_from_ampere_on(tensor):
-    """Return whether the GPU of a tensor has units for bfloat16, as all from Ampere on."""
+    """Return whether the GPU of a tensor supports bfloat16, as all from Ampere on."""
     model = tensor._cell.layout.device.model
     return "bfloat16" in getattr(model and model.gpu, "peaks", ("bfloat16",))
 
@@ -160,7 +160,7 @@ def _efficient_backward_shape(grad, query, key, value, *args, scale=None):
 
 
 def _seed(generator):
-    """Return the seed of the kernel, so that dropout draws what the CPU draws from it."""
+    """Return the seed of the kernel, from which dropout draws the same numbers as the CPU."""
     seed = generator.initial_seed()
     return torch.tensor(seed - 2**64 if seed >= 2**63 else seed, device=CPU)
 
@@ -170,7 +170,7 @@ def _seed_like(query):
 
 
 def _like_flash(query, value):
-    """Return an empty result: in memory (N, L, H, D), so that joining the heads copies nothing."""
+    """Return an empty result, in memory (N, L, H, D), so that joining the heads needs no copy."""
     n, heads, length, _ = query.shape
     return query.new_empty(n, length, heads, value.shape[3]).transpose(1, 2)
 
@@ -180,12 +180,12 @@ def _sums(query, keeps=True):
 
 
 def _attention(query, key, value, bias, dropout_p, is_causal, scale, seed):
-    """Return the result; with dropout it depends on the seed, so that backward can repeat it."""
+    """Return the result; dropout draws from the seed, so that backward can repeat it."""
     groups = query.shape[1] // key.shape[1]
     if dropout_p == 0 and query.shape[3] == value.shape[3]:
         if groups > 1:
             key, value = (x.repeat_interleave(groups, 1) for x in (key, value))
-        # `scaled_dot_product_attention` would ask what sdpa_kernel allows the host by now
+        # not `scaled_dot_product_attention`: it would obey the host's current sdpa_kernel
         query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
         out = _cpu_kernel(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)[0]
     else:
@@ -197,11 +197,11 @@ def _attention(query, key, value, bias, dropout_p, is_causal, scale, seed):
 
 
 def _weights(query, key, value, bias, dropout_p, is_causal, scale, seed):
-    """Return all that both passes use, in float32.
+    """Return the tensors of both passes, in float32.
 
     Returns:
-        Queries, keys and values with a head of keys for each of the queries; the scale of the
-        scores; the weights (N, H, L, S), and the factors by which dropout multiplies them.
+        Queries, keys and values, with H heads each; the scale of the scores; the weights
+        (N, H, L, S), and the factors of dropout for them.
     """
     groups = query.shape[1] // key.shape[1]
     q, k, v = query.float(), *(x.float().repeat_interleave(groups, 1) for x in (key, value))
@@ -212,7 +212,7 @@ def _weights(query, key, value, bias, dropout_p, is_causal, scale, seed):
     if is_causal:
         future = torch.ones(scores.shape[2:], dtype=torch.bool, device=CPU).triu(1)
         scores.masked_fill_(future, -torch.inf)
-    weights = aten._safe_softmax.default(scores, 3)  # 0 where a mask leaves no key
+    weights = aten._safe_softmax.default(scores, 3)  # 0 in rows that are masked completely
     kept = torch.ones((), device=CPU)
     if dropout_p:
         generator = torch.Generator().manual_seed(seed.item())
@@ -257,11 +257,7 @@ tables.random.update((_flash_kernel, _efficient_kernel))
 
 
 def register(library):
-    """Have torch call `attend` for tensors of virtual GPUs, wherever a program asks for attention.
-
-    Args:
-        library: a `torch.library.Library` for the operators of aten.
-    """
+    """Register `attend` for tensors of virtual GPUs in `library`, a `torch.library.Library`."""
 
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attend, key)

@@ -1,4 +1,4 @@
-"""`torch.autocast("vgpu", ...)`: which operators run in which precision.
+"""`torch.autocast("vgpu", ...)`: the precision of operators.
 
 The lists are CUDA's (PyTorch documentation, "Autocast Op Reference").
 """
@@ -63,7 +63,7 @@ def _cast(value, dtype):
 
 
 def lower(tensors):
-    """Return tensors, a tuple, in the lower precision that autocast asks for."""
+    """Return a tuple of tensors in autocast's lower precision."""
     return _cast(tensors, torch.get_autocast_dtype("vgpu"))
 
 

@@ -1,9 +1,8 @@
-"""Backward on the streams of forward, as CUDA does it.
+"""Backward on the streams of forward, as on CUDA.
 
 Each operator of a backward pass is issued to the stream of its forward, after the ops of other
-streams that wrote what it reads. At the end the caller's streams wait for all of them. The stream
-of the forward is known for operators that the calling thread recorded. Operators that another
-thread recorded on a stream of its own run on the caller's stream, with the same values.
+streams that wrote its inputs. At the end the caller's streams wait for all of them. Operators that
+another thread recorded, on its own stream, run on the caller's stream, with the same values.
 """
 
 from vgpu.private.autograd import autograd_node, forward_number, in_backward
@@ -13,20 +12,20 @@ from vgpu.tensors.cells import writers_of
 
 
 class BackwardStreams:
-    """The current streams during a backward pass, in the place of a `CurrentStreams`."""
+    """The current streams during a backward pass, in place of a `CurrentStreams`."""
 
     def __init__(self, caller):
         self._caller = caller
         self.used = set()
         self._chosen = {}  # index of a device -> (node of autograd, stream), see `set`
-        self._own = None, set()  # the node under way, and the ops that it has issued
+        self._own = None, set()  # the current node, and the ops that it has issued
 
     def stream(self, device):
-        """Return the stream that the forward of autograd's current operator was issued to."""
+        """Return the stream of the forward of autograd's current operator."""
         node = autograd_node()
         if node is None:
             if not in_backward():
-                self.leave()  # an interrupt kept the end of the pass from doing this
+                self.leave()  # an interrupt prevented this at the end of the pass
             return self._caller.stream(device)
         chosen_in, stream = self._chosen.get(device.index, (None, None))
         if chosen_in is not node:
@@ -44,11 +43,11 @@ class BackwardStreams:
         thread.current = self._caller
 
     def after(self, stream, op):
-        """Return the ops under way on other streams than `stream` that write what `op` reads.
+        """Return the ops under way on other streams than `stream` that write inputs of `op`.
 
-        Those issued by the same node of autograd are left out: as on CUDA, a function that uses
-        several streams in its backward synchronizes them itself. Collectives are not left out,
-        because C++ code waits for their futures without any stream knowing.
+        Excluded are those of the same node of autograd: as on CUDA, a function that uses several
+        streams in its backward synchronizes them itself. Collectives are included, because C++ code
+        waits for their futures without making a stream wait.
         """
         node = autograd_node()
         if self._own[0] is not node:
@@ -67,7 +66,7 @@ class BackwardStreams:
         return after
 
     def set(self, stream):
-        """Issue the work of the current operator to `stream`, as a user's own backward asks."""
+        """Issue the work of the current operator to `stream`, set in a user's own backward."""
         node = autograd_node()
         if node is None:
             self._caller.set(stream)
@@ -80,7 +79,7 @@ class StreamsOfForward:
 
     def __enter__(self):
         caller = thread.current
-        self._streams = None  # stays so with default streams only, or in a nested backward
+        self._streams = None  # remains None with default streams only, or in a nested backward
         if type(caller) is CurrentStreams:
             thread.current = self._streams = BackwardStreams(caller)
 

@@ -16,9 +16,9 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
     Args:
         tensor: a tensor on the CPU or on a virtual GPU.
         devices: devices or their indices.
-        chunk_sizes: lengths of the pieces; by default as `tensor.chunk` cuts, which may give fewer.
+        chunk_sizes: lengths of the pieces; by default those of `tensor.chunk`, maybe fewer.
         dim: the dimension.
-        streams: for each device a stream that is current while its piece is copied, or None.
+        streams: for each device the stream of its copy, or None.
     """
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
@@ -37,7 +37,7 @@ def gather(tensors, dim=0, destination=None):
     """Copy tensors to one device and concatenate them along a dimension.
 
     Args:
-        tensors: tensors on virtual GPUs, equal in shape but for the length of `dim`.
+        tensors: tensors on virtual GPUs, equal in shape except for the length of `dim`.
         dim: the dimension.
         destination: a device, its name or its index; None for the current one, -1 for the CPU.
     """
@@ -56,7 +56,7 @@ def broadcast(tensor, devices=None, *, out=None):
     On its own device the copy is `tensor` itself.
 
     Raises:
-        RuntimeError: both of `devices` and `out` are given, or neither.
+        RuntimeError: `devices` and `out` are both given, or neither.
     """
     if (devices is None) == (out is None):
         raise RuntimeError(
@@ -73,8 +73,8 @@ def broadcast(tensor, devices=None, *, out=None):
 def broadcast_coalesced(tensors, devices, buffer_size=10485760):
     """Copy tensors on the first of `devices` to the others, many tensors in one buffer.
 
-    A tensor of more than `buffer_size` bytes has a buffer of its own. Returns for each device a
-    list of tensors; for the first, `tensors` themselves.
+    A tensor of more than `buffer_size` bytes has its own buffer. Returns a list of tensors for each
+    device; for the first, `tensors` themselves.
     """
     outputs = [list(tensors)]
     for index in devices[1:]:
@@ -87,13 +87,13 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
 
 
 def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
-    """Add up tensors over devices; a device sends many tensors in one buffer.
+    """Sum tensors over devices; a device sends many tensors in one buffer.
 
     Args:
-        inputs: for each device the list of its tensors, with the same shapes on each device. One
-            of the lists is on `destination`; its tensors are not copied.
+        inputs: for each device the list of its tensors, with equal shapes on all devices. One of
+            the lists is on `destination`; its tensors are not copied.
         destination: a device or its index; the current device by default.
-        buffer_size: the most bytes of a buffer; a larger tensor has one of its own.
+        buffer_size: maximum bytes of a buffer; a larger tensor has its own.
 
     Returns:
         A tuple of the sums, tensors on `destination`.
@@ -109,8 +109,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     return tuple(reorder_as(sums, home))
 
 
-# These run one kernel for all tensors of a buffer, as torch does on CUDA. Otherwise each tensor
-# would take an operator of its own.
+# As torch on CUDA, these run one kernel for all tensors of a buffer, not one for each tensor.
 
 
 def _pack(tensors):

@@ -1,4 +1,4 @@
-"""Copies: on a device, between devices, from and to the CPU, pinned or not."""
+"""Copies on a device, between devices, and from and to pinned or pageable CPU memory."""
 
 import torch
 from torch.nn.parameter import UninitializedTensorMixin
@@ -15,7 +15,7 @@ from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
 
 
 def is_pinned(tensor):
-    """Return whether a CPU tensor lies in memory that was pinned for virtual GPUs."""
+    """Return whether the memory of a CPU tensor is pinned for virtual GPUs."""
     marked = getattr(tensor.untyped_storage(), "_vgpu_pinned", False)
     return marked or is_from_pinned_allocator(tensor)
 
@@ -27,17 +27,17 @@ def pin(tensor):
 
 
 def copy(target, source, non_blocking=False, new=False):
-    """Copy the values of a tensor into another one; at least one of them is on a virtual GPU.
+    """Copy the values of a tensor to another one; at least one of them is on a virtual GPU.
 
-    On one device this is a kernel. From and to the CPU it is a copy on the current stream, which
-    the host waits for unless it is `non_blocking` and the memory on the CPU is pinned. It keeps the
-    memory that the tensors had when it was issued, whatever becomes of their `data`.
+    On one device this is a kernel. From and to the CPU it is a copy on the current stream, for
+    which the host waits unless it is `non_blocking` and the CPU memory is pinned. Changes of the
+    tensors' `data` after the issue do not affect it.
 
     Args:
-        target: the tensor that is written.
-        source: the tensor that is read; its shape can be expanded to the shape of `target`.
-        non_blocking: whether the host may go on before the copy has ended.
-        new: whether `target` was made for this copy; then it fails where `source` has failed.
+        target: the tensor to write.
+        source: the tensor to read; its shape must be expandable to that of `target`.
+        non_blocking: whether the host may continue before the copy has ended.
+        new: whether `target` is created for this copy, and inherits a failure of `source`.
 
     Raises:
         RuntimeError: the shapes do not fit, or `source` is neither on a virtual GPU nor on the CPU.
@@ -45,13 +45,13 @@ def copy(target, source, non_blocking=False, new=False):
         torch.AcceleratorError: the host waited, and an op on the device has failed.
     """
     if target.shape != source.shape:
-        torch.empty(source.shape, device=META).expand(target.shape)  # raises what the CPU raises
+        torch.empty(source.shape, device=META).expand(target.shape)  # raises the CPU's error
     if type(target) is not VirtualTensor:
         device, pinned = source._cell.layout.device, is_pinned(target)
         op = _copy_op(device.d2h, device.link, target.detach(), source, pinned)
     elif type(source) is not VirtualTensor:
         if source.is_meta:
-            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's words
+            raise NotImplementedError("Cannot copy out of meta tensor; no data!")  # torch's message
         if source.device.type != "cpu":
             raise two_devices(target.device, source.device)
         device, pinned = target._cell.layout.device, is_pinned(source)
@@ -84,9 +84,9 @@ def _copy_op(engine, link, target, source, pinned=True):
 
 
 def _copy_between(target, source, new):
-    """Copy from one device to another, as CUDA does: on the current stream of the source.
+    """Copy from one device to another, as on CUDA: on the current stream of the source.
 
-    The copy waits for the work of the current stream of the target, which then waits for the copy.
+    The copy waits for the current stream of the target, which then waits for the copy.
     """
     device, other = source._cell.layout.device, target._cell.layout.device
     stream, then = device.current_stream(), other.current_stream()
@@ -101,10 +101,7 @@ def _copy_between(target, source, new):
 
 
 def _run(op):
-    """Do the work of a copy: the first of its arguments receives the values of the second.
-
-    A new tensor (`op.out`) has failed where its source has failed.
-    """
+    """Run a copy to the first argument from the second; `op.out` inherits its failure."""
     try:
         revive(op.args[0])
         target, source = (fetch(value) if type(value) is Cell else value for value in op.args)

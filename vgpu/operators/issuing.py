@@ -1,8 +1,8 @@
-"""How an operator on virtual GPUs is issued: from its call to an op on a stream.
+"""Issues an operator on virtual GPUs: from its call to an op on a stream.
 
-torch calls `dispatch` for every operator. It makes the key of the call and looks for its plan; the
-plan queues the op. A call that is not so simple (with lists of tensors, keyword arguments, tensors
-of the CPU, or a new key) goes through a `Call`.
+torch calls `dispatch` for every operator. It computes the key of the call and looks up its plan,
+which queues the op. Other calls (with lists of tensors, keyword arguments, CPU tensors, or a new
+key) take the slow path, a `Call`.
 """
 
 import warnings
@@ -55,9 +55,9 @@ from vgpu.tensors.tensor import (
     wrap,
 )
 
-TorchDevice = type(META)  # `torch.device` may be a stand-in for it, see as_cuda.py
+TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
-MOST_ZEROS = 2**26  # bytes of zeros that an operator may be tried on where there are no values
+MAX_TRIAL_BYTES = 2**26  # of zeros, on which an operator without values is tried
 default_dtype = torch.get_default_dtype
 
 
@@ -66,14 +66,14 @@ def dispatch(cls, func, types, args=(), kwargs=None):
     operator = find_operator(function_of(func)) or operator_of(func)
     if operator.special is not None:
         if len(types) > 1:
-            return NotImplemented  # the other class of tensor, DTensor say, handles the operator
+            return NotImplemented  # for the other tensor class, such as DTensor
         return operator.special(func, args, kwargs or {})
     if operator.nested or kwargs:
         if len(types) > 1:
             return NotImplemented
         return Call(operator, args, kwargs or {}).issue()
-    # The key holds what the results depend on. In it, True, 1 and 1.0 differ. A number that only
-    # scales values counts by its type, and by its sign, because integer powers ask for that.
+    # The key holds all that the results depend on. In it, True, 1 and 1.0 differ. A number that
+    # only scales values is represented by type and sign, on which integer powers depend.
     key = [operator, default_dtype()]
     values = []
     tensors = []
@@ -110,7 +110,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
 
 
 def _first_places(tensors):
-    """Return the place of each tensor's first occurrence; it matters where a tensor is written."""
+    """Return the index of each tensor's first occurrence, which matters if a tensor is written."""
     if len(tensors) == 1:
         return (0,)
     return tuple([_first_place(tensors, tensor) for tensor in tensors])
@@ -123,25 +123,22 @@ def _first_place(tensors, tensor):
 
 
 def issue_factory(func, args, kwargs):
-    """Issue an operator without virtual tensors among its arguments: `empty`, `zeros`, ...
-
-    It runs on `kwargs["device"]`, by default the current one.
-    """
+    """Issue a factory, such as `empty` or `zeros`, on `kwargs["device"]` or the current device."""
     where = kwargs.get("device")
     return Call(operator_of(func), args, kwargs, registry.find(where)).issue()
 
 
 class Call:
-    """One call of an operator, with its arguments taken apart.
+    """One call of an operator, with parsed arguments.
 
     Attributes:
         operator: an `Operator`.
         args, kwargs: the arguments of the call.
-        device: the `Device` that it runs on.
+        device: its `Device`.
         tensors: the virtual tensors among the arguments, in order.
         key: a list of all that the results depend on.
         values, kwvalues: the arguments for the engine, with cells in place of tensors.
-        refused: what the shape inference raised, or None.
+        refused: the exception of the shape inference, or None.
     """
 
     refused = None
@@ -158,13 +155,13 @@ class Call:
         if device is not None:
             self.key.append(device)
         self.values = [
-            self._take(arg, by_value)
+            self._parse(arg, by_value)
             for arg, by_value in zip(args, operator.by_value, strict=False)
         ]
         self.kwvalues = {}
         for name, value in kwargs.items():
             self.key.append(name)
-            self.kwvalues[name] = self._take(value, operator.by_value_of.get(name, True))
+            self.kwvalues[name] = self._parse(value, operator.by_value_of.get(name, True))
         if operator.written:
             self.key.append(_first_places(self.tensors))
         for position, name in operator.written:
@@ -173,8 +170,8 @@ class Call:
                 if isinstance(tensor, torch.Tensor) and type(tensor) is not VirtualTensor:
                     raise two_devices(self.device.torch_device, tensor.device)
 
-    def _take(self, value, by_value=True):
-        """Add `value` to the key; return it as the engine needs it."""
+    def _parse(self, value, by_value=True):
+        """Add an argument to the key; return it in the form for the engine."""
         key = self.key
         kind = type(value)
         if kind is VirtualTensor:
@@ -184,7 +181,7 @@ class Call:
         if kind is list or kind is tuple:
             if self.operator.nested:
                 key.append(len(value))
-                return [self._take(item) for item in value]
+                return [self._parse(item) for item in value]
             key.append(tuple(value))
         elif kind is int:
             key.append(value if by_value else int if value >= 0 else "negative")
@@ -198,14 +195,14 @@ class Call:
         elif kind is complex:
             key.append((complex, value))
         elif isinstance(value, torch.Tensor):
-            return self._take_cpu_tensor(value)
+            return self._parse_cpu_tensor(value)
         elif isinstance(value, CPUGenerator):
             key.append("generator")
         else:
             key.append(value)
         return value
 
-    def _take_cpu_tensor(self, value):
+    def _parse_cpu_tensor(self, value):
         if value.device.type != "cpu" or (value.dim() and self.operator.cpu_arguments != "keep"):
             raise two_devices(self.device.torch_device, value.device)
         self.key.append((value.dtype, tuple(value.shape), "cpu"))
@@ -214,7 +211,7 @@ class Call:
     def issue(self):
         """Queue the operator and return its results.
 
-        If only running it determines their layouts, it runs at once, and the host waits.
+        If their layouts are unknown before it runs, the host waits for it.
         """
         if self.operator.waits:
             return self.run_now()
@@ -233,10 +230,9 @@ class Call:
     def _plan(self):
         """Infer the layouts of the results on meta tensors; return a `Plan`.
 
-        It returns False where only running the operator ever determines the layouts, and None where
-        it does for these arguments or the inference raises, because the operator itself says better
-        what is wrong. An exception from elsewhere, such as a time-out, is passed on: its place is
-        not the same each time.
+        Returns False if the operator has no shape inference, and None if the inference fails for
+        these arguments: then the operator runs, and raises a better error itself. Exceptions from
+        elsewhere, such as a time-out, are passed on; they differ in place among three attempts.
         """
         errors, places = [], []
         try:
@@ -255,7 +251,7 @@ class Call:
             self.refused = errors[0].with_traceback(None)
             return None
         finally:
-            del errors  # otherwise the tracebacks would keep the tensors
+            del errors  # whose tracebacks would leak the tensors
 
     def _infer(self):
         metas = []
@@ -263,7 +259,7 @@ class Call:
 
         def substitute(value):
             if type(value) is VirtualTensor:
-                place = places[len(metas)]  # one tensor given twice is one here, too
+                place = places[len(metas)]  # a tensor passed twice is one meta tensor
                 meta = metas[place] if place < len(metas) else value._cell.layout.empty(META)
                 metas.append(meta)
                 return meta
@@ -312,14 +308,14 @@ class Call:
                 after = TensorLayout.of(self.device, meta)
                 if after is not tensor._cell.layout:
                     if places.count(places[source]) > 1:
-                        return None  # the output is an input, too: only the CPU knows what it does
+                        return None  # the output is an input, too: only the kernel knows the result
                     changes.append((source, after))
         return Plan(operator, self.device, outputs, spec, changes)
 
     def _warn(self):
-        """Warn that the operator waits at each call, as torch cannot infer its results' shapes.
+        """Warn once that the operator is synchronous, because its shape inference fails.
 
-        One that reads a value waits on CUDA, too.
+        No warning for operators that read a value, which are synchronous on CUDA, too.
         """
         reads = ".item() cannot be called on meta" in str(self.refused)
         if self.refused is not None and not reads and self.operator not in _warned:
@@ -335,14 +331,14 @@ class Call:
         """Run the operator on the current stream, wait for it, and return its results.
 
         Raises:
-            Exception: what the operator raised.
+            Exception: the exception of the operator.
             torch.AcceleratorError: an op that was issued before has failed.
             RuntimeError: virtual GPUs compute no values.
         """
         if self.operator.packet in INDEXED and self.device.model is not None:
             indexed, indices, *rest = self.args
             if any(map(_is_mask, indices)):
-                return self.operator.func(indexed, [*_in_numbers(indices)], *rest, **self.kwargs)
+                return self.operator.func(indexed, [*_mask_indices(indices)], *rest, **self.kwargs)
         if not all(map(has_values, self.tensors)):
             self._try_with_zeros()
             refuse(self.operator.name)
@@ -376,20 +372,20 @@ class Call:
         return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
 
     def _try_with_zeros(self):
-        """Run an operator whose arguments may be wrong on zeros, so that it raises its own error.
+        """Run an operator on zeros if its arguments may be wrong, so that it raises its own error.
 
-        Arguments that are too large for that raise the error of the shape inference.
+        For arguments larger than MAX_TRIAL_BYTES, raise the error of the shape inference.
         """
         if self.refused is None and self.operator.packet not in tables.same_dtype:
             return
-        if sum(tensor._cell.layout.num_bytes for tensor in self.tensors) <= MOST_ZEROS:
+        if sum(tensor._cell.layout.num_bytes for tensor in self.tensors) <= MAX_TRIAL_BYTES:
             args = [_zeros(value) for value in self.values]
             self.operator.run(*args, **{k: _zeros(value) for k, value in self.kwvalues.items()})
         elif self.refused is not None:
             raise self.refused
 
     def _wrap(self, value, inputs):
-        """Return a tensor with the values of `value`, a result of the operator on the CPU."""
+        """Return a virtual tensor with the values of `value`, the operator's result on the CPU."""
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if value is data:
                 return tensor
@@ -402,10 +398,10 @@ class Call:
         return wrap(Cell(layout, value))
 
 
-def _in_numbers(indices):
-    """Yield indices with the numbers of its elements in the place of each mask, as CUDA does.
+def _mask_indices(indices):
+    """Yield indices, with each mask replaced by the indices of its true elements, as on CUDA.
 
-    So the host waits for the mask alone, and what is indexed needs no values.
+    So the host waits for the mask only, and the indexed tensor needs no values.
     """
     for index in indices:
         if _is_mask(index):
@@ -419,14 +415,17 @@ def _is_mask(index):
 
 
 def _zeros(value):
-    """Return `value` with zeros on the CPU in place of each cell in it, also in lists of lists."""
+    """Return `value` with CPU zeros in place of each cell in it, also in nested lists."""
     if type(value) is list:
         return [_zeros(item) for item in value]
     return value.layout.empty(CPU).zero_() if type(value) is Cell else value
 
 
 def _place(error):
-    """Return where an error was raised, and its caller: a signal handler can have any caller."""
+    """Return where an error was raised, and from where that was called.
+
+    The caller tells a signal handler, which can be called anywhere, from the operator.
+    """
     return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)][-2:]
 
 
@@ -443,10 +442,10 @@ def _indices_on(device, indices):
 
 
 def device_of(arguments, device=None):
-    """Return the `Device` of the virtual tensors in nested arguments, or else `device`.
+    """Return the `Device` of the virtual tensors in nested arguments, or `device` without any.
 
     Raises:
-        RuntimeError: there are tensors on two devices.
+        RuntimeError: the tensors are on two devices.
     """
     if type(arguments) is VirtualTensor:
         found = arguments._cell.layout.device
@@ -463,7 +462,7 @@ def device_of(arguments, device=None):
 
 
 def two_devices(first, second):
-    """Return the error that CUDA raises for operands on two devices."""
+    """Return CUDA's error for operands on two devices."""
     return RuntimeError(
         "Expected all tensors to be on the same device, but found at least two devices, "
         f"{first} and {second}!"
@@ -471,16 +470,16 @@ def two_devices(first, second):
 
 
 def raise_now(op, device):
-    """Raise what went wrong in an op that has run, or on its `Device` before it, if anything did.
+    """Raise the error of a finished op, or an earlier one of its `Device`, if there is one.
 
     Raises:
-        Exception: what the op raised.
-        torch.AcceleratorError: an op before it failed, or one that computed what it reads.
+        Exception: the exception of the op.
+        torch.AcceleratorError: an earlier op failed, or one that computed an input.
     """
     error = op.error
     if error is not None:
         device.forget(op)
-        op.error = None  # its traceback will hold tensors, and the stream holds this op
+        op.error = None  # the stream references this op, and the traceback would leak tensors
     if isinstance(error, Unavailable):
         device.raise_error()
         raise torch.AcceleratorError(
@@ -495,10 +494,11 @@ def issue_function(name, function, inputs, layouts):
     """Queue a function as one kernel on the current stream of the device of its inputs.
 
     Args:
-        name: what a recording shows.
-        function: turns a list of CPU tensors, the values of `inputs`, into a list of tensors.
+        name: its name in recordings.
+        function: function(list of CPU tensors, the values of `inputs`) that returns a list of
+            tensors.
         inputs: tensors on one virtual GPU.
-        layouts: a `TensorLayout` for each tensor that `function` returns.
+        layouts: a `TensorLayout` for each result of `function`.
 
     Returns:
         A list of new tensors, which hold the results once the kernel has run.

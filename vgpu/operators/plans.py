@@ -1,8 +1,7 @@
-"""Plans: the results of an operator, worked out once for each combination of inputs.
+"""Plans: the layouts of an operator's results, and how they share memory with the inputs.
 
-A `Plan` says which layouts the results have and how they share memory with the inputs. It depends
-on the operator, on the layouts of its inputs, on its arguments and on torch's default dtype; these
-together are its key.
+A `Plan` is inferred once for each key: the operator, the layouts of its inputs, its arguments and
+torch's default dtype.
 """
 
 import torch
@@ -34,38 +33,38 @@ from vgpu.tensors.tensor import become, new_tensor, view_as, wrap
 
 aten = torch.ops.aten
 MAX_PLANS = 50_000
-NEW, VIEW, SAME, CONSTANT = range(4)  # how a result relates to the inputs
+NEW, VIEW, SAME, CONSTANT = range(4)  # kinds of results, see `Plan.outputs`
 
 
 class tables:  # noqa: N801
-    """What the schema of an operator does not say. `operators.py` and `copies.py` fill these in."""
+    """Facts missing in schemas of operators, added by `special_operators.py`, `copies.py`, ..."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
-    special_names = {}  # "namespace::name", of operators that may not be defined yet -> the same
+    special_names = {}  # "namespace::name", for operators that may not be defined yet -> the same
     run = {}  # operator -> function of CPU tensors that computes it instead
     random = set()  # operators without a generator argument whose function in `run` takes one
-    shape = {}  # operator -> function that gives empty results of the right layout on `meta`
-    keyed_by_value = set()  # names: the value of a number decides the shape of the result
-    allocating = set()  # names: the result's values do not matter
-    waiting = set()  # names: the shape of the result, or the result, depends on values
-    same_dtype = set()  # names: `meta` takes floats of two dtypes, the CPU does not
-    cpu_arguments = {}  # name -> "move" or "keep": what to do with a tensor of the CPU
+    shape = {}  # operator -> function that returns empty results of the right layout on `meta`
+    keyed_by_value = set()  # names: the values of numbers determine the shape of the result
+    allocating = set()  # names: the result is uninitialised
+    waiting = set()  # names: the shape of the result, or a Python result, depends on values
+    same_dtype = set()  # names: `meta` accepts floats of two dtypes, the CPU does not
+    cpu_arguments = {}  # name -> "move" or "keep" CPU tensors among the arguments
     bit_views = set()  # operators: views that differ by more than their layout
 
 
 class Operator:
-    """What is known of an operator from its schema and from the tables.
+    """Properties of an operator, from its schema and from `tables`.
 
     Attributes:
-        name: its name in a recording, "aten.mm" for example.
+        name: its name in a recording, such as "aten.mm".
         packet: the name without namespace and overload, as in `tables`.
         nested: whether it takes lists of tensors.
         by_value: for each argument, whether its value, not only its type, is part of the key.
         by_value_of: the same by the name of the argument.
         written: (position, name) of the arguments that it writes.
-        statistics: positions and names of running statistics that it writes, though torch's schema
-            does not say so.
-        only_layout: whether it changes nothing but the layout of its first argument.
+        statistics: (position, name) of running statistics that it writes, which torch's schema
+            omits.
+        only_layout: whether it only changes the layout of its first argument.
         generator: the position of the argument of this name; or None.
         special, random, run, allocates, waits, cpu_arguments: see `tables`.
     """
@@ -113,9 +112,9 @@ UPDATES_STATISTICS = {
 
 
 def _is_number(type):
-    """Return whether a number for an argument of this type in a schema only scales values.
+    """Return whether a number for an argument of this schema type only scales values.
 
-    So does a number in the place of a tensor, as in `x * 3`.
+    A number in place of a tensor does, too, as in `x * 3`.
     """
     return type.removeprefix("Optional[").rstrip("]") in ("number", "float", "Tensor")
 
@@ -133,7 +132,7 @@ def operator_of(func):
     if operator is None:
         if func.namespace == "c10d":  # a process group in C++
             raise RuntimeError(
-                f"{func}: this process group has no virtual GPUs; make one that has by "
+                f"{func}: this process group does not support virtual GPUs; create one by "
                 'torch.distributed.new_group(backend="vccl")'
             )
         operator = _operators[function] = Operator(func)
@@ -146,7 +145,7 @@ find_plan = _plans.get  # None for a new key
 
 
 def keep_plan(key, plan):
-    """Keep the plan of a key; False where only running the operator determines its results."""
+    """Cache the plan of a key; False if the layouts are unknown before the operator runs."""
     if len(_plans) >= MAX_PLANS:
         _plans.clear()
     _plans[key] = plan
@@ -158,16 +157,16 @@ class Plan:
     Attributes:
         outputs: for each result (mode, layout, source): NEW memory of that layout, a VIEW of input
             number `source`, the SAME tensor as that input, or the CONSTANT `source`.
-        spec: how the results are nested: None for a single one, `tuple` or `list` for a flat
-            sequence of them, otherwise the spec of `tree_flatten`.
+        spec: nesting of the results: None for a single one, `tuple` or `list` for a flat sequence,
+            otherwise the spec of `tree_flatten`.
         single: the output of a single result; or None.
-        changes: (number of an input, its layout afterwards) for inputs that are resized.
-        only_views: whether all results are views, so that there is no work to do.
-        is_foreseen: whether the single result has once had the layout that the plan foresees, so
-            that later runs check only its shape and strides.
-        work: function of an op that does the work.
-        name: what a recording shows.
-        modelled: how long its kernel takes, see `Model.seconds`; or None.
+        changes: (number of an input, its layout afterwards) for resized inputs.
+        only_views: whether all results are views, which need no op.
+        is_foreseen: whether the single result has had the inferred layout once, so that later runs
+            check only its shape and strides.
+        work: function(op) that does the work.
+        name: its name in recordings.
+        modelled: the duration of its kernel, see `Model.seconds`; or None.
     """
 
     __slots__ = (
@@ -190,7 +189,7 @@ class Plan:
         self.modelled = None
 
     def issue(self, tensors, values, kwargs):
-        """Queue the operator on the current stream and return its results, which are still empty.
+        """Queue the operator on the current stream and return its results, not yet computed.
 
         Args:
             tensors: the tensors among the arguments, in order.
@@ -259,7 +258,7 @@ class Plan:
         return result
 
     def _run(self, op):
-        """Do the work of an op of this plan; put its results, or the failure, into their cells."""
+        """Run an op of this plan; store its results, or the failure, in their cells."""
         out = op.out
         operator = self.operator
         try:
@@ -290,7 +289,7 @@ class Plan:
             raise
 
     def _fitting(self, value, layout):
-        """Return `value`, a kernel's result, in the layout that was foreseen.
+        """Return `value`, a kernel's result, in the inferred layout.
 
         Raises:
             RuntimeError: its shape or its dtype differs.
@@ -305,14 +304,14 @@ class Plan:
         value = value.resolve_conj().resolve_neg()
         if tuple(value.shape) != layout.size or value.dtype != layout.dtype:
             raise RuntimeError(
-                f"{self.name} gave {value.dtype} of shape {tuple(value.shape)} where "
-                f"{layout.dtype} of shape {layout.size} was foreseen"
+                f"{self.name} must return {layout.dtype} of shape {layout.size}, as inferred: got "
+                f"{value.dtype} of shape {tuple(value.shape)}"
             )
         return layout.empty(CPU).copy_(value)
 
 
 def draw(op, operator, device):
-    """Make a kernel draw from the generator among its arguments, or from its device's own.
+    """Make a kernel draw from the generator among its arguments, or from that of its device.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device.
@@ -321,11 +320,11 @@ def draw(op, operator, device):
     if place is not None and place < len(op.args):
         given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]
     op.generator = checked((op.kwargs or {}).get("generator", given), device)
-    op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # gets its seed when issued
+    op.kwargs = {**(op.kwargs or {}), "generator": CPUGenerator()}  # seeded at the issue
 
 
 def note_writer(op, operator, values, kwargs):
-    """Note `op` as the last writer of what its operator writes; arguments are given as cells."""
+    """Set `op` as the last writer of the cells that its operator writes."""
     for position, name in operator.written:
         value = values[position] if position < len(values) else (kwargs or {}).get(name)
         for cell in value if type(value) is list else (value,):
@@ -334,7 +333,7 @@ def note_writer(op, operator, values, kwargs):
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):
-    """Return a view with another layout: another description of the same memory, without work."""
+    """Return a view of the same memory with another layout, without an op."""
     cell = tensor._cell
     if operator is not None and (
         operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
@@ -349,7 +348,7 @@ def _view(tensor, layout, operator=None, values=None, kwargs=None):
 
 
 def _resized(tensor, layout):
-    """Return what `tensor` becomes when an operator changes its layout to `layout`."""
+    """Return the new contents of `tensor` after a change to `layout`."""
     if layout.num_bytes > tensor._block.num_bytes:
         return new_tensor(layout)
     return view_as(tensor, layout)

@@ -1,7 +1,7 @@
-"""The fused cells of LSTM and GRU, which torch calls on every device but the CPU.
+"""The fused cells of LSTM and GRU, which torch calls on all devices except the CPU.
 
-Shapes: gates (N, 4H) or (N, 3H); states (N, H). The backward of each cell reads the workspace that
-its forward wrote: the gates after their activation.
+Shapes: gates (N, 4H) or (N, 3H); states (N, H). Backward reads the workspace written by forward:
+the activated gates.
 """
 
 import torch

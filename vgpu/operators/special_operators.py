@@ -13,15 +13,15 @@ from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
-    """Issue `zeros_like(x, device=...)` or the like; on another device only the layout matters."""
+    """Issue `zeros_like(x, device=...)` and similar; on another device only the layout matters."""
     where = kwargs.get("device")
     if where is None or torch.device(where) == args[0].device:
         kwargs = {name: value for name, value in kwargs.items() if name != "device"}
         cell, layout = args[0]._cell, args[0]._cell.layout
-        # Where there are no values yet, none are needed.
+        # Values that are not yet computed are replaced: they are not needed.
         if not isinstance(cell.data, torch.Tensor) and may_have_values(layout):
-            stand_in = Cell(layout, layout.empty(CPU))
-            args = (wrap(stand_in, args[0]._block), *args[1:])
+            placeholder = Cell(layout, layout.empty(CPU))
+            args = (wrap(placeholder, args[0]._block), *args[1:])
         return Call(operator_of(func), args, kwargs).issue()
     like = args[0]._cell.layout.empty(CPU)
     return func(like, *args[1:], **kwargs)
@@ -49,7 +49,10 @@ def _set_(func, args, kwargs):
     if not rest:
         rest = [torch.empty(0, dtype=tensor.dtype, device=tensor.device)]
     if type(rest[0]) is not VirtualTensor or rest[0].device != tensor.device:
-        raise NotImplementedError("set_ on a virtual GPU takes a tensor of the same device")
+        raise NotImplementedError(
+            f"source of set_ must be a tensor on {tensor.device}: got {type(rest[0]).__name__} on "
+            f"{rest[0].device}"
+        )
     source = rest[0]
     if len(rest) > 1:
         source = torch.as_strided(source, rest[2], rest[3] if len(rest) > 3 else None, rest[1])
@@ -58,7 +61,7 @@ def _set_(func, args, kwargs):
 
 
 def _pack_padded_sequence(func, args, kwargs):
-    """Run it now, as the lengths decide the shapes; batch sizes stay on the CPU, as on CUDA."""
+    """Run synchronously, as the lengths determine the shapes; batch sizes stay on the CPU."""
     data, sizes = Call(operator_of(func), args, kwargs).run_now()
     return data, sizes.cpu()
 
@@ -67,7 +70,7 @@ def _sparse(func, args, kwargs):
     refuse_sparse(kwargs.get("layout") or torch.sparse_coo)
 
 
-# -- random numbers: operators whose schema has no generator
+# -- random operators without a generator in their schema
 
 
 def _native_dropout(tensor, p, train, generator):
@@ -79,11 +82,11 @@ def _native_dropout(tensor, p, train, generator):
     return tensor * mask * (1 / (1 - p)), mask.bool()
 
 
-# -- products of float16, for which most CPUs take ten times as long as for products of float32
+# -- float16 products, ten times slower than float32 on most CPUs
 
 
 def _by_float32(func):
-    """Return `func` with products of float16 summed up in float32, as on a GPU, then rounded."""
+    """Return `func` with float16 products accumulated in float32, as on a GPU, then rounded."""
     plain = function_of(func)
 
     def run(*args, **kwargs):
@@ -99,7 +102,7 @@ def _by_float32(func):
     return run
 
 
-# -- layouts: operators whose results on the CPU differ from those foreseen for `meta`
+# -- layouts: operators whose results on the CPU differ from those on `meta`
 
 
 def _native_batch_norm(tensor, weight, bias, mean, var, training, momentum, eps):
@@ -119,7 +122,7 @@ def _native_batch_norm_no_stats(tensor, weight, bias, training, momentum, eps):
 
 
 def _convolution(tensor, weight, *args):
-    """Return an empty result in the layout of images or weights, as on CUDA and on the CPU."""
+    """Return an empty result in the memory format of images or weights, as on CUDA and CPU."""
     out = aten.convolution.default(tensor, weight, *args)
     for dims, layout in ((4, torch.channels_last), (5, torch.channels_last_3d)):
         if out.dim() == dims and any(
@@ -151,17 +154,17 @@ def _native_group_norm_backward(grad, tensor, *args):
 
 
 def _refuse(func, *allowed):
-    """Return `func` for `meta`, refusing other dtypes of the second tensor, as its kernel does."""
+    """Return `func` for `meta`, which rejects other dtypes of the second tensor like the kernel."""
 
     def shape(tensor, second, *args):
         if second.dtype not in allowed:
-            raise RuntimeError(f"expected one of the dtypes {allowed}, but got {second.dtype}")
+            raise RuntimeError(f"dtype must be one of {allowed}: got {second.dtype}")
         return func(tensor, second, *args)
 
     return shape
 
 
-assert sync_batch_norm.tables  # what importing it filled in
+assert sync_batch_norm.tables  # filled by its import
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,

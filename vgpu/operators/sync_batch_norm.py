@@ -1,8 +1,7 @@
-"""The five kernels of SyncBatchNorm, which torch has for GPUs only.
+"""The five kernels of SyncBatchNorm, which torch implements for GPUs only.
 
-Ranks compute the mean and the deviation of their own parts (`batch_norm_stats`), gather them, and
-combine them; backward sums over the part, and the sums are added over the ranks. See
-torch/nn/modules/_functions.py.
+Each rank computes mean and deviation of its part (`batch_norm_stats`); the ranks gather and combine
+them. Backward sums over the part, then over the ranks. See torch/nn/modules/_functions.py.
 """
 
 import torch
@@ -61,12 +60,12 @@ def _backward(grad, tensor, mean, invstd, weight, sum_dy, sum_dy_xmu, counts):
 
 
 def _exact(tensor):
-    """Return a tensor in the dtype in which GPUs compute: float32 for those with 16 bits."""
+    """Return a tensor in the dtype of GPUs' arithmetic: float32 for 16-bit dtypes."""
     return tensor.float() if tensor.dtype.itemsize < 4 else tensor
 
 
 def _like(tensor, values):
-    """Return a value for each channel in a shape that fits `tensor`."""
+    """Return values by channel in a shape that broadcasts to `tensor`."""
     return values.view(-1, *(1,) * (tensor.dim() - 2))
 
 

@@ -1,11 +1,11 @@
-"""What devices did, and how torch's tools show it.
+"""Recordings of devices, and their presentation in torch's tools.
 
-spans           what a recording holds
-intervals       sums over spans
-profiling       what torch's profiler shows
-profiler_clock  the times that it shows
-history         what the memory of a device did, for https://pytorch.org/memory_viz
-chrome_trace    a recording as a file for Perfetto
+spans           Span, the item of a recording
+intervals       union, overlap and lanes of spans
+profiling       events for torch's profiler
+profiler_clock  times in torch's profiler
+history         history of a device's memory, for https://pytorch.org/memory_viz
+chrome_trace    export of a recording to Perfetto
 """
 
 from vgpu.recording.chrome_trace import chrome_trace

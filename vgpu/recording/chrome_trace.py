@@ -1,27 +1,27 @@
-"""A timeline as a Chrome trace, which https://ui.perfetto.dev opens."""
+"""Export of a timeline to a Chrome trace, for https://ui.perfetto.dev."""
 
 from collections import defaultdict
 
 from vgpu.recording.intervals import lanes
 
-OF_A_PROGRAM = "range", "mark"  # kinds of spans that `torch.cuda.nvtx` records
-ANY_THREAD = "ranges, any thread"  # the row of those that need not lie within each other
+NVTX_KINDS = "range", "mark"  # kinds of spans recorded by `torch.cuda.nvtx`
+ANY_THREAD = "ranges, any thread"  # the row of ranges that need not be nested
 
 
 def chrome_trace(timeline, prefix="", first=0):
     """Return a timeline in Chrome's Trace Event Format: devices are processes, queues threads.
 
     Args:
-        timeline: a `Timeline`, or something else with `spans`, `marks` and `devices`.
-        prefix: what the names of the processes begin with.
-        first: number of the first process; the others follow.
+        timeline: a `Timeline`, or another object with `spans`, `marks` and `devices`.
+        prefix: prefix of the processes' names.
+        first: number of the first process.
     """
     events = []
     threads = defaultdict(list)
     for span in timeline.spans:
         if span.engine == "host":
             threads["host", "waits"].append(span)
-        elif span.kind in OF_A_PROGRAM:
+        elif span.kind in NVTX_KINDS:
             threads["host", span.engine].append(span)
         else:
             threads[str(span.device), f"{span.engine}, stream {span.stream}"].append(span)
@@ -34,8 +34,8 @@ def chrome_trace(timeline, prefix="", first=0):
         tid = 0
         for thread in sorted(name for owner, name in threads if owner == process):
             spans = threads[process, thread]
-            if getattr(spans[0], "kind", None) in OF_A_PROGRAM and thread != ANY_THREAD:
-                dealt = [(0, span) for span in spans]  # viewers draw what is within below
+            if getattr(spans[0], "kind", None) in NVTX_KINDS and thread != ANY_THREAD:
+                dealt = [(0, span) for span in spans]  # viewers draw nested spans below
             else:
                 dealt = lanes(spans)
             for lane in range(1 + max(lane for lane, _ in dealt)):

@@ -1,12 +1,12 @@
-"""The history of a device's memory, in the form that https://pytorch.org/memory_viz reads.
+"""The history of a device's memory, in the format of https://pytorch.org/memory_viz.
 
-`record_memory_history`, `snapshot` and `dump_snapshot` take the place of the private functions of
-`torch.cuda.memory` that its documentation recommends. The form is the one that is described there
-and that `torch/csrc/cuda/memory_snapshot.cpp` writes.
+`record_memory_history`, `snapshot` and `dump_snapshot` replace the private functions of
+`torch.cuda.memory` that torch's documentation recommends. The format is described there, and
+written by `torch/csrc/cuda/memory_snapshot.cpp`.
 
-On a modelled GPU blocks lie in the segments that CUDA's allocator would have, see `caching.py`.
-On others each block is a segment, because freed memory is free at once. A free is noted at the
-latest when the device next allocates, and has no stack.
+On a modelled GPU, blocks are in the segments of CUDA's allocator, see `caching.py`. On others each
+block is a segment, because freed memory is not cached. A free is recorded by the next allocation of
+the device at the latest, without a stack.
 """
 
 import functools
@@ -20,16 +20,16 @@ from typing import NamedTuple
 from vgpu.runtime import registry, scheduler
 from vgpu.tensors.caching import SMALL_SEGMENT
 
-_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # in no stack
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep  # omitted in stacks
 _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
 
 
 class Entry(NamedTuple):
-    """Something that the allocator did; `frames` are pairs (code, line), innermost first."""
+    """An event of the allocator; `frames` are pairs (code, line), innermost first."""
 
     action: str
-    address: int  # for "oom", the bytes that are free
+    address: int  # for "oom", the free bytes
     size: int
     stream: int
     microseconds: int
@@ -46,7 +46,7 @@ class Known(NamedTuple):
 
 
 class History:
-    """What the memory of one device did, since it was made.
+    """The history of one device's memory, since the creation of this object.
 
     Args:
         memory: the `Memory`, which calls `allocated`, `freed` and `failed`.
@@ -57,20 +57,20 @@ class History:
         self._segments = {}  # number of a segment of CUDA's allocator -> (address, bytes)
         # Below 2**53, from which on JavaScript's numbers are not exact.
         self._begin = self._end = (memory.device.index + 1) << _SHIFT
-        self._blocks = {}  # key, the address that `Memory` gave -> `Known`
+        self._blocks = {}  # key, the block's address in `Memory` -> `Known`
         self.configure(None, 0, ())
         memory.collect()
         for key, num_bytes in memory.blocks():
             self._add(key, num_bytes, 0, ())
 
     def configure(self, context, max_entries, skipped, clear=True):
-        """Change what is kept from now on; see `record_memory_history`."""
+        """Change what is recorded from now on; see `record_memory_history`."""
         entries = () if clear else self._entries
         self._entries = deque(entries, maxlen=max_entries)
         self._context, self._skipped = context, skipped
 
     def allocated(self, key, num_bytes):
-        """Note a new block."""
+        """Record a new block."""
         frames = () if self._context is None else _stack()
         stream = registry.devices[self._memory.device.index].current_stream().index
         self._add(key, num_bytes, stream, frames)
@@ -78,7 +78,7 @@ class History:
             self._note("alloc", self._blocks[key].address, num_bytes, stream, frames)
 
     def freed(self, key, requested=True, completed=True):
-        """Note that a block was freed, that no stream holds it any more, or both."""
+        """Record that a block was freed, that no stream holds it any more, or both."""
         block = self._blocks.get(key)
         if block is not None and requested:
             self._note("free_requested", block.address, block.size, block.stream)
@@ -87,7 +87,7 @@ class History:
             del self._blocks[key]
 
     def failed(self, num_bytes, free):
-        """Note that there was no memory; `free` bytes are left."""
+        """Record that an allocation failed, with `free` bytes left."""
         self._note("oom", free, num_bytes, 0, () if self._context is None else _stack())
 
     def _add(self, key, num_bytes, stream, frames):
@@ -118,7 +118,7 @@ class History:
         """Return the segments and the trace of the device, two lists of dicts."""
         self._memory.collect()
         self._follow_segments()
-        place_of = functools.cache(_place)  # equal frames are one dict, which makes small files
+        place_of = functools.cache(_place)  # equal frames share a dict, for small files
         entries = [_as_dict(entry, place_of) for entry in tuple(self._entries)]
         segments = self._snapshot_of_segments(place_of)
         self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
@@ -163,7 +163,7 @@ class History:
 
 
 def _with_gaps(blocks, address, total):
-    """Yield the blocks of a segment, in order, and what is free between them."""
+    """Yield the blocks of a segment, in order, and the free blocks between them."""
     end = address + total
     for block in (*blocks, None):
         begin = end if block is None else block["address"]
@@ -197,7 +197,7 @@ def _place(code, line):
 
 
 def _stack():
-    """Return pairs (code, line) of the calling frames that are not this package's."""
+    """Return pairs (code, line) of the calling frames outside this package."""
     frame, frames = sys._getframe(1), []
     while frame is not None:
         if not frame.f_code.co_filename.startswith(_OWN):
@@ -218,31 +218,33 @@ def record_memory_history(
     skip_actions=None,
     **legacy,
 ):
-    """Begin to keep a history of the memory of all virtual GPUs, or stop and forget it.
+    """Start recording the memory of all virtual GPUs, or stop and drop the history.
 
     Args:
-        enabled: "all"; "state" for the blocks in use only; or None to stop.
-        context: which stacks to keep: "state" for those of blocks in use, "alloc" and "all" for
+        enabled: "all"; "state" for the blocks in use only; or None to stop. In torch's older
+            signature, True or False.
+        context: which stacks to record: "state" for those of blocks in use, "alloc" and "all" for
             those in the history, too; None for none.
-        stacks: "python" or "all"; there are frames of Python only.
-        max_entries: how many entries a device keeps, the last ones.
-        clear_history: whether to forget the entries so far.
-        skip_actions: a list of actions that are not kept.
+        stacks: "python" or "all"; both record frames of Python only.
+        max_entries: maximum number of entries of a device; older ones are dropped.
+        clear_history: whether to drop the entries so far.
+        skip_actions: a list of actions that are not recorded.
         device, compile_context, global_record_annotations: ignored.
-
-    In the place of "all" and None, True and False may stand; `legacy` then holds the options that
-    torch still takes with them: record_context, trace_alloc_max_entries, and
-    trace_alloc_record_context.
+        legacy: options of the older signature: record_context, trace_alloc_max_entries, and
+            trace_alloc_record_context.
 
     Raises:
-        RuntimeError: an argument is none of these.
+        RuntimeError: an argument has another value.
+        TypeError: `legacy` options are given without a bool `enabled`.
     """
     if isinstance(enabled, bool):
         stack = "state" if legacy.get("record_context", True) else None
         context = "alloc" if legacy.get("trace_alloc_record_context", False) else stack
         max_entries, enabled = legacy.get("trace_alloc_max_entries", 1), "all" if enabled else None
     elif legacy:
-        raise TypeError(f"these options need enabled=True: {', '.join(legacy)}")
+        raise TypeError(
+            f"enabled must be True for the options {', '.join(legacy)}: got {enabled!r}"
+        )
     if enabled not in ("state", "all", None):
         raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
     if context not in ("state", "alloc", "all", None):
@@ -253,7 +255,7 @@ def record_memory_history(
         raise RuntimeError(f"expected stacks to be 'python', or 'all': got {stacks!r}")
     unknown = [action for action in skip_actions or () if action not in ACTIONS]
     if unknown:
-        raise RuntimeError(f"unknown actions in skip_actions: {unknown}; there are {ACTIONS}")
+        raise RuntimeError(f"skip_actions must be among {ACTIONS}: got {unknown}")
     for each in registry.devices:
         memory = each.memory
         if enabled is None:
@@ -266,7 +268,7 @@ def record_memory_history(
 
 
 def snapshot(device=None, augment_with_fx_traces=False):
-    """Return the state of the memory of all virtual GPUs, and its history if that is kept.
+    """Return the state of the memory of all virtual GPUs, and its history if recorded.
 
     Returns:
         A dict with "segments", "device_traces" and "allocator_settings"; see
@@ -285,7 +287,7 @@ def snapshot(device=None, augment_with_fx_traces=False):
 
 
 def dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
-    """Write a `snapshot` to a file, which https://pytorch.org/memory_viz opens."""
+    """Write a `snapshot` to a file, for https://pytorch.org/memory_viz."""
     with open(filename, "wb") as file:
         pickle.dump(snapshot(), file)
 

@@ -1,12 +1,12 @@
-"""Sums over stretches of time: what a timeline computes from its spans."""
+"""Union, overlap and lanes of the spans of a timeline."""
 
 
 def union(spans, gap=0.0):
-    """Merge spans, or other objects with `start` and `end`, into intervals that do not touch.
+    """Merge spans, or other objects with `start` and `end`, into disjoint intervals.
 
     Args:
         spans: spans, in any order.
-        gap: intervals no further apart than this, in seconds, are merged too.
+        gap: maximum distance of intervals that are merged, in seconds.
 
     Returns:
         A list of pairs (start, end), in order.
@@ -21,7 +21,7 @@ def union(spans, gap=0.0):
 
 
 def overlap(a, b):
-    """Return the seconds in which at least one span of `a` and one of `b` are under way."""
+    """Return the seconds during which at least one span of `a` and one of `b` are active."""
     first, second = union(a), union(b)
     seconds, i, j = 0.0, 0, 0
     while i < len(first) and j < len(second):
@@ -34,10 +34,10 @@ def overlap(a, b):
 
 
 def lanes(spans):
-    """Deal spans to as few lanes as possible, so that no two in a lane overlap.
+    """Assign spans to as few lanes as possible, without overlap in a lane.
 
     Returns:
-        A list of pairs (lane, span), by start; lanes count from 0.
+        A list of pairs (lane, span), by start; lanes are numbered from 0.
     """
     ends, dealt = [], []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):

@@ -1,7 +1,7 @@
-"""The times that torch's profiler shows of hosts and GPUs: by the wall clock, or the model's.
+"""Times of hosts and GPUs in torch's profiler, real or simulated.
 
-On modelled GPUs all times are those of the model. The host's are then found by the launches, of
-which both the wall clock's time and the model's are known: in between, time passes evenly.
+On modelled GPUs all times are simulated. Those of the host are interpolated between the launches,
+whose real and simulated times are both known.
 """
 
 import time
@@ -11,15 +11,15 @@ from vgpu.runtime import scheduler
 
 
 class ProfilerClock:
-    """The clock in force, as a profiler shows its times: ns from the moment when this was made.
+    """The current clock for a profiler, in ns since the creation of this object.
 
-    With ns from the epoch, a float would be off by 256 ns.
+    In ns from the epoch, a float would have errors of 256 ns.
 
     Attributes:
-        unix: that moment in ns from the epoch.
+        unix: time of creation in ns from the epoch.
         wall: the same in seconds of the wall clock.
         is_modelled: whether GPUs are modelled.
-        hardware: the modelled hardware, "" if none is.
+        hardware: the modelled hardware, or "".
     """
 
     def __init__(self):
@@ -30,15 +30,15 @@ class ProfilerClock:
         self._model = self._clock.now()
 
     def launch(self, span):
-        """Return the ns at which a span was launched, by the wall clock."""
+        """Return the wall-clock time of a span's launch, in ns."""
         return (span.launched - self.wall) * 1e9
 
     def follow(self, spans):
-        """Find in the spans recorded until now the points between which `on_host` interpolates."""
+        """Compute the points of interpolation for `on_host` from the spans recorded so far."""
         points = [(0.0, 0.0)]
         for span in spans if self.is_modelled else ():
             wall, model = self.launch(span), (span.issued - self._model) * 1e9
-            if wall > points[-1][0] and model > points[-1][1]:  # other threads may be behind
+            if wall > points[-1][0] and model > points[-1][1]:  # clocks of other threads may lag
                 points.append((wall, model))
         wall = (time.perf_counter() - self.wall) * 1e9
         model = (self._clock.now() - self._model) * 1e9
@@ -46,7 +46,7 @@ class ProfilerClock:
         self._walls, self._models = zip(*points, strict=True)
 
     def on_host(self, wall):
-        """Return the ns to show for those at which the host did something."""
+        """Return the ns to show for a wall-clock time of the host, in ns."""
         if not self.is_modelled:
             return wall
         if wall < 0:  # the profiler itself
@@ -62,9 +62,9 @@ class ProfilerClock:
 
 
 def _unix_and_wall():
-    """Return `time.time_ns` and `time.perf_counter` at one moment.
+    """Return `time.time_ns` and `time.perf_counter` at the same moment.
 
-    Another thread may run between the two calls; of a few readings the closest one counts.
+    Another thread may run between the two calls, so the closest of a few readings is returned.
     """
     readings = []
     for _ in range(5):

@@ -1,9 +1,7 @@
-"""What virtual GPUs do while torch's profiler records, and how it shows that.
+"""Work of virtual GPUs in torch's profiler.
 
-It is added to what the profiler tells of the host: to its events, each kernel below the operator
-that launched it, and to the trace that it exports.
-
-Its times are those of a `ProfilerClock` (profiler_clock.py).
+Kernels are added to the profiler's events of the host, each below the operator that launched it,
+and to the exported trace. Times are those of a `ProfilerClock` (profiler_clock.py).
 """
 
 import re
@@ -19,13 +17,13 @@ from vgpu.runtime.identity import properties_of
 
 _KINDS = {"GPU_MEMCPY": ("copy",), "CONCURRENT_KERNEL": ("kernel", "collective")}
 _DISPATCH = "PythonSubclass"  # the dispatcher's call of `VirtualTensor.__torch_dispatch__`
-_OWN = "vgpu/"  # in the names and stacks of functions of ours
-_ENGINE = re.compile(re.escape(_OWN) + r"runtime/engines\.py\(\d+\): _run$")  # what its thread runs
+_OWN = "vgpu/"  # in names and stacks of this package's functions
+_ENGINE = re.compile(re.escape(_OWN) + r"runtime/engines\.py\(\d+\): _run$")  # main function
 _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 
 
 class Work:
-    """What the GPUs do from now until `stop`.
+    """A recording of the GPUs' work, from its creation until `stop`.
 
     Args:
         activities: names of Kineto's activities to show, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None
@@ -39,21 +37,21 @@ class Work:
         self._spans = scheduler.start_recording()
 
     def stop(self):
-        """Wait for the GPUs, as the profiler does on CUDA, and stop."""
+        """Wait for the GPUs, like the profiler on CUDA, and stop."""
         if isinstance(self._spans, list):
             registry.wait_for_all()
             scheduler.stop_recording(self._spans)
             kept = (span for span in self._spans if span.kind in self._kinds)
             begun = self._clock.wall
-            kept = (span for span in kept if span.launched >= begun)  # not before, as CUPTI
+            kept = (span for span in kept if span.launched >= begun)  # like CUPTI
             self._spans = tuple(sorted(kept, key=lambda span: span.launched))
             self._clock.follow(self._spans)
 
     def _ours(self, events):
-        """Return the numbers of the events that there are on virtual GPUs only, a set.
+        """Return the set of numbers of the events that exist on virtual GPUs only.
 
-        These are what Python does for an operator (shape inference, for example), apart from
-        operators that it issues, and the threads of engines.
+        These are Python code of an operator, such as shape inference, except for operators that it
+        issues, and the threads of engines.
 
         Args:
             events: tuples (begin and end in ns, thread, name, whether it is a function of Python).
@@ -80,7 +78,7 @@ class Work:
         Args:
             events: those of the host, in microseconds from `start`.
             start: ns from the epoch.
-            shows_host: whether they are to be shown.
+            shows_host: whether to include those of the host.
         """
         start -= self._clock.unix
         spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
@@ -113,7 +111,7 @@ class Work:
                 device_index=index,
                 device_resource_id=span.stream,
             )
-            # no argument of it in torch 2.11
+            # not an argument in torch 2.11
             event.linked_correlation_id = 0 if owner is None else on_host[owner].id
             added.append(event)
         for event, span in zip(events, spans, strict=True):
@@ -124,7 +122,7 @@ class Work:
         return found
 
     def add_to(self, trace, shows_host):
-        """Add what the GPUs did to a trace that Kineto has written, a dict."""
+        """Add the GPUs' work to a trace written by Kineto, a dict."""
         base = trace.get("baseTimeNanoseconds", 0) - self._clock.unix
         events = trace["traceEvents"]
         complete = [number for number, event in enumerate(events) if event["ph"] == "X"]
@@ -166,7 +164,7 @@ class Work:
             trace["modelled"] = f"all times are those of a model: {self._clock.hardware}"
 
     def _events_of(self, span, number, launch, base):
-        """Return the event of a span, and the arrow to it from its launch."""
+        """Return the event of a span, and the arrow from its launch."""
         index = span.device.index
         begin, end = ((t - base) / 1e3 for t in self._clock.on_gpu(span))
         place = {"pid": index, "tid": span.stream}
@@ -185,7 +183,7 @@ class Work:
 
 
 class _Owners:
-    """Finds the innermost of many intervals, pairs (begin, end), around a point."""
+    """Finds the innermost of many intervals (begin, end) around a point."""
 
     def __init__(self, intervals):
         self._order = sorted(
@@ -196,7 +194,7 @@ class _Owners:
         self._latest = list(accumulate(self._ends, max))
 
     def find(self, point):
-        """Return the number of the interval that began last and has not ended, or None."""
+        """Return the number of the innermost interval around `point`, or None."""
         place = bisect_right(self._begins, point) - 1
         while place >= 0 and self._latest[place] >= point:
             if self._ends[place] >= point:

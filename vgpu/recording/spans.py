@@ -1,4 +1,4 @@
-"""Span: a stretch of time in which something was busy. A recording and a timeline hold spans."""
+"""Span: an item of recordings and timelines."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A stretch of time in which an engine, a stream or the host was busy with one thing.
+    """A time interval of one activity of an engine, a stream or the host.
 
     Attributes:
         name: the operator ("aten.mm"), or the kernel on CUDA.
         kind: "kernel", "copy", "collective" (from when this rank is ready for it) or "wait"; or, of
             a program under `vgpu run`, a "range" or a "mark" of `torch.cuda.nvtx`.
-        device: where it ran; for a wait of the host, the device waited for (the CPU if unknown).
+        device: its device; for a wait of the host, the device waited for (the CPU if unknown).
         stream: number of the stream; 0 is the default stream.
         engine: "compute", "h2d", "d2h" or "p2p"; for collectives "collectives", "send 1" or
-            "recv 1"; for waits "host" or "stream", who waited; for ranges the row to show them in.
+            "recv 1"; for waits "host" or "stream", which waited; for ranges their row.
         start, end: seconds from the start of the clock or of the timeline.
-        issued: when the host asked for it, in the same seconds; None if unknown.
+        issued: time of issue by the host, in the same seconds; None if unknown.
         num_bytes: bytes that a copy moved, or that a rank sent in a collective.
-        launched: the same in seconds of `time.perf_counter`; None if unknown.
-        source, target: devices that a copy comes from and goes to; for a collective this rank's.
+        source, target: devices of a copy; for a collective this rank's.
+        launched: time of issue in seconds of `time.perf_counter`; None if unknown.
     """
 
     name: str
@@ -39,5 +39,5 @@ class Span:
 
     @property
     def seconds(self):
-        """The seconds that it took."""
+        """The duration, in seconds."""
         return self.end - self.start

@@ -1,14 +1,15 @@
-"""When work runs: devices, streams, engines and the scheduler.
+"""Devices, streams, engines and the scheduler.
 
-threads        the device and the streams that a thread has chosen
-device         a device: engines, streams, random numbers, errors; registry: all of them
-device_setup   virtual_gpus: how many devices, and their figures
-identity       what a device says that it is: name, compute capability, properties
-streams        the queues that ops are issued to
-engines        the threads that run ops
-scheduler      when an op runs, and what waits for what
-clocks         the clock in force, as a program sees it
-interrupts     where Ctrl-C can strike, and holding it back
-notebook       what a Jupyter kernel needs
-backend        makes all of it known to torch
+threads        current device and current streams of a thread
+device         a device: engines, streams, random numbers, errors
+registry       all devices of this process
+device_setup   virtual_gpus: creates and configures devices
+identity       name, compute capability and properties of a device
+streams        queues of ops
+engines        threads that run ops
+scheduler      dependencies of ops, waiting, recordings
+clocks         the current clock, for programs
+interrupts     where Python raises KeyboardInterrupt, and how to delay it
+notebook       integration into Jupyter kernels
+backend        registers the device type with torch
 """

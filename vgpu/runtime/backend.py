@@ -1,4 +1,4 @@
-"""Making virtual GPUs known to torch, once in a process."""
+"""Registers the device type `vgpu` with torch, once in a process."""
 
 import atexit
 import os
@@ -45,15 +45,15 @@ from vgpu.tensors.tensor import (
 
 
 def register():
-    """Make the device type `vgpu` known to torch, once.
+    """Register the device type `vgpu` with torch, once.
 
     Raises:
-        RuntimeError: virtual GPUs are not known to work on this Python or this version of torch,
-            or another package has added a device type to torch.
+        RuntimeError: this Python or this version of torch is not supported, or another package has
+            registered a device type.
     """
     check_python()
     check_version(torch.__version__)
-    assert special_operators.tables  # what importing it filled in
+    assert special_operators.tables  # filled by its import
     if torch.distributed.is_available():
         from vgpu.distributed import functional
 
@@ -61,9 +61,9 @@ def register():
     global _registered
     if _registered:
         return
-    with held_back():  # torch would be broken with only half of this done
+    with held_back():  # an interrupt halfway would break torch
         complete_classes(dispatch, saving.reduce, storages.resize_)
-        if registry.device_type == "vgpu":  # otherwise the first tensor does it, see as_cuda.py
+        if registry.device_type == "vgpu":  # otherwise done by the first tensor, see as_cuda.py
             prepare_shape_inference()
         warning = register_device_type(
             module=torch_module,
@@ -111,7 +111,7 @@ def register():
 
 
 def note_forks():
-    """Register, once, what a fork needs: it waits for engines, and the child knows what it is."""
+    """Register fork hooks, once: a fork waits for kernels; the child is marked as a fork."""
     global _notes_forks
     if not _notes_forks and hasattr(os, "register_at_fork"):
         _notes_forks = True
@@ -126,7 +126,7 @@ _side_streams = {}
 
 
 def _side_stream(device):
-    """Return the stream on which nn.DataParallel copies to a device."""
+    """Return the stream for nn.DataParallel's copies to a device."""
     device = registry.find(device)
     if device.index not in _side_streams:
         _side_streams[device.index] = torch_module.Stream(device.index)
@@ -134,7 +134,7 @@ def _side_stream(device):
 
 
 def _new_process_group(options, backend_options):
-    from vgpu.distributed.process_group import create  # few programs need it
+    from vgpu.distributed.process_group import create  # lazy: few programs need it
 
     return create(options, backend_options)
 
@@ -149,10 +149,10 @@ def _end():
         for engine in (*device.own_engines, *device.collective_engines)
     ]
     workers.append(simulator)
-    with held_back():  # a thread that is still in torch would end the process badly
+    with held_back():  # a thread still in torch would crash the process at exit
         for worker in workers:
             worker.end()
-        # After an error, a collective may wait for a rank that never comes.
+        # After an error, a collective may wait for a rank that never joins.
         deadline = monotonic() + (5.0 if hasattr(sys, "last_value") else 60.0)
         for worker in workers:
             worker.join(max(0.0, deadline - monotonic()))

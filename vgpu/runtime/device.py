@@ -18,23 +18,24 @@ from vgpu.tensors.memory import Memory
 
 
 class Device:
-    """One virtual GPU: a slice of the CPU behind a queue.
+    """One virtual GPU: CPU threads behind queues of ops.
 
     Attributes:
-        torch_device: `torch.device("vgpu", index)`, or of the type that programs use (`rename`).
-        own_torch_device: the same device under the name that torch's C++ code has for it, "vgpu".
-        threads: the number of CPU threads that run its kernels.
+        torch_device: `torch.device("vgpu", index)`, or with the device type set by `rename`.
+        own_torch_device: the same device with the type "vgpu", as in torch's C++ code.
+        threads: number of CPU threads of its kernels.
         memory: its `Memory`; the argument of this name is the limit in bytes.
         link, peer_link: a `Link` or None, see `virtual_gpus`.
         generator: its random numbers.
-        compute, h2d, d2h, p2p, engines: its engines, for kernels, and for copies from the CPU, to
-            the CPU and to another device; and a tuple of these.
-        own_engines: the threads that are its engines on the wall clock.
-        collective_engines: further engines, which process groups have added.
+        compute, h2d, d2h, p2p: its engines for kernels, and for copies from the CPU, to the CPU and
+            to another device.
+        engines: these four.
+        own_engines: its engines on the wall clock, which are threads.
+        collective_engines: further engines, added by process groups.
         sending, receiving: the `Resource`s of its link to other processes.
         model: its `Model` while it is modelled; None on the wall clock.
-        has_values: whether its kernels compute anything.
-        default_stream: the stream that is current unless another was chosen.
+        has_values: whether its kernels compute values.
+        default_stream: the current stream unless another one was set.
     """
 
     def __init__(self, torch_device, threads, memory, link, peer_link):
@@ -62,16 +63,17 @@ class Device:
         self.run_by(None)
 
     def check_memory(self, memory):
-        """Raise ValueError where more bytes are in use than the new limit `memory`."""
+        """Raise ValueError if more bytes are in use than the new limit `memory`."""
         self.memory.collect()
         in_use = self.memory.allocated + self.memory.held
         if memory < in_use:
             raise ValueError(
-                f"{self.torch_device} holds {in_use} bytes; its memory cannot be {memory}"
+                f"memory of {self.torch_device} must be at least the {in_use} bytes in use: "
+                f"got {memory}"
             )
 
     def configure(self, threads, memory, link, peer_link):
-        """Change the figures of this device, which must be idle; see `virtual_gpus`."""
+        """Change the settings of this device, which must be idle; see `virtual_gpus`."""
         self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
@@ -81,7 +83,7 @@ class Device:
     def run_by(self, model, has_values=True):
         """Run later ops on a model's engines or, for None, on threads; the device must be idle.
 
-        What was done before is forgotten, because its times belong to another clock.
+        Earlier ops are forgotten, because their times belong to another clock.
         """
         for stream in self.streams:
             stream.last = stream.waits = None
@@ -95,13 +97,13 @@ class Device:
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 
     def add_engine(self, engine):
-        """Add an engine of a process group, and return it."""
+        """Add an engine of a process group and return it."""
         with self._making:
             self.collective_engines = (*self.collective_engines, engine)
         return engine
 
     def remove_engine(self, engine):
-        """End an engine that `add_engine` has added, and its thread; its ops have ended."""
+        """End an engine added by `add_engine`, and its thread; it must be idle."""
         engine.end()
         engine.join()
         with self._making:
@@ -125,11 +127,11 @@ class Device:
 
     @property
     def streams(self):
-        """The streams that are still referenced, or still have work."""
+        """The streams that are still referenced, or have pending work."""
         return [stream for ref in self._streams if (stream := ref()) is not None]
 
     def current_stream(self):
-        """Return the stream to which the calling thread issues work on this device."""
+        """Return the calling thread's current stream on this device."""
         current = thread.current
         return self.default_stream if current is None else current.stream(self)
 
@@ -139,22 +141,22 @@ class Device:
             wait_all(stream.tail(), self.torch_device)
         self.raise_error()
 
-    # -- errors of ops that ran after their issue had returned
+    # -- errors of ops, raised asynchronously
 
     def failed(self, op):
-        """Keep the error of `op` until the next `synchronize`."""
+        """Store the failed `op`, whose error the next `synchronize` raises."""
         self._errors.append(op)
 
     def forget(self, op):
-        """Drop the error of `op`: the host that waited for it raises it itself."""
+        """Drop the error of `op`, which the waiting host raises itself."""
         with contextlib.suppress(ValueError):
             self._errors.remove(op)
 
     def raise_error(self):
-        """Raise the first error that was not raised yet, if there is one, and drop the rest.
+        """Raise the first error that is not yet reported, if any, and drop the others.
 
         Raises:
-            torch.AcceleratorError: names the op; its cause is what the op raised.
+            torch.AcceleratorError: names the op; its cause is the op's exception.
         """
         if self._errors:
             op = self._errors.popleft()

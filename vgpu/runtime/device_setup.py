@@ -1,4 +1,4 @@
-"""`virtual_gpus`: how many there are, their figures, and the clock that they keep."""
+"""`virtual_gpus`: creates and configures the devices, and selects their clock."""
 
 import os
 import re
@@ -15,18 +15,18 @@ from vgpu.runtime import registry, scheduler
 from vgpu.runtime.device import Device
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
-SHARE_OF_MEMORY = 0.8  # the part of what this process may use that all devices get together
-_UNSAID = object()
+SHARE_OF_MEMORY = 0.8  # of this process's memory, divided among all devices
+_NOT_GIVEN = object()
 _setting_up = threading.Lock()
-_last_call = []  # at most one: the number of devices and the other arguments of `virtual_gpus`
+_last_call = []  # at most one item: (n, other arguments) of the last call of `virtual_gpus`
 
 
 def virtual_gpus(
     n,
     threads=None,
     memory=None,
-    link=_UNSAID,
-    peer_link=_UNSAID,
+    link=_NOT_GIVEN,
+    peer_link=_NOT_GIVEN,
     model=None,
     values=True,
     host=None,
@@ -35,107 +35,111 @@ def virtual_gpus(
 
     `threads`, `memory`, `link`, `peer_link`: one value for all devices, or a list of `n`.
 
-    With `model` they are modelled GPUs: the same operators, but their time is simulated, from the
-    figures of real hardware. `Timer`, `Benchmark`, `Timeline` and `clock` then read the model's
-    time, which begins at 0 with this call.
+    With `model` they are modelled GPUs: the same operators, in time simulated from the figures of
+    real hardware. `Timer`, `Benchmark`, `Timeline` and `clock` then read the simulated time, which
+    starts at 0 with this call.
 
-    Called again, it returns the same devices: it waits for their work, sets them to the new values,
-    and lifts the limit of `torch.vgpu.set_per_process_memory_fraction`. Without `model` they are
-    back on the wall clock.
+    A later call returns the same devices: it waits for their work, applies the new settings, and
+    lifts the limit of `torch.vgpu.set_per_process_memory_fraction`. Without `model` they return to
+    the wall clock.
 
     Args:
         n: the number of GPUs.
-        threads: CPU threads that run a device's kernels; by default the environment variable
+        threads: CPU threads of a device's kernels; by default the environment variable
             VGPU_THREADS, or one.
-        memory: bytes of a device; by default an equal share of 80 % of what this process may use,
-            or what the modelled GPU has.
-        link: how fast bytes are copied from and to the CPU: a `Link`, a preset's name, bytes per
-            second, or None for copies that take only as long as the CPU takes to write them, or no
-            time on modelled GPUs. By default None, or the link of the modelled GPU.
-        peer_link: the same between devices; by default `link`, or the modelled GPU's own.
+        memory: bytes of a device; by default an equal share of 80 % of this process's memory, or
+            the memory of the modelled GPU.
+        link: speed of copies from and to the CPU: a `Link`, a preset's name, bytes per second, or
+            None for no limit (modelled copies then take no time). By default None, or the link of
+            the modelled GPU.
+        peer_link: the same between devices; by default `link`, or that of the modelled GPU.
         model: a GPU (its name in `vgpu.GPUS`, or a `GPU` of your own), or a list of GPUs, one for
             each device; or a machine (its name in `vgpu.MACHINES`, or a `vgpu.Machine`).
         values: False to compute no values on modelled GPUs: shapes, bytes, memory and time only.
-            Only small tensors that follow from small ones have values then, see `small_bytes` in
-            `cells.py`. Of the others `.item()` waits and gives nan, copies to the CPU hold nan, or
-            of whole numbers the least, and what needs a value to go on raises RuntimeError.
-        host: what the host of modelled GPUs takes to issue an operator, see `hardware.Machine`; by
-            default the machine's own.
+            Only small tensors computed from small tensors then have values, see `small_bytes` in
+            `cells.py`. Larger tensors: `.item()` blocks and returns nan; copies on the CPU hold
+            nan, or the minimum for integers; operators that need values raise RuntimeError.
+        host: seconds that the host of modelled GPUs takes to issue an operator, see
+            `hardware.Machine`; by default those of the machine.
 
     Raises:
         ValueError: a value is out of range, there are more than 128 devices, a list does not have
-            `n` values, no link and no hardware has the name, a device holds more bytes than its new
-            `memory`, `values` is False or `host` is given without a `model`, or `n` GPUs need
-            several machines and these have no network.
+            `n` values, no link or hardware has the name, a device has more bytes in use than its
+            new `memory`, `values=False` or `host` is given without `model`, or `n` GPUs need
+            several machines without a network.
         TypeError: an argument is of the wrong type.
-        RuntimeError: virtual GPUs are not known to work on this version of torch, another package
-            has added a device type to torch, or this process is a fork of one with virtual GPUs.
-        torch.AcceleratorError: work that was issued to a device before has failed.
+        RuntimeError: this version of torch is not supported, another package has registered a
+            device type, or this process is a fork of one with virtual GPUs.
+        torch.AcceleratorError: earlier work on a device has failed.
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ValueError(f"the number of virtual GPUs is a positive integer: got {n!r}")
+        raise ValueError(f"the number of virtual GPUs must be a positive integer: got {n!r}")
     if n > MAX_DEVICES:
         raise ValueError(
-            f"torch counts devices up to {MAX_DEVICES}: got {n}; one modelled GPU can stand for "
-            "many equal ones, see vgpu.equal_ranks"
+            f"torch supports at most {MAX_DEVICES} devices: got {n}; one modelled GPU can "
+            "represent many equal ones, see vgpu.equal_ranks"
         )
     if not isinstance(values, bool):
-        raise TypeError(f"values is True or False: got {values!r}")
+        raise TypeError(f"values must be True or False: got {values!r}")
     if model is None and not values:
-        raise ValueError("values=False needs model: otherwise devices take the time to compute")
+        raise ValueError("values=False requires model=: without it the work must run")
     if model is None and host is not None:
-        raise ValueError(f"host={host!r} needs model: otherwise the host takes its own time")
+        raise ValueError(f"host={host!r} requires model=: without it the host takes its own time")
     if threads is None:
-        threads = _threads_of_the_environment()
+        threads = _threads_from_environment()
     given = {"threads": threads, "link": link, "peer_link": peer_link}
-    given = {name: value for name, value in given.items() if value is not _UNSAID}
+    given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
     if memory is not None:
         given |= {"memory": memory}
     if model is not None:
         given |= {"model": model, "values": values}
     if host is not None:
         given |= {"host": host}
-    machines = None if model is None else machines_of(n, _for_each(n, "model", model), host)
+    machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        _warn_of_crowding(sum(figures["threads"]))
+        _warn_if_oversubscribed(sum(figures["threads"]))
     with _setting_up:
         _configure(n, figures)
         if machines is not None:
-            from vgpu.modelled.model import keep_time_by_a_model
+            from vgpu.modelled.model import use_model_clock
 
-            keep_time_by_a_model(registry.devices[:n], machines, values)
+            use_model_clock(registry.devices[:n], machines, values)
     _last_call[:] = [(n, given)]
-    # Not within `with`: an interrupt after the call that makes the list would leave it locked.
+    # Outside `with`: an interrupt after this call would leave the lock held.
     return [device.torch_device for device in registry.devices[:n]]
 
 
 def _figures(n, machines, threads, memory, link, peer_link):
     """Return the arguments of `n` `Device`s, a dict of lists; `machines` is None or a list."""
-    if peer_link is not _UNSAID:  # even one that is equal to the GPU's own is another one
-        given = map(as_link, _for_each(n, "peer_link", peer_link))
+    if peer_link is not _NOT_GIVEN:  # a new object even if equal to the GPU's link
+        given = map(as_link, _one_per_device(n, "peer_link", peer_link))
         peer_link = [each if each is None else replace(each) for each in given]
     if machines is not None:
         gpus = [machine.gpu for machine in machines]
         memory = [gpu.memory for gpu in gpus] if memory is None else memory
-        link = [gpu.link for gpu in gpus] if link is _UNSAID else link
-        if peer_link is _UNSAID and any(gpu.peer_link for gpu in gpus):
-            links = _for_each(n, "link", link)
+        link = [gpu.link for gpu in gpus] if link is _NOT_GIVEN else link
+        if peer_link is _NOT_GIVEN and any(gpu.peer_link for gpu in gpus):
+            links = _one_per_device(n, "link", link)
             peer_link = [gpu.peer_link or link for gpu, link in zip(gpus, links, strict=True)]
     if memory is None:
         memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
-    link = None if link is _UNSAID else link
-    peer_link = link if peer_link is _UNSAID else peer_link
+    link = None if link is _NOT_GIVEN else link
+    peer_link = link if peer_link is _NOT_GIVEN else peer_link
     return {
-        "threads": [_positive_int("threads", value) for value in _for_each(n, "threads", threads)],
-        "memory": [_positive_int("memory", value) for value in _for_each(n, "memory", memory)],
-        "link": [as_link(value) for value in _for_each(n, "link", link)],
-        "peer_link": [as_link(value) for value in _for_each(n, "peer_link", peer_link)],
+        "threads": [
+            _positive_int("threads", value) for value in _one_per_device(n, "threads", threads)
+        ],
+        "memory": [
+            _positive_int("memory", value) for value in _one_per_device(n, "memory", memory)
+        ],
+        "link": [as_link(value) for value in _one_per_device(n, "link", link)],
+        "peer_link": [as_link(value) for value in _one_per_device(n, "peer_link", peer_link)],
     }
 
 
 def _configure(n, figures):
-    """Give `n` devices their figures and the wall clock; make those that do not exist yet."""
+    """Configure `n` devices, on the wall clock; create those that do not exist yet."""
     if registry.devices:
         scheduler.check_process()
     else:
@@ -148,7 +152,7 @@ def _configure(n, figures):
         device.check_memory(memory)
     for device in in_use:  # before anything changes: this may raise, or be interrupted
         device.synchronize()
-    registry.keep_time_by_the_wall_clock()
+    registry.use_wall_clock()
     for index in range(n):
         settings = {name: values[index] for name, values in figures.items()}
         if index < len(registry.devices):
@@ -160,11 +164,11 @@ def _configure(n, figures):
 
 
 def requested_gpus():
-    """Return what the environment variable VGPU_DEVICES asks for: a text, a kind and a number.
+    """Parse the environment variable VGPU_DEVICES, such as "vgpu:4".
 
     Returns:
-        The value itself; the part before the colon, "", "cuda", "vgpu" or a name of a model; and
-        the number after it, None where there is none.
+        The value; the part before the colon, "", "cuda", "vgpu" or a model's name; and the number
+        after it, or None.
 
     Raises:
         ValueError: the variable has another form.
@@ -177,7 +181,7 @@ def requested_gpus():
 
 
 def requested_figures(n):
-    """Return the arguments of `virtual_gpus` that VGPU_DEVICES asks for, for at least `n` GPUs.
+    """Return the arguments of `virtual_gpus` for VGPU_DEVICES and at least `n` GPUs.
 
     Raises:
         ValueError: as `requested_gpus`.
@@ -188,13 +192,13 @@ def requested_figures(n):
 
 
 def figures_of_ranks(nproc):
-    """Return arguments of `virtual_gpus` for each of `nproc` processes: those of its last call.
+    """Return the arguments of the last call of `virtual_gpus`, for each of `nproc` processes.
 
     Returns:
-        A dict; None where `virtual_gpus` was not called.
+        A dict; None if `virtual_gpus` was not called.
 
     Raises:
-        ValueError: that call had a list of figures for fewer than `nproc` devices.
+        ValueError: that call had a list of values for fewer than `nproc` devices.
     """
     if not _last_call:
         return None
@@ -204,32 +208,34 @@ def figures_of_ranks(nproc):
     lists = [name for name, value in figures.items() if isinstance(value, (list, tuple))]
     if lists:
         raise ValueError(
-            f"{nproc} ranks have {nproc} virtual GPUs, but {lists[0]} was given for {n} of them"
+            f"{lists[0]} must have a value for each of {nproc} ranks: got {n} in virtual_gpus"
         )
     return {"n": nproc, **figures}
 
 
-def _warn_of_crowding(threads):
+def _warn_if_oversubscribed(threads):
     cores = cores_of_this_process()
     if threads > 8 * cores:
         warnings.warn(
-            f"{threads} threads of virtual GPUs share {cores} CPU cores: together they compute no "
-            f"faster than {cores}",
+            f"{threads} threads of virtual GPUs share {cores} CPU cores, and are no faster than "
+            f"{cores} threads",
             stacklevel=3,
         )
 
 
-def _threads_of_the_environment():
+def _threads_from_environment():
     text = os.environ.get("VGPU_THREADS") or "1"
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"VGPU_THREADS is a positive whole number, not {text!r}")
+        raise ValueError(f"VGPU_THREADS must be a positive whole number: got {text!r}")
     return int(text)
 
 
-def _for_each(n, name, value):
+def _one_per_device(n, name, value):
     values = list(value) if isinstance(value, (list, tuple)) else [value] * n
     if len(values) != n:
-        raise ValueError(f"{len(values)} figures of {name} for {n} virtual GPUs: {values}")
+        raise ValueError(
+            f"{name} must be one value, or {n} for {n} virtual GPUs: got {len(values)}, {values}"
+        )
     return values
 
 
@@ -237,7 +243,7 @@ def _positive_int(name, value):
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} of a virtual GPU is a whole number: got {value!r}")
+        raise TypeError(f"{name} of a virtual GPU must be a whole number: got {value!r}")
     if value < 1:
-        raise ValueError(f"{name} of a virtual GPU must be positive: got {value}")
+        raise ValueError(f"{name} of a virtual GPU must be a positive whole number: got {value}")
     return value

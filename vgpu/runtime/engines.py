@@ -1,7 +1,7 @@
-"""Engines: threads that take ready ops and do their work, one at a time.
+"""Engines: threads that run ready ops, one at a time.
 
-A device has one engine for kernels and one for each direction of copying, so that ops of different
-streams overlap when they need different engines, as on a GPU.
+A device has one engine for kernels and one for each direction of copying, so that, as on a GPU, ops
+of different streams overlap if they need different engines.
 """
 
 import _thread
@@ -19,16 +19,15 @@ from vgpu.private.autograd import set_below_autograd
 from vgpu.runtime import scheduler
 from vgpu.runtime.scheduler import Op, ReadyQueue
 
-# A fork in the middle of a kernel would inherit the locks that the kernel holds, and hang. So a
-# fork takes these locks first: one for this list, and `running` of each thread that does work.
+# A fork during a kernel would inherit the kernel's locks, and hang. So a fork acquires these locks
+# first: one for this list, and `running` of each worker thread.
 _fork_locks = [threading.RLock()]
 
 
 def _of_each_fork_lock(method):
-    """Return a function that calls a method of each lock.
+    """Return a function that calls a method of each lock, without Python code.
 
-    It is in C throughout: an exception in a function that runs at a fork is lost, so that Python
-    code could swallow an interrupt.
+    Exceptions in fork hooks are lost, so Python code there could swallow an interrupt.
     """
     calls = staticmethod(partial(map, methodcaller(method), _fork_locks))
     return partial(deque, type("Calls", (), {"__iter__": calls})(), 0)
@@ -38,13 +37,13 @@ before_fork, after_fork = _of_each_fork_lock("acquire"), _of_each_fork_lock("rel
 
 
 class WorkerThread:
-    """A thread that does the work of ops. It starts with the first op.
+    """A thread that runs ops, started by the first op.
 
     Attributes:
-        threads: CPU threads that a kernel uses.
-        running: a lock that is held while the thread is in torch.
+        threads: CPU threads of a kernel.
+        running: a lock, held while the thread is in torch.
         started: whether the thread has been started.
-        ended: an Event that is set once it has ended.
+        ended: an Event, set when the thread has ended.
     """
 
     def __init__(self, threads=1):
@@ -57,8 +56,8 @@ class WorkerThread:
     def start(self):
         """Start the thread; RuntimeError if there are too many threads.
 
-        An interrupt may come before the thread is there, in a function of `sys.addaudithook`, or
-        after. So this may be called again; the thread that comes second ends at once.
+        An interrupt may come before the thread exists (in a function of `sys.addaudithook`) or
+        after. So this may be called twice; the second thread ends at once.
         """
         _thread.start_new_thread(self._run, ())
         self.started = True
@@ -68,13 +67,13 @@ class WorkerThread:
             return
         self.started = True
         scheduler.note_engine(self)
-        with _fork_locks[0]:  # waits until a fork under way is over
+        with _fork_locks[0]:  # waits for a fork in progress
             _fork_locks.append(self.running)
         try:
             with self.running:
                 set_thread_count(self.threads)
                 set_below_autograd()
-            with torch.inference_mode():  # so that tensors made in that mode can be written
+            with torch.inference_mode():  # allows writes to inference tensors
                 self.serve()
         except BaseException as error:
             scheduler.note_death(self, error)
@@ -83,20 +82,20 @@ class WorkerThread:
         self.ended.set()
 
     def do(self, op):
-        """Do the work of `op`; an error is kept for the next synchronize."""
+        """Run the work of `op`; the next synchronize reports its error."""
         with self.running:
             self.do_beside_forks(op)
 
     def do_beside_forks(self, op):
-        """Do the work of `op`, which holds no locks that a fork would inherit."""
+        """Run the work of `op`, which holds no locks that a fork would inherit."""
         try:
             op.work(op)
         except BaseException as error:
-            op.error = error.with_traceback(None)  # its frames are an engine's, of no use to a user
+            op.error = error.with_traceback(None)  # engine frames do not help the user
             op.engine.device.failed(op)
 
     def join(self, timeout=60.0):
-        """Wait for the end of the thread, for at most `timeout` seconds."""
+        """Wait at most `timeout` seconds for the thread to end."""
         if self.started:
             self.ended.wait(timeout)
 
@@ -109,8 +108,8 @@ class Engine(WorkerThread, ReadyQueue):
         ReadyQueue.__init__(self)
         self.name = name
         self.device = device
-        self._free_at = self._last_end = 0.0  # when the last copy should have ended, when it did
-        self._seconds_per_byte = 2e-10  # to write what was copied; a first guess
+        self._free_at = self._last_end = 0.0  # planned and actual end of the last copy
+        self._seconds_per_byte = 2e-10  # of writing a copy; an initial guess
 
     def __str__(self):
         return f"the engine {self.name} of {self.device.torch_device}"
@@ -122,7 +121,7 @@ class Engine(WorkerThread, ReadyQueue):
                 break
             self._execute(op)
             self.finish(op)
-            op = None  # otherwise its tensors would be kept while this waits
+            op = None  # frees its tensors before the next wait
 
     def _execute(self, op):
         op.start = perf_counter()
@@ -138,11 +137,11 @@ class Engine(WorkerThread, ReadyQueue):
             self._last_end = op.end
 
     def _carry(self, op):
-        """Sleep until the link has carried the bytes of a copy; return when they have to arrive.
+        """Sleep for a copy's time on the link; return the planned arrival time.
 
-        The bytes are written at the end, so that a stream that reads the target too early sees what
-        was there before. A copy that follows at once starts when the one before should have ended,
-        so that delays in waking up do not add up.
+        The bytes are written at the end, so that a stream without synchronization reads the old
+        values. A copy that follows at once starts at the planned end of the one before, so that
+        delays in waking up do not add up.
         """
         ready = self._free_at if op.ready == self._last_end else op.ready
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
@@ -152,14 +151,14 @@ class Engine(WorkerThread, ReadyQueue):
         return arrival
 
     def _land(self, op, arrival, begun):
-        """Keep the engine until `arrival`; learn from a copy how long writing takes."""
+        """Occupy the engine until `arrival`; update the measured seconds per byte."""
         if op.num_bytes:
             seconds_per_byte = (perf_counter() - begun) / op.num_bytes
             self._seconds_per_byte = (self._seconds_per_byte + seconds_per_byte) / 2
         sleep_until(arrival)
 
     def set_threads(self, threads):
-        """Run later ops with `threads` CPU threads."""
+        """Set the number of CPU threads of later ops."""
         self.threads = threads
         if self.started:
             op = Op("set_num_threads", "setting", self, lambda op: set_thread_count(threads))
@@ -167,7 +166,7 @@ class Engine(WorkerThread, ReadyQueue):
             scheduler.wait(op, self.device.torch_device)
 
     def end(self):
-        """End the thread after the op that runs now; what is queued is dropped."""
+        """End the thread after the running op; queued ops are dropped."""
         self.ending = True
         self.arrivals.put(None)
 
@@ -183,14 +182,14 @@ _counting = threading.Lock()
 
 
 def set_thread_count(threads):
-    """Set the number of CPU threads for the calling thread's kernels, and for no other thread's.
+    """Set the number of CPU threads for kernels of the calling thread only.
 
-    `torch.set_num_threads` also sets the number with which threads that start later begin. So a
-    thread that starts before the call reads that number, and one that starts after it puts it back.
-    Where there are too many threads for that, the number stays.
+    `torch.set_num_threads` also sets the default of new threads. So a helper thread reads that
+    default before the call, and another one restores it afterwards. If no thread can be started,
+    nothing changes.
     """
     with _counting, contextlib.suppress(RuntimeError):
-        torch.get_num_threads()  # without this, the first kernel would put the default back
+        torch.get_num_threads()  # without this, the first kernel would restore the default
         default = []
         _in_new_thread(lambda: default.append(torch.get_num_threads()))
         torch.set_num_threads(threads)
@@ -198,7 +197,7 @@ def set_thread_count(threads):
 
 
 def _in_new_thread(function):
-    """Call a function in a thread that a simulation does not take for one of the host's."""
+    """Call a function in a thread that a simulation does not count as a host thread."""
     ended = threading.Event()
 
     def run():

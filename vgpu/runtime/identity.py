@@ -1,6 +1,6 @@
-"""What a GPU tells programs about itself: its name, its compute capability, its properties.
+"""Name, compute capability and properties that a GPU reports to programs.
 
-Programs choose by these: DeepSpeed takes float16 from compute capability 7 on, for example.
+Programs depend on them: DeepSpeed uses float16 from compute capability 7 on, for example.
 """
 
 import platform
@@ -14,10 +14,10 @@ from vgpu.runtime import registry
 
 KIB, MIB = 2**10, 2**20
 
-# By compute capability: threads and KiB of shared memory of a multiprocessor, and KiB of these that
-# a block may ask for. "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
-# Programming Guide; the rest of that table is the same for all of them.
-_OF_A_MULTIPROCESSOR = {
+# By compute capability: threads and KiB of shared memory of a multiprocessor, and the KiB that a
+# block may request. Source: "Technical Specifications per Compute Capability" in NVIDIA's CUDA C++
+# Programming Guide; the rest of that table is equal for all of them.
+_MULTIPROCESSORS = {
     (6, 0): (2048, 64, 48),
     (7, 0): (2048, 96, 96),
     (7, 5): (1024, 64, 64),
@@ -29,15 +29,15 @@ _OF_A_MULTIPROCESSOR = {
 
 @dataclass(frozen=True)
 class GPUIdentity:
-    """What the driver reports of a GPU that is sold.
+    """What the driver reports for a real GPU.
 
     Args:
-        name: what `torch.cuda.get_device_name` returns.
-        capability: the compute capability, (7, 0) for example.
+        name: the result of `torch.cuda.get_device_name`.
+        capability: the compute capability, such as (7, 0).
         l2_cache: bytes.
-        clock: Hz of the multiprocessors at most.
-        memory_clock: Hz of the memory, which transfers twice in each.
-        bus_width: bits of the memory's bus.
+        clock: maximum clock rate of the multiprocessors, Hz.
+        memory_clock: clock rate of the memory, with two transfers per cycle, Hz.
+        bus_width: width of the memory bus, bits.
     """
 
     name: str
@@ -52,20 +52,20 @@ V100 = GPUIdentity("Tesla V100-SXM2-16GB", (7, 0), 6 * MIB, 1530e6, 877e6, 4096)
 
 
 class DeviceProperties:
-    """What `get_device_properties` returns, with the names and units of torch's own.
+    """The result of `get_device_properties`, with torch's names and units.
 
     Attributes:
         name, gcnArchName: the name of the device.
         major, minor: its compute capability.
         total_memory, L2_cache_size: bytes.
-        shared_memory_per_block, shared_memory_per_block_optin: bytes of shared memory that a block
-            gets, and what it gets if it asks for more.
+        shared_memory_per_block, shared_memory_per_block_optin: bytes of shared memory for a block,
+            by default and at most.
         shared_memory_per_multiprocessor: bytes.
         clock_rate, memory_clock_rate: kHz.
         memory_bus_width: bits.
         multi_processor_count, max_threads_per_multi_processor, max_threads_per_block, warp_size,
         regs_per_multiprocessor: numbers.
-        uuid: the same for the same device in every process.
+        uuid: equal for the same device in every process.
     """
 
     is_integrated = is_multi_gpu_board = pci_device_id = pci_domain_id = 0
@@ -80,7 +80,7 @@ class DeviceProperties:
         self.multi_processor_count = processors
         self.uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{identity.name} {index}")
         self.pci_bus_id = index
-        threads, shared, of_a_block = _OF_A_MULTIPROCESSOR[identity.capability]
+        threads, shared, of_a_block = _MULTIPROCESSORS[identity.capability]
         self.max_threads_per_multi_processor = threads
         self.shared_memory_per_multiprocessor = shared * KIB
         self.shared_memory_per_block_optin = of_a_block * KIB
@@ -100,10 +100,10 @@ class DeviceProperties:
 
 
 def identity_of(device):
-    """Return the `GPUIdentity` that a `Device` says it is.
+    """Return the `GPUIdentity` of a `Device`.
 
-    A device without one is a V100 under another name: what it is made of. Its compute capability
-    is 7.0, or 8.0 where its model has rates for bfloat16.
+    By default it is a V100's, with the CPU threads or the model as its name, and compute capability
+    7.0, or 8.0 if the model has rates for bfloat16.
     """
     if device.model is None:
         threads = f"{device.threads} CPU thread{'s' if device.threads > 1 else ''}"
@@ -125,13 +125,13 @@ def properties_of(device):
 
 
 def describe_device(device):
-    """Return what a device is, in words, and rows of a table on the machine that is modelled.
+    """Return a description of a device, and a table of its modelled machine.
 
     Args:
         device: a virtual GPU, a real one or the CPU.
 
     Returns:
-        A string, and a list of pairs of strings, empty where no machine is modelled.
+        A string, and a list of pairs of strings, empty without a modelled machine.
     """
     device = torch.device(device)
     if device.type == "cpu":
@@ -140,7 +140,7 @@ def describe_device(device):
     properties = torch.get_device_module(device).get_device_properties(device)
     found = registry.find(device) if registry.is_virtual(device) else None
     model = found.model if found else None
-    name = f"Modelled {model.gpu.name}" if model else properties.name  # as sold, but modelled
+    name = f"Modelled {model.gpu.name}" if model else properties.name
     text = f"{name}, {properties.total_memory / 2**30:.1f} GiB"
     if found is not None:
         text += f", link to the CPU: {found.link or 'unlimited'}"

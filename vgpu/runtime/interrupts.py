@@ -1,25 +1,25 @@
-"""Where Python raises an interrupt, and how to hold one back.
+"""Where Python raises KeyboardInterrupt, and how to delay it.
 
-A signal only sets a flag. The handler, and with it KeyboardInterrupt, comes when the main thread
-next looks at that flag:
+A signal only sets a flag. The handler, and with it KeyboardInterrupt, runs when the main thread
+next checks that flag:
 
 - where a Python function begins (RESUME), at a jump backwards (JUMP_BACKWARD, in 3.11 also
   POP_JUMP_BACKWARD_IF_*), and after a call of a function in C or of a class (CALL*, in 3.11 also
   PRECALL). Source: `CHECK_EVAL_BREAKER` in CPython's Python/ceval.c (3.11) and Python/bytecodes.c
   (3.12, 3.13).
 - in C code that checks for signals (`PyErr_CheckSignals`): `str` and `repr` (Objects/object.c), and
-  waiting calls that a signal ends.
+  blocking calls that a signal ends.
 
-So stores that follow each other, and the call of a function in C after them, are *one step*: either
-all of it has happened or none. A function that is one step is decorated with `one_step`. Comments
-mark the steps within longer functions, where another call would slow down each operator or each
-allocation: `StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of memory.py.
+So consecutive stores, and the call of a function in C after them, are *one step*: either all of it
+has happened or none. A function that is one step is decorated with `one_step`. Comments mark the
+steps within longer functions, where another call would slow down each operator or each allocation:
+`StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of memory.py.
 
-No other thread takes over within a step, because the same check hands over the interpreter's lock.
-No garbage is collected within it: 3.11 collects where a container is made (Modules/gcmodule.c), and
-a step makes none; 3.12 and 3.13 collect at that check (`_Py_HandlePending` in Python/ceval_gil.c).
-A `with` statement takes a lock and enters the block that gives it back in one step, too
-(BEFORE_WITH does not check).
+No other thread runs within a step, because the same check hands over the interpreter's lock. No
+garbage is collected within it: 3.11 collects where a container is created (Modules/gcmodule.c), and
+a step creates none; 3.12 and 3.13 collect at that check (`_Py_HandlePending` in
+Python/ceval_gil.c). A `with` statement acquires a lock and enters the block that releases it in one
+step, too (BEFORE_WITH does not check).
 
 Three traps:
 
@@ -27,13 +27,13 @@ Three traps:
   condition of `while`: `normalize_jumps_in_block` in Python/flowgraph.c gives that jump a block
   without one (see also issue 108214 of CPython). An interrupt there leaves a `with` block around
   the loop without its `__exit__`. So such a loop is a function of its own.
-- The function in C must not call Python. From 3.12 on `_thread.start_new_thread` does: it calls
-  the functions of `sys.addaudithook` first (Modules/_threadmodule.c), and an interrupt in one of
+- The function in C must not call Python. From 3.12 on `_thread.start_new_thread` does: it first
+  calls the functions of `sys.addaudithook` (Modules/_threadmodule.c), and an interrupt in one of
   them starts no thread. The package filelock has such a function.
-- Python drops what a destructor or the callback of a weak reference raises, an interrupt too. So
-  virtual GPUs have functions in C there; `notebook.py` deals with the destructors of others.
+- Python drops exceptions of destructors and of weak references' callbacks, interrupts too. So
+  virtual GPUs have functions in C there; `notebook.py` handles the destructors of others.
 
-`tests/vgpu/test_interrupts.py` tries this on the Python that runs it, and disassembles each
+`tests/vgpu/test_interrupts.py` checks this on the Python that runs it, and disassembles each
 function that is one step.
 """
 
@@ -45,10 +45,10 @@ steps = []  # the functions that are one step
 
 
 def one_step(function):
-    """Declare that no interrupt tears the body of a function, and return the function unchanged.
+    """Declare that a function is one step, and return it unchanged.
 
-    It loads and stores, and may end with one call of a function in C, as Python's methods of lists
-    and deques are. An interrupt comes before all of it, or after all of it.
+    Its body loads and stores, and may end with one call of a function in C, such as a method of a
+    list or a deque. An interrupt comes before all of it, or after all of it.
     """
     steps.append(function)
     return function
@@ -58,8 +58,8 @@ def one_step(function):
 def held_back(note=lambda: None):
     """Delay an interrupt (Ctrl-C) until the block has ended, then raise KeyboardInterrupt.
 
-    `note` is called as soon as the interrupt comes. An error that the block raises after it is
-    dropped. Outside the main thread, and where other code handles interrupts, this does nothing.
+    `note` is called when the interrupt comes; an error of the block after that is dropped. Outside
+    the main thread, and if other code handles interrupts, this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
     if not in_main_thread() or handler is not signal.default_int_handler:
@@ -85,5 +85,5 @@ def held_back(note=lambda: None):
 
 
 def in_main_thread():
-    """Return whether this is the thread that may handle signals."""
+    """Return whether this is the thread that handles signals."""
     return threading.current_thread() is threading.main_thread()

@@ -1,7 +1,4 @@
-"""What a Jupyter kernel needs: a cell stops, says where, and leaves nothing behind.
-
-Only public interfaces of IPython are used.
-"""
+"""Integration into Jupyter kernels, by public interfaces of IPython only."""
 
 import os
 import signal
@@ -14,40 +11,40 @@ from types import TracebackType
 
 from vgpu.runtime import registry, scheduler, threads
 
-_HERE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of vgpu
-_launched = {}  # engine -> how many ops it had been given when a cell was stopped
+_PACKAGE = os.path.dirname(os.path.dirname(__file__)) + os.sep  # vgpu's folder
+_launched = {}  # engine -> number of ops issued to it when a cell was stopped
 
 
 def adapt_to_notebook():
-    """Make the IPython shell, if this runs in one, start cells afresh and shorten tracebacks.
+    """Register hooks with the IPython shell, if this process has one.
 
-    A cell begins outside of all `with` blocks of streams and devices that a cell before it left
-    entered. A cell that waits for what was launched before a stop says so. A traceback has no
-    frames of virtual GPUs. An interrupt that comes in a destructor is not lost.
+    Each cell starts outside the `with` blocks of streams and devices that an earlier cell left
+    open. A cell that waits for operators launched before a stop reports them. Tracebacks have no
+    frames of virtual GPUs. An interrupt in a destructor is not lost.
     """
     if "IPython" in sys.modules:
         shell = sys.modules["IPython"].get_ipython()
         if shell is not None:
             shell.events.register("pre_run_cell", lambda info: threads.leave_all())
-            shell.events.register("post_run_cell", _note_stop)
-            scheduler.at_long_wait = _tell_of_stop
+            shell.events.register("post_run_cell", _record_launches_at_stop)
+            scheduler.at_long_wait = _report_pending_launches
             if not shell.custom_exceptions:
                 shell.set_custom_exc((BaseException,), _show)
             if sys.platform != "win32":  # it has no pthread_kill
                 sys.unraisablehook = partial(_interrupt_again, sys.unraisablehook)
 
 
-def _note_stop(result):
-    """Note what was launched until a cell ended, if it was stopped."""
+def _record_launches_at_stop(result):
+    """Record the number of ops issued to each engine, if the cell was stopped."""
     if isinstance(getattr(result, "error_in_exec", None), KeyboardInterrupt):
         for device in registry.devices:
             _launched.update((engine, engine.issued) for engine in device.engines)
 
 
-def _tell_of_stop():
-    """Say, once after a stop, which devices are still busy with what was launched before it.
+def _report_pending_launches():
+    """Print, once after a stop, which devices are still busy with operators launched before it.
 
-    A launch cannot be undone, as on CUDA, so the cell that waits for it would look dead.
+    As on CUDA a launch cannot be cancelled, so a cell that waits for it would seem to hang.
     """
     launched, left = {**_launched}, Counter()
     _launched.clear()
@@ -62,23 +59,23 @@ def _tell_of_stop():
 
 
 def _interrupt_again(hook, unraisable):
-    """Interrupt the main thread again where Python has dropped an interrupt: in a destructor.
+    """Interrupt the main thread again after Python dropped an interrupt in a destructor.
 
     pyzmq checks for signals in the destructor of a message (`_check_rc` in `Frame.__dealloc__`).
-    From Python 3.12 on the traceback of a stopped cell keeps the kernel's messages alive, until the
-    garbage collector finds them while a later cell runs: one press of the stop button in twenty to
-    sixty would be lost, whatever the cell does. `hook` is the `sys.unraisablehook` for the rest.
+    From Python 3.12 on the traceback of a stopped cell keeps the kernel's messages alive until the
+    garbage collector frees them during a later cell: one press of the stop button in 20 to 60 would
+    be lost, whatever the cell does. `hook` is the `sys.unraisablehook` for other exceptions.
     """
     if sys.platform != "win32" and unraisable.exc_type is KeyboardInterrupt:
-        # By another thread, which needs Python's lock for it: a signal that came before this
-        # function returns would be handled, and dropped, in here.
+        # By another thread, which must wait for Python's lock: a signal before this function
+        # returns would be handled, and dropped, in here.
         start_new_thread(signal.pthread_kill, (threading.main_thread().ident, signal.SIGINT))
     else:
         hook(unraisable)
 
 
 def _show(shell, kind, error, traceback, tb_offset=None):
-    """Show an error as IPython does, without the frames of virtual GPUs."""
+    """Show an error like IPython, without frames of virtual GPUs."""
     if issubclass(kind, SyntaxError):
         shell.showsyntaxerror()
         return
@@ -87,17 +84,17 @@ def _show(shell, kind, error, traceback, tb_offset=None):
 
 
 def hide_frames(error):
-    """Remove the frames of virtual GPUs from the tracebacks of an error and of its causes."""
+    """Remove frames of virtual GPUs from the tracebacks of an error and of its causes."""
     while error is not None:
         entries, entry = [], error.__traceback__
         while entry is not None:
             entries.append(entry)
             entry = entry.tb_next
-        shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_HERE)]
+        shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
         traceback = None
         for entry in reversed(shown):
             frame, line = entry.tb_frame, entry.tb_lineno
-            if line is None:  # an interrupt came where code has no line; IPython asks for one
+            if line is None:  # interrupted at code without a line, which IPython requires
                 line = frame.f_code.co_firstlineno
             traceback = TracebackType(traceback, frame, entry.tb_lasti, line)
         error.__traceback__ = traceback

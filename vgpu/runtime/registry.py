@@ -1,4 +1,4 @@
-"""The virtual GPUs of this process, and the name by which programs know them."""
+"""The virtual GPUs of this process, and their device type."""
 
 import torch
 
@@ -6,22 +6,24 @@ from vgpu.runtime import scheduler
 from vgpu.runtime.scheduler import WALL_CLOCK, in_fork, wait_all
 from vgpu.runtime.threads import thread
 
-devices = []  # every device ever made; the first `count` of them are in use
+devices = []  # all devices created so far; the first `count` are in use
 count = 0
-device_type = "vgpu"  # what programs call them
+device_type = "vgpu"  # as programs spell it
 
 
 def rename(name):
-    """Make "cuda", for example, the name of the devices besides "vgpu", before there are any.
+    """Set the device type to `name`, such as "cuda", before any device exists.
 
-    Tensors, streams, spans and errors then use it.
+    Tensors, streams, spans and errors use it; "vgpu" remains valid.
 
     Raises:
         RuntimeError: there are devices already.
     """
     global device_type
     if devices:
-        raise RuntimeError(f"{len(devices)} virtual GPUs are {device_type} devices already")
+        raise RuntimeError(
+            f"cannot rename to {name!r}: {len(devices)} virtual GPUs already exist as {device_type}"
+        )
     device_type = name
     scheduler.error_name = "CUDA" if name == "cuda" else name
 
@@ -31,21 +33,21 @@ def is_virtual(where):
 
 
 def devices_in_use(ever=False):
-    """Return the virtual GPUs of this process, a list of `torch.device`; asking makes none.
+    """Return the virtual GPUs of this process, a list of `torch.device`, without creating any.
 
     Args:
-        ever: also those that were in use before a call of `virtual_gpus` with a smaller number.
+        ever: include devices that a later call of `virtual_gpus` with a smaller number dropped.
     """
     return [device.torch_device for device in (devices if ever else devices[:count])]
 
 
 def place(where, machine):
-    """Put a modelled GPU into another machine: number `machine`, from 0, of its cluster."""
+    """Move a modelled GPU to machine number `machine`, from 0, of its cluster."""
     find(where).model.host = machine
 
 
 def synchronize(*devices):
-    """Wait for the work of `devices`; without arguments, for the work of every GPU in use.
+    """Wait for the work of `devices`, by default of every GPU in use.
 
     A bare `torch.cuda.synchronize()` waits for the current device only.
     """
@@ -59,16 +61,16 @@ def synchronize(*devices):
 
 
 def wait_for_all():
-    """Wait for all streams of all devices; errors are left for the next synchronize."""
+    """Wait for all streams of all devices; errors are reported at the next synchronize."""
     for device in () if in_fork() else devices:
         for stream in device.streams:
             wait_all(stream.tail(), device.torch_device)
 
 
-def keep_time_by_the_wall_clock():
-    """Have threads run the later ops of all devices, and the wall clock keep the time.
+def use_wall_clock():
+    """Switch all devices back to real time.
 
-    A change to a model that was interrupted leaves devices with a model and no simulation.
+    An interrupted switch to a model leaves devices with a model but no simulation.
     """
     modelled = [device for device in devices if device.model is not None]
     if modelled or scheduler.clock is not WALL_CLOCK:
@@ -81,11 +83,11 @@ def keep_time_by_the_wall_clock():
 
 
 def find(where):
-    """Return the `Device` of a `torch.device`, its name or its index; the current one for None.
+    """Return the `Device` of a `torch.device`, a name or an index; the current one for None.
 
     Raises:
         RuntimeError: there is no such device, as on CUDA.
-        ValueError: it is a device of another type.
+        ValueError: the device has another type.
     """
     if where is None:
         return current()
@@ -106,7 +108,7 @@ def find(where):
 
 
 def current():
-    """Return the calling thread's current `Device`; RuntimeError where it is no longer in use."""
+    """Return the calling thread's current `Device`; RuntimeError if it is no longer in use."""
     index = thread.device
     if not index < count:
         raise RuntimeError(
@@ -116,4 +118,4 @@ def current():
     return devices[index]
 
 
-chosen = False  # whether a thread has made a device its current one
+chosen = False  # whether a thread has set its current device

@@ -1,14 +1,13 @@
-"""When an op runs: what waits for what, and which op is ready first.
+"""Scheduling of ops: dependencies, ready queues, waiting and recordings.
 
-Times are read from the clock in force, `clock`. On the `WallClock` an op runs when its engine, a
-thread, comes to it. While GPUs are modelled, a `Simulation` keeps the time: an op that is `done`
-has been simulated, and may end later than the host's `now`.
+Times are those of the current clock, `clock`. On the `WallClock` an op runs when its engine, a
+thread, takes it. On modelled GPUs a `Simulation` computes the times: an op that is `done` has been
+simulated, and may end later than the host's `now`.
 
 The host hands an op over in one step that an interrupt cannot tear (`streams.py`). From then on
-only threads that no interrupt reaches touch it: its engine's thread *admits* it, which counts the
-earlier ops that it waits for, and the thread that finishes the last of these makes it ready. Of the
-ready ops, an engine takes the one that became ready first (`ReadyQueue`). What an op does, and how
-long that takes, is up to its engine (`engines.py`).
+only threads that no interrupt reaches modify it: its engine's thread *admits* it, which counts the
+earlier ops that it depends on, and the thread that finishes the last of these makes it ready. An
+engine takes the op that became ready first (`ReadyQueue`), and runs it (`engines.py`).
 """
 
 import contextlib
@@ -21,17 +20,17 @@ from time import perf_counter
 
 from vgpu.recording.spans import Span
 
-error_name = "vgpu"  # what errors call the devices, "CUDA" where programs call them "cuda"
+error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "cuda"
 SWITCH_INTERVAL = 1e-4  # seconds
-QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA, too, lets the host run about this far ahead
+QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about this number, too
 
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
-_recordings = ()  # the lists that finished ops are appended to
+_recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
-_here = threading.local()  # `engine` is set in the thread of an engine
-_deaths = []  # (what died, its exception) of threads that no longer do the work of devices
-LIVENESS_SECONDS = 1.0  # how often a host that waits looks whether these threads are alive
-at_long_wait = None  # function that a host calls when it has waited for twice as long
+_thread_local = threading.local()  # `engine` is set in an engine's thread
+_deaths = []  # (name, exception) of engine threads that have died
+LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are alive
+at_long_wait = None  # callback of a host that has waited twice as long
 
 
 class WallClock:
@@ -39,12 +38,12 @@ class WallClock:
 
     Attributes:
         name: the name of the modelled hardware; "" here.
-        is_modelled: whether a simulation keeps the time.
-        meetings: not None, because ranks need no `Meetings` to have the same wall clock.
+        is_modelled: whether the time is simulated.
+        meetings: not None, because ranks share the wall clock without `Meetings`.
     """
 
     name, is_modelled, meetings = "", False, ()
-    _interval_before = None  # what Python's switch interval was before `start`
+    _interval_before = None  # Python's switch interval before `start`
 
     def start(self):
         """Shorten Python's switch interval, so that a busy host does not starve the engines."""
@@ -53,7 +52,7 @@ class WallClock:
             sys.setswitchinterval(SWITCH_INTERVAL)
 
     def stop(self):
-        """Put the switch interval back, unless the program has set another one meanwhile."""
+        """Restore the switch interval, unless the program has changed it meanwhile."""
         before, self._interval_before = self._interval_before, None
         if before is not None and abs(sys.getswitchinterval() - SWITCH_INTERVAL) < 1e-6:
             sys.setswitchinterval(before)
@@ -62,11 +61,11 @@ class WallClock:
         return perf_counter()
 
     def launch(self, op, stream):
-        """Return the seconds at which an op is issued, see `Simulation.launch`."""
+        """Return the time of issue of an op, see `Simulation.launch`."""
         return perf_counter()
 
     def advance(self, seconds):
-        """Do nothing: what the host does takes its own time."""
+        """Do nothing: host work takes real time."""
 
     host_allocates = enter_module = copy_modules = advance
 
@@ -100,14 +99,14 @@ class WallClock:
             record_wait(device, started, perf_counter())
 
 
-WALL_CLOCK = clock = WallClock()  # `clock` is the one in force
+WALL_CLOCK = clock = WallClock()  # `clock` is the current one
 
 
 class Resource:
-    """Something that serves one op at a time: an engine, or one direction of a link.
+    """An exclusive resource of ops: an engine, or one direction of a link.
 
     Attributes:
-        free_at: seconds of the clock at which the last op that it was given ends.
+        free_at: end of its last op, in seconds of the clock.
     """
 
     free_at = 0.0
@@ -119,25 +118,24 @@ class Op:
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
         engine: the engine that runs it.
-        stream: where it was issued; set by `StreamQueue.issue`.
-        work: function of the op that does the work.
+        stream: its stream; set by `StreamQueue.issue`.
+        work: function(op) that does the work.
         plan: the `Plan` of a kernel; or None.
-        args, kwargs, out: what `work` reads and where it leaves its results.
-        seconds: how long a copy keeps its engine at least; None for as long as the work takes.
-            In a simulation exactly as long, and never None.
-        num_bytes, source, target: the bytes that a copy moves, and its devices.
-        receiver: the engine for copies between devices of its target; or None.
-        generator: the random numbers that it draws from; or None.
+        args, kwargs, out: inputs and outputs of `work`.
+        seconds: the minimum duration of a copy; None for the duration of the work. In a simulation
+            the exact duration, never None.
+        num_bytes, source, target: size and devices of a copy.
+        receiver: the target's engine for copies between devices; or None.
+        generator: the generator of its random numbers; or None.
         issued, ready, start, end: seconds of the clock.
-        launched: seconds of the wall clock at the issue, where another clock is in force; or None.
-        error: what the work raised.
-        previous, after, waits: the ops that it waits for: the one before it in its stream, those
-            given at its issue, and those that its stream waits for (each with the time of that
-            call).
-        number: its place among the ops that its engine has admitted.
-        missing: how many of the ops that it waits for are not done.
-        dependents: ops that wait for this one.
-        waiters: functions that wake the threads that wait for this one.
+        launched: wall-clock seconds of the issue if the clock is simulated; or None.
+        error: the exception of the work.
+        previous, after, waits: the ops that it depends on: the one before it in its stream, those
+            passed to `issue`, and those that its stream waits for, with the times of these calls.
+        number: its place among the ops admitted by its engine.
+        missing: number of its dependencies that are not done.
+        dependents: ops that depend on this one.
+        waiters: functions that wake the threads waiting for this one.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -159,7 +157,7 @@ class Op:
         self.dependents = []
 
     def spans(self):
-        """Yield what a recording keeps of this op: itself, and waits of its stream before it."""
+        """Yield the spans of this op, and of its stream's waits before it."""
         stream = self.stream
         device = stream.device.torch_device
         free_at = 0.0 if self.previous is None else self.previous.end
@@ -175,16 +173,15 @@ class Op:
 
 
 class ReadyQueue:
-    """The ops issued to one engine, of which `take` gives the one that became ready first.
+    """The ops issued to one engine; `take` returns the one that became ready first.
 
     Attributes:
-        arrivals: the ops that were handed over and are not admitted yet. None among them only
-            wakes the engine.
-        hand_over: function, in C, that adds an op to them.
-        issued, finished: how many ops were handed over, and how many of them are done.
-        ends: nothing; a simulation has here when those ended that are done and not counted yet.
+        arrivals: queue of ops that are not yet admitted; an item None only wakes the engine.
+        hand_over: function, in C, that adds an op to `arrivals`.
+        issued, finished: number of ops handed over, and of those that are done.
+        ends: empty; see `ModelledEngine`.
         clock: the `WallClock`.
-        ending: whether `take` returns None when it is woken.
+        ending: whether `take` returns None when woken.
     """
 
     clock = WALL_CLOCK
@@ -197,7 +194,7 @@ class ReadyQueue:
         self.ending = False
         self._ready = []  # heap of (ready time, number, op)
         self._number = 0
-        self._held_back = []  # functions that wake the threads that wait for room
+        self._waiting_for_room = []  # functions that wake the threads in `wait_for_room`
 
     def take(self):
         """Wait for a ready op; return the one that became ready first, or None when it ends."""
@@ -215,7 +212,7 @@ class ReadyQueue:
                 heappush(ready, (op.ready, op.number, op))
 
     def _admit(self, op):
-        """Count the ops that `op` waits for; return whether there are none, so that it is ready."""
+        """Count the unfinished dependencies of `op`; return whether it is ready."""
         op.ready = op.issued
         self._number = op.number = self._number + 1
         previous = op.previous
@@ -226,14 +223,14 @@ class ReadyQueue:
                 if previous.end > op.ready:
                     op.ready = previous.end
                 return True
-            if previous.engine is self:  # this thread runs it, so it cannot finish meanwhile
+            if previous.engine is self:  # runs in this thread, so it cannot finish meanwhile
                 previous.dependents.append(op)
                 op.missing = 1
                 return False
         return admit(op)
 
     def finish(self, op):
-        """Note that `op` has run; make the ops that waited for it ready, and wake the threads."""
+        """Mark `op` as done; queue dependents that are now ready, and wake waiting threads."""
         ready, waiters = complete(op)
         for dependent in ready:
             queue = dependent.engine
@@ -243,30 +240,30 @@ class ReadyQueue:
         for wake in waiters or ():
             wake()
         self.finished += 1
-        if self._held_back and self.issued - self.finished <= QUEUE_LIMIT // 2:
-            while self._held_back:
-                self._held_back.pop()()
+        if self._waiting_for_room and self.issued - self.finished <= QUEUE_LIMIT // 2:
+            while self._waiting_for_room:
+                self._waiting_for_room.pop()()
 
     def wait_for_room(self):
-        """Block the calling thread, which is not an engine's, until half of QUEUE_LIMIT is free."""
+        """Block the calling thread until half of QUEUE_LIMIT is free; not for engine threads."""
         check_thread()
         gate = closed_gate()
-        self._held_back.append(gate.release)
+        self._waiting_for_room.append(gate.release)
         if self.issued - self.finished >= QUEUE_LIMIT:
             pass_gate(gate)
 
 
 def complete(op):
-    """Note that an op has run, and record it.
+    """Mark an op as done, and record it.
 
     Returns:
-        A list of the ops that waited for it last and are ready now, and a list, or None, of the
-        functions that wake the threads that wait for it.
+        A list of its dependents that are now ready, and a list, or None, of the functions that wake
+        the threads waiting for it.
     """
     try:
         if _recordings:
             record(op.spans())
-    except BaseException as error:  # it is told at the next synchronize, as an error of the work is
+    except BaseException as error:  # reported at the next synchronize, like an error in the op
         if op.error is None:
             op.error = error
             op.engine.device.failed(op)
@@ -288,7 +285,7 @@ def complete(op):
 
 
 def admit(op):
-    """Make `op` wait for the ops before it that are not done; return whether it is ready."""
+    """Register `op` with its unfinished dependencies; return whether it is ready."""
     op.ready = op.issued
     with _ordering:
         for earlier in (op.previous, *op.after, *(op.waits or ())):
@@ -305,7 +302,7 @@ def admit(op):
 def under_way(op):
     """Return whether an op has not ended yet, as far as the calling thread knows.
 
-    One that a simulation has not come to counts as under way, unless `clock.catch_up()` was called.
+    Ops that are not yet simulated count as under way; `clock.catch_up()` simulates them.
     """
     return not op.engine.clock.has_ended(op)
 
@@ -317,7 +314,7 @@ def closed_gate():
 
 
 def pass_gate(gate):
-    """Block the calling thread until another one releases a gate; see `check_threads`."""
+    """Block the calling thread until another one releases the gate; see `check_threads`."""
     looks = 0
     while not gate.acquire(timeout=LIVENESS_SECONDS):
         check_threads()
@@ -332,7 +329,7 @@ def wait(op, device):
     A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, the calling thread is an engine's, or such a
+        RuntimeError: this process is a fork, the calling thread is an engine's, or an engine's
             thread has died.
     """
     if under_way(op):
@@ -343,15 +340,12 @@ def wait(op, device):
 
 
 def check_threads():
-    """Raise RuntimeError where a thread that does the work of devices has died.
-
-    What was issued to it never ends, and neither does what waits for that.
-    """
+    """Raise RuntimeError if an engine's thread has died: its ops and their dependents never end."""
     if _deaths:
         who, error = _deaths[0]
         raise RuntimeError(
-            f"{who} has died of {type(error).__name__}: {error}. What was issued to virtual GPUs "
-            "cannot end any more: start Python anew, and please report this"
+            f"{who} has died of {type(error).__name__}: {error}. Work on virtual GPUs cannot end "
+            "any more: restart Python, and please report this"
         ) from error
 
 
@@ -359,18 +353,18 @@ def note_death(who, error):
     """Make all threads that wait for devices, now or later, raise RuntimeError.
 
     Args:
-        who: what died, for the error.
-        error: the exception that it died of.
+        who: the thread, for the message.
+        error: the exception that ended it.
     """
     _deaths.append((who, error))
 
 
 def check_clocks(device, other):
-    """Raise RuntimeError unless both `Device`s keep the same clock."""
+    """Raise RuntimeError unless both `Device`s have the same clock."""
     if device.compute.clock is not other.compute.clock:
         raise RuntimeError(
-            f"{device.torch_device} and {other.torch_device} keep two clocks: virtual_gpus was "
-            "interrupted, or one of them is not in use any more; call it again"
+            f"{device.torch_device} and {other.torch_device} must have the same clock: "
+            "virtual_gpus was interrupted, or one device is no longer in use; call it again"
         )
 
 
@@ -390,16 +384,16 @@ def record_wait(device, start, end):
 
 
 def check_thread():
-    """Raise RuntimeError in the thread of an engine, where a wait would never end."""
-    if getattr(_here, "engine", None) is not None:
+    """Raise RuntimeError in an engine's thread, where a wait would never end."""
+    if getattr(_thread_local, "engine", None) is not None:
         raise RuntimeError(
-            "a destructor that waits for a virtual GPU was run by the garbage collector in one of "
-            "the threads that do its work: call what it does where you drop the object"
+            "the garbage collector ran a destructor that waits for a virtual GPU in an engine's "
+            "thread, which would deadlock: release the object explicitly before dropping it"
         )
 
 
 def note_engine(engine):
-    _here.engine = engine
+    _thread_local.engine = engine
 
 
 def wait_all(ops, device):
@@ -411,8 +405,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    The spans have the seconds of the clock in force. An object given as `recording` takes the place
-    of the list; the threads that do the work of devices call its `extend`.
+    Times are those of the current clock. An object given as `recording` replaces the list; engine
+    threads call its `extend`.
     """
     global _recordings
     recording = [] if recording is None else recording
@@ -425,13 +419,13 @@ def stop_recording(recording):
     """Stop appending to `recording`; synchronize first, or ops that still run will be missing.
 
     Raises:
-        ValueError: `recording` is not a recording under way.
+        ValueError: `recording` is not active.
     """
     global _recordings
     with _ordering:
         rest = tuple(other for other in _recordings if other is not recording)
         if len(rest) == len(_recordings):
-            raise ValueError("this list is not a recording under way")
+            raise ValueError("recording must be one that start_recording returned, not yet stopped")
         _recordings = rest
 
 
@@ -449,8 +443,8 @@ def in_fork():
 
 
 def forgive_fork():
-    """Allow a fork to use virtual GPUs after all, because its parent had given them no work."""
+    """Allow a fork to use virtual GPUs, because its parent had issued no work to them."""
     _forks.clear()
 
 
-note_fork = partial(_forks.append, True)  # a function in C: no interrupt can come in it
+note_fork = partial(_forks.append, True)  # a function in C: no interrupt can come within it

@@ -1,23 +1,21 @@
-"""Streams: the queues to which the host hands ops over, and how one waits for another.
-
-Programs see them as `vgpu.Stream`.
-"""
+"""Streams, `vgpu.Stream` in programs: queues of ops, which can wait for each other."""
 
 import threading
 
 from vgpu.runtime import scheduler
 from vgpu.runtime.scheduler import check_clocks, check_process, under_way
 
-# Reentrant, because the garbage collector may run a destructor that issues work while it is held.
-_issuing = threading.RLock()  # threads that issue take turns
+# Serializes issuing threads. Reentrant, because the garbage collector may run a destructor that
+# issues work while it is held.
+_issuing = threading.RLock()
 
 
 class StreamQueue:
-    """A queue of ops on one device that run in the order in which they were issued.
+    """A queue of ops on one device, which run in the order of issue.
 
     Attributes:
-        last: the op that was issued last, or None.
-        waits: ops that the next op waits for, each with the time of that call; or None.
+        last: the op issued last, or None.
+        waits: {op that the next op waits for: time of that call}; or None.
     """
 
     __slots__ = ("device", "index", "last", "waits", "__weakref__")
@@ -29,9 +27,9 @@ class StreamQueue:
         self.waits = None
 
     def issue(self, op, after=(), then=None):
-        """Queue an op behind the ops of this stream and return it.
+        """Append an op to this stream and return it.
 
-        The calling thread waits while QUEUE_LIMIT ops of the engine are under way. An exception
+        The calling thread blocks while QUEUE_LIMIT ops of the engine are under way. An exception
         before the op is handed over leaves no trace of it.
 
         Args:
@@ -50,7 +48,7 @@ class StreamQueue:
             engine.start()
         memory = self.device.memory
         launch = engine.clock.launch
-        if memory.recorded:  # freed memory is held by the ops before the free, not by this one
+        if memory.recorded:  # freed memory is held by ops issued before the free, not by this one
             memory.note_freed()
         op.stream = self
         op.after = after
@@ -81,14 +79,14 @@ class StreamQueue:
         return op
 
     def tail(self):
-        """Return the ops to wait for until all that was issued to this stream has finished."""
+        """Return the ops to wait for until this stream is idle."""
         check_process()
         with _issuing:
             ops = (self.last, *(self.waits or ()))
         return tuple(op for op in ops if op is not None and under_way(op))
 
     def wait_for(self, ops):
-        """Make later ops of this stream wait for `ops`; RuntimeError if one keeps another clock."""
+        """Make later ops of this stream wait for `ops`; RuntimeError if one has another clock."""
         check_process()
         now = scheduler.clock.now()
         waits = {op: now for op in ops if under_way(op) and op.stream is not self}
@@ -100,11 +98,11 @@ class StreamQueue:
                 self.waits.update(waits)
 
     def _waits_under_way(self):
-        """Return `waits`; each time it has grown by 64, without the ops that are done.
+        """Return `waits`, at each multiple of 64 without the ops that are done.
 
-        Otherwise a stream that waits again and again, and is given no op, would keep all of them.
+        Otherwise a stream that waits repeatedly, without new ops, would leak them.
         """
         waits = self.waits or {}
-        if len(waits) % 64 or scheduler.is_recording():  # a recording asks for all of them
+        if len(waits) % 64 or scheduler.is_recording():  # a recording shows all of them
             return waits
         return {op: time for op, time in waits.items() if under_way(op)}

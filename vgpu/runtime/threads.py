@@ -1,4 +1,4 @@
-"""What a thread has chosen: its current device, and its current stream on each device."""
+"""Current device of a thread, and its current stream on each device."""
 
 import threading
 import weakref
@@ -10,13 +10,13 @@ from vgpu.runtime.interrupts import one_step
 
 
 class _Thread(threading.local):
-    """What a thread has chosen.
+    """Current device and streams of a thread.
 
     Attributes:
         device: index of the current device.
-        current: a `CurrentStreams`, or None as long as only default streams were current.
-        entered: for each `with stream` or `with device` under way, the device and the stream (or
-            None) that were current before it.
+        current: a `CurrentStreams`, or None while only default streams have been current.
+        entered: for each active `with stream` or `with device`, the device and the stream (or None)
+            that were current before it.
     """
 
     device = 0
@@ -28,16 +28,16 @@ thread = _Thread()
 
 
 class CurrentStreams:
-    """The streams that a thread issues its work to, and since when it does.
+    """The current streams of a thread, and their history.
 
-    Autograd numbers the operators of a thread. From the numbers at which the current stream of a
-    device changed, backward finds the stream that the forward of an operator was issued to.
+    Autograd numbers the operators of a thread. The numbers at which the current stream of a device
+    changed tell backward the stream of an operator's forward.
     """
 
     MAX_CHANGES = 100_000
 
     def __init__(self):
-        self.unjoined = None  # a `BackwardStreams` whose streams these do not wait for yet
+        self.unjoined = None  # a `BackwardStreams`, for whose streams these do not yet wait
         self._current = {}  # index of a device -> stream
         self._changes = {}  # index of a device -> list of (number, weak reference to a stream)
 
@@ -47,13 +47,13 @@ class CurrentStreams:
         return self._current.get(device.index, device.default_stream)
 
     def after(self, stream, op):
-        """Return the ops that `op` waits for besides the ops of its own stream: none."""
+        """Return the ops of other streams that `op` must wait for: none."""
         return ()
 
     def _join(self):
-        """Make these streams wait for the streams of a backward pass that has ended.
+        """Make these streams wait for the streams of a finished backward pass.
 
-        It runs when a stream is next asked for: an interrupt could prevent it at the pass's end.
+        It runs when a stream is next used: an interrupt could prevent it at the end of the pass.
         """
         streams, used = self.unjoined, tuple(self.unjoined.used)
         for stream in used:
@@ -65,7 +65,7 @@ class CurrentStreams:
     def set(self, stream):
         index, change = stream.device.index, (sequence_number(), weakref.ref(stream))
         changes = self._changes.setdefault(index, [])
-        if changes and changes[-1][0] == change[0]:  # autograd made no operator since
+        if changes and changes[-1][0] == change[0]:  # no new operator since the last change
             changes[-1] = change
         else:
             changes.append(change)
@@ -74,9 +74,9 @@ class CurrentStreams:
         self._current[index] = stream
 
     def at(self, device, number):
-        """Return the stream of `device` that was current when autograd made operator `number`.
+        """Return the stream of `device` that was current at autograd's operator `number`.
 
-        It is the default stream in place of one that nothing refers to any more.
+        If that stream no longer exists, return the default stream.
         """
         changes = self._changes.get(device.index, ())
         place = bisect_right(changes, number, key=itemgetter(0))
@@ -85,13 +85,13 @@ class CurrentStreams:
 
 @one_step
 def set_entered(index, entered):
-    """Set the calling thread's device, and its `with` blocks under way."""
+    """Set the calling thread's device, and its active `with` blocks."""
     thread.device = index
     thread.entered = entered
 
 
 def leave():
-    """End the innermost `with` block of the calling thread: restore what was current before it."""
+    """Leave the innermost `with` block of the calling thread: restore its device and stream."""
     entered = thread.entered
     try:
         _leave_innermost()
@@ -101,9 +101,9 @@ def leave():
 
 
 def leave_all():
-    """End all `with` blocks of the calling thread: restore what was current before them.
+    """Leave all `with` blocks of the calling thread: restore the device and streams before them.
 
-    An interrupt that comes just as a block begins to end leaves it entered.
+    An interrupt at the end of a block can leave it entered.
     """
     while thread.entered:
         _leave_innermost()
@@ -118,7 +118,7 @@ def _leave_innermost():
 
 
 def set_stream(stream):
-    """Issue later work of the calling thread on the device of `stream` to `stream`."""
+    """Make `stream` the calling thread's current stream on its device."""
     if thread.current is None:
         thread.current = CurrentStreams()
     thread.current.set(stream)

@@ -1,9 +1,11 @@
-"""What work is done on: tensors, their values and the memory that they take.
+"""Tensors, their values and their memory.
 
-tensor      VirtualTensor: what user code sees
-cells       layouts and values
-memory      the accounting of memory; caching: what CUDA's allocator would reserve
-storages    memory that is given back while tensors still use it
-saving      pickling and loading; lazy: parameters whose shape is not known yet
+tensor      VirtualTensor, the tensor in user code
+cells       layouts and values of tensors
+memory      accounting of a device's memory
+caching     model of CUDA's caching allocator
+storages    storages that are freed and reallocated while tensors use them
+saving      pickling and loading
+lazy        parameters without a shape yet
 generators  random numbers: a seed and an offset, as on CUDA
 """

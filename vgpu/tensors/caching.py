@@ -1,10 +1,10 @@
-"""How much memory CUDA's caching allocator would reserve for the blocks that a program uses.
+"""Model of CUDA's caching allocator: the memory that it would reserve for a program.
 
-The rules are those of c10/cuda/CUDACachingAllocator.cpp with default settings. Sizes are rounded to
-512 bytes; blocks of up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments of
-20 MiB, and a larger one gets its own segment, rounded to 2 MiB. The smallest free block that is
-large enough is taken, and its rest stays free if it is worth it. Segments are kept until
-`empty_cache`, or until the device is full.
+The rules are those of c10/cuda/CUDACachingAllocator.cpp with default settings. Sizes are rounded up
+to 512 bytes; blocks of up to 1 MiB are cut from segments of 2 MiB, those below 10 MiB from segments
+of 20 MiB, and larger ones get their own segment, rounded up to 2 MiB. The best fit among the free
+blocks is used, and split if the rest is large enough. Segments are kept until `empty_cache`, or
+until the device is full.
 """
 
 from bisect import bisect_left, insort
@@ -17,27 +17,27 @@ LARGE, LARGE_SEGMENT = 10 * MIB, 20 * MIB
 
 
 class CachingAllocator:
-    """Follows the blocks of a program; see above.
+    """The segments and blocks of a device; see above.
 
     Attributes:
-        reserved: bytes of all segments, which may be more than the device has: CUDA would have
+        reserved: bytes of all segments. It may exceed the device's memory, where CUDA would have
             run out of memory.
         peak: the highest `reserved` since `reset_peak`.
-        sizes: a dict from the number of each segment to its bytes.
+        sizes: {number of a segment: bytes}.
     """
 
     def __init__(self, limit):
         self._limit = limit
         self.reserved = self.peak = 0
-        self._free = {True: [], False: []}  # by whether it is small: (bytes, segment, offset)
-        self._used = {}  # key of a block -> (is it small, segment, offset, bytes)
+        self._free = {True: [], False: []}  # is small -> sorted list of (bytes, segment, offset)
+        self._used = {}  # key of a block -> (is small, segment, offset, bytes)
         self.sizes = {}
-        self._ends = {}  # (segment, offset just behind a free block) -> its bytes
+        self._ends = {}  # (segment, end offset of a free block) -> its bytes
         self._starts = {}  # (segment, offset of a free block) -> its bytes
         self._numbers = count()
 
     def allocate(self, key, num_bytes):
-        """Take a block of `num_bytes` for `key`, which has none; nothing for 0 bytes."""
+        """Allocate a block of `num_bytes` for the new `key`; no block for 0 bytes."""
         if not num_bytes:
             return
         size = -(-num_bytes // ROUNDED) * ROUNDED
@@ -63,7 +63,7 @@ class CachingAllocator:
         self._used[key] = small, segment, offset, size
 
     def free(self, key):
-        """Give back the block of `key`, if there is one, joined with free ones next to it."""
+        """Free the block of `key`, if there is one, and merge it with free neighbours."""
         if key not in self._used:
             return
         small, segment, offset, size = self._used.pop(key)
@@ -79,11 +79,11 @@ class CachingAllocator:
         self._add(small, size, segment, offset)
 
     def place_of(self, key):
-        """Return the segment, the offset and the bytes of the block of `key`; None for none."""
+        """Return segment, offset and bytes of the block of `key`; None without a block."""
         return self._used[key][1:] if key in self._used else None
 
     def empty_cache(self):
-        """Give back the segments of which nothing is used."""
+        """Free the segments without blocks in use."""
         for small, free in self._free.items():
             for size, segment, offset in tuple(free):
                 if size == self.sizes[segment]:
@@ -91,7 +91,7 @@ class CachingAllocator:
                     self.reserved -= self.sizes.pop(segment)
 
     def reset_peak(self):
-        """Restart the peak from what is reserved now."""
+        """Reset the peak to the current `reserved`."""
         self.peak = self.reserved
 
     @staticmethod

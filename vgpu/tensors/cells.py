@@ -1,4 +1,4 @@
-"""The layout of a tensor, and its values: a cell, which its kernel fills."""
+"""Layouts of tensors, and cells, which hold their values once computed."""
 
 import torch
 
@@ -10,13 +10,13 @@ META = torch.device("meta")
 
 
 class TensorLayout:
-    """Device, dtype and layout of a tensor; one object for each combination, so `is` compares.
+    """Device, dtype and layout of a tensor; interned, so that `is` compares.
 
     Attributes:
         device: a `Device`.
         dtype, size, stride, offset: as in a tensor; stride and offset in elements.
         conj, neg: whether the values are stored conjugated or negated.
-        num_bytes: bytes from the beginning of its memory to the end of the last element.
+        num_bytes: bytes from the start of its memory to the end of the last element.
     """
 
     __slots__ = ("device", "dtype", "size", "stride", "offset", "conj", "neg", "num_bytes")
@@ -24,7 +24,7 @@ class TensorLayout:
 
     @classmethod
     def of(cls, device, tensor):
-        """Return the TensorLayout that `tensor`, a CPU or meta tensor, would have on `device`."""
+        """Return the TensorLayout of `tensor`, a CPU or meta tensor, moved to `device`."""
         if tensor.layout is not torch.strided:
             refuse_sparse(tensor.layout)
         return cls._get(
@@ -39,7 +39,7 @@ class TensorLayout:
 
     @classmethod
     def contiguous(cls, device, dtype, size, offset=0):
-        """Return the TensorLayout of a contiguous tensor that begins at element `offset`."""
+        """Return the TensorLayout of a contiguous tensor at element `offset`."""
         strides = [1]
         for length in reversed(size[1:]):
             strides.append(strides[-1] * max(length, 1))
@@ -75,10 +75,10 @@ class TensorLayout:
 
 
 def refuse_sparse(layout):
-    """Raise NotImplementedError for tensors of a sparse layout, whose memory is not one storage."""
+    """Raise NotImplementedError for a sparse layout, whose memory is not a single storage."""
     raise NotImplementedError(
-        f"a tensor of the layout {layout} cannot be on a virtual GPU: keep it on the CPU, or make "
-        "it dense there by to_dense(); nn.Embedding has dense gradients without sparse=True"
+        f"layout of a tensor on a virtual GPU must be torch.strided: got {layout}; keep it on the "
+        "CPU, or call to_dense() there; nn.Embedding has dense gradients without sparse=True"
     )
 
 
@@ -93,16 +93,16 @@ def with_bits(tensor, layout):
 class Cell:
     """The values of a tensor, once they are computed.
 
-    Ops hold cells; tensors hold cells and blocks. So, as on CUDA, memory is free when the last
-    tensor is gone, and not only when the last op has run.
+    Ops reference cells; tensors reference cells and blocks. So, as on CUDA, memory is free once the
+    last tensor is deleted, before the last op has run.
 
     Attributes:
         layout: a `TensorLayout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
-        parent: the cell that a view was made from.
-        view: function that makes the data of a view from the data of `parent`; None if the layout
-            suffices.
-        writer: the op issued last that writes it, or None.
+        parent: the cell that a view refers to.
+        view: function(data of `parent`) that returns the data of a view; None if the layout is
+            sufficient.
+        writer: the last issued op that writes it, or None.
     """
 
     __slots__ = ("layout", "data", "parent", "view", "writer")
@@ -115,7 +115,7 @@ class Cell:
         self.writer = None
 
     def root(self):
-        """Return the cell that this one is a view of, or itself."""
+        """Return the cell of which this one is a view, or itself."""
         cell = self
         while cell.parent is not None:
             cell = cell.parent
@@ -123,18 +123,18 @@ class Cell:
 
 
 def strided(cell, layout):
-    """Return the cell of a view of `cell` with the layout `layout`."""
+    """Return the cell of a view of `cell` with `layout`."""
     is_strided = cell.parent is not None and cell.view is None
     return Cell(layout, None, cell.parent if is_strided else cell)
 
 
 class Failure:
-    """Takes the place of the values of a tensor whose kernel failed, or that has none.
+    """Placeholder for missing values.
 
     Attributes:
-        error: why there are no values.
-        data: the CPU tensor whose values they were, in memory that was given back (`storages.py`)
-            or is kept for later values; or None.
+        error: the reason.
+        data: the CPU tensor of the values, whose memory was freed (`storages.py`) or is kept for
+            later values; or None.
     """
 
     __slots__ = ("error", "data")
@@ -145,7 +145,7 @@ class Failure:
 
 
 class Unavailable(Exception):
-    """A tensor that an op wants to read has no values: its kernel failed."""
+    """An input of an op has no values."""
 
     def __init__(self, failure):
         self.failure = failure
@@ -164,7 +164,7 @@ def fail(out, failure):
 
 
 def cells_in(values):
-    """Yield the cells among `values`, also in lists of lists."""
+    """Yield the cells in nested sequences."""
     for value in values:
         if type(value) is Cell:
             yield value
@@ -173,22 +173,20 @@ def cells_in(values):
 
 
 def writers_of(op):
-    """Return, for each tensor that an op reads or writes, the op that wrote it last, or None."""
+    """Return the last writer of each tensor that an op reads or writes, an op or None."""
     return [cell.root().writer for cell in cells_in([*op.args, *(op.kwargs or {}).values()])]
 
 
-# Operators that write their first argument without reading it.
+# Operators that overwrite their first argument without reading it.
 ONLY_WRITTEN = {"copy_", "zero_", "fill_", "uniform_", "normal_", "random_", "bernoulli_"}
-NO_VALUES = Failure(
-    RuntimeError("it was made while virtual GPUs computed no values: virtual_gpus(values=False)")
-)
+NO_VALUES = Failure(RuntimeError("it was created without values, on virtual_gpus(values=False)"))
 
 
 def small_bytes(dtype):
-    """Return up to how many bytes a tensor has values where none are computed.
+    """Return the maximum size in bytes of tensors with values on devices without values.
 
-    Whole numbers may be more, because DDP compares several for each parameter, and bytes still
-    more, because they may be objects on their way to other ranks.
+    The limit is higher for integers, because DDP compares several for each parameter, and highest
+    for bytes, which may be pickled objects for other ranks.
     """
     if dtype == torch.uint8:
         return 2**26
@@ -196,25 +194,22 @@ def small_bytes(dtype):
 
 
 def may_have_values(layout):
-    """Return whether a tensor has values if all that they follow from has.
-
-    Without values, `virtual_gpus(values=False)`, only small ones do.
-    """
+    """Return whether a tensor has values if its inputs have; without values, only small ones do."""
     return layout.device.has_values or layout.num_bytes <= small_bytes(layout.dtype)
 
 
 def lacks_values(data):
-    """Return whether `data` of a cell says that its values were not computed."""
+    """Return whether `data` of a cell is the placeholder for values that were not computed."""
     return type(data) is Failure and data.error is NO_VALUES.error
 
 
 def is_known(cell):
-    """Return whether a tensor has values, as few of them have where none are computed."""
+    """Return whether the values of a tensor are computed."""
     return isinstance(cell.root().data, torch.Tensor) and type(cell.data) is not Failure
 
 
 def is_whole(cell):
-    """Return whether a tensor has all elements of the memory that it lies in."""
+    """Return whether a tensor covers all of its memory."""
     layout, elements = cell.layout, 1
     for length in layout.size:
         elements *= length
@@ -222,9 +217,9 @@ def is_whole(cell):
 
 
 def forget(cell):
-    """Mark a tensor, and all that shares its memory, as without values.
+    """Mark a tensor, and all that share its memory, as without values.
 
-    A small one keeps its memory, which views of it refer to, for later values.
+    A small tensor keeps its CPU memory, to which its views refer, for later values.
     """
     root = cell.root()
     memory = root.data.data if type(root.data) is Failure else root.data
@@ -233,9 +228,9 @@ def forget(cell):
 
 
 def revive(cell):
-    """Fill a tensor that was made without values, and is about to be overwritten, with nan.
+    """Allocate a tensor without values that is about to be overwritten, filled with nan.
 
-    Anything but a `Cell` is left alone.
+    Does nothing for other objects than a `Cell`.
     """
     if type(cell) is Cell and lacks_values(cell.root().data):
         root = cell.root()
@@ -248,11 +243,11 @@ def revive(cell):
 
 
 def fetch(cell):
-    """Return the CPU tensor with the values of `cell`, for an op that runs now.
+    """Return the CPU tensor with the values of `cell`, for a running op.
 
     Raises:
         RuntimeError: the values are not computed yet.
-        Unavailable: the kernel that should have computed them failed.
+        Unavailable: there are no values, because a kernel failed for example.
     """
     data = cell.data
     if data is None:
@@ -277,7 +272,7 @@ def fetch(cell):
 
 
 def fetch_nested(value):
-    """Return `value` with each cell in it, also in lists of lists, replaced by its values."""
+    """Return `value` with each cell in it, also in nested lists, replaced by its values."""
     if type(value) is Cell:
         return fetch(value)
     if type(value) is list:

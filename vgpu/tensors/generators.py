@@ -1,7 +1,7 @@
 """Random numbers of a device: as on CUDA, a seed and the number of draws so far.
 
-Each kernel draws from a generator of the CPU with a seed of its own, which follows from these two
-when it is issued. So the host knows the state of a device without waiting for its kernels.
+Each kernel draws from a new CPU generator, whose seed is computed from both at the issue. So the
+host knows the state of a device without waiting for its kernels.
 """
 
 import struct
@@ -14,15 +14,15 @@ from vgpu.private.tensors import CPUGenerator, generator_id
 _STATE = struct.Struct("<QQ")  # seed and offset, as in the state of a generator of CUDA
 _ALL = 2**64 - 1
 
-# The identity of a generator -> a weak reference to it. torch hands over another Python object for
-# the same generator.
+# Identity of a generator -> weak reference to it: torch passes another Python object for the same
+# generator.
 _known = {}
 
 
 class Generator(CPUGenerator):
     """Random numbers for kernels of one virtual GPU.
 
-    The first kernel after a new seed draws what the CPU draws from that seed; later ones do not.
+    The first kernel after a new seed draws the same numbers as the CPU; later ones do not.
 
     Args:
         owner: the `Device`.
@@ -47,22 +47,22 @@ class Generator(CPUGenerator):
         return self.owner.torch_device
 
     def manual_seed(self, seed):
-        """Draw later numbers from `seed`; return the generator."""
+        """Set the seed; return the generator."""
         self._seed, self.offset = CPUGenerator().manual_seed(seed).initial_seed() & _ALL, 0
         return self
 
     def seed(self):
-        """Draw later numbers from a random seed; return the seed."""
+        """Set a random seed; return the seed."""
         seed = CPUGenerator().seed()
         self.manual_seed(seed)
         return seed
 
     def initial_seed(self):
-        """Return the seed that the numbers come from."""
+        """Return the seed."""
         return self._seed
 
     def next_seed(self):
-        """Return the seed of the next kernel that draws: `offset` steps of SplitMix64 further.
+        """Return the seed of the next kernel: `offset` steps of SplitMix64 from the seed.
 
         Source: Steele, Lea and Flood 2014, https://doi.org/10.1145/2660193.2660195.
         """
@@ -74,15 +74,15 @@ class Generator(CPUGenerator):
         return mixed ^ (mixed >> 31)
 
     def get_state(self):
-        """Return the state after all draws so far, at once: a ByteTensor of 16 bytes on the CPU."""
+        """Return the state after all issued draws, without waiting: 16 bytes, a CPU ByteTensor."""
         state = bytearray(_STATE.pack(self._seed, self.offset & _ALL))
         return torch.frombuffer(state, dtype=torch.uint8)
 
     def set_state(self, state):
-        """Draw later numbers from `state`, a ByteTensor of `get_state`; return the generator.
+        """Set the state, a ByteTensor of `get_state`; return the generator.
 
         Raises:
-            RuntimeError: it is not the state of such a generator, as on CUDA.
+            RuntimeError: the state has another size or dtype, as on CUDA.
         """
         if state.dtype != torch.uint8 or state.numel() != _STATE.size:
             raise RuntimeError(
@@ -93,7 +93,7 @@ class Generator(CPUGenerator):
         return self
 
     def clone_state(self):
-        """Return a generator of the same device in the same state."""
+        """Return a new generator with the same device and state."""
         return Generator(self.owner).set_state(self.get_state())
 
     def __repr__(self):
@@ -101,7 +101,7 @@ class Generator(CPUGenerator):
 
 
 def checked(generator, device):
-    """Return the generator that a kernel draws from: the given one, or its `Device`'s own.
+    """Return the generator of a kernel: the given one, or that of its `Device`.
 
     Raises:
         RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.

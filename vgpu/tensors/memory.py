@@ -1,4 +1,4 @@
-"""Exact accounting of the memory of a device, storage by storage."""
+"""Exact accounting of a device's memory, by storage."""
 
 import threading
 import weakref
@@ -12,18 +12,18 @@ from vgpu.runtime.scheduler import under_way, wait
 from vgpu.tensors.caching import CachingAllocator
 
 MIB = 2**20
-MOST_NEWS = 10_000  # blocks, new or freed, that an allocator that is followed has not seen
-_SHIFT = 48  # bits for the bytes of a block beside its address
+MAX_PENDING = 10_000  # allocations and frees not yet passed to the model of CUDA's allocator
+_SHIFT = 48  # bits of an integer for a block's size, below its address
 GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's allocator
 
 
 class Block:
-    """The memory of one storage, given back when no tensor uses it any more.
+    """The memory of one storage, freed with the last tensor that uses it.
 
     Attributes:
         num_bytes: its size.
-        address: the address of its first byte, in an address range of the device's own.
-        reference: the record of the block, which remains when the block is gone.
+        address: the address of its first byte, in the device's address range.
+        reference: the record of the block, which outlives it.
     """
 
     __slots__ = ("reference", "__weakref__")
@@ -38,37 +38,37 @@ class Block:
 
 
 class _Reference(weakref.ref):
-    """A reference to a Block that reports its end, by a callback in C.
+    """A weak reference to a Block, whose callback, in C, reports that the block is freed.
 
     An interrupt in the Python code of a `__del__` would be lost.
 
     Attributes:
-        num_bytes, address: the size and the address of the block.
-        streams: the streams that may still use it when it is freed.
-        pending: the ops of these streams that hold it after it is freed; None before.
+        num_bytes, address: size and address of the block.
+        streams: streams that may still use it when it is freed.
+        pending: ops of these streams that hold it after it is freed; None before.
     """
 
     __slots__ = ("num_bytes", "address", "streams", "pending")
 
 
 class Memory:
-    """The memory of one device, accounted by storage when work is issued, as CUDA's allocator does.
+    """The memory of one device, accounted by storage when work is issued, like CUDA's allocator.
 
-    Every change is one step that an interrupt cannot tear, see interrupts.py. The figures are right
+    Every change is one step that an interrupt cannot tear, see interrupts.py. The figures are exact
     after `collect`.
 
     Attributes:
         device: the torch.device, for messages.
-        limit, fraction, allowed: its size in bytes, the fraction of it that may be in use, and that
-            part in bytes.
+        limit, fraction, allowed: its size in bytes, the fraction that may be in use, and that
+            fraction in bytes.
         allocated: bytes of all storages in use.
-        held: bytes that were freed and that a stream still uses (`record_stream`).
+        held: bytes that are freed, but still used by a stream (`record_stream`).
         peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
-        recorded: number of blocks in use or held that `record_stream` was called for.
-        num_allocations, total_allocated: number of blocks, and their bytes, in the device's life.
-        num_retries: how often an allocation had to wait for memory that was held.
-        num_ooms: how often an allocation failed.
-        history: the `History` that is kept of it; or None.
+        recorded: number of blocks, in use or held, with a `record_stream`.
+        num_allocations, total_allocated: number of all blocks so far, and their bytes.
+        num_retries: number of allocations that waited for held memory.
+        num_ooms: number of failed allocations.
+        history: the `History` of it; or None.
     """
 
     history = None
@@ -81,23 +81,23 @@ class Memory:
             self.num_ooms
         ) = 0
         self._next_address = (device.index + 1) << 48
-        # By address. A reference that is collected together with its block does not call back.
+        # Address -> reference: one that is collected together with its block does not call back.
         self._live = {}
-        self._freed = deque()  # references whose block is gone and that are not accounted yet
+        self._freed = deque()  # references to freed blocks that are not accounted yet
         self._note_freed = self._freed.append
-        self._held = {}  # by address: references that wait for their `pending`
+        self._held = {}  # address -> reference that waits for its `pending`
         self._lock = threading.RLock()
-        self._news, self._caching = deque(maxlen=0), None  # see `follow`
+        self._events, self._caching = deque(maxlen=0), None  # see `follow`
 
     def follow(self, caching):
-        """Begin to follow what CUDA's caching allocator would reserve, or stop."""
+        """Start or stop the model of CUDA's caching allocator."""
         self.collect()
-        self.history = None  # its addresses are others
-        # What it has not seen yet, as numbers, since a reference that is kept would call back: the
-        # address and the bytes of a new block, or the address of a freed one, negative.
+        self.history = None  # its addresses would differ
+        # Events for the model, as integers, since a stored reference would call back: address and
+        # bytes of a new block, or the negative address of a freed one.
         live = self._live.values() if caching else ()
         blocks = ((each.address << _SHIFT) + each.num_bytes for each in live)
-        self._news = deque(blocks, None if caching else 0)
+        self._events = deque(blocks, None if caching else 0)
         self._caching = CachingAllocator(self.limit) if caching else None
 
     def set_limit(self, limit, fraction=1.0):
@@ -106,7 +106,7 @@ class Memory:
         self.allowed = int(limit * fraction)
 
     def allocate(self, num_bytes):
-        """Return a Block of `num_bytes`; wait for streams that hold freed memory if need be.
+        """Return a Block of `num_bytes`; if necessary, wait for streams that hold freed memory.
 
         Raises:
             torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
@@ -136,7 +136,7 @@ class Memory:
                     self.peak = allocated
                 if reserved > self.held_peak:
                     self.held_peak = reserved
-                self._news.append((address << _SHIFT) + num_bytes)
+                self._events.append((address << _SHIFT) + num_bytes)
                 if self.history is not None:
                     self.history.allocated(address, num_bytes)
                 return block
@@ -146,10 +146,10 @@ class Memory:
             is_exact = True
 
     def resize(self, block, num_bytes):
-        """Give back a block's memory now, though tensors use the block; allocate new memory for it.
+        """Free a block's memory while tensors use the block, and allocate new memory for it.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for it; the block is left without any.
+            torch.OutOfMemoryError: there is not enough memory; the block then has none.
         """
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
@@ -157,7 +157,7 @@ class Memory:
         freed.pending = getattr(old, "pending", None)
         empty.num_bytes, empty.streams, empty.address = 0, (), None
         if freed.address is not None:
-            del old  # which would call back: the step drops it
+            del old  # so that the step drops the last reference, without a callback
             self._empty(block, empty, freed)
         if num_bytes:
             new, fresh = _Reference(block, self._note_freed), self.allocate(num_bytes)
@@ -190,9 +190,9 @@ class Memory:
             wait(op, self.device)
 
     def record_stream(self, block, stream):
-        """Hold `block` after it is freed until `stream` has done what was issued to it before."""
+        """Hold `block`, once freed, until `stream` has finished the work issued before the free."""
         reference = block.reference
-        if reference.address is None:  # its memory was given back
+        if reference.address is None:  # its memory is freed already
             return
         with self._lock:
             self._set_streams(reference, {*reference.streams, stream})
@@ -205,7 +205,7 @@ class Memory:
         reference.streams = streams
 
     def note_freed(self):
-        """Take back the memory of blocks that are gone; streams may hold it until they are done."""
+        """Account for freed blocks: their memory is free, or held by streams."""
         freed = self._freed
         popleft = freed.popleft
         with self._lock:
@@ -217,7 +217,7 @@ class Memory:
                     if reference.pending is None:
                         reference.pending = [op for each in reference.streams for op in each.tail()]
                     if not freed or freed[0] is not reference:
-                        continue  # a destructor that ran meanwhile has come here first
+                        continue  # accounted by a destructor that ran meanwhile
                 # One step to `popleft`; each freed tensor goes through it. Where an allocation was
                 # interrupted, its reference has no address: it was never accounted.
                 if reference.address is not None:
@@ -229,14 +229,14 @@ class Memory:
                         del self._live[reference.address]
                 popleft()
                 if reference.address is not None and not reference.streams:
-                    self._news.append(-reference.address)
+                    self._events.append(-reference.address)
                 if self.history is not None and reference.address is not None:
                     self.history.freed(reference.address, completed=not reference.streams)
 
     def collect(self):
-        """Take back the memory of blocks that are gone and that no stream holds any more."""
+        """Account for freed blocks, and free those that no stream holds any more."""
         self.note_freed()
-        if len(self._news) > MOST_NEWS:
+        if len(self._events) > MAX_PENDING:
             self._caching_now()
         if self._held:
             scheduler.clock.catch_up()
@@ -246,7 +246,7 @@ class Memory:
     def _release(self):
         for reference in tuple(self._held.values()):
             if not any(map(under_way, reference.pending)) and reference.address in self._held:
-                self._news.append(-reference.address)
+                self._events.append(-reference.address)
                 self._forget(reference)
                 if self.history is not None:
                     self.history.freed(reference.address, requested=False)
@@ -272,7 +272,7 @@ class Memory:
 
     @property
     def reserved(self):
-        """What is allocated and held, or what CUDA's allocator would reserve for it."""
+        """Bytes allocated and held, or those that CUDA's allocator would reserve."""
         if not self._caching:
             return self.allocated + self.held
         return min(self._caching_now().reserved, self.limit)
@@ -285,42 +285,42 @@ class Memory:
         return max(min(self._caching_now().peak, self.limit), self.held_peak)
 
     def _caching_now(self, then=None):
-        """Return the allocator when it has seen all news, and its method `then` was called.
+        """Return the model of CUDA's allocator after all events and a call of its method `then`.
 
-        The simulator does that, which no interrupt reaches.
+        This runs in the simulator's thread, which no interrupt reaches.
         """
-        scheduler.clock.ask_and_wait(self._tell_news, then)
+        scheduler.clock.ask_and_wait(self._apply_events, then)
         return self._caching
 
-    def _tell_news(self, then):
-        caching, news = self._caching, self._news
-        while news:
-            what = news.popleft()
-            if what > 0:
-                caching.allocate(what >> _SHIFT, what & (1 << _SHIFT) - 1)
+    def _apply_events(self, then):
+        caching, events = self._caching, self._events
+        while events:
+            event = events.popleft()
+            if event > 0:
+                caching.allocate(event >> _SHIFT, event & (1 << _SHIFT) - 1)
             else:
-                caching.free(-what)
+                caching.free(-event)
         if then is not None:
             getattr(caching, then)()
 
     def empty_cache(self):
-        """Give back the segments of CUDA's allocator that no block uses, where it is followed."""
+        """Free the unused segments in the model of CUDA's allocator, if there is one."""
         self.collect()
         if self._caching:
             self._caching_now("empty_cache")
 
-    # -- what a `History` asks
+    # -- for `History`
 
     def blocks(self):
-        """Return the keys and the bytes of all blocks in use or held, a list of pairs."""
+        """Return a list of (key, bytes) of all blocks in use or held."""
         return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
 
     def held_keys(self):
-        """Return the keys of the blocks that a stream still uses, a set."""
+        """Return the set of keys of held blocks."""
         return set(self._held)
 
     def segments(self):
-        """Return the bytes of the segments of CUDA's allocator by their numbers, a dict."""
+        """Return the segments of CUDA's allocator, {number: bytes}."""
         return dict(self._caching_now().sizes) if self._caching else {}
 
     def place_of(self, key):
@@ -333,11 +333,11 @@ class Memory:
 
     @property
     def highest(self):
-        """The highest `allocated` since the device was made."""
+        """The highest `allocated` since the device was created."""
         return max(self._highest, self.peak)
 
     def reset_peak(self):
-        """Restart the peaks from what is in use now."""
+        """Reset the peaks to current usage."""
         self.collect()
         self._highest = self.highest
         self.peak = self.allocated

@@ -1,4 +1,4 @@
-"""Saving, loading and pickling: tensors travel as storages of the CPU marked with their device."""
+"""Saving, loading and pickling, by CPU storages marked with the tensor's device."""
 
 import re
 
@@ -14,7 +14,7 @@ from vgpu.tensors.tensor import become, copy_to_device
 
 
 class VirtualStorage(torch.UntypedStorage):
-    """A storage of the CPU that stands for one on a virtual GPU."""
+    """A CPU storage that represents one on a virtual GPU."""
 
     @property
     def device(self):
@@ -28,7 +28,7 @@ def _mark(storage, device):
 
 
 def reduce(tensor):
-    """Return what pickle needs to make `tensor` again, the same as for a tensor on CUDA."""
+    """Return the pickle representation of `tensor`, the same as for a tensor on CUDA."""
     if is_parameter(tensor):
         return rebuild_parameter_arguments(tensor)
     values = tensor.detach().cpu().resolve_conj().resolve_neg()
@@ -37,21 +37,21 @@ def reduce(tensor):
 
 
 def refuse_sharing(tensor):
-    """Raise RuntimeError: a tensor on a virtual GPU cannot be in the memory of two processes.
+    """Raise RuntimeError: processes cannot share a tensor on a virtual GPU.
 
-    On CUDA `torch.multiprocessing` shares it. A copy instead would hide what the other one writes.
+    On CUDA `torch.multiprocessing` shares it; a copy here would hide writes of the other process.
     """
     raise RuntimeError(
-        f"a tensor on {tensor.device} cannot be shared with another process, because each process "
-        "has virtual GPUs of its own: send tensor.cpu(), or use torch.distributed"
+        f"a tensor on {tensor.device} cannot be shared with another process, which has its own "
+        "virtual GPUs: send tensor.cpu(), or use torch.distributed"
     )
 
 
 def restore(storage, location):
-    """Mark a storage of the CPU that torch.load has read with the virtual GPU that it belongs to.
+    """Mark a CPU storage read by torch.load with its virtual GPU.
 
     Returns:
-        The storage, or None where `location` ("vgpu:0") is not a virtual GPU.
+        The storage, or None if `location` ("vgpu:0") is not a virtual GPU.
 
     Raises:
         RuntimeError: this process has no such device.
@@ -61,12 +61,12 @@ def restore(storage, location):
 
 
 def set_storage(func, args, kwargs):
-    """Give a tensor the values of a storage that `restore` marked: `tensor.set_(storage, ...)`.
+    """Implement `tensor.set_(storage[, offset, size, stride])` for a storage marked by `restore`.
 
-    Tensors set to the same storage share its memory. Offset, size and stride may follow.
+    Tensors set to the same storage share its memory.
 
     Raises:
-        RuntimeError: the storage was not marked, or with another device than the tensor's.
+        RuntimeError: the storage is not marked, or marked with another device than the tensor's.
     """
     tensor, storage, *layout = args
     if type(storage) is not VirtualStorage or storage.device != tensor.device:

@@ -1,7 +1,7 @@
-"""VirtualTensor: a tensor on a virtual GPU, as user code sees it.
+"""VirtualTensor: a tensor on a virtual GPU.
 
-What an operator on it does, and how it is saved, is said by modules that import this one; so
-`complete_classes` gets these functions, and makes them methods.
+Modules that import this one define how it dispatches operators, is pickled and resizes its storage:
+`complete_classes` turns their functions into methods.
 """
 
 import functools
@@ -39,18 +39,18 @@ from vgpu.tensors.cells import (
 
 
 class VirtualTensor(torch.Tensor):
-    """A tensor on a virtual GPU. User code sees a `torch.Tensor` whose device is `vgpu:i`.
+    """A tensor on a virtual GPU: in user code a `torch.Tensor` whose device is `vgpu:i`.
 
-    It is made of `_cell`, its values and their layout, and `_block`, its memory.
+    `_cell` holds its values and their layout, `_block` its memory.
     """
 
     __torch_function__ = no_torch_function
 
     def __new__(cls, *args, **kwargs):
-        """Return what `type(p)(...)` does on CUDA: an nn.Parameter, or without a tensor a Tensor.
+        """Return the result of `type(p)(...)` on CUDA: with a tensor nn.Parameter, else a Tensor.
 
-        Virtual GPUs have one class for both. On CUDA, the type of a tensor that is no parameter
-        refuses a tensor on a GPU, so nothing else can be meant.
+        Virtual GPUs have one class for both. On CUDA `torch.Tensor` rejects tensors on a GPU, so a
+        call with a tensor can only mean nn.Parameter.
         """
         of_parameter = kwargs.keys() & {"data", "requires_grad"}
         if of_parameter or (args and isinstance(args[0], torch.Tensor)):
@@ -59,7 +59,7 @@ class VirtualTensor(torch.Tensor):
 
     @property
     def device(self):
-        """The device under the name by which programs know it, `vgpu:0` or `cuda:0`."""
+        """The device, with the device type of programs: `vgpu:0` or `cuda:0`."""
         return self._cell.layout.device.torch_device
 
     @property
@@ -67,7 +67,7 @@ class VirtualTensor(torch.Tensor):
         return registry.device_type == "cuda"
 
     def to(self, *args, **kwargs):
-        if registry.device_type == "cuda":  # torch's C++ code would take "cuda" for another device
+        if registry.device_type == "cuda":  # another device type in torch's C++ code
             if "device" in kwargs:
                 kwargs["device"] = own_device(kwargs["device"])
             elif args:
@@ -77,20 +77,20 @@ class VirtualTensor(torch.Tensor):
     def record_stream(self, stream):
         """Hold the memory of this tensor for a `torch.vgpu.Stream` that uses it.
 
-        When the tensor is freed, its memory is given back only after the stream has done the work
-        that was issued to it before.
+        Once the tensor is deleted, its memory is freed when the stream has finished the work issued
+        before.
         """
         self._cell.layout.device.memory.record_stream(self._block, stream._stream)
 
     def data_ptr(self):
-        """Return the address of the first element, in an address range of the device's own."""
+        """Return the address of the first element, in the device's address range."""
         layout = self._cell.layout
         if not layout.num_bytes or not self._block.address:
             return 0
         return self._block.address + layout.offset * layout.dtype.itemsize
 
     def untyped_storage(self):
-        """Return the storage, which has an address and a size in bytes, but gives no values."""
+        """Return the storage, which has an address and a size, but no access to values."""
         storage = super().untyped_storage()
         storage.__class__ = DeviceStorage
         storage._block, storage._cell = self._block, self._cell.root()
@@ -161,10 +161,10 @@ def _extra_attributes(tensor):
 
 
 def own_device(device):
-    """Return a device as torch's C++ code knows it, with its index, if it is a virtual GPU.
+    """Return a virtual GPU with the type "vgpu", as in torch's C++ code, and its index.
 
     Args:
-        device: a device, its name, or anything else, which is returned as it is.
+        device: a device or its name; anything else is returned unchanged.
     """
     if isinstance(device, (str, torch.device)):
         where = torch.device(device)
@@ -174,7 +174,7 @@ def own_device(device):
 
 
 def has_values(tensor):
-    """Return whether a tensor has values; where none are computed, wait for its last writer."""
+    """Return whether a tensor has values; on devices without values, wait for its last writer."""
     cell = tensor._cell
     device = cell.layout.device
     if device.has_values:
@@ -186,24 +186,24 @@ def has_values(tensor):
 
 
 def refuse(what):
-    """Raise RuntimeError: `what`, an operator, needs values that virtual GPUs do not compute."""
+    """Raise RuntimeError: the operator `what` needs values that are not computed."""
     raise RuntimeError(
-        f"{what} needs the values of a tensor, and without values only small tensors that follow "
-        "from small ones have any: leave out --no-values, or call virtual_gpus(..., values=True)"
+        f"{what} needs the values of a tensor, but without values only small tensors computed from "
+        "small ones have any: omit --no-values, or call virtual_gpus(..., values=True)"
     )
 
 
 def refuse_nested(func):
-    """Raise RuntimeError: an operator has or gives a nested tensor that torch keeps in C++."""
+    """Raise RuntimeError: an operator takes or returns a nested tensor with strided layout."""
     raise RuntimeError(
-        f"{func} on a virtual GPU would need a nested tensor of the strided layout, which has no "
-        "kernels here. Attention on jagged tensors needs it, too: give it x.to_padded_tensor(0.0) "
-        "and a mask. For all else take layout=torch.jagged"
+        f"{func} requires nested tensors of the strided layout, which virtual GPUs do not "
+        "support: use layout=torch.jagged. For attention, which requires them on jagged tensors, "
+        "too, use x.to_padded_tensor(0.0) and a mask"
     )
 
 
 class DeviceStorage(torch.UntypedStorage):
-    """The storage of a tensor on a virtual GPU: one address and size for all of its views."""
+    """The storage of a tensor on a virtual GPU: one address and size for all views."""
 
     @property
     def device(self):
@@ -233,24 +233,24 @@ class DeviceStorage(torch.UntypedStorage):
 
 
 def complete_classes(dispatch, reduce, resize_):
-    """Give the classes the methods that other modules define, before there is any tensor.
+    """Add the methods that other modules define, before the first tensor is created.
 
     Args:
-        dispatch: function (cls, func, types, args, kwargs) that issues the operator `func`.
-        reduce: function of a tensor that returns what pickle needs to make it again.
-        resize_: function of a storage and a number of bytes that gives its memory back (0), or
-            takes it again (the size that it had), and returns the storage.
+        dispatch: function(cls, func, types, args, kwargs) that issues the operator `func`.
+        reduce: function(tensor) that returns the pickle representation.
+        resize_: function(storage, num_bytes) that frees (0) or reallocates (its original size) the
+            memory, and returns the storage.
     """
     VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
     VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
     DeviceStorage.resize_ = resize_
 
 
-_set_data = torch.Tensor.data.__set__  # torch's own; `set_data` takes its place
+_set_data = torch.Tensor.data.__set__  # the original, which `set_data` replaces
 
 
 def set_data(tensor, new):
-    """Set `tensor.data`, where one of the two tensors, or both, may be on a virtual GPU."""
+    """Set `tensor.data`; either tensor, or both, may be on a virtual GPU."""
     if isinstance(tensor, VirtualTensor) and isinstance(new, VirtualTensor):
         become(tensor, new)
     elif can_become(tensor, new):
@@ -260,7 +260,7 @@ def set_data(tensor, new):
 
 
 def can_become(tensor, new):
-    """Return whether setting `data` can move a tensor between the CPU and the GPU of `new`."""
+    """Return whether setting `data` can move a tensor between the CPU and a virtual GPU."""
     if isinstance(tensor, VirtualTensor):
         return _is_dense_on_cpu(new)
     return isinstance(new, VirtualTensor) and _is_dense_on_cpu(tensor)
@@ -278,21 +278,21 @@ def _is_dense_on_cpu(tensor):
 
 @functools.cache
 def _warn_of_class(cls):
-    """Say once what a class of tensors loses on a virtual GPU, if it is not one of torch."""
+    """Warn once about methods lost on a virtual GPU, for tensor classes outside torch."""
     if cls.__module__.partition(".")[0] != "torch":
         kind = nn.Parameter if issubclass(cls, nn.Parameter) else torch.Tensor
         warnings.warn(
             f"a {cls.__qualname__} that moves to a virtual GPU becomes a plain {kind.__name__}, "
-            "without the methods of its class: keep what you need in attributes",
+            "without the methods of its class; its attributes are kept",
             stacklevel=4,
         )
 
 
 def _change_device(tensor, new):
-    """Make a tensor what `new` is, which is on another kind of device; or raise, changing nothing.
+    """Move a tensor in place to the kind of device of `new`, with its contents, or raise unchanged.
 
-    As on CUDA the object stays the same, and with it weak references, attributes, hooks and the
-    gradient; a node that adds up the gradient of a living graph stays with that graph.
+    As on CUDA the object, weak references, attributes, hooks and the gradient are kept; existing
+    graphs keep their gradient accumulator.
     """
     keys, of_new = dispatch_keys(tensor), dispatch_keys(new).value
     before = keys.value, tensor.__class__, tensor.__dict__
@@ -315,9 +315,9 @@ def _change_device(tensor, new):
 
 
 def become(tensor, new):
-    """Make a tensor what another one is, as `t_`, `resize_`, `out=` and `.data =` do, or raise.
+    """Replace a tensor's contents in place, as for `t_`, `resize_`, `out=` and `.data =`.
 
-    An interrupt, and an error of torch, leave all of it done or nothing.
+    After an interrupt or an error of torch, either all of it is done or nothing.
     """
     cell, block = tensor._cell, tensor._block
     try:
@@ -325,7 +325,7 @@ def become(tensor, new):
         with no_dispatch(), no_torch_function_at_all():
             _set_contents(tensor, new)
     except BaseException as error:
-        if _is_refused(error) or tensor._cell is cell:  # which has not begun then
+        if _is_refused(error) or tensor._cell is cell:  # the step has not begun
             _set_bits(tensor, new._cell.layout, cell.layout)
             tensor._cell, tensor._block = cell, block
         raise
@@ -347,9 +347,9 @@ def _set_contents(tensor, new):
 
 
 def _is_refused(error):
-    """Return whether torch, in `_set_data`, raised an exception that was caught around a step.
+    """Return whether an exception caught around a step was raised by torch, in `_set_data`.
 
-    That of a signal's handler, which may come once all is done, has the handler's frame; but for
+    One of a signal handler, which may come once all is done, has the handler's frame; except
     KeyboardInterrupt, whose handler is in C.
     """
     last = [frame.f_code for frame, _ in walk_tb(error.__traceback__)][-1]
@@ -363,10 +363,10 @@ def _set_bits(tensor, before, after):
 
 
 def wrap(cell, block=None):
-    """Return a tensor with the values of a cell, which lies in `block`, by default a new one.
+    """Return a tensor with the values of a cell, in `block`, by default a new one.
 
     Raises:
-        torch.OutOfMemoryError: there is no memory for a new block.
+        torch.OutOfMemoryError: there is not enough memory for a new block.
     """
     layout = cell.layout
     if block is None:
@@ -389,10 +389,10 @@ def wrap(cell, block=None):
 
 
 def new_tensor(layout):
-    """Return a new, uninitialised tensor; OutOfMemoryError where there is no memory for it.
+    """Return a new, uninitialised tensor; OutOfMemoryError without enough memory.
 
-    Where most tensors have no values it is zero, if small: an index that is never computed is one
-    of a row that there is, and a program does the same in every run.
+    On devices without values, small tensors are zero: so indices that are never computed are valid,
+    and every run is the same.
     """
     check_process()
     tensor = wrap(Cell(layout))
@@ -410,12 +410,12 @@ def copy_to_device(tensor, device):
 
 
 def view_as(tensor, layout):
-    """Return a view of the memory of `tensor` with the layout `layout`."""
+    """Return a view of the memory of `tensor` with `layout`."""
     return wrap(strided(tensor._cell, layout), tensor._block)
 
 
 def is_ours(value):
-    """Return whether a tensor, or some tensor of a nested sequence, is on a virtual GPU."""
+    """Return whether a tensor, or any tensor in a nested sequence, is on a virtual GPU."""
     if isinstance(value, torch.Tensor):
         return type(value) is VirtualTensor
     return any(is_ours(item) for item in value)
