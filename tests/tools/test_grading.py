@@ -662,7 +662,7 @@ def test_the_package_is_found_wherever_it_lies(tmp_path):
 
 
 @needs_sandbox
-def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox(tmp_path):
+def test_solutions_on_virtual_gpus_get_all_points_in_the_sandbox(tmp_path):
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
     name = "07_distributed_data_parallel.ipynb"
     (tmp_path / "submitted" / "Anna").mkdir(parents=True)
@@ -760,7 +760,7 @@ def merged(change):
     change(notebook.cells)
     cells = json.loads(json.dumps(notebook))["cells"]
     source = assignments.without_solutions(exercises())
-    return grade.merge(source, [grade._read_cell(cell) for cell in cells])[0]
+    return grade.merge(source, [grade.read_cell(cell) for cell in cells])[0]
 
 
 def drop_checks(cells):

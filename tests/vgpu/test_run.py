@@ -1,5 +1,6 @@
 """`vgpu run`: what the command sees, what is said of it, and what is left behind."""
 
+import _thread
 import ctypes
 import json
 import os
@@ -16,8 +17,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gates import frame_in
 from programs import environment, vgpu, written
-from waiting import is_alive
+from waiting import is_alive, wait_until
 
 import d2lpar as d2lpar_package
 from vgpu import Span
@@ -86,7 +88,7 @@ def test_a_program_and_its_summary(tmp_path):
     assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
 
 
-def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tmp_path):
+def test_a_step_takes_as_long_as_the_gpu_though_the_host_goes_on(tmp_path):
     """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms.
 
     The products on another GPU are not simulated yet when the program ends.
@@ -411,7 +413,7 @@ def test_names_of_processes(monkeypatch, argv, parent, test, name):
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(report_module.multiprocessing, "parent_process", lambda: parent)
     monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
-    assert report_module._name_of_this_process() == name
+    assert report_module.name_of_this_process() == name
 
 
 CHILDREN = """
@@ -536,12 +538,10 @@ def test_steps_are_those_of_one_optimizer_on_a_gpu(children):
     assert peak == "4.0", "a peak counts though the program has reset its own"
 
 
-def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
-    tmp_path, monkeypatch
-):
+def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path, monkeypatch):
     (device,) = d2lpar_package.virtual_gpus(1)
     report = report_module.Report(tmp_path, False)
-    report._started, report._pid = True, 7  # so that it writes nothing
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *args: None)  # it writes at the end
     cpu = torch.device("cpu")
     report.extend(
         [
@@ -567,7 +567,8 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
         monkeypatch.setattr(report_module, "scheduler", SimpleNamespace(clock=clock))
         report.note_step(optimizer, (), {})
     report.note_step(torch.optim.SGD([torch.ones(1)]), (), {})
-    said = report._contents(ended=True)
+    report.write_last()
+    said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     assert (said["begin"], said["end"], said["waiting"]) == (2.0, 9.0, 0.75)
     (figures,) = said["devices"].values()
     assert figures["ops"] == 5
@@ -580,41 +581,31 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
 
 def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     """Neither by a thread that waits for the lock at that moment, nor for an op that ends later."""
+    threads, dump = [], json.dump
+    span = Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *args: threads.append(args))
     report = report_module.Report(tmp_path, False)
-    report._started, report._pid = True, os.getpid()
-    threads = []
+    report.extend([span])
+    ((write_every_second, arguments),) = threads
     monkeypatch.setattr(
-        report_module._thread, "start_new_thread", lambda *args: threads.append(args)
+        report_module,
+        "time",
+        SimpleNamespace(sleep=lambda _: sys.exit()),  # ends its thread
     )
+    other = threading.Thread(target=write_every_second, args=arguments)
 
-    class Announced:
-        """A lock that says when the other thread has come to it."""
+    def dump_while_another_thread_writes(contents, file):
+        other.start()
+        wait_until(lambda: frame_in(other.ident, report_module.Report.write))
+        dump(contents, file)
 
-        lock, reached = threading.Lock(), threading.Event()
-
-        def __enter__(self):
-            if threading.current_thread() is other:
-                self.reached.set()
-            self.lock.acquire()
-
-        def __exit__(self, *error):
-            self.lock.release()
-
-    report._writing = Announced()
-    other = threading.Thread(target=report._write, args=(False,))
-
-    def contents(ended):
-        if ended:
-            other.start()
-            assert Announced.reached.wait(60)
-        return {"ended": ended}
-
-    report._contents = contents
+    monkeypatch.setattr(report_module.json, "dump", dump_while_another_thread_writes)
     report.write_last()
     other.join(60)
-    report.extend([Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)])
-    assert json.loads((tmp_path / f"{os.getpid()}.json").read_text()) == {"ended": True}
-    assert threads == []
+    assert not other.is_alive()
+    report.extend([span])
+    assert json.loads((tmp_path / f"{os.getpid()}.json").read_text())["ended"]
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize(

@@ -141,15 +141,15 @@ def operator_of(func):
 
 
 find_operator = _operators.get
-_plans = {}
-find_plan = _plans.get  # None for a new key
+plans_by_key = {}
+find_plan = plans_by_key.get  # None for a new key
 
 
 def keep_plan(key, plan):
     """Keep the plan of a key; False where only running the operator determines its results."""
-    if len(_plans) >= MAX_PLANS:
-        _plans.clear()
-    _plans[key] = plan
+    if len(plans_by_key) >= MAX_PLANS:
+        plans_by_key.clear()
+    plans_by_key[key] = plan
 
 
 class Plan:
