@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from gates import held_collectives, named
 from ranks import end_jobs, in_ranks, set_up
 from torch import nn
@@ -246,12 +247,9 @@ def ddp_hooks(peer_link=None):
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_communication_hooks():
-    d2lpar.launch(ddp_hooks)
-
-
-def test_communication_hooks_on_a_slow_link():
-    d2lpar.launch(ddp_hooks, peer_link=Link(1e9, latency=0.01))
+@pytest.mark.parametrize("peer_link", [None, Link(1e9, latency=0.01)], ids=["fast", "slow"])
+def test_communication_hooks(peer_link):
+    d2lpar.launch(ddp_hooks, peer_link)
 
 
 # -- overlap
@@ -312,12 +310,10 @@ def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
 # -- functional collectives, DTensor
 
 
-def functional_collectives():
-    import torch.distributed._functional_collectives as functional
-
-    rank, k, device = join(peer_link=Link(1e9, latency=0.01))
-    group = dist.group.WORLD
-    values = [whole_numbers(4, 6, seed=seed) for seed in range(k)]
+@in_ranks(2)
+def test_functional_collectives_wait_when_they_are_used():
+    rank, device, group = set_up(peer_link=Link(1e9, latency=0.01))
+    k, values = 2, [whole_numbers(4, 6, seed=seed) for seed in range(2)]
     x, total = values[rank].to(device), sum(values)
     parts = [value.chunk(k) for value in values]
     for result, expected in (
@@ -348,20 +344,25 @@ def functional_collectives():
         assert result.device == device
         assert_equal(result.cpu(), expected)
     assert_equal(x.cpu(), values[rank])
-    y = x.clone()
-    functional.all_reduce_inplace(y, "sum", group)
-    assert_equal(y.cpu(), total)
+    functional.all_reduce_inplace(x, "sum", group)
+    assert_equal(x.cpu(), total)
+
+
+@in_ranks(2)
+def test_a_functional_collective_refuses_an_unknown_operation():
+    _, device, group = set_up()
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
-        functional.all_reduce(x, "mean", group)
-    x = x.requires_grad_()
+        functional.all_reduce(torch.ones(2, device=device), "mean", group)
+
+
+@in_ranks(2)
+def test_a_functional_collective_has_gradients():
+    rank, device, group = set_up(peer_link=Link(1e9, latency=0.01))
+    x = whole_numbers(4, 6, seed=rank).to(device).requires_grad_()
     gathered = functional.all_gather_tensor_autograd(x, 0, group)
     (gathered * torch.arange(gathered.numel(), device=device).view_as(gathered)).sum().backward()
-    weights = torch.arange(gathered.numel()).view(k, *x.shape)[rank].double()
-    assert_equal(x.grad.cpu(), k * weights)
-
-
-def test_functional_collectives_wait_when_they_are_used():
-    d2lpar.launch(functional_collectives)
+    weights = torch.arange(gathered.numel()).view(2, *x.shape)[rank].double()
+    assert_equal(x.grad.cpu(), 2 * weights)
 
 
 def mesh_of_two():
@@ -762,17 +763,20 @@ def test_a_future_of_a_collective_calls_back():
 
 
 @in_ranks(2)
-def test_collectives_with_autograd():
-    import torch.distributed.nn.functional as functional
+def test_collectives_autograd():
+    from torch.distributed.nn import functional as autograd
 
     rank, device, group = set_up()
     weights = whole_numbers(2, 3, seed=10).to(device)
     shard = torch.empty(3, device=device).double()
     threes = torch.full((2, 3), 3.0).double()
     for call, expected in (
-        (lambda x: functional.all_reduce(x, group=group) * weights * (rank + 1), 3 * weights.cpu()),
-        (lambda x: torch.cat(functional.all_gather(x, group)) * (rank + 1), threes),
-        (lambda x: functional.reduce_scatter(shard, list(x), group=group) * 2, threes - 1),
+        (
+            lambda x: autograd.all_reduce(x, group=group) * weights * (rank + 1),
+            3 * weights.cpu(),
+        ),
+        (lambda x: torch.cat(autograd.all_gather(x, group)) * (rank + 1), threes),
+        (lambda x: autograd.reduce_scatter(shard, list(x), group=group) * 2, threes - 1),
     ):
         x = whole_numbers(2, 3, seed=rank).to(device).requires_grad_()
         call(x).sum().backward()
