@@ -1,6 +1,7 @@
 """`vgpu run`: what the command sees, what is said of it, and what is left behind."""
 
 import _thread
+import contextlib
 import ctypes
 import json
 import os
@@ -541,23 +542,19 @@ def test_steps_are_those_of_one_optimizer_on_a_gpu(children):
 def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path, monkeypatch):
     (device,) = d2lpar_package.virtual_gpus(1)
     report = report_module.Report(tmp_path, False)
-    monkeypatch.setattr(_thread, "start_new_thread", lambda *args: None)  # it writes at the end
     cpu = torch.device("cpu")
-    report.extend(
-        [
-            Span("aten.mm", "kernel", device, 0, "compute", 3.0, 5.0),
-            Span("copy", "copy", device, 0, "h2d", 2.0, 2.5, None, 80, cpu, device),
-            Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
-            Span(
-                "all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device
-            ),
-            Span(
-                "copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")
-            ),
-            Span("wait", "wait", device, 0, "host", 1.0, 1.75),
-            Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
-        ]
-    )
+    spans = [
+        Span("aten.mm", "kernel", device, 0, "compute", 3.0, 5.0),
+        Span("copy", "copy", device, 0, "h2d", 2.0, 2.5, None, 80, cpu, device),
+        Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
+        Span("all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device),
+        Span("copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")),
+        Span("wait", "wait", device, 0, "host", 1.0, 1.75),
+        Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
+    ]
+    with monkeypatch.context() as patch:  # it writes at the end only
+        patch.setattr(_thread, "start_new_thread", lambda *args: None)
+        report.extend(spans)
     parameters = [torch.ones(1, device=device)]
     torch.vgpu.synchronize()
     often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
@@ -587,16 +584,18 @@ def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     report = report_module.Report(tmp_path, False)
     report.extend([span])
     ((write_every_second, arguments),) = threads
-    monkeypatch.setattr(
-        report_module,
-        "time",
-        SimpleNamespace(sleep=lambda _: sys.exit()),  # ends its thread
-    )
-    other = threading.Thread(target=write_every_second, args=arguments)
+    monkeypatch.setattr(report_module, "time", SimpleNamespace(sleep=lambda _: sys.exit()))
+
+    def write_once():
+        with contextlib.suppress(SystemExit):
+            write_every_second(*arguments)
+
+    other = threading.Thread(target=write_once)
 
     def dump_while_another_thread_writes(contents, file):
-        other.start()
-        wait_until(lambda: frame_in(other.ident, report_module.Report.write))
+        if contents["ended"]:
+            other.start()
+            wait_until(lambda: frame_in(other.ident, report_module.Report.write))
         dump(contents, file)
 
     monkeypatch.setattr(report_module.json, "dump", dump_while_another_thread_writes)
