@@ -34,6 +34,20 @@ def wall_clock_for_the_next_file():
         setup.virtual_gpus(2)
 
 
+@pytest.fixture
+def devices():
+    """Two virtual GPUs; no test may leave an error behind."""
+    from vgpu import virtual_gpus
+
+    yield virtual_gpus(2)
+    virtual_gpus(2)
+
+
+@pytest.fixture
+def device(devices):
+    return devices[1]
+
+
 @pytest.fixture(scope="module")
 def one_thread():
     """The CPU gets one thread, as a device has: with small tensors more of them only wait."""

@@ -85,16 +85,16 @@ def look():
     if sys.platform != "linux" or "RANK" in os.environ:
         return None
     cores, now = frozenset(os.sched_getaffinity(0)), time.monotonic()
-    if not _can_tell(len(cores)):
+    if not can_tell(len(cores)):
         return None
     if _last is None or now - _last.time >= TICK:
         busy, stolen = _ticks_of_cores(cores)
-        _last = Look(now, cores, TICK * (busy - _ticks_of_process(os.getpid())), TICK * stolen)
+        _last = Look(now, cores, TICK * (busy - ticks_of_process(os.getpid())), TICK * stolen)
     return _last
 
 
 @functools.cache
-def _can_tell(num_cores):
+def can_tell(num_cores):
     """Return whether Linux lists the children of threads, and no CPU quota applies."""
     listed = os.path.exists(f"{PROC}/self/task/{os.getpid()}/children")
     return listed and cores_of_this_process() == num_cores
@@ -113,14 +113,14 @@ def _ticks_of_cores(cores):
     return busy, stolen
 
 
-def _ticks_of_process(pid):
+def ticks_of_process(pid):
     """Return the ticks of a process, its reaped children and its descendants."""
     ticks = sum(map(int, _read(f"{PROC}/{pid}/stat").rpartition(b")")[2].split()[11:15]))
     folder = f"{PROC}/{pid}/task"
     with contextlib.suppress(OSError):  # the process has ended
         for task in os.listdir(folder):
             for child in _read(f"{folder}/{task}/children").split():
-                ticks += _ticks_of_process(int(child))
+                ticks += ticks_of_process(int(child))
     return ticks
 
 

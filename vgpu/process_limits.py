@@ -32,14 +32,15 @@ def cores_of_this_process():
 
 def memory_of_this_process():
     """Return the bytes of memory of the machine, or the lowest limit of its control groups."""
-    limits = [_memory_of_this_machine()]
+    limits = [memory_of_this_machine()]
     for folder in _groups("memory"):
         for name in ("memory.max", "memory.limit_in_bytes"):
             limits += [int(word) for word in _words(folder / name) if word.isdecimal()]
     return min(limits)
 
 
-def _memory_of_this_machine():
+def memory_of_this_machine():
+    """Return the bytes of this machine's memory."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))

@@ -10,7 +10,7 @@ import torch
 
 from vgpu.recording import Span
 
-_ANCHOR = "d2lpar.timelines.anchor"
+ANCHOR = "d2lpar.timelines.anchor"
 _HOST = torch.device("cpu")
 _HOST_CALLS = ("cuda_runtime", "cuda_driver")
 _HOST_WAITS = ("cudaDeviceSynchronize", "cudaEventSynchronize", "cudaStreamSynchronize")
@@ -56,7 +56,7 @@ def _start_profile():
     _profile = profile(activities=wanted & set(supported_activities()))
     _profile.start()
     _anchored = time.perf_counter()
-    with record_function(_ANCHOR):
+    with record_function(ANCHOR):
         pass
 
 
@@ -89,7 +89,7 @@ def parse(trace, anchored=0.0):
         anchored: the time of the anchor event, in seconds; spans are on this clock.
     """
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X"]
-    mark = next((float(event["ts"]) for event in events if event["name"] == _ANCHOR), 0.0)
+    mark = next((float(event["ts"]) for event in events if event["name"] == ANCHOR), 0.0)
 
     def seconds(microseconds):
         return anchored + (float(microseconds) - mark) / 1e6

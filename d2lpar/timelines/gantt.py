@@ -18,9 +18,9 @@ _GAP = 0.35  # between devices, in rows
 
 _FEW = 60  # spans of a row: up to so many, long ones get edges
 
-_PIXELS = 1500  # horizontal resolution of a chart
+PIXELS = 1500  # horizontal resolution of a chart
 
-_LEAST = 4  # pixels: minimum width of an isolated span or one with edges
+MIN_WIDTH = 4  # pixels: minimum width of an isolated span or one with edges
 
 
 def plot_timeline(timeline, title=None, start=0.0, end=None, kinds=KINDS):
@@ -91,7 +91,7 @@ def _draw_groups(axes, groups, top, part, scale):
     from matplotlib.patches import Patch
 
     start, end = part
-    pixel = (end - start) / _PIXELS
+    pixel = (end - start) / PIXELS
     ticks, handles = [], {}
     for number, rows in enumerate(groups):
         if number % 2 == 0:
@@ -103,7 +103,7 @@ def _draw_groups(axes, groups, top, part, scale):
                 seen = [s for s in spans if s.kind == kind and s.end >= start and s.start <= end]
                 if not seen:
                     continue
-                apart = seen if kind == "collective" else _long(seen, _LEAST * pixel)
+                apart = seen if kind == "collective" else _long(seen, MIN_WIDTH * pixel)
                 alone = {id(span) for span in apart}
                 short = union((span for span in seen if id(span) not in alone), gap=pixel)
                 parts = sorted(
@@ -111,7 +111,7 @@ def _draw_groups(axes, groups, top, part, scale):
                 )
                 starts = [start for start, _, _ in parts[1:]] + [float("inf")]
                 pieces = [
-                    (scale * a, scale * max(b - a, pixel, min(_LEAST * pixel, (then - a) / 2)))
+                    (scale * a, scale * max(b - a, pixel, min(MIN_WIDTH * pixel, (then - a) / 2)))
                     for (a, b, _), then in zip(parts, starts, strict=True)
                 ]
                 style = {"facecolor": colour, "hatch": hatch, "edgecolor": hatch_colour}

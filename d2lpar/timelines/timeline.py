@@ -56,7 +56,7 @@ class Timeline:
             raise RuntimeError("this timeline is recording already: create another one")
         self._spans, self._marks, self._devices, self._end = [], [], [], None
         synchronize()
-        self._recorders = _start_recorders()
+        self._recorders = start_recorders()
         self.hardware = hardware_name()
         self._clock = clock_in_force()
         self._state = "recording"
@@ -111,22 +111,33 @@ class Timeline:
         if not timelines:
             raise ValueError("no timelines to merge: the list is empty")
         _check_kinds(kinds)
-        whole = cls()
-        whole._spans, whole._marks, devices = [], [], {}
-        whole._origin = min(timeline._origin for timeline in timelines)
+        spans, marks, devices = [], [], {}
+        origin = min(timeline._origin for timeline in timelines)
         for rank, timeline in enumerate(timelines):
-            delay = whole._origin - timeline._origin
+            delay = origin - timeline._origin
             ran = [s for s in timeline.spans if s.engine != "host" and s.kind in kinds]
-            whole._spans += [_moved(span, delay) for span in ran]
+            spans += [_moved(span, delay) for span in ran]
             for name, start, end in timeline.marks:
-                whole._marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
+                marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
             devices |= {str(span.device): span.device for span in ran}
-        whole._spans.sort(key=lambda span: (span.start, span.end))
-        whole._devices = [devices[name] for name in sorted(devices, key=_kind_and_index)]
-        whole._end = max(timeline._end for timeline in timelines)
-        whole.hardware = timelines[0].hardware
-        whole._state = "done"
-        return whole
+        devices = [devices[name] for name in sorted(devices, key=_kind_and_index)]
+        end = max(timeline._end for timeline in timelines)
+        return cls.from_spans(spans, marks, devices, origin, end, timelines[0].hardware)
+
+    @classmethod
+    def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
+        """Return a timeline of spans and phases that are known already.
+
+        Args:
+            spans, marks, devices, hardware: its attributes; times count from `start`.
+            start, end: of its block, in seconds of `vgpu.clock`.
+        """
+        timeline = cls()
+        timeline._spans = sorted(spans, key=lambda span: (span.start, span.end))
+        timeline._marks, timeline._devices = list(marks), list(devices)
+        timeline._origin, timeline._end = start, end
+        timeline.hardware, timeline._state = hardware, "done"
+        return timeline
 
     def __getstate__(self):
         """Return the state to pickle, with devices as strings: another process may lack them."""
@@ -291,7 +302,7 @@ def _launched_in(span, phase):
     return phase.start < span.issued <= phase.end
 
 
-def _start_recorders():
+def start_recorders():
     """Start recording the devices in use; return pairs (stop function, list of records)."""
     sources = [vgpu]
     real = torch.cuda.is_initialized() or any(d.type == "cuda" for d in try_all_gpus())

@@ -21,9 +21,9 @@ from d2lpar.chapters.hybridization.compiling import (
 @pytest.fixture
 def undecided():
     """Forget what earlier tests have found out, and what this one does."""
-    compiling._failure_of_inductor.cache_clear()
+    compiling.failure_of_inductor.cache_clear()
     yield
-    compiling._failure_of_inductor.cache_clear()
+    compiling.failure_of_inductor.cache_clear()
 
 
 def test_inductor_where_it_can_compile(monkeypatch, undecided, capsys):

@@ -132,17 +132,14 @@ def test_merged_ranks_share_one_clock(ranks):
 def test_waiting_for_other_ranks_is_apart_from_sending():
     timelines = []
     for rank, ready in enumerate((1.0, 3.0)):
-        with Timeline() as timeline:
-            pass
         gpu = torch.device("cuda", rank)
-        timeline._spans = [
+        spans = [
             Span("k", "kernel", gpu, 0, "compute", 0.0, ready),
             Span("sum", "collective", gpu, 1, "collectives", ready, 5.0, num_bytes=8),
             Span("sum", "collective", gpu, 1, "collectives", 5.0, 6.0, num_bytes=8),
         ]
-        timeline._devices, timeline._origin, timeline._end = [gpu], 10.0, 17.0
-        timelines.append(timeline)
-    timelines[0]._marks = [Mark("backward", 0.0, 0.5)]
+        marks = [Mark("backward", 0.0, 0.5)] if rank == 0 else []
+        timelines.append(Timeline.from_spans(spans, marks, [gpu], start=10.0, end=17.0))
     merged = ddp.merged_timeline(timelines)
     assert [mark.name for mark in merged.marks] == ["rank 0 backward"]
     assert [(s.kind, s.start, s.end, s.num_bytes) for s in merged.select("cuda:0")] == [
@@ -156,16 +153,11 @@ def test_waiting_for_other_ranks_is_apart_from_sending():
 
 
 def test_merging_moves_each_rank_by_its_own_start():
-    timelines = []
-    for origin in (5.0, 3.0):
-        timeline = Timeline()
-        with timeline, timeline.mark("work"):
-            pass
-        span = Span("k", "kernel", torch.device("cuda", 0), 0, "compute", 0.5, 1.0, 0.25)
-        timeline._spans, timeline._origin, timeline._end = [span], origin, origin + 2
-        timeline._marks = [timeline._marks[0]._replace(start=0.25, end=0.5)]
-        timelines.append(timeline)
-    merged = Timeline.merged(timelines)
+    span = Span("k", "kernel", torch.device("cuda", 0), 0, "compute", 0.5, 1.0, 0.25)
+    marks = [Mark("work", 0.25, 0.5)]
+    merged = Timeline.merged(
+        Timeline.from_spans([span], marks, start=start, end=start + 2) for start in (5.0, 3.0)
+    )
     assert [(s.start, s.end, s.issued) for s in merged.spans] == [(0.5, 1, 0.25), (2.5, 3, 2.25)]
     assert [tuple(mark) for mark in merged.marks] == [
         ("rank 0 work", 2.25, 2.5),

@@ -105,16 +105,16 @@ def test_gantt_merges_what_the_picture_cannot_show():
     drawn = pieces(plot_timeline(timeline([*many, alone])), "cuda:0 compute")
     assert len(drawn) == 2
     assert drawn[0] == pytest.approx((0, 500), abs=1)
-    assert drawn[1][1] - drawn[1][0] == pytest.approx(gantt._LEAST * 1000 / gantt._PIXELS)
+    assert drawn[1][1] - drawn[1][0] == pytest.approx(gantt.MIN_WIDTH * 1000 / gantt.PIXELS)
 
 
 def test_gantt_of_short_spans_shows_each_and_the_gaps_between_them():
-    pixel = 1 / gantt._PIXELS
+    pixel = 1 / gantt.PIXELS
     starts = [0.1, 0.1 + 3 * pixel, 0.5]
     copies = [span(GPU0, "h2d", start, start + 1e-6, "copy") for start in starts]
     drawn = pieces(plot_timeline(timeline(copies)), "cuda:0 copy from host")
     widths = [(end - start) / 1000 / pixel for start, end in drawn]
-    assert widths == pytest.approx([1.5, gantt._LEAST, gantt._LEAST])
+    assert widths == pytest.approx([1.5, gantt.MIN_WIDTH, gantt.MIN_WIDTH])
 
 
 def test_gantt_tells_long_spans_apart_where_a_row_has_few():
@@ -418,7 +418,7 @@ def test_nbval_compares_the_notebook(in_a_notebook):
     assert "2 passed" in done.stdout
 
 
-def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_word():
+def test_schedule_has_a_bar_for_each_mark_coloured_by_its_first_word():
     rows = {
         "rank 0": [Mark("forward", 10.0, 10.5), Mark("backward", 10.5, 11.0)],
         "its link": [Mark("bucket 7", 10.6, 10.9), Mark("bucket 8", 10.7, 11.0)],
@@ -437,7 +437,7 @@ def test_schedule_has_a_bar_for_each_mark_in_its_row_and_colours_by_the_first_wo
     assert [text.get_text() for text in axes.texts] == ["forward", "backward", "7", "8"]
 
 
-def test_schedule_writes_only_where_there_is_room_and_names_all_in_the_legend():
+def test_schedule_writes_where_there_is_room_and_all_in_the_legend():
     marks = [Mark("forward", 0.0, 10.0), Mark("update", 10.0, 10.01)]
     figure = plot_schedule({"rank 0": marks})
     assert [text.get_text() for text in figure.axes[0].texts] == ["forward"]
@@ -486,7 +486,7 @@ def _planned(gigabytes, seconds, *layout):
     return Planned(Layout(*layout), seconds, int(gigabytes * 1e9))
 
 
-def test_layouts_are_drawn_at_their_memory_and_seconds_and_steps_that_were_measured_above_them():
+def test_layouts_are_drawn_at_their_memory_and_seconds():
     plans = [_planned(20, 3.0, 2, 1, 4, 1), _planned(30, 2.0, 2, 1, 4, 2), _planned(9, 5.0, 1, 8)]
     measured = {plans[0].layout: 4.0, Layout(4, 1, 2): 9.0}  # of the second there is no plan
     figure = plot_layouts(plans, measured, 25e9, {"mine": plans[1].layout})

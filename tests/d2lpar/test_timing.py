@@ -92,7 +92,7 @@ def recorder(clock, monkeypatch):
             self.run(target if source == CPU else source, start, end, **fields)
 
     recorder = Recorder()
-    monkeypatch.setattr(timeline_module, "_start_recorders", recorder.start)
+    monkeypatch.setattr(timeline_module, "start_recorders", recorder.start)
     monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [GPU0, GPU1])
     return recorder
 
@@ -484,7 +484,7 @@ def test_a_recorder_that_does_not_start_leaves_none_on(monkeypatch):
     monkeypatch.setattr(cuda, "start_recording", fail)
     monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [GPU0])
     with pytest.raises(RuntimeError, match="in use"):
-        timeline_module._start_recorders()
+        timeline_module.start_recorders()
     assert stopped == [[]]
 
 
@@ -553,7 +553,7 @@ def test_trace_of_the_cuda_profiler():
         "traceEvents": [
             {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1, "args": {"name": "x"}},
             {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 9, "tid": 9, "ts": 1010},
-            event("user_annotation", cuda._ANCHOR, 1000.0, 3, pid=99),
+            event("user_annotation", cuda.ANCHOR, 1000.0, 3, pid=99),
             event("cpu_op", "aten::mm", 1005, 9, pid=99),
             event("cuda_runtime", "cudaLaunchKernel", 1010, 5, pid=99, cbid=211, correlation=5),
             event("kernel", "sgemm_128", 1020, 100.5, stream=7, correlation=5, **on0),
@@ -608,9 +608,9 @@ def test_profiler_runs_and_shares_our_clock(monkeypatch):
 
     def parse(trace, anchored):
         anchors.append(anchored)
-        events = [e for e in trace["traceEvents"] if e["name"] in (cuda._ANCHOR, "aten::mm")]
+        events = [e for e in trace["traceEvents"] if e["name"] in (cuda.ANCHOR, "aten::mm")]
         first, *ops = sorted(events, key=lambda event: event["ts"])
-        assert first["name"] == cuda._ANCHOR
+        assert first["name"] == cuda.ANCHOR
         return ops
 
     monkeypatch.setattr(cuda, "parse", parse)

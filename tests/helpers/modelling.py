@@ -1,11 +1,14 @@
 """Modelled GPUs whose kernels take as long as a test says, so that schedules are whole numbers."""
 
 import contextlib
+from datetime import timedelta
 
 import torch
+from torch.distributed import HashStore
 
 import d2lpar
 from vgpu import Link, clock, virtual_gpus
+from vgpu.distributed.timekeeper import KEY, Member
 from vgpu.modelled.hardware import Machine
 from vgpu.modelled.kernels import kernel_of
 from vgpu.runtime.streams import StreamQueue
@@ -29,6 +32,14 @@ class Fixed:
 
     def rows(self):
         return [("kernels", f"{self.seconds} s each")]
+
+
+def member_of(port, secret, rank=0, size=1, seconds=20):
+    """Return a rank that joins the keeper of the simulated clock at a port of this machine."""
+    store = HashStore()
+    store.add(f"{KEY}/ranks", 1)
+    store.set(KEY, f"127.0.0.1 {port} {secret.decode()}")
+    return Member(store, rank, size, timedelta(seconds=seconds), lambda *what: None)
 
 
 def fixed_gpus(n, seconds=0.0, link=None, peer_link=None, launch=0.0, values=True, **machine):

@@ -53,7 +53,7 @@ def test_chapters_are_whole(html, path):
     assert len(re.findall(r"<img [^>]*_images/[0-9a-f]{20}", page)) == figures
     assert len(re.findall(r"<img [^>]*\.svg", page)) == drawings
     assert page.count('<details class="answer">') == folds(cells) > 1
-    formulas = [each for each in lessons._CODE_OR_FORMULA.findall(text) if each[0] == "$"]
+    formulas = [each for each in lessons.CODE_OR_FORMULA.findall(text) if each[0] == "$"]
     assert page.count("<math") >= len(formulas)
     assert page.count('class="highlight-') >= sum(cell.cell_type == "code" for cell in cells)
     for service in book.SERVICES:

@@ -661,13 +661,13 @@ def test_the_package_is_found_wherever_it_lies(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "__init__.py").write_text("here = 5")
     cells = ["import elsewhere\nelsewhere.here"]
-    [(_, _, told)] = execution.execute(cells, [True], 30, 60, [], str(tmp_path / "elsewhere"))
+    [(_, _, told)] = execution.execute(cells, [True], 30, 60, [], [str(tmp_path / "elsewhere")])
     assert told["outputs"][0].get("data") == {"text/plain": "5"}
 
 
 @needs_sandbox
 @pytest.mark.slow
-def test_solutions_that_use_virtual_gpus_and_ranks_get_all_points_in_the_sandbox(tmp_path):
+def test_solutions_on_virtual_gpus_get_all_points_in_the_sandbox(tmp_path):
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
     name = "07_distributed_data_parallel.ipynb"
     (tmp_path / "submitted" / "Anna").mkdir(parents=True)
@@ -772,7 +772,7 @@ def merged(change):
     change(notebook.cells)
     cells = json.loads(json.dumps(notebook))["cells"]
     source = assignments.without_solutions(exercises())
-    return grade.merge(source, [grade._read_cell(cell) for cell in cells])[0]
+    return grade.merge(source, [grade.read_cell(cell) for cell in cells])[0]
 
 
 def drop_checks(cells):

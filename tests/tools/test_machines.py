@@ -64,7 +64,7 @@ def test_what_assert_close_allows_stands_beside_the_worst_entry(record):
 def test_seeds_are_moved_in_the_sources_of_notebooks():
     text = "torch.manual_seed(0); g.manual_seed(12); manual_seed(i); seed(3)"
     moved = "torch.manual_seed(1000); g.manual_seed(1012); manual_seed(i); seed(3)"
-    assert matrix._with_seeds(text, 1000) == moved
+    assert matrix.with_seeds(text, 1000) == moved
 
 
 def test_failures_are_read_out_of_the_table_of_a_run():
@@ -74,10 +74,10 @@ def test_failures_are_read_out_of_the_table_of_a_run():
         "09_tensor                 76.5        4  failed in cell 33: AssertionError: \n"
         "total                    100.4        7  1 of 2 failed\n"
     )
-    (failure,) = matrix._failures("chapters", table)
+    (failure,) = matrix.failures_in("chapters", table)
     assert failure.startswith("09_tensor ") and "cell 33" in failure
-    assert matrix._failures("chapters", table.replace("failed in cell 33: ", "ok ")) == []
-    assert matrix._failures(
+    assert matrix.failures_in("chapters", table.replace("failed in cell 33: ", "ok ")) == []
+    assert matrix.failures_in(
         "tests", "FAILED tests/test_a.py::test_b - AssertionError\n3 passed"
     ) == ["tests/test_a.py::test_b - AssertionError"]
 
@@ -126,5 +126,6 @@ def test_a_peak_counts_the_children():
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         process.stdout.readline()
-        assert 200e6 < sum(map(matrix._proportional_set_size, matrix._family(process.pid))) < 300e6
+        processes = matrix.process_tree(process.pid)
+        assert 200e6 < sum(map(matrix.proportional_set_size, processes)) < 300e6
         process.communicate("\n")

@@ -536,7 +536,7 @@ def test_ctrl_c_during_a_look_at_the_kernel(tmp_path, monkeypatch):
         return result
 
     with run.own_settings():
-        assert run._until_done(interrupted()).failure == run.INTERRUPTED
+        assert run.until_done(interrupted()).failure == run.INTERRUPTED
     assert not troubles
 
 

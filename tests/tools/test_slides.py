@@ -105,7 +105,7 @@ def slides_of(*texts):
     ]
 
 
-def test_a_prediction_stands_below_the_whole_paragraph_before_it_and_above_its_table():
+def test_a_prediction_stands_between_its_paragraph_and_its_table():
     long = "This is a sentence of some length, which a longer paragraph would not show. " * 6
     ((_, text, ask, table),) = slides_of(f"## A\n\n{long}\n\n> **Predict.** x?\n>\n> | a |\n> |-|")
     assert text == ("text", long.strip()) and ask[0] == "asked" and "|" not in ask[1]
@@ -253,13 +253,13 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
     expected, found = [], []
     for cell in core.cells:
         if cell.cell_type == "markdown":
-            drawings = dict(slides._DEFINITION.findall(cell.source))
+            drawings = dict(slides.DEFINITION.findall(cell.source))
             for line in cell.source.split("\n"):
                 if line.startswith("> **"):
                     expected.append(line)
                 elif used := re.match(r"!\[.*\]\[(\w+)\]$", line):
                     expected.append(drawings[used[1]])
-        elif not slides._mostly_imports(cell.source):
+        elif not slides.mostly_imports(cell.source):
             expected.append(without_blank_lines(cell.source))
             expected += [
                 output.data["image/png"]
@@ -282,7 +282,7 @@ def test_all_figures_drawings_code_and_predictions_are_there_in_order(path):
 
 
 @all_chapters
-def test_no_output_is_beside_a_prediction_and_what_is_printed_follows_its_code(path):
+def test_no_output_is_beside_a_prediction(path):
     core, deck = core_and_slides(path)
     code, goes_on = "", False
     for cells in split(deck):
@@ -302,7 +302,7 @@ def test_no_output_is_beside_a_prediction_and_what_is_printed_follows_its_code(p
 
 
 @all_chapters
-def test_the_path_has_every_section_of_the_plan_and_can_be_shown_in_45_minutes(path):
+def test_the_path_has_every_section_and_takes_45_minutes(path):
     plan = slides.lesson(path)
     found = path_of(slides.slides(read_chapter(path, core=True), plan).cells)
     assert {heading for on_path, of in found if on_path for heading in of} >= plan

@@ -99,7 +99,7 @@ def test_scatter_copies_on_the_streams_that_it_is_given(devices):
         pieces = comm.scatter(x, [0, 1], streams=sides)
     copies = [op for op in spans if op.kind == "copy"]
     assert {(op.device, op.stream) for op in copies} == {
-        (side.device, side._stream.index) for side in sides
+        (side.device, side.stream_id) for side in sides
     }
     assert [piece.tolist() for piece in pieces] == [[0, 1, 2], [3, 4, 5]]
     with Gate(devices[0], sides[0]):
@@ -108,7 +108,7 @@ def test_scatter_copies_on_the_streams_that_it_is_given(devices):
         assert not sides[0].query() and sides[1].query()
 
 
-def test_scatter_cuts_pieces_of_the_sizes_that_it_is_given_along_the_dimension(devices):
+def test_scatter_cuts_pieces_of_given_sizes_along_a_dimension(devices):
     x = torch.arange(6.0).view(2, 3)
     pieces = comm.scatter(x, [0, 1], chunk_sizes=[1, 2], dim=1)
     assert [piece.device for piece in pieces] == devices[:2]

@@ -15,17 +15,7 @@ from vgpu import virtual_gpus
 
 CPU = torch.device("cpu")
 
-
-@pytest.fixture(autouse=True)
-def devices():
-    """Two virtual GPUs; no test may leave an error behind."""
-    yield virtual_gpus(2)
-    virtual_gpus(2)
-
-
-@pytest.fixture
-def device(devices):
-    return devices[1]
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 def close(got, wanted, **tolerance):

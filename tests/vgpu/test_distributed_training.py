@@ -7,9 +7,15 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from gates import held_collectives, named
+from ranks import end_jobs, in_ranks, set_up
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from waiting import wait_until
 
 import d2lpar
@@ -23,6 +29,7 @@ def on_cpus():
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("VGPU_DEVICES", "vgpu")
         yield
+    end_jobs()
 
 
 def join(**options):
@@ -240,12 +247,9 @@ def ddp_hooks(peer_link=None):
     torch.testing.assert_close(results[0], results[1])
 
 
-def test_communication_hooks():
-    d2lpar.launch(ddp_hooks)
-
-
-def test_communication_hooks_on_a_slow_link():
-    d2lpar.launch(ddp_hooks, peer_link=Link(1e9, latency=0.01))
+@pytest.mark.parametrize("peer_link", [None, Link(1e9, latency=0.01)], ids=["fast", "slow"])
+def test_communication_hooks(peer_link):
+    d2lpar.launch(ddp_hooks, peer_link)
 
 
 # -- overlap
@@ -306,12 +310,10 @@ def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
 # -- functional collectives, DTensor
 
 
-def functional_collectives():
-    import torch.distributed._functional_collectives as functional
-
-    rank, k, device = join(peer_link=Link(1e9, latency=0.01))
-    group = dist.group.WORLD
-    values = [whole_numbers(4, 6, seed=seed) for seed in range(k)]
+@in_ranks(2)
+def test_functional_collectives_wait_when_they_are_used():
+    rank, device, group = set_up(peer_link=Link(1e9, latency=0.01))
+    k, values = 2, [whole_numbers(4, 6, seed=seed) for seed in range(2)]
     x, total = values[rank].to(device), sum(values)
     parts = [value.chunk(k) for value in values]
     for result, expected in (
@@ -342,49 +344,54 @@ def functional_collectives():
         assert result.device == device
         assert_equal(result.cpu(), expected)
     assert_equal(x.cpu(), values[rank])
-    y = x.clone()
-    functional.all_reduce_inplace(y, "sum", group)
-    assert_equal(y.cpu(), total)
+    functional.all_reduce_inplace(x, "sum", group)
+    assert_equal(x.cpu(), total)
+
+
+@in_ranks(2)
+def test_a_functional_collective_refuses_an_unknown_operation():
+    _, device, group = set_up()
     with pytest.raises(ValueError, match="unknown reduce op: 'mean'"):
-        functional.all_reduce(x, "mean", group)
-    x = x.requires_grad_()
+        functional.all_reduce(torch.ones(2, device=device), "mean", group)
+
+
+@in_ranks(2)
+def test_a_functional_collective_has_gradients():
+    rank, device, group = set_up(peer_link=Link(1e9, latency=0.01))
+    x = whole_numbers(4, 6, seed=rank).to(device).requires_grad_()
     gathered = functional.all_gather_tensor_autograd(x, 0, group)
     (gathered * torch.arange(gathered.numel(), device=device).view_as(gathered)).sum().backward()
-    weights = torch.arange(gathered.numel()).view(k, *x.shape)[rank].double()
-    assert_equal(x.grad.cpu(), k * weights)
+    weights = torch.arange(gathered.numel()).view(2, *x.shape)[rank].double()
+    assert_equal(x.grad.cpu(), 2 * weights)
 
 
-def test_functional_collectives_wait_when_they_are_used():
-    d2lpar.launch(functional_collectives)
+def mesh_of_two():
+    """Return this rank's number, its virtual GPU and a mesh of both ranks."""
+    rank, device, group = set_up(peer_link=Link(1e9, latency=0.002))
+    return rank, device, DeviceMesh.from_group(group, "vgpu")
 
 
-def dtensors():
-    from torch.distributed.tensor import (
-        DTensor,
-        Partial,
-        Replicate,
-        Shard,
-        distribute_tensor,
-        init_device_mesh,
-    )
-    from torch.distributed.tensor.parallel import loss_parallel
-
-    rank, k, device = join(peer_link=Link(1e9, latency=0.002))
-    mesh = init_device_mesh("vgpu", (k,))
+@in_ranks(2)
+def test_dtensors_are_sharded_and_gathered_as_torch_splits_tensors():
+    rank, device, mesh = mesh_of_two()
     whole = whole_numbers(6, 9)
     for source in Shard(0), Shard(1), Replicate():
         sharded = distribute_tensor(whole.to(device), mesh, [source])
         assert_equal(sharded.full_tensor().cpu(), whole)
         for target in Shard(0), Shard(1), Replicate():
             local = sharded.redistribute(mesh, [target]).to_local()
-            chunks = [whole] * k if target == Replicate() else whole.chunk(k, target.dim)
+            chunks = [whole] * 2 if target == Replicate() else whole.chunk(2, target.dim)
             assert_equal(local.cpu(), chunks[rank])
     partial = DTensor.from_local((whole * (rank + 1)).to(device), mesh, [Partial()])
     assert_equal(partial.full_tensor().cpu(), 3 * whole)
     local = partial.redistribute(mesh, [Shard(1)]).to_local()
-    assert_equal(local.cpu(), 3 * whole.chunk(k, 1)[rank])
+    assert_equal(local.cpu(), 3 * whole.chunk(2, 1)[rank])
 
-    other = whole_numbers(9, 4, seed=1)
+
+@in_ranks(2)
+def test_products_of_dtensors_are_exact():
+    _, device, mesh = mesh_of_two()
+    whole, other = whole_numbers(6, 9), whole_numbers(9, 4, seed=1)
     for left, right in ((Shard(0), Replicate()), (Replicate(), Shard(1)), (Shard(1), Shard(0))):
         a, b = whole.clone().requires_grad_(), other.clone().requires_grad_()
         expected = a @ b
@@ -396,6 +403,10 @@ def dtensors():
         for mine, reference in ((product, expected), (x.grad, a.grad), (y.grad, b.grad)):
             assert_equal(mine.full_tensor().detach().cpu(), reference.detach())
 
+
+@in_ranks(2)
+def test_embeddings_of_dtensors_are_exact():
+    _, device, mesh = mesh_of_two()
     table, indices = whole_numbers(10, 4).requires_grad_(), torch.tensor([3, 9, 0, 3])
     nn.functional.embedding(indices, table).square().sum().backward()
     for place in Shard(0), Shard(1):
@@ -406,6 +417,10 @@ def dtensors():
         assert_equal(rows.full_tensor().detach().cpu(), table.detach()[indices])
         assert_equal(weight.grad.full_tensor().cpu(), table.grad)
 
+
+@in_ranks(2)
+def test_cross_entropy_of_sharded_classes_and_the_norm_of_its_gradient():
+    _, device, mesh = mesh_of_two()
     logits, classes = whole_numbers(4, 10, seed=2).requires_grad_(), torch.tensor([1, 0, 9, 5])
     expected = nn.functional.cross_entropy(logits, classes)
     expected.backward()
@@ -415,13 +430,8 @@ def dtensors():
         loss.backward()
     torch.testing.assert_close(loss.full_tensor().cpu(), expected.detach())
     torch.testing.assert_close(x.grad.full_tensor().cpu(), logits.grad)
-
     norms = nn.utils.get_total_norm([x.grad]), nn.utils.get_total_norm([logits.grad])
     torch.testing.assert_close(norms[0].full_tensor().cpu(), norms[1])
-
-
-def test_dtensors_are_exact():
-    d2lpar.launch(dtensors)
 
 
 # -- tensor parallelism, fully_shard
@@ -717,66 +727,82 @@ def test_pipelines_give_the_gradients_of_one_device():
     d2lpar.launch(pipelines)
 
 
-# -- the rest
+# -- objects, messages, collectives with autograd, optimizers, batch normalization
 
 
-def the_rest():
-    import torch.distributed.nn.functional as functional
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-    rank, k, device = join(peer_link=Link(1e9, latency=0.002))
-    group = dist.group.WORLD
-
-    # objects
-    objects = [None] * k
-    dist.all_gather_object(objects, {"rank": rank})
-    assert objects == [{"rank": other} for other in range(k)]
+@in_ranks(2)
+def test_objects_travel():
+    rank, _, group = set_up()
+    objects = [None] * 2
+    dist.all_gather_object(objects, {"rank": rank}, group=group)
+    assert objects == [{"rank": 0}, {"rank": 1}]
     objects = [rank, "text"]
-    dist.broadcast_object_list(objects, src=1)
+    dist.broadcast_object_list(objects, src=1, group=group)
     assert objects == [1, "text"]
 
-    # messages between shapes of as many elements, futures
-    sums = torch.arange(4.0, device=device)
+
+@in_ranks(2)
+def test_a_message_arrives_in_another_shape_of_as_many_elements():
+    rank, device, group = set_up()
+    sent = torch.arange(4.0, device=device)
     if rank == 0:
-        dist.send(sums, 1)
+        dist.send(sent, 1, group=group)
     else:
         received = torch.empty(2, 2, device=device)
-        dist.recv(received, 0)
-        assert_equal(received.cpu(), sums.view(2, 2).cpu())
-    future = dist.all_reduce(sums, async_op=True).get_future()
+        dist.recv(received, 0, group=group)
+        assert_equal(received.cpu(), sent.view(2, 2).cpu())
+
+
+@in_ranks(2)
+def test_a_future_of_a_collective_calls_back():
+    _, device, group = set_up()
+    sums = torch.arange(4.0, device=device)
+    future = dist.all_reduce(sums, group=group, async_op=True).get_future()
     doubled = future.then(lambda future: future.value()[0] * 2)
     assert_equal(doubled.wait().cpu(), torch.arange(4.0) * 4)
 
-    # collectives with autograd
-    value = whole_numbers(2, 3, seed=rank)
-    x = value.to(device).requires_grad_()
-    weights = whole_numbers(2, 3, seed=10).to(device)
-    (functional.all_reduce(x) * weights * (rank + 1)).sum().backward()
-    assert_equal(x.grad.cpu(), 3 * weights.cpu())
-    x.grad = None
-    (torch.cat(functional.all_gather(x)) * (rank + 1)).sum().backward()
-    assert_equal(x.grad.cpu(), torch.full((2, 3), 3.0).double())
-    x.grad = None
-    (
-        functional.reduce_scatter(torch.empty(3, device=device).double(), list(x)) * 2
-    ).sum().backward()
-    assert_equal(x.grad.cpu(), torch.full((2, 3), 2.0).double())
 
-    # the sampler's parts of the data, and an optimizer whose state is sharded
+@in_ranks(2)
+def test_collectives_autograd():
+    from torch.distributed.nn import functional as autograd
+
+    rank, device, group = set_up()
+    weights = whole_numbers(2, 3, seed=10).to(device)
+    shard = torch.empty(3, device=device).double()
+    threes = torch.full((2, 3), 3.0).double()
+    for call, expected in (
+        (
+            lambda x: autograd.all_reduce(x, group=group) * weights * (rank + 1),
+            3 * weights.cpu(),
+        ),
+        (lambda x: torch.cat(autograd.all_gather(x, group)) * (rank + 1), threes),
+        (lambda x: autograd.reduce_scatter(shard, list(x), group=group) * 2, threes - 1),
+    ):
+        x = whole_numbers(2, 3, seed=rank).to(device).requires_grad_()
+        call(x).sum().backward()
+        assert_equal(x.grad.cpu(), expected)
+
+
+@in_ranks(2)
+def test_a_sampler_deals_the_data_and_zero_shards_optimizer_state():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    rank, device, group = set_up()
     dataset = TensorDataset(X, Y)
     sampler = DistributedSampler(dataset, shuffle=True, seed=3)
     expected = nn.Sequential(*list(Net())[::2])  # without its ReLU, whose input may come near 0
-    net = DistributedDataParallel(copy.deepcopy(expected).to(device))
+    net = DistributedDataParallel(copy.deepcopy(expected).to(device), process_group=group)
     options = {"lr": LR, "momentum": 0.5}
     plain = torch.optim.SGD(expected.parameters(), **options)
-    optimizer = ZeroRedundancyOptimizer(net.parameters(), torch.optim.SGD, **options)
+    optimizer = ZeroRedundancyOptimizer(
+        net.parameters(), torch.optim.SGD, process_group=group, **options
+    )
     for epoch in range(2):
         sampler.set_epoch(epoch)
         order = torch.randperm(8, generator=torch.Generator().manual_seed(3 + epoch))
         for step, (inputs, targets) in enumerate(DataLoader(dataset, 2, sampler=sampler)):
             rows = order[4 * step : 4 * step + 4]
-            assert_equal(inputs, X[rows[rank::k]])
+            assert_equal(inputs, X[rows[rank::2]])
             plain.zero_grad()
             mean_square(expected(X[rows]), Y[rows]).backward()
             plain.step()
@@ -790,21 +816,23 @@ def the_rest():
     if rank == 0:
         assert len(optimizer.state_dict()["state"]) == len(parameters)
 
-    # SyncBatchNorm
+
+@in_ranks(2)
+def test_synchronized_batch_norm_takes_the_statistics_of_all_ranks():
+    rank, device, group = set_up()
     torch.manual_seed(0)
     images = torch.randn(6, 3, 4, 4).double()
+    rows = slice(0, 2) if rank == 0 else slice(2, 6)
     for options in {}, {"affine": False}, {"track_running_stats": False}:
         norm = nn.BatchNorm2d(3, **options).double()
         if norm.affine:
             nn.init.normal_(norm.weight)
-        synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(norm)).to(device)
+        synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(norm), group).to(device)
         a = images.clone().requires_grad_()
-        mine = images[:2] if rank == 0 else images[2:]
-        b = mine.to(device).requires_grad_()
+        b = images[rows].to(device).requires_grad_()
         expected, outputs = norm(a), synced(b)
         expected.pow(3).sum().backward()
         outputs.pow(3).sum().backward()
-        rows = slice(0, 2) if rank == 0 else slice(2, 6)
         torch.testing.assert_close(outputs.detach().cpu(), expected[rows].detach())
         torch.testing.assert_close(b.grad.cpu(), a.grad[rows])
         for p, q in zip(synced.parameters(), norm.parameters(), strict=True):
@@ -812,10 +840,6 @@ def the_rest():
             torch.testing.assert_close(p.grad.cpu(), q.grad)
         for p, q in zip(synced.buffers(), norm.buffers(), strict=True):
             torch.testing.assert_close(p.cpu(), q)
-
-
-def test_optimizers_samplers_objects_and_synchronized_batch_norm():
-    d2lpar.launch(the_rest)
 
 
 # -- checkpoints
@@ -857,7 +881,7 @@ def checkpoint(folder, mode):
     return state["epoch"], first, [whole_value(p) for p in net.parameters()]
 
 
-def test_checkpoints_of_sharded_state_can_be_loaded_by_another_number_of_ranks(tmp_path):
+def test_checkpoints_of_sharded_state_load_on_other_numbers_of_ranks(tmp_path):
     epoch, first, after = d2lpar.launch(checkpoint, str(tmp_path), "save")[0]
     for nproc in 1, 3:
         loaded = d2lpar.launch(checkpoint, str(tmp_path), "load", nproc=nproc)[0]

@@ -14,7 +14,7 @@ from programs import ROOT, vgpu
 from vgpu.cuda import doctor
 from vgpu.other_programs import Taken
 
-REFUSAL = doctor._refusal
+REFUSAL = doctor.refusal_reason
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def found(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "memory_of_this_process", lambda: 2**34)
     monkeypatch.setattr(doctor, "LAB", ("pytest",))
     monkeypatch.setattr(doctor, "taken_now", Taken)
-    monkeypatch.setattr(doctor, "_refusal", lambda: "")  # it would take seconds
+    monkeypatch.setattr(doctor, "refusal_reason", lambda: "")  # it would take seconds
     monkeypatch.setitem(sys.modules, "torchvision", SimpleNamespace(__version__="0.28.0"))
     disk = SimpleNamespace(free=2**34)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk)
@@ -140,7 +140,7 @@ def test_another_machine(found, monkeypatch, capsys):
     from vgpu.private import virtual_tables
 
     monkeypatch.setattr(virtual_tables, "can_answer_without_python", lambda: False)
-    monkeypatch.setattr(doctor, "_refusal", lambda: "no such machine")
+    monkeypatch.setattr(doctor, "refusal_reason", lambda: "no such machine")
     assert found() == {}
     assert doctor.examine() == 0
     assert "vgpu run      not on" in capsys.readouterr().out
@@ -166,7 +166,7 @@ def test_a_system_that_denies_executable_pages(found, monkeypatch, tmp_path):
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
     said = REFUSAL()
     assert "the system denies executable pages" in said
-    monkeypatch.setattr(doctor, "_refusal", lambda: said)
+    monkeypatch.setattr(doctor, "refusal_reason", lambda: said)
     assert said in found()["vgpu run"]
 
 

@@ -20,12 +20,7 @@ SEEDS = (
     16408922859458223821,
 )
 
-
-@pytest.fixture(autouse=True)
-def devices():
-    """Two virtual GPUs; no test may leave an error behind."""
-    yield virtual_gpus(2)
-    virtual_gpus(2)
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 DRAWS = {

@@ -314,36 +314,18 @@ def test_each_gpu_reaches_its_part_of_the_peak_of_tensor_cores():
     assert "on tensor cores 0.44" in dict(half.rows())["fitted"]
 
 
-@pytest.mark.parametrize(
-    ("name", "gpu", "cards"),
-    [
-        ("dgx1", "v100", 4),
-        ("p3.16xlarge", "v100", 1),
-        ("bigbasin", "p100", 1),
-        ("dgxa100", "a100", 8),
-        ("dgxh100", "h100", 8),
-    ],
-)
-def test_machines_have_the_gpus_and_network_cards_of_their_guides(name, gpu, cards):
+@pytest.mark.parametrize("name", MACHINES)
+def test_every_machine_says_where_its_figures_come_from(name):
     machine = MACHINES[name]
-    assert (machine.gpu, machine.gpus, machine.network_cards) == (GPUS[gpu], 8, cards)
-    assert machine.network in PRESETS.values() and machine.source
+    assert machine.gpu in GPUS.values() and machine.network in PRESETS.values() and machine.source
 
 
-@pytest.mark.parametrize(
-    ("name", "wire", "reached"),
-    [
-        ("25gbe", 25, 0.6),
-        ("50gbe", 50, 0.6),
-        ("infiniband-edr", 100, 0.92),
-        ("infiniband-hdr", 200, 0.92),
-        ("infiniband-ndr", 400, 0.92),
-    ],
-)
-def test_a_network_reaches_a_part_of_its_wire_by_where_its_cards_are(name, wire, reached):
-    link = PRESETS[f"{name}-collectives"]
-    assert link.bandwidth == pytest.approx(reached * wire * 1e9 / 8, rel=1e-12)
-    assert link.source.startswith(f"{reached} of the wire") and link.startup > 0
+def test_networks_reach_the_part_of_their_wire_that_their_source_says():
+    found = {name: link for name, link in PRESETS.items() if " of the wire" in link.source}
+    assert {"25gbe-collectives", "infiniband-edr-collectives"} <= found.keys()
+    for name, link in found.items():
+        part, wire = float(link.source.split()[0]), PRESETS[name.removesuffix("-collectives")]
+        assert link.bandwidth == pytest.approx(part * wire.bandwidth, rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -228,9 +228,9 @@ QUIET = re.compile(
 
 # The functions in C with which a step ends
 LAST_CALLS = {
-    "Memory._empty": lambda: registry.devices[0].memory._note_freed,
-    "_set_all": lambda: tensor_module._set_data,
-    "_set_contents": lambda: tensor_module._set_data,
+    "Memory._empty": lambda: registry.devices[0].memory.add_freed,
+    "_set_all": lambda: tensor_module.original_set_data,
+    "_set_contents": lambda: tensor_module.original_set_data,
 }
 
 
@@ -366,7 +366,7 @@ def new_operator(a, b):
     x = torch.ones(3, 3, device=a)
 
     def call():
-        plans._plans.clear()
+        plans.plans_by_key.clear()
         return x + 1
 
     return call
@@ -691,13 +691,13 @@ def test_data_is_set_in_one_step_under_a_default_device():
 def test_a_time_out_right_behind_the_step_that_sets_data_leaves_it_done(monkeypatch, where):
     devices = virtual_gpus(1)
     x, new = torch.ones(3, device=devices[0]), torch.full((2, 2), 7.0, device=where)
-    set_data = tensor_module._set_data
+    set_data = tensor_module.original_set_data
 
     def then_time_out(*arguments):
         set_data(*arguments)
         raise TimeoutError  # as the handler of a signal may
 
-    monkeypatch.setattr(tensor_module, "_set_data", then_time_out)
+    monkeypatch.setattr(tensor_module, "original_set_data", then_time_out)
     with pytest.raises(TimeoutError):
         x.data = new
     monkeypatch.undo()
@@ -826,9 +826,7 @@ def waiting(monkeypatch):
     return wait
 
 
-def test_a_cell_that_waits_for_what_a_stopped_one_has_launched_says_so_once(
-    adapted, waiting, capsys
-):
+def test_a_cell_that_waits_for_a_stopped_one_says_so_once(adapted, waiting, capsys):
     shell, (first, second) = adapted(Shell()), virtual_gpus(2)
     waiting(shell, second, 3, KeyboardInterrupt())  # the gate is an operator, too
     said = "vgpu:1 is still working off 4 operators launched before the stop\n"

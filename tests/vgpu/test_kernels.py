@@ -215,9 +215,7 @@ def test_masked_fill_copies_and_then_fills(device):
 
 
 @pytest.mark.parametrize(("width", "passes"), [(1024, 3), (1025, 4)])
-def test_gradients_of_softmax_read_long_rows_again_and_that_of_softmax_multiplies_first(
-    device, width, passes
-):
+def test_gradients_of_softmax_read_long_rows_again(device, width, passes):
     """Both read two tensors and write one; the sums of a long row are a pass over one more.
 
     torch computes `grad * output` first for softmax: reads of both, and a write.
@@ -251,9 +249,7 @@ def test_gradients_of_softmax_read_long_rows_again_and_that_of_softmax_multiplie
         (lambda x: x.softmax(1), 0),
     ],
 )
-def test_elements_are_strided_where_tensors_lie_differently_or_are_broadcast(
-    device, program, elements
-):
+def test_elements_are_strided_where_layouts_differ_or_broadcast(device, program, elements):
     x = torch.ones(5, 4, device=device)
     with kernels() as found:
         program(x)
@@ -358,7 +354,7 @@ halved.register_fake(torch.empty_like)
     ],
 )
 def test_an_operator_with_products_that_are_not_known_says_so_once(name, program):
-    modelled_gpu._warn_of_unknown_products.cache_clear()
+    modelled_gpu.warn_of_unknown_products.cache_clear()
     (device,) = virtual_gpus(1, model="v100")
     with pytest.warns(UserWarning) as noted:
         for size in (30, 30, 40):
@@ -389,13 +385,13 @@ def everything_else(device):
 
 def test_operators_without_products_and_known_ones_say_nothing():
     (device,) = virtual_gpus(1, model="v100")
-    modelled_gpu._warn_of_unknown_products.cache_clear()
+    modelled_gpu.warn_of_unknown_products.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         everything_else(device)
 
 
-def test_what_torch_counts_as_products_may_do_them_and_what_it_calls_pointwise_does_none():
+def test_operators_with_products_are_those_that_torch_counts():
     for packet in flop_registry:
         assert may_do_products(str(packet)), packet
     free = {torch.Tag.pointwise, torch.Tag.reduction}

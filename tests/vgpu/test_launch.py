@@ -42,7 +42,7 @@ def on_cpus(monkeypatch):
 @pytest.fixture
 def impatient(monkeypatch):
     """Let launch wait 0.3 s, not 1.5 s, for the reasons that further ranks may have to fail."""
-    monkeypatch.setattr("vgpu.processes.agent._SECONDS_TO_SETTLE", 0.3)
+    monkeypatch.setattr("vgpu.processes.agent.SECONDS_TO_SETTLE", 0.3)
 
 
 # There is no main guard: a rank that ran this would show its greeting.
@@ -291,7 +291,7 @@ def test_output_is_shown_while_the_function_runs(tmp_path, monkeypatch):
 def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
     from vgpu.processes import agent
 
-    ready, wait, files = [], agent.wait, agent.Agent._files
+    ready, wait, files = [], agent.wait, agent.Agent.files
 
     def noted(sentinels, timeout):
         ready.append(wait(sentinels, timeout))
@@ -305,7 +305,7 @@ def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
         return files(self, kind)
 
     monkeypatch.setattr(agent, "wait", noted)
-    monkeypatch.setattr(agent.Agent, "_files", while_all_end)
+    monkeypatch.setattr(agent.Agent, "files", while_all_end)
     assert d2lpar.launch(dist.get_rank) == [0, 1]
     assert ready[-1]  # otherwise the time had to run out
 
@@ -381,27 +381,25 @@ def test_rank_that_fails_is_the_reason_though_others_wait_for_it(impatient, devi
 @pytest.mark.parametrize("how", ["closed", "reset"])
 def test_first_exception_counts_not_the_broken_connections_that_follow(tmp_path, how):
     """A rank may learn of another's end before the other has said what its reason was."""
-    from vgpu.processes.agent import Agent
+    from vgpu.processes.agent import failure_reason
 
     broken = RuntimeError(f"[gloo/transport/tcp/pair.cc:547] Connection {how} by peer [127.0.0.1]")
-    agent = SimpleNamespace(
-        _files=lambda kind: [tmp_path / f"0.{rank}.{kind}" for rank in range(4)]
-    )
+    paths = [tmp_path / f"0.{rank}.error" for rank in range(4)]
 
     def leave(rank, error):
-        (tmp_path / f"0.{rank}.error").write_bytes(rank_module._described(error, rank))
+        paths[rank].write_bytes(rank_module.error_report(error, rank))
 
     leave(0, broken)
-    reason = Agent._failure_reason(agent, [1, None, None, None])
+    reason = failure_reason([1, None, None, None], paths)
     assert str(reason) == str(broken)  # better than nothing
-    assert str(Agent._failure_reason(agent, [1, None, None, 3])) == (
+    assert str(failure_reason([1, None, None, 3], paths)) == (
         "rank 3 ended with exit code 3 before it returned"
     )
     leave(2, IndexError("the reason"))
-    assert repr(Agent._failure_reason(agent, [1, None, 1, 3])) == "IndexError('the reason')"
+    assert repr(failure_reason([1, None, 1, 3], paths)) == "IndexError('the reason')"
     for rank, error in ((3, KeyError("later")), (1, broken)):
         leave(rank, error)
-    reason = Agent._failure_reason(agent, [1, 1, 1, 1])
+    reason = failure_reason([1, 1, 1, 1], paths)
     assert repr(reason) == "IndexError('the reason')" and "in rank 2" in reason.__notes__[0]
 
 
@@ -410,13 +408,13 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
 
     now, story = 100.0, []
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module, "failure_reason", lambda codes, paths: story.append(codes))
     living, held = os.pipe()  # the sentinel of a process that never ends
     processes = [SimpleNamespace(exitcode=1), SimpleNamespace(exitcode=None, sentinel=living)]
     agent = SimpleNamespace(
         output=SimpleNamespace(show=lambda: story.append("show")), interrupts=0, nproc=2,
         processes=processes, codes=[1, None], settled=None, error=None, _remaining_restarts=0,
-        _files=lambda kind: [tmp_path / "0", tmp_path / "1"],
-        kill=lambda: story.append("kill"), _failure_reason=lambda codes: story.append(codes),
+        files=lambda kind: [tmp_path / "0", tmp_path / "1"], kill=lambda: story.append("kill"),
     )  # fmt: skip
 
     def look():
@@ -424,7 +422,7 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
         return module.Agent._monitor_workers(agent, None).state.name, [*story]
 
     assert look() == ("HEALTHY", ["show"])
-    now += module._SECONDS_TO_SETTLE - 0.01
+    now += module.SECONDS_TO_SETTLE - 0.01
     assert look() == ("HEALTHY", ["show"])
     now += 0.02
     # What they printed to the last is shown, too.
@@ -433,7 +431,7 @@ def test_others_have_time_to_say_why_they_fail_too_but_not_for_ever(monkeypatch,
     assert look() == ("FAILED", ["show", "kill", "show", [1, 1]])
     processes[0].exitcode = processes[1].exitcode = 0  # they have left no result
     assert look() == ("FAILED", ["show", "kill", "show", [0, 0]])
-    for path in agent._files("result"):
+    for path in agent.files("result"):
         path.touch()
     agent.error = OSError("of an earlier attempt")
     assert look() == ("SUCCEEDED", ["show"]) and agent.error is None
@@ -712,7 +710,7 @@ def test_what_a_rank_has_started_ends_with_it(started):
 
 @pytest.mark.parametrize("users", [None, "SIGUSR1"])
 def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
-    from vgpu.processes.agent import _isolated
+    from vgpu.processes.agent import isolated
 
     name = "TORCHELASTIC_SIGNALS_TO_HANDLE"
     if users is None:
@@ -721,7 +719,7 @@ def test_the_setting_of_torchs_agent_is_put_back(monkeypatch, users):
         monkeypatch.setenv(name, users)
     main = sys.modules["__main__"]
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
-    with pytest.raises(OSError), _isolated():
+    with pytest.raises(OSError), isolated():
         assert os.environ[name] == "SIGURG" and sys.modules["__main__"] is not main
         assert logger.disabled
         raise OSError
@@ -779,9 +777,9 @@ def test_a_rank_tears_down_what_could_abort_it(monkeypatch, only_rank):
 
 def test_ranks_get_gpus_where_there_is_one_for_each(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert not rank_module._has_gpus(2)  # on_cpus
+    assert not rank_module.has_gpus(2)  # on_cpus
     monkeypatch.delenv("VGPU_DEVICES")
-    assert [rank_module._has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
+    assert [rank_module.has_gpus(count) for count in (1, 2, 3)] == [True, True, False]
 
 
 # Restarts
@@ -1002,11 +1000,11 @@ NUM_BYTES = 4 * (1000 * 2000 + 2000)
 
 def test_arguments_are_literals_or_texts():
     arguments = ["lr=0.1", "sizes=[1, 2]", "name=Ann", "where=a=b", "last="]
-    assert dict(map(rank_module._argument, arguments)) == {
+    assert dict(map(rank_module.parse_argument, arguments)) == {
         "lr": 0.1, "sizes": [1, 2], "name": "Ann", "where": "a=b", "last": ""
     }  # fmt: skip
     with pytest.raises(ValueError, match="arguments must be name=value: got '0.1'"):
-        rank_module._argument("0.1")
+        rank_module.parse_argument("0.1")
 
 
 def on_this_machine(folder, *arguments):

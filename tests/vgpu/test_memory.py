@@ -16,12 +16,7 @@ from vgpu.runtime import registry
 
 MIB = 2**20
 
-
-@pytest.fixture(autouse=True)
-def devices():
-    """Two virtual GPUs; no test may leave an error behind."""
-    yield virtual_gpus(2)
-    virtual_gpus(2)
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 def used(device):

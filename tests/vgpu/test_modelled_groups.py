@@ -16,7 +16,6 @@ import struct
 import threading
 import time
 from collections import Counter
-from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import frame_in, in_thread
-from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, sleep
+from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -47,10 +46,9 @@ from vgpu import (
 )
 from vgpu.distributed import timekeeper
 from vgpu.distributed.routes import Route
-from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post, Rank
+from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
 from vgpu.modelled import simulation
 from vgpu.modelled.hardware import Machine
-from vgpu.runtime import scheduler
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -129,7 +127,7 @@ def test_launches_and_latency_count(values):
 
 
 @with_and_without_values(2)
-def test_messages_both_ways_run_at_the_same_time_though_receives_are_posted_early(values):
+def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
     rank, device, group = set_up(values=values)
     x, y = room(10, device), room(10, device)
     got = dist.irecv(y, 1 - rank, group=group)
@@ -284,7 +282,7 @@ def test_random_programs_take_the_time_of_a_naive_reference(values):
 
 
 @with_and_without_values(2)
-def test_a_rank_without_values_does_not_wait_for_them_nor_does_another_for_its(values):
+def test_ranks_do_not_wait_for_values_where_one_has_none(values):
     """Small tensors that follow from small ones have values in any case, others have not."""
     rank, device, group = set_up(values=values)
     x = torch.zeros(4, device=device)
@@ -357,10 +355,12 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
 def test_a_host_that_works_is_not_overtaken(values):
     """What rank 0 issues after it was asked to go on is ready before its second kernel."""
     with pytest.MonkeyPatch.context() as patch:
-        works, answers = Member._works, []
+        is_busy, answers = Member.is_busy, []
         a_core = {**vars(time), "process_time": time.perf_counter}  # as if it had one to itself
         patch.setattr(timekeeper, "time", SimpleNamespace(**a_core))
-        patch.setattr(Member, "_works", lambda member: answers.append(works(member)) or answers[-1])
+        patch.setattr(
+            Member, "is_busy", lambda member: answers.append(is_busy(member)) or answers[-1]
+        )
         rank, device, group = set_up(values=values)
         x = room(4, device)
         if rank == 0:
@@ -496,7 +496,7 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
 
 
 @with_and_without_values(2)
-def test_a_collective_that_another_issues_only_later_holds_up_no_kernel_for_ever(values):
+def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
     """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
     rank, device, group = set_up(values=values)
     if rank == 0:
@@ -556,49 +556,44 @@ class Told:
 @pytest.fixture
 def keeper():
     keeper = Keeper(3, timeout=1000)
-    keeper._ranks = {number: Rank(Told()) for number in range(3)}
+    for number in range(3):
+        keeper.join(number, Told())
     yield keeper
     for number in range(3):
-        say(keeper, number, "end")
-
-
-def say(keeper, number, kind, *message):
-    with keeper._lock:
-        getattr(keeper, f"_on_{kind}")(number, keeper._ranks[number], *message)
-        keeper._give_leave()
+        keeper.receive(number, "end")
 
 
 def post(keeper, number, key, members, now, text="all_reduce"):
     link = 1.0, 0.0, 0.0
-    say(keeper, number, "post", now, key, members, (text, now, "here", link, link, True))
+    keeper.receive(number, "post", now, key, members, (text, now, "here", link, link, True))
 
 
 def heard(keeper, number):
     """Return what a rank was told since the last call."""
-    messages = keeper._ranks[number].connection.messages
+    messages = keeper.ranks[number].connection.messages
     found, messages[:] = list(messages), []
     return found
 
 
 def test_a_rank_has_leave_once_no_rank_that_it_waits_for_can_come_earlier(keeper):
     post(keeper, 0, "a", (0, 1), 1.0)
-    say(keeper, 0, "ask", 5.0, 0)
+    keeper.receive(0, "ask", 5.0, 0)
     assert heard(keeper, 0) == []  # rank 1 runs, and may do anything from 0 on
     post(keeper, 1, "b", (1, 2), 2.0)
-    say(keeper, 1, "ask", 4.0, 0)  # rank 2 runs
+    keeper.receive(1, "ask", 4.0, 0)  # rank 2 runs
     assert heard(keeper, 0) == heard(keeper, 1) == []
     post(keeper, 2, "c", (0, 2), 6.0)  # it does nothing before 6 any more
     assert heard(keeper, 1) == [("go", 4.0)]
     assert heard(keeper, 0) == []  # now rank 1 runs, from 4 on
-    say(keeper, 1, "ask", 5.0, 0)
+    keeper.receive(1, "ask", 5.0, 0)
     assert heard(keeper, 0) == heard(keeper, 1) == [("go", 5.0)]
 
 
-def test_a_rank_waits_for_the_ranks_that_the_ranks_that_it_waits_for_wait_for(keeper):
+def test_a_rank_waits_for_others_through_others(keeper):
     post(keeper, 0, "a", (0, 1), 1.0)
     post(keeper, 1, "b", (1, 2), 1.0)
-    say(keeper, 1, "ask", NEVER, 0)
-    say(keeper, 0, "ask", 5.0, 0)
+    keeper.receive(1, "ask", NEVER, 0)
+    keeper.receive(0, "ask", 5.0, 0)
     assert heard(keeper, 0) == []  # rank 2 may wake rank 1 at 1, and this one post "a" before 5
     post(keeper, 2, "c", (1, 2), 5.0)
     assert heard(keeper, 0) == [("go", 5.0)]
@@ -607,11 +602,11 @@ def test_a_rank_waits_for_the_ranks_that_the_ranks_that_it_waits_for_wait_for(ke
 def test_ranks_that_wait_for_each_other_go_in_the_order_of_their_times(keeper):
     post(keeper, 0, "a", (0, 1), 1.0)
     post(keeper, 1, "b", (0, 1), 1.0)
-    say(keeper, 0, "ask", 7.0, 0)
-    say(keeper, 1, "ask", 7.0, 0)
+    keeper.receive(0, "ask", 7.0, 0)
+    keeper.receive(1, "ask", 7.0, 0)
     assert heard(keeper, 0) == heard(keeper, 1) == [("go", 7.0)]
-    say(keeper, 0, "ask", 9.0, 0)
-    say(keeper, 1, "ask", 8.0, 0)
+    keeper.receive(0, "ask", 9.0, 0)
+    keeper.receive(1, "ask", 8.0, 0)
     assert (heard(keeper, 0), heard(keeper, 1)) == ([], [("go", 8.0)])
 
 
@@ -621,9 +616,9 @@ def test_a_question_that_has_crossed_with_news_has_no_answer(keeper):
     post(keeper, 1, "a", (0, 1), 3.0)
     assert heard(keeper, 0) == [("meet", "a", 3.0, Route(1.0, 0.0), True)]
     post(keeper, 2, "x", (1, 2), 9.0)
-    say(keeper, 0, "ask", 5.0, 0)  # it does not know yet that it has something to do at 3
+    keeper.receive(0, "ask", 5.0, 0)  # it does not know yet that it has something to do at 3
     assert heard(keeper, 0) == []
-    say(keeper, 0, "ask", 3.0, 1)
+    keeper.receive(0, "ask", 3.0, 1)
     assert heard(keeper, 0) == [("go", 3.0)]
 
 
@@ -635,7 +630,7 @@ def test_what_has_failed_holds_nobody_up_and_fails_for_who_comes_later(keeper):
     assert "rank 0: all_reduce" in text and "rank 1: broadcast" in text
     post(keeper, 0, "b", (0, 1), 1.0)
     post(keeper, 1, "c", (0, 1), 9.0)
-    say(keeper, 0, "ask", 5.0, 1)
+    keeper.receive(0, "ask", 5.0, 1)
     assert heard(keeper, 0) == [("go", 5.0)]  # though rank 2 has never come
     post(keeper, 2, "a", (0, 1, 2), 20.0)
     assert heard(keeper, 2)[0][:2] == ("failed", "a")
@@ -726,7 +721,7 @@ def seconds_of_sum(group=None, num_bytes=8):
 
 
 @pytest.mark.parametrize("cards", [1, 2, 8])
-def test_a_group_gets_the_parts_of_its_ranks_in_the_cards_of_their_machines(cards):
+def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
     """Each of 8 ranks of a machine has an eighth of what its cards move, a byte a second each."""
     fixed_gpus(1, network_cards=cards, **NETWORKED)
     with equal_ranks(16):
@@ -745,7 +740,7 @@ def test_a_link_that_is_narrower_than_the_network_decides():
 
 
 @pytest.mark.parametrize("by", ["equal_ranks", "FakeStore()"])
-def test_a_mesh_of_two_dimensions_goes_over_the_network_and_inside_a_machine(by):
+def test_a_mesh_of_two_dimensions_uses_the_network_and_machines(by):
     """torch's store for fake groups is in Python, and nothing but the group keeps it."""
     fixed_gpus(1, **NETWORKED)
     with contextlib.ExitStack() as stack:
@@ -761,7 +756,7 @@ def test_a_mesh_of_two_dimensions_goes_over_the_network_and_inside_a_machine(by)
         assert mesh["across"].size() == 2 and mesh.get_local_rank("inside") == 0
 
 
-def test_hybrid_sharding_gathers_inside_a_machine_and_sums_between_machines():
+def test_hybrid_sharding_gathers_inside_machines_and_sums_between():
     """Two layers of 256 bytes among 8 ranks that shard and 2 that replicate: bytes by hand."""
     (device,) = fixed_gpus(1, seconds=0.0, values=False, **NETWORKED)
     with equal_ranks(16):
@@ -856,7 +851,7 @@ def test_all_to_all_sends_the_parts_for_other_machines_through_the_cards(gpus, c
         assert end() - begun == pytest.approx(seconds)
 
 
-def test_ranks_that_choose_their_gpus_in_another_order_share_the_cards_of_full_machines():
+def test_ranks_in_another_order_share_the_cards_of_full_machines():
     """Four ranks on the third and fourth of machines of 2 have half of a card each."""
 
     def program():
@@ -905,9 +900,7 @@ def beside(seconds, rate, number=1):
         (3.0, 80e9, [7.0, 10.5, 13.5]),  # never more than half
     ],
 )
-def test_a_kernel_that_begins_beside_a_collective_takes_longer_and_one_after_it_does_not(
-    seconds, rate, ends
-):
+def test_a_kernel_that_begins_beside_a_collective_takes_longer(seconds, rate, ends):
     of_four_multiprocessors(seconds, rate)
     assert beside(seconds, rate, len(ends)) == pytest.approx(ends, rel=1e-9)
 
@@ -1035,7 +1028,7 @@ def test_gradients_of_equal_ranks_are_those_of_one():
                 torch.testing.assert_close(ours.grad.cpu(), parameter.grad)
 
 
-def test_buckets_of_equal_ranks_are_summed_during_backward_last_layers_first():
+def test_buckets_of_equal_ranks_are_summed_during_backward():
     device, block = equals(2, seconds=1.0, values=False)
     net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(5)))  # 1 MiB
     X = torch.ones(1, 512, device=device)
@@ -1061,7 +1054,7 @@ def test_one_equal_rank_sums_nothing_and_takes_no_time():
     assert x.tolist() == [1.0] * 100
 
 
-def test_a_module_that_is_dropped_is_freed_and_the_next_group_may_be_larger():
+def test_a_dropped_module_is_freed_and_the_next_group_may_be_larger():
     for k in (2, 1000):
         device, block = equals(k)
         with block:
@@ -1111,25 +1104,22 @@ def test_gradients_of_ddp_are_those_of_the_whole_batch():
 # -- what it costs
 
 
-@in_ranks(2)
 def test_messages_to_the_keeper_do_not_wait_for_others():
     """A hundred collectives take 4 s where the kernel holds small messages back, and 0.3 s else."""
-    _, device, group = set_up()
-    dist.all_reduce(room(4, device), group=group)
-    torch.vgpu.synchronize()
-    member = scheduler.clock.meetings._member
-    with socket.socket(fileno=os.dup(member._connection.fileno())) as tcp:
-        assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-    for rank in member._keeper._ranks.values() if member._keeper is not None else ():
-        with socket.socket(fileno=os.dup(rank.connection.fileno())) as tcp:
+    keeper = Keeper(1, timeout=1000)
+    member = member_of(keeper.port, keeper.secret)
+    wait_until(lambda: keeper.ranks)
+    for line in member.connection, keeper.ranks[0].connection:
+        with socket.socket(fileno=os.dup(line.fileno())) as tcp:
             assert tcp.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    member.report("end")
 
 
 # -- what is left behind
 
 
 @in_ranks(2)
-def test_simulations_and_groups_come_and_go_without_leaving_threads_or_connections():
+def test_simulations_and_groups_leave_no_threads_or_connections():
     def left():
         gc.collect()
         wait_until(lambda: not keepers())
@@ -1198,21 +1188,18 @@ def test_the_keeper_goes_on_whatever_is_sent_to_it_and_executes_nothing(tmp_path
             assert stranger.poll(20), sent[:20]
             with pytest.raises((EOFError, OSError)):
                 stranger.recv_bytes()
-    assert not keeper._ranks
-    store = dist.HashStore()
-    store.add(f"{timekeeper._KEY}/ranks", 1)
-    store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
-    member = Member(store, 0, 1, timedelta(seconds=20), lambda *what: None)
+    assert not keeper.ranks
+    member = member_of(keeper.port, keeper.secret)
     key, link = ("a group", None, 7), (3.0, 0.1 + 0.2, 0.5)
     post = Post("all_reduce", 0.7, ("here",), link, (1.0, NEVER, 0.0), True)
     member.post(1.0, key, (0,), post)
     assert member.ask(NEVER) == [("meet", key, 0.7, Route(*link), True)]
-    member._connection.send_bytes(evil)  # it has lost its mind
+    member.connection.send_bytes(evil)  # it has lost its mind
     answers = []
     with in_thread(lambda: answers.extend([member.ask(5.0), member.ask(6.0)])):
         pass
     assert answers == [[("lost",)]] * 2
-    assert keeper._ranks[0].ended
+    assert keeper.ranks[0].ended
     assert not list(tmp_path.iterdir())
     for connection in stay:
         connection.close()
@@ -1230,65 +1217,62 @@ def test_the_keeper_listens_where_the_ranks_are_only(monkeypatch):
     Client(("127.0.0.2", keeper.port), authkey=keeper.secret).close()
     for name in ("MASTER_ADDR", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    assert timekeeper._own_address() == "127.0.0.1"
+    assert timekeeper.own_address() == "127.0.0.1"
     monkeypatch.setenv("MASTER_ADDR", "localhost")
-    assert timekeeper._own_address() in ("127.0.0.1", "::1")
+    assert timekeeper.own_address() in ("127.0.0.1", "::1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(RuntimeError, match="MASTER_ADDR=127.0.0.1 .* of the 4 ranks"):
-        timekeeper._own_address()
+        timekeeper.own_address()
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
-    assert timekeeper._own_address() == "127.0.0.1"
+    assert timekeeper.own_address() == "127.0.0.1"
 
 
-def test_an_idle_rank_holds_up_nobody_before_the_first_time_that_is_asked_for(keeper):
+def test_an_idle_rank_holds_up_nobody_before_the_first_time_asked_for(keeper):
     post(keeper, 0, "a", (0, 2), 1.0)
     post(keeper, 1, "b", (1, 2), 1.0)
-    say(keeper, 0, "ask", 5.0, 0)
-    say(keeper, 1, "ask", 9.0, 0)
-    say(keeper, 2, "idle")
+    keeper.receive(0, "ask", 5.0, 0)
+    keeper.receive(1, "ask", 9.0, 0)
+    keeper.receive(2, "idle")
     assert (heard(keeper, 0), heard(keeper, 1)) == ([("go", 5.0)], [])
 
 
 def test_the_keeper_stays_until_the_last_rank_has_left(keeper):
-    say(keeper, 0, "end")
-    say(keeper, 1, "end")
+    keeper.receive(0, "end")
+    keeper.receive(1, "end")
     stayed = []
     with in_thread(lambda: (keeper.wait_for_the_end(), stayed.append(True))):
         wait_until(lambda: stayed or keeper._lock._waiters)
         assert not stayed
-        say(keeper, 2, "end")
+        keeper.receive(2, "end")
     assert stayed
 
 
 @pytest.mark.parametrize("says", ["nothing", "no secret"])
-def test_a_member_does_not_wait_without_an_end_for_a_keeper_that_stands_still(monkeypatch, says):
+def test_a_member_does_not_wait_for_ever_for_a_stopped_keeper(monkeypatch, says):
     """Such as that of a process that was stopped: its connections stay."""
     monkeypatch.setattr(timekeeper, "_LONG", 0.1)
-    store, secret = dist.HashStore(), b"known"
+    secret, stay = b"known", []
     with socket.create_server(("127.0.0.1", 0)) as server:
-        store.add(f"{timekeeper._KEY}/ranks", 1)
-        store.set(timekeeper._KEY, f"127.0.0.1 {server.getsockname()[1]} {secret.decode()}")
-
         server.settimeout(20)
 
         def stand_still():
-            line = timekeeper._line(server.accept()[0])
+            line = timekeeper.open_line(server.accept()[0])
             if says == "nothing":
                 deliver_challenge(line, secret)
                 answer_challenge(line, secret)
             stay.append(line)
 
-        stay, limit = [], timedelta(seconds=0.2)
+        keeper = server.getsockname()[1], secret
         with in_thread(stand_still):
             if says == "nothing":
-                member = Member(store, 0, 1, limit, lambda *what: None)
+                member = member_of(*keeper, seconds=0.2)
                 assert [member.ask(5.0), member.ask(6.0)] == [[("lost",)]] * 2
             else:
                 with pytest.raises(TimeoutError, match="no answer .* within 0.2 s"):
-                    Member(store, 0, 1, limit, lambda *what: None)
+                    member_of(*keeper, seconds=0.2)
         stay[0].close()
 
 
@@ -1325,7 +1309,7 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
         for members in ((0, 1), (0, 1, 2)):
             if number in members:
                 figures = "all_reduce", 1.0, host, link, network, True
-                say(keeper, number, "post", 1.0, members, members, figures)
+                keeper.receive(number, "post", 1.0, members, members, figures)
     met = [message for message in heard(keeper, 1) if message[0] == "meet"]
     assert met == [
         ("meet", (0, 1), 1.0, Route(4.0, 0.3, 0.2), True),
@@ -1333,7 +1317,7 @@ def test_a_collective_runs_at_the_least_bandwidth_and_the_longest_latency(keeper
     ]
 
 
-def test_a_link_that_is_given_counts_for_collectives_even_if_it_is_the_gpus_own():
+def test_a_given_link_counts_for_collectives_even_if_it_is_the_gpus():
     link = PRESETS["2xnvlink2-measured"]
     seconds = {}
     for given in ({}, {"peer_link": link}):

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has 
 @pytest.fixture(autouse=True)
 def can_tell(monkeypatch):
     """Let it look also where the machine of the tests has a quota, and anew in every test."""
-    monkeypatch.setattr(other_programs, "_can_tell", lambda num_cores: True)
+    monkeypatch.setattr(other_programs, "can_tell", lambda num_cores: True)
     monkeypatch.setattr(other_programs, "_last", None)
 
 
@@ -47,10 +47,10 @@ def test_a_program_of_another_session_is_noticed():
 
 def seconds_of_others():
     """Return the seconds that our descendants have had."""
-    return other_programs._ticks_of_process(os.getpid()) / 100 - time.process_time()
+    return other_programs.ticks_of_process(os.getpid()) / 100 - time.process_time()
 
 
-def test_a_child_and_a_grandchild_are_ours_while_they_run_and_when_they_have_ended():
+def test_children_and_grandchildren_are_ours_also_once_they_have_ended():
     start = seconds_of_others()
     rest = "import sys; print(flush=True); sys.stdin.read()"
     child = [sys.executable, "-c", f"{BURN.format(SECONDS)}\n{rest}"]
@@ -231,6 +231,6 @@ def test_a_quota_below_the_cores_and_a_kernel_without_lists_of_children(monkeypa
         if listed:
             children.parent.mkdir(parents=True, exist_ok=True)
             children.touch()
-        other_programs._can_tell.cache_clear()
-        assert other_programs._can_tell(4) is known
-    other_programs._can_tell.cache_clear()
+        other_programs.can_tell.cache_clear()
+        assert other_programs.can_tell(4) is known
+    other_programs.can_tell.cache_clear()

@@ -11,17 +11,7 @@ from vgpu import virtual_gpus
 from vgpu.operators import issuing, plans
 from vgpu.tensors import cells, saving
 
-
-@pytest.fixture(autouse=True)
-def devices():
-    """Two virtual GPUs; no test may leave an error behind."""
-    yield virtual_gpus(2)
-    virtual_gpus(2)
-
-
-@pytest.fixture
-def device(devices):
-    return devices[1]
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +56,9 @@ def library():
 
 def new_plans(function):
     """Return how many plans `function` makes."""
-    before = set(plans._plans)
+    before = set(plans.plans_by_key)
     function()
-    return len(set(plans._plans) - before)
+    return len(set(plans.plans_by_key) - before)
 
 
 @pytest.fixture
@@ -114,7 +104,7 @@ def test_a_default_dtype_that_stays_waits_for_nothing(device, default_dtype):
     assert y.tolist() == [0, 0.5, 1]
 
 
-def test_what_is_queued_on_a_device_that_is_not_in_use_keeps_the_default_dtype_of_its_issue(
+def test_queued_ops_keep_the_default_dtype_of_their_issue(
     default_dtype,
 ):
     device = virtual_gpus(3)[2]
@@ -151,7 +141,7 @@ def test_integer_powers_ask_for_the_sign(device):
     assert (n**2).tolist() == [4, 4]
 
 
-def test_a_negative_number_is_refused_at_the_call_as_if_no_other_had_been_there(device):
+def test_a_negative_number_is_refused_at_the_call_despite_a_plan(device):
     x = torch.ones(2, 3, device=device)
     for _ in range(2):
         assert x.renorm(2, 0, 5).tolist() == [[1] * 3] * 2
@@ -188,7 +178,7 @@ def test_an_operator_whose_shape_depends_on_a_number_gets_the_right_one(device, 
         assert len(torch.arange(0, 1, step, device=device)) == int(1 / step)
 
 
-def test_a_result_has_the_layout_that_was_foreseen_whatever_the_kernel_gives(device, library):
+def test_a_result_has_the_foreseen_layout_whatever_the_kernel_gives(device, library):
     for values in (torch.zeros(2, 3), torch.ones(2, 3), torch.zeros(2, 3)):
         y = library.turned(values.to(device))
         assert y.stride() == (3, 1)
@@ -229,7 +219,6 @@ def test_a_result_that_the_kernel_marks_as_conjugated_is_so(device, library):
 
 
 def test_an_operator_without_a_shape_inference_waits_and_says_so_once(device, library):
-    issuing._warned.clear()
     x = torch.ones(3, device=device)
     with Gate(device) as gate, gate.opened_later():
         with pytest.warns(UserWarning, match="shapeless waits for its result.*no shape for you"):
@@ -274,7 +263,7 @@ def test_a_view_without_a_shape_inference_takes_no_memory(device, library):
 @pytest.mark.parametrize("error", [TimeoutError, KeyboardInterrupt, SystemExit])
 def test_an_exception_from_elsewhere_passes_through_shape_inference(device, error, monkeypatch):
     """As the handler of a signal may raise it, once."""
-    inferred = issuing.Call._infer
+    inferred = issuing.Call.infer
     raised = []
 
     def infer(call):
@@ -284,8 +273,8 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
         return inferred(call)
 
     x = torch.ones(3, 11, device=device)
-    monkeypatch.setattr(issuing.Call, "_infer", infer)
-    plans._plans.clear()
+    monkeypatch.setattr(issuing.Call, "infer", infer)
+    plans.plans_by_key.clear()
     with pytest.raises(error, match="time is up"):
         x * 2
     with Gate(device):
@@ -309,8 +298,8 @@ def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, mo
         if len(calls) <= 3:
             handler()
 
-    monkeypatch.setattr(issuing.Call, "_infer", infer)
-    plans._plans.clear()
+    monkeypatch.setattr(issuing.Call, "infer", infer)
+    plans.plans_by_key.clear()
     with pytest.raises(TimeoutError):
         torch.ones(3, 11, device=device)
     assert plans.find_plan(calls[0]) is None
@@ -324,8 +313,8 @@ def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monke
         if len(calls) < 3:
             raise TimeoutError
 
-    monkeypatch.setattr(issuing.Call, "_infer", infer)
-    plans._plans.clear()
+    monkeypatch.setattr(issuing.Call, "infer", infer)
+    plans.plans_by_key.clear()
     with pytest.raises(TimeoutError):
         torch.ones(3, 11, device=device)
 
@@ -361,7 +350,7 @@ def test_no_more_plans_are_kept_than_fit(device, monkeypatch):
         x = torch.ones(n, device=device)
         assert (x + 1).shape == (n,)
         x.nonzero()
-        assert len(plans._plans) <= 30
+        assert len(plans.plans_by_key) <= 30
 
 
 @pytest.mark.parametrize("name", ["hfft", "ifft", "ihfft", "ihfftn", "rfft", "irfft"])
@@ -465,7 +454,7 @@ def test_data_may_be_conjugated(device):
     assert not x.is_conj() and x.tolist() == [3 + 4j]
 
 
-def test_a_negative_factor_is_refused_at_the_call_as_if_no_other_had_been_there(device):
+def test_a_negative_factor_is_refused_at_the_call_despite_a_plan(device):
     x = torch.ones(3, 4, device=device)
     x.renorm(2.0, 0, 5.0)
     with pytest.raises(RuntimeError, match="p"):

@@ -157,7 +157,7 @@ assert [name for name in before if getattr(torch, name) is not before[name]] == 
 @pytest.fixture
 def groups(monkeypatch, tmp_path):
     """A function that makes control groups: the file of memberships and {path: content}."""
-    machine = process_limits._memory_of_this_machine()
+    machine = process_limits.memory_of_this_machine()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "self")
     monkeypatch.setattr(process_limits, "CGROUPS", tmp_path / "groups")

@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from gates import Gate, awaited_by, in_thread, named, recorded, run_what_can
+from modelling import member_of
 from ranks import (
     LIMIT,
     a_group,
@@ -34,10 +35,10 @@ from waiting import wait_until
 from vgpu import Link, virtual_gpus
 from vgpu.distributed import collective_costs as costs
 from vgpu.distributed import timekeeper
-from vgpu.distributed.agreement import Agreement, Table
+from vgpu.distributed.agreement import Agreement
 from vgpu.distributed.collective import Collective
 from vgpu.distributed.routes import Route
-from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
+from vgpu.distributed.timekeeper import NEVER, Keeper, Post
 from vgpu.runtime import registry
 
 Op = dist.ReduceOp
@@ -524,7 +525,7 @@ def test_a_collective_returns_before_the_others_have_come():
 
 
 @in_ranks(2)
-def test_a_message_does_not_wait_for_a_message_with_another_rank_or_for_a_collective():
+def test_a_message_waits_for_no_other_rank_and_no_collective():
     rank, device, group = set_up()
     x, y = torch.ones(3, device=device), torch.full((3,), float(rank), device=device)
     if rank == 0:
@@ -547,7 +548,7 @@ def test_a_message_does_not_wait_for_a_message_with_another_rank_or_for_a_collec
 
 
 @in_ranks(2)
-def test_a_collective_waits_for_what_its_stream_was_given_before_and_for_nothing_later():
+def test_a_collective_waits_for_earlier_work_of_its_stream_only():
     rank, device, group = set_up()
     side = torch.vgpu.Stream(device)
     x = torch.zeros(3, device=device)
@@ -853,7 +854,7 @@ def test_steps_between_machines_are_those_of_nccls_ring_and_trees(k, machines, r
 
 def test_ranks_agree_on_the_last_start_and_the_slowest_link():
     def agreed(*rows):
-        return Table._agreement(torch.tensor(rows, dtype=torch.float64), ready=5.0)
+        return Agreement.of(torch.tensor(rows, dtype=torch.float64), ready=5.0)
 
     one, other = (1, 5.0, 2e9, 1e-6, 7, 0), (1, 6.0, 1e9, 3e-6, 7, 0)
     for rows in ((one, other), (other, one)):
@@ -1155,12 +1156,8 @@ def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
 
 
 def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch):
-    keeper, store, link = Keeper(2, timeout=1000), dist.HashStore(), (1.0, 0.0)
-    store.add(f"{timekeeper._KEY}/ranks", 1)
-    store.set(timekeeper._KEY, f"127.0.0.1 {keeper.port} {keeper.secret.decode()}")
-    members = [
-        Member(store, rank, 2, timedelta(seconds=20), lambda *what: None) for rank in range(2)
-    ]
+    keeper, link = Keeper(2, timeout=1000), (1.0, 0.0)
+    members = [member_of(keeper.port, keeper.secret, rank, 2) for rank in range(2)]
     monkeypatch.setattr(timekeeper, "route", lambda *ways: {}["no such way"])
     for member in members:
         member.post(1.0, "a", (0, 1), Post("all_reduce", 1.0, ("here",), link, link, True))

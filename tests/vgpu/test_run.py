@@ -1,5 +1,7 @@
 """`vgpu run`: what the command sees, what is said of it, and what is left behind."""
 
+import _thread
+import contextlib
 import ctypes
 import json
 import os
@@ -16,8 +18,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from gates import frame_in
 from programs import environment, vgpu, written
-from waiting import is_alive
+from waiting import is_alive, wait_until
 
 import d2lpar as d2lpar_package
 from vgpu import Span
@@ -86,7 +89,7 @@ def test_a_program_and_its_summary(tmp_path):
     assert all(0 < event["ts"] < 120e6 for event in spans)  # from the start of the command
 
 
-def test_a_step_takes_as_long_as_the_gpu_though_the_host_does_not_wait_for_it(tmp_path):
+def test_a_step_takes_as_long_as_the_gpu_though_the_host_goes_on(tmp_path):
     """Two products of 8192 x 8192 matrices at the 15.7 TFLOP/s of a V100, and the host's 1 ms.
 
     The products on another GPU are not simulated yet when the program ends.
@@ -411,7 +414,7 @@ def test_names_of_processes(monkeypatch, argv, parent, test, name):
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(report_module.multiprocessing, "parent_process", lambda: parent)
     monkeypatch.setenv("PYTEST_CURRENT_TEST", test)
-    assert report_module._name_of_this_process() == name
+    assert report_module.name_of_this_process() == name
 
 
 CHILDREN = """
@@ -536,28 +539,22 @@ def test_steps_are_those_of_one_optimizer_on_a_gpu(children):
     assert peak == "4.0", "a peak counts though the program has reset its own"
 
 
-def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
-    tmp_path, monkeypatch
-):
+def test_a_report_sums_spans_and_counts_steps_of_the_busiest_optimizer(tmp_path, monkeypatch):
     (device,) = d2lpar_package.virtual_gpus(1)
     report = report_module.Report(tmp_path, False)
-    report._started, report._pid = True, 7  # so that it writes nothing
     cpu = torch.device("cpu")
-    report.extend(
-        [
-            Span("aten.mm", "kernel", device, 0, "compute", 3.0, 5.0),
-            Span("copy", "copy", device, 0, "h2d", 2.0, 2.5, None, 80, cpu, device),
-            Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
-            Span(
-                "all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device
-            ),
-            Span(
-                "copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")
-            ),
-            Span("wait", "wait", device, 0, "host", 1.0, 1.75),
-            Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
-        ]
-    )
+    spans = [
+        Span("aten.mm", "kernel", device, 0, "compute", 3.0, 5.0),
+        Span("copy", "copy", device, 0, "h2d", 2.0, 2.5, None, 80, cpu, device),
+        Span("copy", "copy", device, 0, "h2d", 6.0, 6.25, None, 20, cpu, device),
+        Span("all_reduce", "collective", device, 1, "collectives", 7, 9, None, 8, device, device),
+        Span("copy", "copy", device, 0, "p2p", 6.5, 6.5, None, 40, device, torch.device("meta")),
+        Span("wait", "wait", device, 0, "host", 1.0, 1.75),
+        Span("wait", "wait", device, 0, "stream", 1.0, 11.0),
+    ]
+    with monkeypatch.context() as patch:  # it writes at the end only
+        patch.setattr(_thread, "start_new_thread", lambda *args: None)
+        report.extend(spans)
     parameters = [torch.ones(1, device=device)]
     torch.vgpu.synchronize()
     often, rarely = (torch.optim.SGD(parameters) for _ in range(2))
@@ -567,7 +564,8 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
         monkeypatch.setattr(report_module, "scheduler", SimpleNamespace(clock=clock))
         report.note_step(optimizer, (), {})
     report.note_step(torch.optim.SGD([torch.ones(1)]), (), {})
-    said = report._contents(ended=True)
+    report.write_last()
+    said = json.loads((tmp_path / f"{os.getpid()}.json").read_text())
     assert (said["begin"], said["end"], said["waiting"]) == (2.0, 9.0, 0.75)
     (figures,) = said["devices"].values()
     assert figures["ops"] == 5
@@ -580,41 +578,33 @@ def test_a_report_sums_up_spans_and_counts_the_steps_of_the_busiest_optimizer(
 
 def test_nothing_is_written_over_the_last_report(tmp_path, monkeypatch):
     """Neither by a thread that waits for the lock at that moment, nor for an op that ends later."""
+    threads, dump = [], json.dump
+    span = Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)
+    monkeypatch.setattr(_thread, "start_new_thread", lambda *args: threads.append(args))
     report = report_module.Report(tmp_path, False)
-    report._started, report._pid = True, os.getpid()
-    threads = []
-    monkeypatch.setattr(
-        report_module._thread, "start_new_thread", lambda *args: threads.append(args)
-    )
+    report.extend([span])
+    ((write_every_second, arguments),) = threads
+    monkeypatch.setattr(report_module, "time", SimpleNamespace(sleep=lambda _: sys.exit()))
 
-    class Announced:
-        """A lock that says when the other thread has come to it."""
+    def write_once():
+        with contextlib.suppress(SystemExit):
+            write_every_second(*arguments)
 
-        lock, reached = threading.Lock(), threading.Event()
+    other = threading.Thread(target=write_once)
 
-        def __enter__(self):
-            if threading.current_thread() is other:
-                self.reached.set()
-            self.lock.acquire()
-
-        def __exit__(self, *error):
-            self.lock.release()
-
-    report._writing = Announced()
-    other = threading.Thread(target=report._write, args=(False,))
-
-    def contents(ended):
-        if ended:
+    def dump_while_another_thread_writes(contents, file):
+        if contents["ended"]:
             other.start()
-            assert Announced.reached.wait(60)
-        return {"ended": ended}
+            wait_until(lambda: frame_in(other.ident, report_module.Report.write))
+        dump(contents, file)
 
-    report._contents = contents
+    monkeypatch.setattr(report_module.json, "dump", dump_while_another_thread_writes)
     report.write_last()
     other.join(60)
-    report.extend([Span("aten.mm", "kernel", "cuda:0", 0, "compute", 3.0, 5.0)])
-    assert json.loads((tmp_path / f"{os.getpid()}.json").read_text()) == {"ended": True}
-    assert threads == []
+    assert not other.is_alive()
+    report.extend([span])
+    assert json.loads((tmp_path / f"{os.getpid()}.json").read_text())["ended"]
+    assert len(threads) == 1
 
 
 @pytest.mark.parametrize(

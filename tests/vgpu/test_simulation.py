@@ -35,7 +35,7 @@ def test_kernels_of_a_stream_follow_each_other_and_the_host_goes_on():
     assert clock() == 6
 
 
-def test_a_device_runs_one_kernel_at_a_time_and_devices_run_at_the_same_time():
+def test_a_device_runs_one_kernel_at_a_time_beside_other_devices():
     devices = fixed_gpus(3)
     side = torch.vgpu.Stream(devices[0])
     with schedule() as found:
@@ -425,7 +425,7 @@ def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
     assert clock() == arrived
 
 
-def test_waits_of_the_host_and_of_streams_are_recorded_as_they_are_modelled():
+def test_waits_of_the_host_and_of_streams_are_recorded():
     devices = fixed_gpus(2)
     with recorded() as spans:
         sleep(devices[0], 3)
@@ -450,7 +450,7 @@ def test_a_host_alone_is_the_only_one_and_its_questions_start_no_thread(monkeypa
     assert [x.sum().item() for _ in range(3)] == [4] * 3
     torch.vgpu.synchronize(device)
     assert not started
-    assert scheduler.clock._num_hosts == 1
+    assert scheduler.clock.num_hosts == 1
 
 
 class Naive:

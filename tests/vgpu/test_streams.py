@@ -31,12 +31,7 @@ from vgpu.runtime import engines, registry, scheduler, threads
 from vgpu.runtime.device import Device
 from vgpu.runtime.streams import StreamQueue
 
-
-@pytest.fixture(autouse=True)
-def devices():
-    """Two virtual GPUs; no test may leave an error behind."""
-    yield virtual_gpus(2)
-    virtual_gpus(2)
+pytestmark = pytest.mark.usefixtures("devices")
 
 
 def use(stream):
@@ -62,9 +57,9 @@ def test_backward_runs_each_operator_on_the_stream_of_its_forward(devices):
     with recorded() as spans:
         loss.backward()
     kernels = [op for op in spans if op.kind == "kernel"]
-    assert {op.stream for op in named(kernels, "aten.cos")} == {second._stream.index}
+    assert {op.stream for op in named(kernels, "aten.cos")} == {second.stream_id}
     streams = {op.stream for op in named(kernels, "aten.mul")}
-    assert streams == {0, first._stream.index, second._stream.index}
+    assert streams == {0, first.stream_id, second.stream_id}
     torch.testing.assert_close(
         x.grad.cpu(), torch.ones(3).exp() * (torch.sin(torch.ones(3)) + torch.cos(torch.ones(3)))
     )
@@ -134,7 +129,7 @@ def through_a_list(grad):
 
 
 def in_one_vector(grad):
-    return comm._pack([grad])
+    return comm.pack([grad])
 
 
 def stacked(grad):
@@ -287,7 +282,7 @@ def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
     torch.vgpu.synchronize()
     with recorded() as spans:
         loss.backward()
-    assert [op.stream for op in named(spans, "aten.neg")] == [side._stream.index]
+    assert [op.stream for op in named(spans, "aten.neg")] == [side.stream_id]
     assert x.grad.tolist() == [-1] * 3
 
 
@@ -312,7 +307,7 @@ def test_a_stream_that_a_function_chooses_in_its_backward_is_waited_for(devices)
     assert tenfold.tolist() == [20] * 3
 
 
-def test_a_stream_that_a_function_chooses_in_its_backward_is_that_of_no_other(devices):
+def test_a_stream_chosen_in_a_backward_is_that_of_no_other_function(devices):
     first, second, chosen = (torch.vgpu.Stream(devices[0]) for _ in range(3))
 
     def backward(grad):
@@ -329,8 +324,8 @@ def test_a_stream_that_a_function_chooses_in_its_backward_is_that_of_no_other(de
     torch.vgpu.synchronize()
     with recorded() as spans:
         loss.backward()
-    assert [op.stream for op in named(spans, "aten.neg")] == [chosen._stream.index]
-    assert [op.stream for op in named(spans, "aten.mul")] == [first._stream.index]
+    assert [op.stream for op in named(spans, "aten.neg")] == [chosen.stream_id]
+    assert [op.stream for op in named(spans, "aten.mul")] == [first.stream_id]
 
 
 def test_backward_of_other_devices_keeps_its_threads(devices):
@@ -922,9 +917,7 @@ def test_a_stream_that_takes_its_waits_while_it_is_given_one(devices, monkeypatc
     assert x.to(devices[1]).tolist() == [1, 1, 1]
 
 
-def test_a_stream_that_is_told_to_wait_while_it_is_given_a_copy_waits_for_both(
-    devices, monkeypatch
-):
+def test_a_stream_told_to_wait_as_it_is_given_a_copy_waits_for_both(devices, monkeypatch):
     """It is told so between the look at its ops under way and the issue of the copy."""
     x, host = torch.ones(3, device=devices[0]), torch.ones(3).pin_memory()
     target, tail = registry.find(devices[1]).default_stream, StreamQueue.tail
@@ -974,9 +967,7 @@ def test_an_engine_goes_on_after_a_kernel_that_wants_to_end_its_thread(devices):
     device.compute.join()
 
 
-def test_a_backward_that_an_interrupt_kept_from_ending_ends_when_a_stream_is_used(
-    devices, monkeypatch
-):
+def test_an_interrupted_backward_ends_when_a_stream_is_used(devices, monkeypatch):
     x = torch.ones(3, device=devices[0], requires_grad=True)
     side = torch.vgpu.Stream(devices[0])
     with use(side):
@@ -1033,7 +1024,7 @@ def test_a_hook_that_sends_gradients_on_a_side_stream_overlaps_backward(devices)
     with recorded() as spans:
         (x * 2).sum().backward()
     (copy,) = named(spans, "copy")
-    assert copy.stream == side._stream.index
+    assert copy.stream == side.stream_id
     assert sent.tolist() == [2] * 3
 
 
@@ -1052,7 +1043,7 @@ def test_streams_that_a_forward_has_used_are_given_up(devices):
 
 
 @pytest.mark.parametrize("model", [None, "v100"])
-def test_an_error_of_a_recording_is_raised_at_a_synchronize_and_ends_no_engine(model):
+def test_an_error_of_a_recording_shows_at_synchronize_and_ends_no_engine(model):
     class Recording:
         def extend(self, spans):
             if spans[0].kind == "kernel":

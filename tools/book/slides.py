@@ -165,7 +165,7 @@ _MARK = re.compile(r"<math[^>]*>(?:(?!</math>).)*</math>[.,;:?!)]+")  # keeps ma
 _CELL_END = re.compile(r"(?<!\\)\|")
 _ITEM = re.compile(r"^(?:[-*]|\d+\.) ", re.MULTILINE)
 _DRAWING = re.compile(r"!\[([^\]]+)\]\[(\w+)\]")
-_DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
+DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
 _LABEL = re.compile(r"\*\*[^*]+[.?]\*\*\s")
 # Sentences do not end in code, formulas, links or brackets, or after abbreviations.
 _WHOLE = re.compile(
@@ -227,7 +227,7 @@ def blocks(notebook):
                     kind = "question"
                 yield ("notes" if aside or (first and kind != "question") else kind), content
         elif cell.cell_type == "code":
-            if aside or _mostly_imports(cell.source):
+            if aside or mostly_imports(cell.source):
                 yield "imports", cell.source
                 continue
             yield "code", re.sub(r"\n{3,}", "\n\n", cell.source)
@@ -235,8 +235,8 @@ def blocks(notebook):
 
 
 def _text_blocks(source):
-    drawings = dict(_DEFINITION.findall(source))
-    for block in _BLOCK.findall(_DEFINITION.sub("", source)):
+    drawings = dict(DEFINITION.findall(source))
+    for block in _BLOCK.findall(DEFINITION.sub("", source)):
         block = block.strip()
         if block.startswith("#"):
             yield "heading", block
@@ -278,7 +278,8 @@ def _is_label(paragraph):
     return bool(re.fullmatch(r"\*\*[^*]+\*\*:?", paragraph))
 
 
-def _mostly_imports(source):
+def mostly_imports(source):
+    """Return whether more than half of a cell's statements are imports."""
     try:
         statements = ast.parse(source).body
     except SyntaxError:  # a magic

@@ -287,12 +287,13 @@ def read(path):
     if len(text) > FILE_BYTES:
         raise Fault("too large")
     try:
-        return [_read_cell(cell) for cell in json.loads(text)["cells"]]
+        return [read_cell(cell) for cell in json.loads(text)["cells"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise Fault("not a notebook") from None
 
 
-def _read_cell(cell):
+def read_cell(cell):
+    """Return the fields of a notebook's cell that grading uses, as a dict."""
     source = "".join(cell["source"])  # a string, or a list of lines
     source = source.encode(errors="replace").decode()
     kind = "code" if cell["cell_type"] == "code" else "markdown"

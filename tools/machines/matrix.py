@@ -193,13 +193,14 @@ def tree(condition):
                 shutil.copy2(ROOT / name, copy / name)
         if condition.seeds:
             for path in copy.glob("notebooks/**/*.ipynb"):
-                path.write_text(_with_seeds(path.read_text("utf-8"), condition.seeds), "utf-8")
+                path.write_text(with_seeds(path.read_text("utf-8"), condition.seeds), "utf-8")
         for command in (["init", "--quiet"], ["add", "--all"]):
             subprocess.run(["git", *command], cwd=copy, check=True)
         yield copy
 
 
-def _with_seeds(text, more):
+def with_seeds(text, more):
+    """Return a program with `more` added to each of its seeds."""
     return re.sub(r"(manual_seed\()(\d+)\)", lambda m: f"{m[1]}{int(m[2]) + more})", text)
 
 
@@ -227,7 +228,7 @@ class Peak(threading.Thread):
     def run(self):
         """Record the maximum of the sum of proportional set sizes."""
         while not self.over.wait(0.25):
-            self.bytes = max(self.bytes, sum(map(_proportional_set_size, _family(self.pid))))
+            self.bytes = max(self.bytes, sum(map(proportional_set_size, process_tree(self.pid))))
 
     def stop(self):
         """Return the peak in bytes."""
@@ -236,7 +237,8 @@ class Peak(threading.Thread):
         return self.bytes
 
 
-def _family(pid):
+def process_tree(pid):
+    """Return the numbers of a process and of all that descend from it."""
     import psutil
 
     with contextlib.suppress(psutil.Error):
@@ -244,7 +246,8 @@ def _family(pid):
     return []
 
 
-def _proportional_set_size(pid):
+def proportional_set_size(pid):
+    """Return the bytes of a process, its share of what it shares included."""
     with contextlib.suppress(OSError):
         text = Path("/proc", str(pid), "smaps_rollup").read_text()
         return 1024 * int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1])
@@ -283,7 +286,7 @@ def run(name, condition, parts, names):
                 (out / f"{label}.log").write_text(text, "utf-8")
                 if condition.memory:
                     found["peaks"][label] = peak
-                failures = _failures(part, text) or ([f"exit status {status}"] if status else [])
+                failures = failures_in(part, text) or ([f"exit status {status}"] if status else [])
                 found["failures"] += [(part, failure) for failure in failures]
                 if failures:
                     print(*text.splitlines()[-100:], sep="\n")
@@ -333,7 +336,8 @@ def _commands(part, root, out, names, one_by_one):
         yield label, ["env", f"PYTHONSTARTUP={HERE / 'parities.py'}", *run, *group]
 
 
-def _failures(part, text):
+def failures_in(part, text):
+    """Return the lines of a part's output that report failures."""
     if part == "tests":
         return re.findall(r"^(?:FAILED|ERROR) (.+)$", text, re.MULTILINE)
     return re.findall(r"^(\w+ +[\d.]+ +\d+  (?!ok).+)$", text, re.MULTILINE)[:-1]

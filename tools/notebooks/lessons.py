@@ -43,7 +43,7 @@ WITH_DEEPER = "The core takes {} minutes to read and to run, *Going deeper* anot
 _END = re.compile(r"^## (?:Exercises|References)\s*$", re.MULTILINE)
 _FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
 _PREDICTION = re.compile(r"^> \*\*(?:Predict|Before you read on)\b", re.MULTILINE)
-_CODE_OR_FORMULA = re.compile(r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$", re.DOTALL)
+CODE_OR_FORMULA = re.compile(r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$", re.DOTALL)
 _UNREAD = re.compile(  # title, picture, target of a link, tag or address
     r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|</?[a-z][^>\n]*>",
     re.MULTILINE,
@@ -86,7 +86,7 @@ def count(cells, seconds=0):
         part.lines += sum(_num_lines(found[0]) - 2 for found in FENCED.finditer(text))
         text = FENCED.sub("", text)
         part.predictions += len(_PREDICTION.findall(text))
-        text = _UNREAD.sub(" ", _CODE_OR_FORMULA.sub(_as_words, text))
+        text = _UNREAD.sub(" ", CODE_OR_FORMULA.sub(_as_words, text))
         part.words += len(_WORD.findall(text))
         if rest:
             break

@@ -264,7 +264,7 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
     """
     tables = headlines.declared(path)
     if tables is None:
-        return _until_done(execute(path, bar, cell_seconds))
+        return until_done(execute(path, bar, cell_seconds))
     import idle  # loads torch
 
     say = functools.partial(bar.write, file=sys.stdout)
@@ -275,7 +275,7 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
         if disturbed:
             return Result(path, read_chapter(path), 0.0, failure=BUSY, details=disturbed)
         bar.n, watch = before, idle.Watch()
-        result = _until_done(execute(path, bar, cell_seconds, after_cell=watch.note))
+        result = until_done(execute(path, bar, cell_seconds, after_cell=watch.note))
         if result.failure == INTERRUPTED:
             return result
         found = [] if result.failure else headlines.contradictions(result.notebook, tables)
@@ -288,7 +288,7 @@ def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
     return result
 
 
-def _until_done(coroutine):
+def until_done(coroutine):
     """Run a coroutine in a new event loop and return its result; Ctrl-C cancels it."""
 
     async def cancellable():
@@ -497,7 +497,7 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
             if in_place:
                 _write_back(waiting, bar, cell_seconds, keep)
             else:
-                _until_done(at_the_same_time())
+                until_done(at_the_same_time())
         results.sort(key=lambda result: chapters.index(result.path))
         print(table(results) if results else INTERRUPTED)
         if not in_place and len(chapters) > 1:

@@ -166,7 +166,7 @@ def _vgpu_run():
             "ARM; on Windows, use WSL. Notebooks do not need it",
             "",
         )
-    elif refusal := _refusal():
+    elif refusal := refusal_reason():
         yield "vgpu run", f"it is refused ({refusal})", "notebooks do not need it"
     else:
         yield "vgpu run", "virtual GPUs can stand for CUDA's", ""
@@ -202,7 +202,7 @@ def _entry_point():
         yield "", text, ""
 
 
-def _refusal():
+def refusal_reason():
     """Return the reason why virtual GPUs cannot replace CUDA's in a new process, or ""."""
     code = "from vgpu.cuda.as_cuda import stand_for_cuda; stand_for_cuda(1)"
     environment = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}

@@ -144,21 +144,21 @@ _waiting = _Waiting()
 _clocks = [_Clock(name) for name in _CLOCKS]
 _stands = [*_clocks, _Sleep("sleep")]
 _with_defaults = timeit.Timer.__init__, timeit.timeit, timeit.repeat
-_enabled = False
+enabled = False  # whether programs read the simulated clock; set by `enable`
 _changed = []  # (namespace, name, replacement)
 
 
 def enable():
     """Let programs read the simulated clock, now and whenever a `Simulation` is in force."""
-    global _enabled
-    _enabled = True
+    global enabled
+    enabled = True
     if scheduler.clock.is_modelled:
         start()
 
 
 def start():
     """Replace the functions, if enabled: a `Simulation` is in force from now on."""
-    if not _enabled or _changed:
+    if not enabled or _changed:
         return
     for clock in _clocks:
         clock.start()

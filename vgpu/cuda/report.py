@@ -128,7 +128,7 @@ class Report:
 
     def _write_again(self):
         while True:
-            self._write(ended=False)
+            self.write(ended=False)
             time.sleep(SECONDS_BETWEEN_REPORTS)
 
     def wait_and_write_last(self):
@@ -148,9 +148,10 @@ class Report:
                 # torch.multiprocessing.spawn calls sys.exit(1) while it handles the error.
                 cause = error.__context__ if isinstance(error, SystemExit) else None
                 self._error = type(cause or error).__name__
-            self._write(ended=True)
+            self.write(ended=True)
 
-    def _write(self, ended):
+    def write(self, ended):
+        """Write a report, the last one if `ended`; nothing after that."""
         with self._writing:
             if self._ended:  # by another thread
                 return
@@ -194,7 +195,7 @@ class Report:
         return {
             "pid": self._pid,
             "rank": None if self._rank is None else int(self._rank),
-            "name": _name_of_this_process(),
+            "name": name_of_this_process(),
             "started": _start_of_this_process(),
             "modelled": hardware_name(),
             "devices": devices,
@@ -236,7 +237,7 @@ class _Steps:
             self._last = end
 
 
-def _name_of_this_process():
+def name_of_this_process():
     """Return a short name of this process's script or module, or of the test that started it."""
     path = Path(sys.argv[0] if sys.argv else "")
     if path.match("ray/*/workers/default_worker.py"):

@@ -83,6 +83,13 @@ class Agreement:
     bandwidth: float
     latency: float
 
+    @classmethod
+    def of(cls, table, ready):
+        """Return the agreement of ranks whose rows `Table` has exchanged; `ready` is one's own."""
+        one_clock = bool((table[:, 4] == table[0, 4]).all())
+        start = table[:, 1].max().item() if one_clock else max(ready, perf_counter())
+        return cls(start, table[:, 2].min().item(), table[:, 3].max().item())
+
 
 class Table:
     """The ranks of a process group, and their gloo connections."""
@@ -146,7 +153,7 @@ class Table:
         try:
             table = torch.stack(exchange(row))
             if failure is None and not self._disagree(table):
-                return self._agreement(table, row[1].item())
+                return Agreement.of(table, row[1].item())
             text = call if failure is None else f"{call}, but cannot: {failure}"
             texts = map(_as_text, exchange(_as_bytes(text)))
         except RuntimeError as error:  # a gloo error
@@ -161,12 +168,6 @@ class Table:
     @staticmethod
     def _disagree(table):
         return bool((table[:, 0] != table[0, 0]).any() or table[:, 5].any())
-
-    @staticmethod
-    def _agreement(table, ready):
-        one_clock = bool((table[:, 4] == table[0, 4]).all())
-        start = table[:, 1].max().item() if one_clock else max(ready, perf_counter())
-        return Agreement(start, table[:, 2].min().item(), table[:, 3].max().item())
 
     # -- errors
 

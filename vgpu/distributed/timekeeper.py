@@ -41,7 +41,7 @@ _PATIENCE = 0.5  # seconds of silence after which a host is assumed to wait
 _LONG = 20.0  # the same for a host whose process is busy
 _BUSY_SHARE = 0.1  # a process that uses more than this share of a core is busy
 _MAX_MESSAGE_BYTES = 2**20
-_KEY = "vgpu/timekeeper"
+KEY = "vgpu/timekeeper"  # of the keeper's address, port and secret in torch's store
 _LOCAL = "127.0.0.1"
 _LOST = ("lost",)  # message to this process itself: the connection is lost
 NEVER = float("inf")
@@ -67,7 +67,7 @@ def _in_tuples(value):
     return tuple(map(_in_tuples, value)) if isinstance(value, list) else value
 
 
-def _line(tcp):
+def open_line(tcp):
     """Return a `Line` over a socket without delays of small messages, which can be 40 ms."""
     tcp.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return Line(tcp.detach())
@@ -127,11 +127,15 @@ class Keeper:
         size: number of ranks.
         timeout: longest wait of a rank for others, seconds.
         address: the interface on which it listens.
+
+    Attributes:
+        ranks: number -> its `Rank`, of those that have joined.
+        secret, port: what a rank needs to join.
     """
 
     def __init__(self, size, timeout, address=_LOCAL):
         self._size, self._timeout = size, timeout
-        self._ranks, self._meetings = {}, {}
+        self.ranks, self._meetings = {}, {}
         self._lock = threading.Condition()
         self.secret = secrets.token_hex(16).encode()
         self._server = socket.create_server((address, 0), family=_family(address))
@@ -142,9 +146,9 @@ class Keeper:
 
     def _welcome(self):
         with self._server:
-            while len(self._ranks) < self._size:
+            while len(self.ranks) < self._size:
                 with contextlib.suppress(OSError):  # nobody connected, or left again
-                    line = _line(self._server.accept()[0])
+                    line = open_line(self._server.accept()[0])
                     threading.Thread(target=self._serve, args=(line,), daemon=True).start()
 
     def _serve(self, line):
@@ -153,34 +157,39 @@ class Keeper:
             deliver_challenge(line, self.secret)
             answer_challenge(line, self.secret)
             number = line.recv()
-            with self._lock:
-                if number in range(self._size) and number not in self._ranks:
-                    rank = self._ranks[number] = Rank(line)
+            rank = self.join(number, line)
             while rank is not None and not rank.ended:
-                kind, *message = line.recv()
-                with self._lock:
-                    self._handle(number, rank, kind, *message)
+                self.receive(number, *line.recv())
         with self._lock:
             if rank is not None and not rank.ended:
                 self._on_end(number, rank)
             line.close()  # so that the other end's thread ends
 
-    def _handle(self, number, rank, kind, *message):
-        """Process a message; an internal error fails all pending collectives."""
-        try:
-            getattr(self, f"_on_{kind}")(number, rank, *message)
-            self._give_leave()
-        except Exception:
-            text = f"the keeper of the simulated clock failed, please report this:\n{format_exc()}"
-            for key, meeting in self._meetings.items():
-                self._fail(meeting, key, text)
-            raise
+    def join(self, number, connection):
+        """Return the new `Rank` with this number; None if there is one, or can be none."""
+        with self._lock:
+            if number not in range(self._size) or number in self.ranks:
+                return None
+            rank = self.ranks[number] = Rank(connection)
+            return rank
+
+    def receive(self, number, kind, *message):
+        """Process a rank's message; an internal error fails all pending collectives."""
+        with self._lock:
+            try:
+                getattr(self, f"_on_{kind}")(number, self.ranks[number], *message)
+                self._give_leave()
+            except Exception:
+                text = "the keeper of the simulated clock failed, please report this:\n"
+                for key, meeting in self._meetings.items():
+                    self._fail(meeting, key, text + format_exc())
+                raise
 
     def wait_for_the_end(self):
         """Wait until all ranks have left, at most for the time-out."""
 
         def all_left():
-            ranks = self._ranks.values()
+            ranks = self.ranks.values()
             return len(ranks) == self._size and all(rank.ended for rank in ranks)
 
         with self._lock:
@@ -207,7 +216,7 @@ class Keeper:
             has_values = all(post.has_values for post in posts)
             self._notify(meeting, "meet", key, start, way, has_values)
         else:
-            ended = {other for other, its in self._ranks.items() if its.ended}
+            ended = {other for other, its in self.ranks.items() if its.ended}
             gone = [other for other in meeting.missing() if other in ended]
             if gone:
                 self._fail(meeting, key, f"{ranks_text(gone)} ended before {post.text}")
@@ -218,7 +227,7 @@ class Keeper:
 
     def _on_idle(self, number, rank):
         """Stop waiting for a rank that has no work and whose host is silent."""
-        asked = [other.asks for other in self._ranks.values() if other.asks is not None]
+        asked = [other.asks for other in self.ranks.values() if other.asks is not None]
         rank.bound = max(rank.bound, min((t for t in asked if t < NEVER), default=0.0))
 
     def _on_at(self, number, rank, seconds, key):
@@ -250,7 +259,7 @@ class Keeper:
     def _notify(self, meeting, *message):
         """Send a message to all ranks that have posted."""
         for number in meeting.posts:
-            rank = self._ranks[number]
+            rank = self.ranks[number]
             rank.asks = None  # it asks again after this message
             rank.sent += 1
             self._send(rank, message)
@@ -261,7 +270,7 @@ class Keeper:
             rank.connection.send(message)
 
     def _give_leave(self):
-        for number, rank in self._ranks.items():
+        for number, rank in self.ranks.items():
             if rank.asks is not None and rank.asks < NEVER and self._may_go(number, rank.asks):
                 rank.bound, rank.asks = rank.asks, None
                 self._send(rank, ("go", rank.bound))
@@ -274,7 +283,7 @@ class Keeper:
                 if other in seen:
                     continue
                 seen.add(other)
-                rank = self._ranks.get(other)
+                rank = self.ranks.get(other)
                 if rank is None:  # not connected yet
                     return False
                 if rank.asks is None:
@@ -301,7 +310,7 @@ class Keeper:
             time.sleep(_PATIENCE / 2)
             with self._lock:
                 now = time.monotonic()
-                if self._ranks and all(rank.ended for rank in self._ranks.values()):
+                if self.ranks and all(rank.ended for rank in self.ranks.values()):
                     return
                 meetings = list(self._meetings.items())
                 texts = [self._look_after_one(key, meeting, now) for key, meeting in meetings]
@@ -323,7 +332,7 @@ class Keeper:
         if meeting.failure is not None:
             return None
         if meeting.missing():
-            waiting = [self._ranks[number] for number in meeting.posts]
+            waiting = [self.ranks[number] for number in meeting.posts]
             since = min((rank.since for rank in waiting if rank.asks is not None), default=now)
             late = meeting.missing()
         elif meeting.here:
@@ -342,14 +351,14 @@ class Keeper:
             return "\n".join(lines)
         if now - since > _PATIENCE:
             for number in late:
-                rank = self._ranks.get(number)
+                rank = self.ranks.get(number)
                 if rank is not None and rank.asks is None and not rank.ended:
                     insists = now - since > _LONG
                     self._send(rank, ("run", insists, key, not meeting.missing()))
         return None
 
 
-def _own_address():
+def own_address():
     """Return the address at which other ranks reach this machine.
 
     Raises RuntimeError if MASTER_ADDR is a loopback address and ranks are on other machines.
@@ -379,25 +388,28 @@ class Member:
     Args:
         run: function(key of a collective, whether all its ranks have posted it), called in another
             thread when others wait for this rank and its host is assumed to wait.
+
+    Attributes:
+        connection: the `Line` to the keeper.
     """
 
     def __init__(self, store, rank, size, timeout, run):
         self.rank = rank
         self._keeper = None
-        if store.add(f"{_KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
-            address = _own_address()
+        if store.add(f"{KEY}/ranks", 1) == 1:  # the first: rank 0 may never come
+            address = own_address()
             self._keeper = Keeper(size, timeout.total_seconds(), address)
-            store.set(_KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
-        address, port, secret = store.get(_KEY).split()
+            store.set(KEY, f"{address} {self._keeper.port} {self._keeper.secret.decode()}")
+        address, port, secret = store.get(KEY).split()
         self._timeout = timeout.total_seconds()
         tcp = socket.create_connection((address.decode(), int(port)), self._timeout)
         tcp.settimeout(None)
-        self._connection = _line(tcp)
-        if not self._connection.poll(self._timeout):
+        self.connection = open_line(tcp)
+        if not self.connection.poll(self._timeout):
             raise TimeoutError(f"no answer from the timekeeper within {self._timeout:g} s")
-        answer_challenge(self._connection, secret)
-        deliver_challenge(self._connection, secret)
-        self._connection.send(rank)
+        answer_challenge(self.connection, secret)
+        deliver_challenge(self.connection, secret)
+        self.connection.send(rank)
         self._answers = SimpleQueue()
         self._num_received = 0  # messages about meetings
         self._run = run
@@ -407,17 +419,17 @@ class Member:
     def _listen(self):
         with contextlib.suppress(Exception):  # the connection is lost, or a message is invalid
             while True:
-                message = self._connection.recv()
+                message = self.connection.recv()
                 if message[0] == "run":
                     insists, *what = message[1:]
-                    if not self._works() or insists:
+                    if not self.is_busy() or insists:
                         self._run(*what)
                 else:
                     self._answers.put(message)
         self._answers.put(_LOST)
-        self._connection.close()
+        self.connection.close()
 
-    def _works(self):
+    def is_busy(self):
         """Return whether this process was busy since the last call."""
         now = time.perf_counter(), time.process_time()
         (wall, cpu), self._clocks = self._clocks, now
@@ -435,13 +447,13 @@ class Member:
         Raises:
             OSError: the connection is lost.
         """
-        self._connection.send(("post", now, key, members, post))
+        self.connection.send(("post", now, key, members, post))
 
     def ask(self, seconds):
         """Wait for leave to advance to `seconds`, or for news; return the received messages."""
         if self._answers.empty():
             with contextlib.suppress(OSError):  # `_listen` reports the lost connection
-                self._connection.send(("ask", seconds, self._num_received))
+                self.connection.send(("ask", seconds, self._num_received))
         try:
             messages = [self._answers.get(timeout=self._timeout + _LONG)]
         except Empty:  # the keeper is gone: it ends each wait within the time-out
@@ -457,7 +469,7 @@ class Member:
     def report(self, kind, *message):
         """Send a message; the methods `_on_...` of `Keeper` are the kinds."""
         with contextlib.suppress(OSError):  # the next `post` raises
-            self._connection.send((kind, *message))
+            self.connection.send((kind, *message))
 
     def end(self):
         """Leave; the keeper's rank waits until all others have left."""

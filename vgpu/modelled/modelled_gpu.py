@@ -129,7 +129,7 @@ class GPU:
         channels_last.
         """
         if kernel.products is None:
-            _warn_of_unknown_products(kernel.name)
+            warn_of_unknown_products(kernel.name)
         products = sum(
             self.product_seconds(each, kernel.dtype, kernel.name) for each in kernel.products or ()
         )
@@ -266,7 +266,8 @@ def _reached(m, n):
 
 
 @cache
-def _warn_of_unknown_products(name):
+def warn_of_unknown_products(name):
+    """Warn, once for each operator, that the model does not know its products."""
     warnings.warn(
         f"{name} is counted by its bytes only: its products are not known to the model, so that it "
         "may take longer on a GPU",

@@ -173,7 +173,7 @@ class Simulation:
         self.issuing = issuing
         self.values = values
         self._hosts = threading.local()
-        self._num_hosts = 0
+        self.num_hosts = 0
         self._sharing = 1  # threads that share Python's lock, see `shared_by`
         self._ready = []  # heap of (ready, issued, device, stream, number, op)
         self._number = 0
@@ -207,7 +207,7 @@ class Simulation:
             simulation, started = _started.get(thread, (None, 0.0))
             host = HostClock(self, started if simulation is self else 0.0)
             _host_of[thread] = host
-            self._num_hosts += 1
+            self.num_hosts += 1
             self._hosts.host = host
         return host
 
@@ -255,7 +255,7 @@ class Simulation:
         if op.seconds is None and op.kind != "collective":
             op.seconds = device.model.seconds(op)
         issued = host.now(device)
-        if self._num_hosts > 1 or in_backward():
+        if self.num_hosts > 1 or in_backward():
             for other in (stream.last, *writers_of(op)):
                 if other is not None and other.issued > issued:
                     if other.engine.clock is self:

@@ -81,7 +81,7 @@ def broadcast_coalesced(tensors, devices, buffer_size=10485760):
         where = registry.find(index).torch_device
         copies = []
         for chunk in take_tensors(tensors, buffer_size):
-            copies.extend(_unpack(_pack(chunk).to(where), chunk))
+            copies.extend(_unpack(pack(chunk).to(where), chunk))
         outputs.append(list(reorder_as(copies, tensors)))
     return outputs
 
@@ -104,7 +104,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
     sums = []
     takers = [take_tensors(tensors, buffer_size) for tensors in (home, *others)]
     for chunk, *sent in zip(*takers, strict=True):
-        flats = [_pack(other).to(where) for other in sent]
+        flats = [pack(other).to(where) for other in sent]
         sums.extend(_add_packed(chunk, flats))
     return tuple(reorder_as(sums, home))
 
@@ -112,7 +112,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
 # As torch on CUDA, these run one kernel for all tensors of a buffer, not one for each tensor.
 
 
-def _pack(tensors):
+def pack(tensors):
     """Return a vector of the elements of all `tensors`."""
     first = tensors[0]._cell.layout
     size = (sum(tensor.numel() for tensor in tensors),)

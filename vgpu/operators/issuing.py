@@ -238,7 +238,7 @@ class Call:
         try:
             for _ in range(3):
                 try:
-                    plan = self._infer()
+                    plan = self.infer()
                 except Exception as error:
                     errors.append(error)
                     places.append(_place(error))
@@ -253,7 +253,8 @@ class Call:
         finally:
             del errors  # whose tracebacks would leak the tensors
 
-    def _infer(self):
+    def infer(self):
+        """Return a new plan, from the layouts that torch infers; see `Plan`."""
         metas = []
         places = _first_places(self.tensors)
 

@@ -140,15 +140,15 @@ def operator_of(func):
 
 
 find_operator = _operators.get
-_plans = {}
-find_plan = _plans.get  # None for a new key
+plans_by_key = {}
+find_plan = plans_by_key.get  # None for a new key
 
 
 def keep_plan(key, plan):
     """Cache the plan of a key; False if the layouts are unknown before the operator runs."""
-    if len(_plans) >= MAX_PLANS:
-        _plans.clear()
-    _plans[key] = plan
+    if len(plans_by_key) >= MAX_PLANS:
+        plans_by_key.clear()
+    plans_by_key[key] = plan
 
 
 class Plan:

@@ -54,7 +54,7 @@ def patch_backward(streams_of_forward):
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):
         if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
-            with _on_real_gpus():
+            with on_real_gpus():
                 return run_backward(tensors, *args, **kwargs)  # in torch's threads for GPUs
         try:
             with streams_of_forward():
@@ -79,7 +79,7 @@ def patch_backward(streams_of_forward):
 
 
 @contextlib.contextmanager
-def _on_real_gpus():
+def on_real_gpus():
     """Explain the assertion that fails in torch once another device type is registered."""
     try:
         yield

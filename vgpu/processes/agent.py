@@ -37,7 +37,7 @@ _PRELOAD = ["vgpu.processes.preload"]
 _ADDRESS = "127.0.0.1"
 _POLL_SECONDS = 0.1  # at most between two polls, which take 0.3 ms of a core each
 _MAX_SENTINELS = 60  # Windows waits for 63 objects at most
-_SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
+SECONDS_TO_SETTLE = roll_call.ANSWER + 0.5
 
 
 class Agent(LocalElasticAgent):
@@ -91,7 +91,7 @@ class Agent(LocalElasticAgent):
     def results(self):
         """Return the results of the ranks."""
         results = []
-        for rank, path in enumerate(self._files("result")):
+        for rank, path in enumerate(self.files("result")):
             try:
                 results.append(cloudpickle.loads(path.read_bytes()))
             except Exception as error:
@@ -104,13 +104,14 @@ class Agent(LocalElasticAgent):
     def _attempt(self):
         return self.get_worker_group().spec.max_restarts - self._remaining_restarts
 
-    def _files(self, kind):
+    def files(self, kind):
+        """Return the paths of a kind of file, "result" or "error", of this attempt, by rank."""
         return [Path(self.folder, f"{self._attempt}.{rank}.{kind}") for rank in range(self.nproc)]
 
     def _start_workers(self, worker_group):
         self.settled = None
         self.codes = [None] * self.nproc  # the exit codes at the last poll
-        with _isolated():
+        with isolated():
             return super()._start_workers(worker_group)
 
     def _monitor_workers(self, worker_group):
@@ -131,7 +132,7 @@ class Agent(LocalElasticAgent):
             self._remaining_restarts = 0
             return RunResult(WorkerState.FAILED)
         self.codes = codes = [process.exitcode for process in self.processes]
-        done = [path.exists() for path in self._files("result")]
+        done = [path.exists() for path in self.files("result")]
         if codes == [0] * self.nproc and all(done):
             self.error = None
             return RunResult(WorkerState.SUCCEEDED, dict.fromkeys(range(self.nproc)))
@@ -140,46 +141,50 @@ class Agent(LocalElasticAgent):
         ):
             return RunResult(WorkerState.HEALTHY)
         # One failed. Others may fail soon, as a consequence or with a better report.
-        self.settled = self.settled or time.monotonic() + _SECONDS_TO_SETTLE
+        self.settled = self.settled or time.monotonic() + SECONDS_TO_SETTLE
         if None in codes and time.monotonic() < self.settled:
             return RunResult(WorkerState.HEALTHY)
         self.kill()
         self.output.show()
-        self.error = self._failure_reason(codes)
+        self.error = failure_reason(codes, self.files("error"))
         if self._remaining_restarts:
             summary = traceback.format_exception_only(self.error)[0].strip()
             total = worker_group.spec.max_restarts
             print(f"{summary}; restart {total - self._remaining_restarts + 1} of {total}")
         return RunResult(WorkerState.FAILED)
 
-    def _failure_reason(self, codes):
-        """Return the exception that made an attempt fail."""
-        killed = {
-            rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
-        }
-        if killed:
-            each = (f"rank {rank} was killed by {name}" for rank, name in killed.items())
-            return RuntimeError(", ".join(each))
-        reports = []
-        for rank, path in enumerate(self._files("error")):
-            if path.exists():
-                moment, error, summary, text = cloudpickle.loads(path.read_bytes())
-                # Lost connections are a consequence of another rank's failure.
-                reports.append((is_lost_connection(summary), moment, rank, error, summary, text))
-        gone = [rank for rank, code in enumerate(codes) if code is not None]
-        gone = sorted({*gone} - {report[2] for report in reports})
-        if gone and (not reports or min(reports)[0]):
-            rank = gone[0]
-            return RuntimeError(
-                f"rank {rank} ended with exit code {codes[rank]} before it returned"
-            )
-        _, _, rank, error, summary, text = min(reports)
-        try:
-            error = cloudpickle.loads(error)
-        except Exception:
-            error = RuntimeError(summary)
-        error.add_note(f"This was raised in rank {rank}:\n{text}")
-        return error
+
+def failure_reason(codes, paths):
+    """Return the exception that made an attempt fail.
+
+    Args:
+        codes: the exit codes of the ranks, None for those that run.
+        paths: the files to which they report errors, by rank; some may be missing.
+    """
+    killed = {
+        rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
+    }
+    if killed:
+        each = (f"rank {rank} was killed by {name}" for rank, name in killed.items())
+        return RuntimeError(", ".join(each))
+    reports = []
+    for rank, path in enumerate(paths):
+        if path.exists():
+            moment, error, summary, text = cloudpickle.loads(path.read_bytes())
+            # Lost connections are a consequence of another rank's failure.
+            reports.append((is_lost_connection(summary), moment, rank, error, summary, text))
+    gone = [rank for rank, code in enumerate(codes) if code is not None]
+    gone = sorted({*gone} - {report[2] for report in reports})
+    if gone and (not reports or min(reports)[0]):
+        rank = gone[0]
+        return RuntimeError(f"rank {rank} ended with exit code {codes[rank]} before it returned")
+    _, _, rank, error, summary, text = min(reports)
+    try:
+        error = cloudpickle.loads(error)
+    except Exception:
+        error = RuntimeError(summary)
+    error.add_note(f"This was raised in rank {rank}:\n{text}")
+    return error
 
 
 class _Rendezvous(StaticTCPRendezvous):
@@ -239,7 +244,7 @@ class _Output(DefaultLogsSpecs):
 
 
 @contextlib.contextmanager
-def _isolated():
+def isolated():
     """Isolate this process and those started in the block from each other.
 
     torch's agent would leave its SIGTERM handler behind, so it handles an unused signal instead.

@@ -104,7 +104,7 @@ def _store_of_torchrun(limit):
 def _choose_device(figures):
     """Make this rank's GPU the current device; return it and its backend."""
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    if figures is None and _has_gpus(local_size):
+    if figures is None and has_gpus(local_size):
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         return device, "cpu:gloo,cuda:nccl"
@@ -116,7 +116,7 @@ def _choose_device(figures):
     return device, BACKEND
 
 
-def _has_gpus(count):
+def has_gpus(count):
     """Return whether each of `count` processes can and may have a CUDA GPU."""
     return os.environ.get("VGPU_DEVICES", "") in ("", "cuda") and (
         torch.cuda.device_count() >= count
@@ -150,7 +150,7 @@ def serve(folder, timeout):
         )
         code = 0
     except BaseException as error:
-        _write(f"{name}.error", _described(error, rank))
+        _write(f"{name}.error", error_report(error, rank))
     for child in multiprocessing.active_children():
         child.terminate()
     _end(code)
@@ -253,7 +253,7 @@ def _pickled(result, rank):
         raise TypeError(f"rank {rank} returned a {kind} that cannot be pickled: {error}") from error
 
 
-def _described(error, rank):
+def error_report(error, rank):
     """Return, pickled: the time, the exception or None, its summary and its traceback."""
     moment = time.time()
     report = traceback.TracebackException.from_exception(error)
@@ -304,13 +304,13 @@ def _run_named(options):
         sys.path.insert(0, str(Path(module).resolve().parent))
         module = Path(module).stem
     fn = getattr(importlib.import_module(module), name)
-    kwargs = dict(map(_argument, options.arguments))
+    kwargs = dict(map(parse_argument, options.arguments))
     result = run(lambda: fn(**kwargs), options.timeout)
     if result is not None and os.environ["RANK"] == "0":
         print(result)
 
 
-def _argument(text):
+def parse_argument(text):
     """Parse `name=value`; return name and value."""
     name, equals, value = text.partition("=")
     if not equals:

@@ -98,7 +98,7 @@ def virtual_gpus(
     machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        _warn_if_oversubscribed(sum(figures["threads"]))
+        warn_if_oversubscribed(sum(figures["threads"]))
     with _setting_up:
         _configure(n, figures)
         if machines is not None:
@@ -213,7 +213,8 @@ def figures_of_ranks(nproc):
     return {"n": nproc, **figures}
 
 
-def _warn_if_oversubscribed(threads):
+def warn_if_oversubscribed(threads):
+    """Warn if virtual GPUs have many more threads than there are cores."""
     cores = cores_of_this_process()
     if threads > 8 * cores:
         warnings.warn(

@@ -136,7 +136,7 @@ def describe_device(device):
     device = torch.device(device)
     if device.type == "cpu":
         cores, memory = cores_of_this_process(), memory_of_this_process() / 2**30
-        return f"{_cpu_name()}, {cores} cores, {memory:.1f} GiB", []
+        return f"{cpu_name()}, {cores} cores, {memory:.1f} GiB", []
     properties = torch.get_device_module(device).get_device_properties(device)
     found = registry.find(device) if registry.is_virtual(device) else None
     model = found.model if found else None
@@ -149,7 +149,8 @@ def describe_device(device):
     return text, model.machine.rows() if model else []
 
 
-def _cpu_name():
+def cpu_name():
+    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             for line in file:

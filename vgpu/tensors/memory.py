@@ -84,7 +84,7 @@ class Memory:
         # Address -> reference: one that is collected together with its block does not call back.
         self._live = {}
         self._freed = deque()  # references to freed blocks that are not accounted yet
-        self._note_freed = self._freed.append
+        self.add_freed = self._freed.append
         self._held = {}  # address -> reference that waits for its `pending`
         self._lock = threading.RLock()
         self._events, self._caching = deque(maxlen=0), None  # see `follow`
@@ -112,7 +112,7 @@ class Memory:
             torch.OutOfMemoryError: more than `allowed` bytes would be in use, and none are held.
         """
         block = Block()
-        block.reference = reference = _Reference(block, self._note_freed)
+        block.reference = reference = _Reference(block, self.add_freed)
         reference.num_bytes = num_bytes
         reference.streams = ()
         reference.address = None
@@ -160,7 +160,7 @@ class Memory:
             del old  # so that the step drops the last reference, without a callback
             self._empty(block, empty, freed)
         if num_bytes:
-            new, fresh = _Reference(block, self._note_freed), self.allocate(num_bytes)
+            new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
             new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
             self._refill(block, new, fresh)
 
@@ -168,7 +168,7 @@ class Memory:
     def _empty(self, block, empty, freed):
         self._live[freed.address] = freed
         block.reference = empty
-        self._note_freed(freed)
+        self.add_freed(freed)
 
     @one_step
     def _refill(self, block, new, fresh):

@@ -246,7 +246,7 @@ def complete_classes(dispatch, reduce, resize_):
     DeviceStorage.resize_ = resize_
 
 
-_set_data = torch.Tensor.data.__set__  # the original, which `set_data` replaces
+original_set_data = torch.Tensor.data.__set__  # of torch; `set_data` replaces it
 
 
 def set_data(tensor, new):
@@ -256,7 +256,7 @@ def set_data(tensor, new):
     elif can_become(tensor, new):
         _change_device(tensor, new)
     else:
-        _set_data(tensor, new)
+        original_set_data(tensor, new)
 
 
 def can_become(tensor, new):
@@ -336,18 +336,18 @@ def _set_all(tensor, keys, of_new, kind, attributes, new):
     keys.value = of_new
     tensor.__class__ = kind
     tensor.__dict__ = attributes
-    _set_data(tensor, new)
+    original_set_data(tensor, new)
 
 
 @one_step
 def _set_contents(tensor, new):
     tensor._cell = new._cell
     tensor._block = new._block
-    _set_data(tensor, new)
+    original_set_data(tensor, new)
 
 
 def _is_refused(error):
-    """Return whether an exception caught around a step was raised by torch, in `_set_data`.
+    """Return whether an exception caught around a step was raised by torch, in `original_set_data`.
 
     One of a signal handler, which may come once all is done, has the handler's frame; except
     KeyboardInterrupt, whose handler is in C.

@@ -28,7 +28,7 @@ def compile_backend(device="cpu"):
         C++ compiler for a CPU, no Triton for a GPU), "aot_eager", which runs the captured operators
         one by one.
     """
-    failure = _failure_of_inductor(torch.device(device).type)
+    failure = failure_of_inductor(torch.device(device).type)
     if failure is None:
         print(f"torch.compile generates kernels for {torch.device(device)}, with inductor")
         return "inductor"
@@ -38,7 +38,7 @@ def compile_backend(device="cpu"):
 
 
 @functools.cache
-def _failure_of_inductor(device_type):
+def failure_of_inductor(device_type):
     """Return why torch's compiler fails for this device type, or None if it works."""
     with held_back():  # an interrupt would leave the compiler half initialized
         compile_in_this_process()

@@ -142,7 +142,7 @@ def step_cost(way, net, X, y, devices, lr, **options):
 
     Args:
         way: `split_by_data`, `split_by_layers` or `split_inside_layers`.
-        net, X, y, devices, lr, **options: the arguments of `way`.
+        net, X, y, devices, lr, options: the arguments of `way`.
 
     Returns:
         The `StepCost`, and the network after three steps, on the CPU. Memory allocated before the
