@@ -33,7 +33,7 @@ _PUBLIC = {
     "memory_of_this_process": "process_limits",  # bytes this process may use
     # time
     "clock": "runtime.clocks",  # the seconds of the current clock
-    "clock_in_force": "runtime.clocks",  # name of the current clock
+    "clock_in_force": "runtime.clocks",  # the object that keeps the time
     "hardware_name": "runtime.clocks",  # the modelled hardware, "" if none
     "host_takes": "runtime.clocks",  # advance the clock of a modelled host
     "held_back": "runtime.interrupts",  # a block that Ctrl-C does not interrupt
