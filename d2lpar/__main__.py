@@ -9,7 +9,7 @@ import sys
 def main(arguments=None):
     """Run a command line, by default `sys.argv`, and return the exit code."""
     parser = argparse.ArgumentParser(prog="d2lpar", description=__doc__)
-    commands = parser.add_subparsers(dest="name", required=True)
+    commands = parser.add_subparsers(dest="name", metavar="command", required=True)
     plan = commands.add_parser(
         "plan",
         help="choose how many GPUs share layers, stages and data to train a GPT",

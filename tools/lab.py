@@ -146,10 +146,11 @@ def _is_unchanged(path, handed):
 
 def _update_imports(path):
     """Update the imports of moved names in a notebook that its reader has changed."""
-    data = path.read_bytes()
+    data, changed = path.read_bytes(), path.stat().st_mtime_ns
     with contextlib.suppress(ValueError, KeyError, TypeError):  # no notebook
         if (new := follow(data)) != data:
             _write(path, new)
+            os.utime(path, ns=(changed, changed))  # the reader stopped where he changed it himself
 
 
 def _write(path, data):

@@ -15,7 +15,7 @@ MODELS = (
 def main(arguments=None):
     """Run a command line, by default this process's; return the exit code."""
     parser = argparse.ArgumentParser(prog="vgpu", description=__doc__)
-    commands = parser.add_subparsers(dest="name", required=True)
+    commands = parser.add_subparsers(dest="name", metavar="command", required=True)
     run = commands.add_parser(
         "run",
         help="run a command with virtual GPUs in torch.cuda",

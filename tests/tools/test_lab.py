@@ -14,6 +14,7 @@ from pathlib import Path
 
 import assignments
 import lab
+import moved
 import nbformat
 import pytest
 from jupyter_client import BlockingKernelClient
@@ -150,6 +151,53 @@ def test_imports_of_what_a_reader_has_begun_follow(copy):
     assert cell.source.startswith(first) and cell.source.endswith(last.format("VGPU"))
     assert cell.outputs[0].text == "42"
     exec(cell.source.replace("os.environ", "{}"), {})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'print("from d2lpar.virtual import Link")',
+        "# from d2lpar.virtual import a tensor (see p. 3)",
+        "from d2lpar import Timer, compare",
+        "from d2lpar.virtual import Link,",  # is no Python
+        "import torch\n%timeit from d2lpar.virtual import Link",
+    ],
+)
+def test_what_is_no_import_that_moved_stays(text):
+    assert moved.code(text) == text
+
+
+@pytest.mark.parametrize(
+    "text, new",
+    [
+        ("import d2lpar.virtual as v", "import vgpu as v"),
+        ("from d2lpar import Span", "from vgpu import Span"),
+        (
+            "from  d2lpar.virtual \\\n    import Link  # mine",
+            "from vgpu \\\n    import Link  # mine",
+        ),
+        (
+            "from d2lpar.virtual import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+            "from vgpu import (\n    Link,  # (bytes/s)\n    Machine,\n)",
+        ),
+        (
+            "%time x = 1\nif True: from d2lpar.models import alexnet as a, lenet",
+            "%time x = 1\nif True: from d2lpar.chapters.scaling import alexnet as a; "
+            "from d2lpar.models import lenet",
+        ),
+        ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
+    ],
+)
+def test_an_import_that_moved_keeps_its_form(text, new):
+    assert moved.code(text) == new
+
+
+def test_a_reader_whose_imports_followed_goes_on_where_he_was(copy):
+    change(copy / CHAPTER, 3, source="from d2lpar.virtual import Link")
+    os.utime(copy / CHAPTER, ns=(10**18, 10**18))
+    lab.update(copy, files("second"))
+    assert "from vgpu import Link" in (copy / CHAPTER).read_text()
+    assert (copy / CHAPTER).stat().st_mtime_ns == 10**18
 
 
 def test_a_new_edition_that_a_reader_deletes_stays_away(copy):

@@ -187,7 +187,12 @@ def set_thread_count(threads):
     `torch.set_num_threads` also sets the default of new threads. So a helper thread reads that
     default before the call, and another one restores it afterwards. If no thread can be started,
     nothing changes.
+
+    Raises:
+        ValueError: `threads` is not a positive integer.
     """
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise ValueError(f"threads must be a positive integer: got {threads!r}")
     with _counting, contextlib.suppress(RuntimeError):
         torch.get_num_threads()  # without this, the first kernel would restore the default
         default = []
