@@ -48,7 +48,7 @@ class SavedBytes(torch.autograd.graph.saved_tensors_hooks):
     def _keep(self, tensor):
         if tensor.data_ptr() not in self._ours:
             self._saved[tensor.data_ptr()] = tensor.nbytes
-        return tensor
+        return tensor.detach()  # an operator's output would keep the operator, and that the output
 
     @property
     def total(self):

@@ -220,7 +220,10 @@ def test_saved_bytes_count_storages_of_virtual_gpus(devices):
     with SavedBytes(net) as saved:
         y = net(x).exp()
     assert saved.total == 5 * 10 * 4 * 2
-    del y
+    y.sum().backward()
+    assert torch.equal(net.bias.grad, y.sum(0))  # the derivative of exp
+    del net, x, y
+    assert torch.vgpu.memory_allocated(devices[0]) == 0
 
 
 def test_a_shallow_copy_shares_its_memory(devices):
