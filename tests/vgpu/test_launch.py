@@ -31,6 +31,8 @@ from waiting import is_alive, wait_until
 import d2lpar
 from vgpu.processes import rank as rank_module
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch):

@@ -41,6 +41,8 @@ from vgpu.distributed.routes import Route
 from vgpu.distributed.timekeeper import NEVER, Keeper, Post
 from vgpu.runtime import registry
 
+pytestmark = pytest.mark.waits
+
 Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

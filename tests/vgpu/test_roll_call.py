@@ -17,6 +17,8 @@ from waiting import note_when_in
 import d2lpar
 from vgpu.processes import launcher, roll_call
 
+pytestmark = pytest.mark.waits
+
 
 @pytest.fixture(autouse=True)
 def on_cpus(monkeypatch):

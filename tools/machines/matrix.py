@@ -29,7 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "machines"
 HERE = Path(__file__).resolve().parent
 PARTS = ("chapters", "exercises", "tests")
-TESTS = "tests/d2lpar tests/vgpu tests/tools"  # of them those that are not slow
+TESTS = "tests/d2lpar tests/vgpu tests/tools"
+# Not those that wait for time-outs, which no kernel and no seed changes, and a slow start does.
+OPTIONS = "-p parities -m 'not slow and not waits'"
 
 
 def instruction_set(aten, onednn, mkl):
@@ -323,7 +325,7 @@ def _run(command, folder, variables, measure):
 def _commands(part, root, out, names, one_by_one):
     """Yield the name and the command of each run of a part."""
     if part == "tests":
-        make = ["make", "--no-print-directory", "test", f"TESTS={TESTS}", "OPTIONS=-p parities"]
+        make = ["make", "--no-print-directory", "test", f"TESTS={TESTS}", f"OPTIONS={OPTIONS}"]
         yield part, [*make, f"VENV={sys.prefix}"]
         return
     folder = root / "notebooks" / ("exercises" if part == "exercises" else "")
