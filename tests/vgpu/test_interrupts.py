@@ -314,8 +314,9 @@ def test_no_interrupt_leaves_a_block_with_a_lock_at_a_jump():
             codes += [each for each in code.co_consts if isinstance(each, CodeType)]
             if any(uncovered_jumps(code)):
                 found.add(code.co_name)
-    # Threads that no interrupt reaches run these.
-    assert found <= {"complete", "_run", "_welcome", "_serve", "_look_after"}
+    threads = {"complete", "_run", "_welcome", "_serve", "_look_after", "_answer"}
+    # No interrupt reaches these threads; ranks ignore interrupts, and `vgpu run` handles them.
+    assert found <= threads | {"report", "wait"}
 
 
 def uncovered_jumps(code):

@@ -4,6 +4,7 @@ Programs depend on them: DeepSpeed uses float16 from compute capability 7 on, fo
 """
 
 import platform
+import re
 import uuid
 from dataclasses import dataclass, replace
 
@@ -153,9 +154,7 @@ def cpu_name():
     """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.partition(":")[2].strip()
+            names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)
     except OSError:
-        pass
-    return platform.processor() or platform.machine()
+        names = []
+    return names[0] if names else platform.processor() or platform.machine()
