@@ -185,6 +185,10 @@ def test_what_is_no_import_that_moved_stays(text):
             "%time x = 1\nif True: from d2lpar.chapters.scaling import alexnet as a; "
             "from d2lpar.models import lenet",
         ),
+        (
+            "def f():\n    from d2lpar.virtual import Link\n\nfrom d2lpar.virtual import Span",
+            "def f():\n    from vgpu import Link\n\nfrom vgpu import Span",
+        ),
         ("ä = 1; from d2lpar.virtual import Link; b = 2", "ä = 1; from vgpu import Link; b = 2"),
     ],
 )

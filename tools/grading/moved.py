@@ -77,13 +77,14 @@ def code(text):
         tree = ast.parse(_MAGIC.sub(r"\1pass", text))
     except (SyntaxError, ValueError):
         return text
-    lines = text.encode().splitlines(keepends=True)
+    new = text.encode()
     starts = [0]
-    for line in lines:
+    for line in new.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    new = b"".join(lines)
-    for node in reversed([*ast.walk(tree)]):
-        if isinstance(node, ast.Import | ast.ImportFrom) and (moved := _moved(node)):
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+    # From the last to the first, so that the places of those before stay.
+    for node in sorted(imports, key=lambda node: (node.lineno, node.col_offset), reverse=True):
+        if moved := _moved(node):
             start = starts[node.lineno - 1] + node.col_offset
             end = starts[node.end_lineno - 1] + node.end_col_offset
             statement = new[start:end].decode()
