@@ -68,16 +68,11 @@ class Reduction:
         return dist.ReduceOp(kind)
 
     def combine(self, parts, dtype):
-        """Return the reduction of the parts of all ranks."""
         kind = self.gloo_op(dtype).op
+        of_two = {Op.SUM: torch.add, Op.PRODUCT: torch.mul, Op.MIN: torch.minimum}
         total = parts[0].clone()
         for part in parts[1:]:
-            if kind == Op.SUM:
-                total += part
-            elif kind == Op.PRODUCT:
-                total *= part
-            else:
-                (torch.minimum if kind == Op.MIN else torch.maximum)(total, part, out=total)
+            of_two.get(kind, torch.maximum)(total, part, out=total)
         return total
 
 
@@ -181,12 +176,10 @@ def nothing(gloo, inputs, outputs):
 
 
 def send(gloo, inputs, outputs, other, tag):
-    """Send the input to another rank."""
     gloo.send([_bytes(inputs[0])], other, 4 * tag + 3).wait()
 
 
 def recv(gloo, inputs, outputs, other, tag):
-    """Receive the output from another rank."""
     gloo.recv([_bytes(outputs[0])], other, 4 * tag + 3).wait()
 
 

@@ -16,10 +16,9 @@ others wait for its rank is assumed to wait, and its ops are simulated. This als
 that sleeps or waits for worker processes; its next ops may then begin late on several streams.
 
 The keeper listens on 127.0.0.1 if all ranks are on this machine, otherwise on the interface towards
-MASTER_ADDR. Both ends authenticate by a secret from torch's store. That excludes everybody without
-access to the store, such as other users of this machine. The store itself is open: whoever reaches
-it can read the secret, and report wrong times or ended ranks. Messages are JSON, so that nothing in
-them is executed.
+MASTER_ADDR. Both ends authenticate by a secret from torch's store, which excludes everybody without
+access to the store: whoever reaches it can report wrong times. Messages are JSON: nothing in them
+is executed.
 """
 
 import contextlib
@@ -54,12 +53,7 @@ class Line(Connection):
         self.send_bytes(json.dumps(message).encode())
 
     def recv(self):
-        """Return the next message; floats, infinity included, arrive unchanged.
-
-        Raises:
-            ValueError: the message is not JSON.
-            OSError: the message is too long.
-        """
+        """Return the next message; ValueError if it is not JSON, OSError if it is too long."""
         return _in_tuples(json.loads(self.recv_bytes(_MAX_MESSAGE_BYTES)))
 
 
@@ -102,6 +96,9 @@ class Meeting:
 
     def missing(self):
         return [rank for rank in self.members if rank not in self.posts]
+
+    def text(self):
+        return next(iter(self.posts.values())).text
 
 
 class Rank:
@@ -245,8 +242,7 @@ class Keeper:
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
             if number in meeting.missing() and meeting.posts and meeting.failure is None:
-                text = next(iter(meeting.posts.values())).text
-                self._fail(meeting, key, f"rank {number} ended before {text}")
+                self._fail(meeting, key, f"rank {number} ended before {meeting.text()}")
         self._give_leave()
         self._lock.notify_all()
 
@@ -341,8 +337,8 @@ class Keeper:
         else:
             return None
         if now - since > self._timeout:
-            text = next(iter(meeting.posts.values())).text
-            lines = [f"{ranks_text(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            waiting = ranks_text(sorted(meeting.posts))
+            lines = [f"{waiting} waited {self._timeout:g} s in {meeting.text()}"]
             elsewhere = {number: self._waits_in(number) for number in late}
             lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
             nowhere = [number for number in late if not elsewhere[number]]

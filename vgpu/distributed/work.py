@@ -61,12 +61,10 @@ class VirtualWork(dist.Work):
             time.sleep(1e-4)
 
     def is_completed(self):
-        """Return whether the values have arrived."""
         scheduler.clock.poll()
         return not any(map(scheduler.under_way, self._ops))
 
     def is_success(self):
-        """Return whether the values have arrived without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self):
@@ -78,7 +76,6 @@ class VirtualWork(dist.Work):
         return self._result
 
     def get_future(self):
-        """Return a future of `result`."""
         current = threads.thread.current
         for op in self._ops:
             if in_backward() and hasattr(current, "used"):

@@ -46,7 +46,6 @@ class Host:
                 )
 
     def start(self):
-        """Start counting calls of modules."""
         global _hook, _hook_after
         if self.module:
             # One step each once there is a handle, see interrupts.py: a return and a store.
@@ -54,7 +53,6 @@ class Host:
             _hook_after = register_module_forward_hook(_leave, always_call=True)
 
     def stop(self):
-        """Stop counting calls of modules."""
         for hook in (_hook, _hook_after):
             if hook is not None:
                 hook.remove()
@@ -76,7 +74,6 @@ class Host:
         return Host(*figures, source)
 
     def describe(self):
-        """Return a description of its figures."""
         if "/" not in str(self):
             return f"{self} for an operator"
         return f"{self} for an operator/a module/an operator of autograd"
@@ -103,9 +100,7 @@ EAGER = Host(8e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/model
 def as_host(host):
     """Return a `Host`, given as such, as "eager", or as seconds of each operator.
 
-    Raises:
-        ValueError: a name is not "eager", or the seconds are negative.
-        TypeError: `host` has another type.
+    Raises ValueError for another name or negative seconds, TypeError for another type.
     """
     if isinstance(host, Host):
         return host

@@ -38,29 +38,24 @@ class RecurrentCalls(threading.local):
         self.issued = None
 
     def seconds(self, forward, backward):
-        """Return the host time of the next operator, in forward or issued by autograd."""
-        if in_backward() and not torch.is_grad_enabled():
-            return self.backward_seconds(backward)
-        return self.forward_seconds(forward)
+        """Return the host time of the next operator, in forward or issued by autograd.
 
-    def forward_seconds(self, seconds):
-        """Return `seconds` for the first operator of a call, and outside calls; otherwise 0."""
-        if self.issued is None:
-            return seconds
-        self.issued, before = True, self.issued
-        return 0.0 if before else seconds
-
-    def backward_seconds(self, seconds):
-        """Return `seconds` for a call's first operator in backward, and outside; otherwise 0."""
+        Of the operators of a call, and of those of its backward, only the first takes time.
+        """
+        if not in_backward() or torch.is_grad_enabled():
+            before = self.issued
+            if before is not None:
+                self.issued = True
+            return 0.0 if before else forward
         node = autograd_node() if self.firsts else None
         number = None if node is None else forward_number(node)
         if number is None:
-            return seconds
+            return backward
         i = bisect_right(self.firsts, number) - 1
         if i < 0 or number >= self.ends[i]:
-            return seconds
+            return backward
         self.latest, before = self.firsts[i], self.latest
-        return 0.0 if before == self.firsts[i] else seconds
+        return 0.0 if before == self.firsts[i] else backward
 
 
 recurrent_calls = RecurrentCalls()  # of the calling thread

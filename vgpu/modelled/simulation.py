@@ -100,7 +100,6 @@ class HostClock:
         return self._lanes.get(device.index, self._now)
 
     def set(self, seconds, device=None):
-        """Advance to `seconds`."""
         if device is not None and in_backward():
             self._pass = backward_number()
             self._lanes[device.index] = seconds

@@ -82,14 +82,12 @@ class Agent(LocalElasticAgent):
         self.interrupts += 1
 
     def kill(self):
-        """Kill all processes."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join()
 
     def results(self):
-        """Return the results of the ranks."""
         results = []
         for rank, path in enumerate(self.files("result")):
             try:
@@ -117,8 +115,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group):
         """Poll the ranks: show their output and return their state.
 
-        Replaces the method of torch's agent, which reports neither exceptions nor signals, and
-        waits 30 s without interrupts for a process that does not end.
+        torch's method reports neither exceptions nor signals, and waits 30 s without interrupts
+        for a process that does not end.
         """
         ranks = zip(self.processes, self.codes, strict=True)
         alive = [process.sentinel for process, code in ranks if code is None]
@@ -234,7 +232,6 @@ class _Output(DefaultLogsSpecs):
                 print(f"[{rank}] {line.decode(errors='replace')}", file=getattr(sys, stream))
 
     def close(self):
-        """Print the rest and close the files."""
         try:
             self.show(last=True)
         finally:

@@ -92,7 +92,6 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
 
 
 def _store_of_torchrun(limit):
-    """Return the store of the processes of torchrun."""
     store, _, _ = next(dist.rendezvous("env://", timeout=limit))
     if os.environ["GROUP_WORLD_SIZE"] == "1":  # several machines count attempts differently
         # All attempts share the agent's store, where keys of a killed attempt break gloo.
