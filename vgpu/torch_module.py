@@ -482,8 +482,7 @@ class _DefaultGenerators(Sequence):
 default_generators = _DefaultGenerators()
 
 
-def _is_in_bad_fork():
-    return scheduler.in_fork()
+_is_in_bad_fork = scheduler.in_fork
 
 
 def get_amp_supported_dtype():

@@ -80,16 +80,11 @@ def _replace_names():
     replacements["default_generators"] = torch_module.default_generators
     replace_in_cuda(replacements)
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _REAL_GPU_ONLY})
-    replace_private_names(
-        sleep=lambda cycles: torch_module._sleep(cycles * NANOSECOND),
-        is_in_bad_fork=torch_module._is_in_bad_fork,
-        set_device=torch_module.set_device,
-        set_stream=_set_stream,
-        record_memory_history=history.record_memory_history,
-        snapshot=history.snapshot,
-        dump_snapshot=history.dump_snapshot,
-        refusing=refusing,
-    )
+
+    def sleep(cycles):
+        torch_module._sleep(cycles * NANOSECOND)
+
+    replace_private_names(torch_module, history, sleep, _set_stream, refusing)
     replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
@@ -114,7 +109,6 @@ def _replace_names():
 
 
 def _stats_as_nested_dict(device=None):
-    """Return `memory_stats` as nested dicts."""
     nested = {}
     for name, value in torch_module.memory_stats(device).items():
         *path, last = name.split(".")

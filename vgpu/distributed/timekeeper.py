@@ -432,16 +432,10 @@ class Member:
         return now[1] - cpu > _BUSY_SHARE * (now[0] - wall)
 
     def post(self, now, key, members, post):
-        """Report that a collective's inputs are ready.
+        """Report that a collective, given by `key` and `members`, is ready: a `Post`.
 
-        Args:
-            now: simulated seconds before which this rank does nothing more.
-            key: identifies the collective on all ranks.
-            members: participating ranks, numbered as in the default group.
-            post: a `Post`.
-
-        Raises:
-            OSError: the connection is lost.
+        Before `now`, in simulated seconds, this rank does nothing more. Raises OSError if the
+        connection is lost.
         """
         self.connection.send(("post", now, key, members, post))
 

@@ -11,14 +11,10 @@ from vgpu.torch_module import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
-    """Cut a tensor along a dimension and copy one piece to each device; return a tuple.
+    """Copy a piece of a tensor to each device, see `torch.cuda.comm.scatter`; return a tuple.
 
-    Args:
-        tensor: a tensor on the CPU or on a virtual GPU.
-        devices: devices or their indices.
-        chunk_sizes: lengths of the pieces; by default those of `tensor.chunk`, maybe fewer.
-        dim: the dimension.
-        streams: for each device the stream of its copy, or None.
+    `chunk_sizes` are those of `tensor.chunk` by default, maybe fewer; `streams` has the stream of
+    each copy, or None.
     """
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
@@ -34,12 +30,9 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
 
 
 def gather(tensors, dim=0, destination=None):
-    """Copy tensors to one device and concatenate them along a dimension.
+    """Copy tensors to one device and concatenate them along `dim`, see `torch.cuda.comm.gather`.
 
-    Args:
-        tensors: tensors on virtual GPUs, equal in shape except for the length of `dim`.
-        dim: the dimension.
-        destination: a device, its name or its index; None for the current one, -1 for the CPU.
+    `destination` is None for the current device, -1 or "cpu" for the CPU.
     """
     if str(destination) in ("-1", "cpu"):
         where = torch.device("cpu")
@@ -91,8 +84,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
 
     Args:
         inputs: for each device the list of its tensors, with equal shapes on all devices. One of
-            the lists is on `destination`; its tensors are not copied.
-        destination: a device or its index; the current device by default.
+            the lists is on `destination`, by default the current device, and is not copied.
         buffer_size: maximum bytes of a buffer; a larger tensor has its own.
 
     Returns:

@@ -17,12 +17,9 @@ _METHODS = "__init__ __exit__ _start_trace _parse_kineto_results export_chrome_t
 def patch_profiler(record):
     """Let `torch.profiler` and `torch.autograd.profiler` record virtual GPUs as "cuda".
 
-    Kineto, their recorder, supports real GPUs only. Here it records the host.
-
-    Args:
-        record: function(names of Kineto's activities, or None for all) that starts a recording of
-            GPUs; it returns an object with the methods `stop`, `with_events` and `add_to`, see
-            `vgpu.recording.profiling`.
+    Kineto, their recorder, supports real GPUs only. Here it records the host. `record(names of
+    Kineto's activities, or None for all)` starts a recording of GPUs, an object like
+    `vgpu.recording.profiling.Work`.
     """
     if not all(callable(getattr(profile, name, None)) for name in _METHODS):
         warnings.warn(

@@ -53,11 +53,7 @@ def dispatch_keys(tensor):
 
 @functools.cache
 def _offset_of_keys():
-    """Return the offset of the keys in a TensorImpl, where all test tensors have their known keys.
-
-    Raises:
-        RuntimeError: no offset fits, or several do.
-    """
+    """Return the offset of the keys in a TensorImpl, at which all test tensors have theirs."""
     tensors = (
         torch.empty(2),
         torch.empty(2, device="meta"),
@@ -84,9 +80,8 @@ def _offset_of_keys():
 def patch_data(set_data, has_compatible_type):
     """Allow `Tensor.data` from another device, as on CUDA; modules move parameters by it.
 
-    Args:
-        set_data: function(tensor, new), the setter of `Tensor.data`.
-        has_compatible_type: function(tensor, new) that returns whether to allow what torch refuses.
+    `set_data(tensor, new)` is its setter; `has_compatible_type(tensor, new)` returns whether to
+    allow what torch refuses.
     """
     data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
     torch.Tensor.data = property(data.__get__, set_data, doc=data.__doc__)
@@ -101,10 +96,7 @@ def patch_data(set_data, has_compatible_type):
 def rebuild_tensor_arguments(tensor, values, storage):
     """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA.
 
-    Args:
-        tensor: the tensor.
-        values: a CPU tensor with its values.
-        storage: the untyped storage of `values`, or a placeholder for it.
+    `values` are on the CPU; `storage` is their storage, or a placeholder for it.
     """
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     layout = values.storage_offset(), tuple(values.shape), values.stride()
@@ -113,16 +105,14 @@ def rebuild_tensor_arguments(tensor, values, storage):
 
 
 def rebuild_parameter_arguments(tensor):
-    """Return pickle's function and arguments to rebuild an nn.Parameter."""
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
 
 
 def patch_make_wrapper(own_device, report_as_cuda):
     """Make wrapper tensors of virtual GPUs have these devices in torch's C++ code.
 
-    Args:
-        own_device: function that returns a device as torch's C++ code knows it.
-        report_as_cuda: function that makes a class report such devices as "cuda".
+    `own_device` returns a device as that code knows it; `report_as_cuda` makes a class report such
+    devices as "cuda".
     """
     patched = set()
 
@@ -145,9 +135,6 @@ def patch_fake_tensors(own_device, report_as_cuda):
     """Make fake tensors of virtual GPUs have these devices in torch's C++ code.
 
     Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
-
-    Args:
-        own_device, report_as_cuda: as in `patch_make_wrapper`.
     """
     asks_device = torch.ops.prim.device.default
 

@@ -34,13 +34,7 @@ at_long_wait = None  # callback of a host that has waited twice as long
 
 
 class WallClock:
-    """The clock of virtual GPUs whose engines are threads. A `Simulation` has the same methods.
-
-    Attributes:
-        name: the name of the modelled hardware; "" here.
-        is_modelled: whether the time is simulated.
-        meetings: not None, because ranks share the wall clock without `Meetings`.
-    """
+    """The clock of virtual GPUs whose engines are threads."""
 
     name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`
@@ -70,7 +64,6 @@ class WallClock:
     host_allocates = enter_module = copy_modules = advance
 
     def ask_and_wait(self, function, *arguments):
-        """Call a function."""
         function(*arguments)
 
     def shared_by(self, threads):
@@ -117,7 +110,6 @@ class Op:
 
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
-        engine: the engine that runs it.
         stream: its stream; set by `StreamQueue.issue`.
         work: function(op) that does the work.
         plan: the `Plan` of a kernel; or None.
@@ -129,13 +121,11 @@ class Op:
         generator: the generator of its random numbers; or None.
         issued, ready, start, end: seconds of the clock.
         launched: wall-clock seconds of the issue if the clock is simulated; or None.
-        error: the exception of the work.
         previous, after, waits: the ops that it depends on: the one before it in its stream, those
             passed to `issue`, and those that its stream waits for, with the times of these calls.
         number: its place among the ops admitted by its engine.
-        missing: number of its dependencies that are not done.
-        dependents: ops that depend on this one.
-        waiters: functions that wake the threads waiting for this one.
+        missing, dependents: number of its dependencies that are not done; ops that depend on it.
+        waiters: functions that wake the threads waiting for it.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -180,7 +170,6 @@ class ReadyQueue:
         hand_over: function, in C, that adds an op to `arrivals`.
         issued, finished: number of ops handed over, and of those that are done.
         ends: empty; see `ModelledEngine`.
-        clock: the `WallClock`.
         ending: whether `take` returns None when woken.
     """
 
@@ -256,9 +245,8 @@ class ReadyQueue:
 def complete(op):
     """Mark an op as done, and record it.
 
-    Returns:
-        A list of its dependents that are now ready, and a list, or None, of the functions that wake
-        the threads waiting for it.
+    Returns a list of its dependents that are now ready, and the functions that wake the threads
+    waiting for it, a list or None.
     """
     try:
         if _recordings:
@@ -329,8 +317,7 @@ def wait(op, device):
     A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, the calling thread is an engine's, or an engine's
-            thread has died.
+        RuntimeError: in a fork or an engine's thread, or if an engine's thread has died.
     """
     if under_way(op):
         check_process()
@@ -350,17 +337,11 @@ def check_threads():
 
 
 def note_death(who, error):
-    """Make all threads that wait for devices, now or later, raise RuntimeError.
-
-    Args:
-        who: the thread, for the message.
-        error: the exception that ended it.
-    """
+    """Make all threads that wait for devices raise: the thread `who` has died of `error`."""
     _deaths.append((who, error))
 
 
 def check_clocks(device, other):
-    """Raise RuntimeError unless both `Device`s have the same clock."""
     if device.compute.clock is not other.compute.clock:
         raise RuntimeError(
             f"{device.torch_device} and {other.torch_device} must have the same clock: "
@@ -405,8 +386,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    Times are those of the current clock. An object given as `recording` replaces the list; engine
-    threads call its `extend`.
+    Times are those of the current clock. `recording` replaces the list: an object whose `extend`
+    engine threads call.
     """
     global _recordings
     recording = [] if recording is None else recording

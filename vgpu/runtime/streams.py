@@ -98,10 +98,7 @@ class StreamQueue:
                 self.waits.update(waits)
 
     def _waits_under_way(self):
-        """Return `waits`, at each multiple of 64 without the ops that are done.
-
-        Otherwise a stream that waits repeatedly, without new ops, would leak them.
-        """
+        """Return `waits`, at each multiple of 64 without the ops that are done: none may leak."""
         waits = self.waits or {}
         if len(waits) % 64 or scheduler.is_recording():  # a recording shows all of them
             return waits

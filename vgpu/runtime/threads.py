@@ -85,7 +85,6 @@ class CurrentStreams:
 
 @one_step
 def set_entered(index, entered):
-    """Set the calling thread's device, and its active `with` blocks."""
     thread.device = index
     thread.entered = entered
 
@@ -101,10 +100,7 @@ def leave():
 
 
 def leave_all():
-    """Leave all `with` blocks of the calling thread: restore the device and streams before them.
-
-    An interrupt at the end of a block can leave it entered.
-    """
+    """Leave all `with` blocks of the calling thread, which an interrupt may have left entered."""
     while thread.entered:
         _leave_innermost()
 

@@ -97,7 +97,6 @@ class Cell:
     last tensor is deleted, before the last op has run.
 
     Attributes:
-        layout: a `TensorLayout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
         parent: the cell that a view refers to.
         view: function(data of `parent`) that returns the data of a view; None if the layout is
@@ -228,10 +227,7 @@ def forget(cell):
 
 
 def revive(cell):
-    """Allocate a tensor without values that is about to be overwritten, filled with nan.
-
-    Does nothing for other objects than a `Cell`.
-    """
+    """Allocate a tensor without values that is about to be overwritten, filled with nan."""
     if type(cell) is Cell and lacks_values(cell.root().data):
         root = cell.root()
         memory = root.data.data

@@ -47,7 +47,6 @@ class Generator(CPUGenerator):
         return self.owner.torch_device
 
     def manual_seed(self, seed):
-        """Set the seed; return the generator."""
         self._seed, self.offset = CPUGenerator().manual_seed(seed).initial_seed() & _ALL, 0
         return self
 
@@ -58,7 +57,6 @@ class Generator(CPUGenerator):
         return seed
 
     def initial_seed(self):
-        """Return the seed."""
         return self._seed
 
     def next_seed(self):
@@ -93,7 +91,6 @@ class Generator(CPUGenerator):
         return self
 
     def clone_state(self):
-        """Return a new generator with the same device and state."""
         return Generator(self.owner).set_state(self.get_state())
 
     def __repr__(self):
@@ -103,8 +100,7 @@ class Generator(CPUGenerator):
 def checked(generator, device):
     """Return the generator of a kernel: the given one, or that of its `Device`.
 
-    Raises:
-        RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.
+    Raises RuntimeError, as on CUDA, for a generator of the CPU or of another device.
     """
     if generator is None:
         return device.generator

@@ -148,8 +148,7 @@ class Memory:
     def resize(self, block, num_bytes):
         """Free a block's memory while tensors use the block, and allocate new memory for it.
 
-        Raises:
-            torch.OutOfMemoryError: there is not enough memory; the block then has none.
+        Raises torch.OutOfMemoryError if there is not enough memory; the block then has none.
         """
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
@@ -316,7 +315,6 @@ class Memory:
         return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
 
     def held_keys(self):
-        """Return the set of keys of held blocks."""
         return set(self._held)
 
     def segments(self):
