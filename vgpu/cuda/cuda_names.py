@@ -38,7 +38,7 @@ def switch_on(gpus, visible=None, values=True):
     Args:
         gpus: kind and number, "vgpu:4" or "v100:4".
         visible: indices of visible GPUs, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
-        values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
+        values: see `virtual_gpus`.
 
     Raises:
         ValueError: `gpus` is malformed, or names an unknown GPU or machine.

@@ -65,11 +65,7 @@ def _is_simulated_now(frame):
 
 
 class _Stand:
-    """Replaces a function of `time`; as a class attribute it does not become a method.
-
-    Attributes:
-        real: the replaced function.
-    """
+    """Replaces a function of `time`, `real`; as a class attribute it does not become a method."""
 
     def __init__(self, name):
         self.real = getattr(time, name)

@@ -36,8 +36,7 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
         gpus: number of virtual GPUs for each process.
         model: name of the GPU or machine to model; None for real time.
         trace: path for a trace of all ranks, or None.
-        clock: with a model, the clock of `time.time` in the command: "model" or "wall".
-        values: False, with a model, to compute no values.
+        clock, values: with a model, see `vgpu run --help`.
     """
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"vgpu run: the folder of the trace {trace} does not exist", file=sys.stderr)

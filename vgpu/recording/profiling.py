@@ -25,9 +25,7 @@ _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 class Work:
     """A recording of the GPUs' work, from its creation until `stop`.
 
-    Args:
-        activities: names of Kineto's activities to show, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None
-            for all.
+    `activities` are names of Kineto's, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None for all.
     """
 
     def __init__(self, activities=None):
@@ -51,10 +49,8 @@ class Work:
         """Return the set of numbers of the events that exist on virtual GPUs only.
 
         These are Python code of an operator, such as shape inference, except for operators that it
-        issues, and the threads of engines.
-
-        Args:
-            events: tuples (begin and end in ns, thread, name, whether it is a function of Python).
+        issues, and the threads of engines. `events` are tuples: begin and end in ns, thread, name,
+        whether it is a function of Python.
         """
         launches = list(map(self._clock.launch, self._spans))
         events = list(events)
@@ -73,12 +69,9 @@ class Work:
         return ours
 
     def with_events(self, events, start, shows_host):
-        """Return the `FunctionEvent`s of the host with those of the GPUs, in order of their starts.
+        """Return the host's `FunctionEvent`s, in microseconds from `start`, and those of the GPUs.
 
-        Args:
-            events: those of the host, in microseconds from `start`.
-            start: ns from the epoch.
-            shows_host: whether to include those of the host.
+        `start` is in ns from the epoch. Without `shows_host`, those of the host are left out.
         """
         start -= self._clock.unix
         spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
