@@ -76,13 +76,20 @@ class Reduction:
         return total
 
 
+def options(kind, **values):
+    """Return torch's options of a collective with attributes set."""
+    made = kind()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
 def all_reduce(gloo, inputs, outputs, reduction):
     """Write the sum over the ranks to every output; inputs and outputs share memory."""
     for value, out in zip(inputs, outputs, strict=True):
         total = reduction.prepared(value)
-        options = dist.AllreduceOptions()
-        options.reduceOp = reduction.gloo_op(value.dtype)
-        gloo.allreduce([total], options).wait()
+        kind = reduction.gloo_op(value.dtype)
+        gloo.allreduce([total], options(dist.AllreduceOptions, reduceOp=kind)).wait()
         reduction.finish(total, out)
 
 
@@ -92,19 +99,16 @@ def reduce(gloo, inputs, outputs, reduction, root):
         total = reduction.prepared(value)
         if total is value:
             total = value.clone()
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = reduction.gloo_op(value.dtype), root
-        gloo.reduce([total], options).wait()
+        kind = reduction.gloo_op(value.dtype)
+        gloo.reduce([total], options(dist.ReduceOptions, reduceOp=kind, rootRank=root)).wait()
         if gloo.rank() == root:
             reduction.finish(total, out)
 
 
 def broadcast(gloo, inputs, outputs, root):
     """Write the root's tensors to every output; inputs and outputs share memory."""
-    options = dist.BroadcastOptions()
-    options.rootRank = root
     for out in outputs:
-        gloo.broadcast([_bytes(out)], options).wait()
+        gloo.broadcast([_bytes(out)], options(dist.BroadcastOptions, rootRank=root)).wait()
 
 
 def all_gather(gloo, inputs, outputs):
@@ -157,18 +161,14 @@ def _swap(gloo, sent, received):
 
 def gather(gloo, inputs, outputs, root):
     """Write the input of rank i to output i of the root."""
-    options = dist.GatherOptions()
-    options.rootRank = root
     out = [[_bytes(each) for each in outputs]] if gloo.rank() == root else []
-    gloo.gather(out, [_bytes(inputs[0])], options).wait()
+    gloo.gather(out, [_bytes(inputs[0])], options(dist.GatherOptions, rootRank=root)).wait()
 
 
 def scatter(gloo, inputs, outputs, root):
     """Write input i of the root to the output of rank i."""
-    options = dist.ScatterOptions()
-    options.rootRank = root
     sent = [[_bytes(each) for each in inputs]] if gloo.rank() == root else []
-    gloo.scatter([_bytes(outputs[0])], sent, options).wait()
+    gloo.scatter([_bytes(outputs[0])], sent, options(dist.ScatterOptions, rootRank=root)).wait()
 
 
 def nothing(gloo, inputs, outputs):

@@ -8,6 +8,7 @@ other ranks join.
 import torch
 import torch.distributed as dist
 
+from vgpu.distributed.exchange import options
 from vgpu.distributed.work import wait_for_writer
 from vgpu.operators.plans import tables
 from vgpu.private.process_groups import resolve_process_group, wait_on_first_use
@@ -38,15 +39,14 @@ def _group(name):
     return resolve_process_group(name) if isinstance(name, str) else name
 
 
-def _reduction(options, reduce_op):
-    """Return `options` with a reduce op, which may be given by name, such as "sum"."""
+def _reduction(kind, reduce_op):
+    """Return options with a reduce op, which may be given by name, such as "sum"."""
     if isinstance(reduce_op, str):
-        kind = getattr(dist.ReduceOp, reduce_op.upper(), None)
-        if kind is None:
+        named = getattr(dist.ReduceOp, reduce_op.upper(), None)
+        if named is None:
             raise ValueError(f"unknown reduce op: {reduce_op!r}")
-        reduce_op = dist.ReduceOp(kind)
-    options.reduceOp = reduce_op
-    return options
+        reduce_op = dist.ReduceOp(named)
+    return options(kind, reduceOp=reduce_op)
 
 
 def _copy(value):
@@ -69,22 +69,20 @@ def _part(name, rows, k):
 
 @_issues_in_place("_c10d_functional::all_reduce")
 def all_reduce_(tensor, reduce_op, group_name):
-    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions(), reduce_op))
+    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions, reduce_op))
     return tensor
 
 
 @_issues_in_place("_c10d_functional::all_reduce_coalesced")
 def all_reduce_coalesced_(tensors, reduce_op, group_name):
-    options = _reduction(dist.AllreduceCoalescedOptions(), reduce_op)
-    _group(group_name).allreduce_coalesced(tensors, options)
+    opts = _reduction(dist.AllreduceCoalescedOptions, reduce_op)
+    _group(group_name).allreduce_coalesced(tensors, opts)
     return tensors
 
 
 @_issues_in_place("_c10d_functional::broadcast")
 def broadcast_(tensor, src, group_name):
-    options = dist.BroadcastOptions()
-    options.rootRank = src
-    _group(group_name).broadcast([tensor], options)
+    _group(group_name).broadcast([tensor], options(dist.BroadcastOptions, rootRank=src))
     return tensor
 
 
@@ -112,8 +110,8 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
 @_issues("_c10d_functional::reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
     """Write this rank's part of the sum over the ranks to `out`."""
-    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
-    _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), options)
+    opts = _reduction(dist.ReduceScatterOptions, reduce_op)
+    _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), opts)
     return out
 
 
@@ -127,9 +125,9 @@ def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
     parts = [_part("reduce_scatter", tensor.shape[0], group_size) for tensor in tensors]
     outputs = [*map(_empty, tensors, parts)]
-    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
+    opts = _reduction(dist.ReduceScatterOptions, reduce_op)
     tensors = [tensor.contiguous() for tensor in tensors]
-    _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
+    _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, opts)
     return outputs
 
 
@@ -137,9 +135,8 @@ def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
 def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
     """Send rows to each rank, by default equal parts; return the received rows."""
     out = _empty(tensor, sum(output_split_sizes) if output_split_sizes else tensor.shape[0])
-    options = dist.AllToAllOptions()
     group, tensor = _group(group_name), tensor.contiguous()
-    group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes, options)
+    group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes)
     return out
 
 

@@ -82,7 +82,6 @@ class Meeting:
     """A collective that some of its ranks have posted.
 
     Attributes:
-        members: participating ranks, numbered as in the default group.
         posts: rank -> its `Post`.
         here: ranks that wait for the others' values, or need none.
         since: `time.monotonic()` of the last addition to `here`.
@@ -106,8 +105,8 @@ class Rank:
 
     Attributes:
         bound: seconds before which the rank does nothing, unless a meeting wakes it.
-        asks: time to which it asks for leave to advance, or None while it runs.
-        since: `time.monotonic()` of that request.
+        asks, since: time to which it asks for leave to advance, and `time.monotonic()` of that
+            request; None while it runs.
         sent: number of messages about meetings sent to it.
     """
 
@@ -118,12 +117,9 @@ class Rank:
 
 
 class Keeper:
-    """The keeper of the simulated clock; see the module docstring.
+    """The keeper of the simulated clock for `size` ranks; see the module docstring.
 
-    Args:
-        size: number of ranks.
-        timeout: longest wait of a rank for others, seconds.
-        address: the interface on which it listens.
+    A rank waits for others for `timeout` seconds at most. `address` is the interface to listen on.
 
     Attributes:
         ranks: number -> its `Rank`, of those that have joined.

@@ -154,15 +154,12 @@ def _replace_methods(start, join, patched):
 
 
 class Simulation:
-    """The clock of modelled GPUs.
+    """The `Clock` of modelled GPUs.
 
     Args:
         name: the modelled hardware.
         issuing: the `Host` with the host time of operators.
         values: whether ops are computed, not only timed.
-
-    Attributes:
-        meetings: the `Meetings` of a job with several ranks; or None.
     """
 
     is_modelled, meetings = True, None
@@ -183,7 +180,6 @@ class Simulation:
         program_clock.start()
 
     def stop(self):
-        """Leave the ranks of the job and undo all patches: another clock becomes current."""
         program_clock.stop()
         unpatch_threads()
         self.issuing.stop()
@@ -191,7 +187,6 @@ class Simulation:
             self.meetings.leave()
 
     def end_meetings(self):
-        """Simulate all issued ops and leave the ranks of the job, if there are several."""
         if self.meetings is not None:
             self.meetings.end()
             self.meetings = None
@@ -214,21 +209,17 @@ class Simulation:
         return self.host_clock().now()
 
     def advance(self, seconds):
-        """Advance the calling thread's clock by `seconds` of host work."""
         host = self.host_clock()
         host.set(host.now() + seconds)
 
     def enter_module(self, seconds):
-        """Advance the calling thread's clock by the host time of a module call."""
         self.advance(seconds * self._sharing)
 
     def copy_modules(self, number):
-        """Advance the calling thread's clock by the host time of copying `nn.Module`s."""
         self.advance(number * self.issuing.module)
 
     @contextlib.contextmanager
     def shared_by(self, threads):
-        """Multiply host times in the block: `threads` host threads share Python's lock."""
         self._sharing, before = threads, self._sharing
         try:
             yield
@@ -236,12 +227,10 @@ class Simulation:
             self._sharing = before
 
     def host_allocates(self, num_bytes):
-        """Advance the calling thread's clock by the first touch of new CPU memory."""
         if num_bytes >= MIN_NEW_BYTES:
             self.advance(num_bytes / FIRST_TOUCH_BANDWIDTH)
 
     def has_ended(self, op):
-        """Return whether an op has ended, as far as the calling thread knows."""
         return op.done and (op.end <= self.now() or scheduler.clock is not self)
 
     def launch(self, op, stream):
@@ -292,7 +281,6 @@ class Simulation:
         host.set(arrived, device)
 
     def catch_up(self):
-        """Simulate until the calling thread's current time."""
         self.ask_and_wait(self._run_until, self.now())
 
     def set_threads(self, threads):
@@ -306,12 +294,10 @@ class Simulation:
         simulator.requests.put((function, arguments, lambda: None))
 
     def poll(self):
-        """Run `catch_up` for a host that queries an event, at the cost of a launch."""
         self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def ask_and_wait(self, function, *arguments):
-        """Call a function in the simulator's thread, after all ops issued so far, and wait."""
         scheduler.check_process()
         scheduler.check_thread()
         if simulator.ended.is_set():

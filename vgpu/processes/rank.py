@@ -48,7 +48,7 @@ STREAMS = ("stdout", "stderr")
 
 
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
-    """Call `fn()` in a process group of the processes started by the elastic agent.
+    """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
     Each process has its own GPU as its current device: a CUDA GPU with NCCL if this machine has one
     for each of its processes, otherwise a virtual GPU with vccl. CPU tensors go through gloo, and
@@ -59,9 +59,6 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
             first.
         store: the store of the process group; by default torchrun's.
         figures: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
-
-    Returns:
-        The result of `fn`, after it has returned on every rank.
 
     Raises:
         TimeoutError: ranks had not arrived in time; reports which ones, and where they were.

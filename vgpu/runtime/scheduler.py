@@ -17,6 +17,7 @@ from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
 from time import perf_counter
+from typing import Protocol
 
 from vgpu.recording.spans import Span
 
@@ -33,8 +34,68 @@ LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are
 at_long_wait = None  # callback of a host that has waited twice as long
 
 
+class Clock(Protocol):
+    """What keeps the time: `WallClock`, or `Simulation` on modelled GPUs.
+
+    Attributes:
+        name: the modelled hardware; "" on the wall clock.
+        is_modelled: whether the time is simulated.
+        meetings: how the ranks of a job agree on times: None before there is a job, `Meetings` or
+            `EqualRanks` in it; () on the wall clock, which they share.
+    """
+
+    name: str
+    is_modelled: bool
+    meetings: object
+
+    def start(self):
+        """Apply what the clock changes in Python: the switch interval, or threads and modules."""
+
+    def stop(self):
+        """Undo it: another clock takes over, or the process ends."""
+
+    def now(self):
+        """Return the time of the calling thread, in seconds."""
+
+    def launch(self, op, stream):
+        """Return the time of issue of an op, after the host time of its launch."""
+
+    def advance(self, seconds):
+        """Let host work take `seconds`; on the wall clock it takes real time itself."""
+
+    def host_allocates(self, num_bytes):
+        """Let the first touch of new CPU memory take its time."""
+
+    def enter_module(self, seconds):
+        """Let the call of a module take `seconds`."""
+
+    def copy_modules(self, number):
+        """Let the copy of so many modules take its time."""
+
+    def shared_by(self, threads):
+        """Return a context manager in which `threads` host threads share Python's lock."""
+
+    def has_ended(self, op):
+        """Return whether an op has ended, as far as the calling thread knows."""
+
+    def catch_up(self):
+        """Bring the state of all ops up to `now`."""
+
+    def poll(self):
+        """Call `catch_up` for a host that queries an event, which takes host time."""
+
+    def wait(self, op, device):
+        """Block the calling thread until an op has ended; `device` is for recordings."""
+
+    def ask_and_wait(self, function, *arguments):
+        """Call a function after all ops issued so far, in a thread that no interrupt reaches."""
+
+    def end_meetings(self):
+        """Complete all issued ops, and leave the ranks of the job."""
+
+
 class WallClock:
-    """The clock of virtual GPUs whose engines are threads."""
+    """The `Clock` of virtual GPUs whose engines are threads."""
 
     name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`
@@ -55,7 +116,6 @@ class WallClock:
         return perf_counter()
 
     def launch(self, op, stream):
-        """Return the time of issue of an op, see `Simulation.launch`."""
         return perf_counter()
 
     def advance(self, seconds):
@@ -67,7 +127,6 @@ class WallClock:
         function(*arguments)
 
     def shared_by(self, threads):
-        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
     def catch_up(self):
