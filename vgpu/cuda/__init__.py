@@ -6,6 +6,5 @@ autoload       runs in each process of the program at the end of `import torch`
 as_cuda        makes "cuda" devices virtual GPUs
 cuda_names     replaces the functions of torch.cuda; nccl, nvtx: those of NCCL and NVTX
 only_cuda      errors for features that need a real GPU
-program_clock  simulated time for `time.time` and similar functions on modelled GPUs
 report         writes each process's figures to a file, for the summary
 """

@@ -11,4 +11,5 @@ convolutions      cuDNN's algorithms for convolutions, as matrix products
 links             bandwidth and latency of links: nominal and measured
 host              host time of operators and modules
 recurrent_layers  host time of recurrent layers, one operator of cuDNN on CUDA
+program_clock     simulated time for `time.time` and similar functions, under `vgpu run`
 """

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from vgpu.cuda import program_clock
+from vgpu.modelled import program_clock
 from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
@@ -154,7 +154,7 @@ def _replace_methods(start, join, patched):
 
 
 class Simulation:
-    """The `Clock` of modelled GPUs.
+    """The `DeviceClock` of modelled GPUs.
 
     Args:
         name: the modelled hardware.

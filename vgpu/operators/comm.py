@@ -1,5 +1,7 @@
 """Scatter, gather, broadcast and reduce for `nn.DataParallel` on virtual GPUs."""
 
+from contextlib import nullcontext
+
 import torch
 
 from vgpu.operators.issuing import issue_function
@@ -7,7 +9,6 @@ from vgpu.private.tensors import reorder_as, take_tensors
 from vgpu.runtime import registry
 from vgpu.tensors.cells import TensorLayout
 from vgpu.tensors.tensor import view_as
-from vgpu.torch_module import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
@@ -23,7 +24,7 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
     streams = streams or [None] * len(devices)
     pieces = []
     for chunk, index, stream in zip(chunks, devices, streams, strict=False):
-        with use_stream(stream):
+        with stream or nullcontext():
             where = registry.find(index).torch_device
             pieces.append(chunk.contiguous().to(where, non_blocking=True))
     return tuple(pieces)

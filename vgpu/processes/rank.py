@@ -38,9 +38,9 @@ import torch
 import torch.distributed as dist
 
 from vgpu import virtual_gpus
+from vgpu.devices.device_setup import requested_figures
 from vgpu.distributed import BACKEND
 from vgpu.processes.roll_call import RollCall, is_timeout
-from vgpu.runtime.device_setup import requested_figures
 from vgpu.runtime.registry import synchronize
 
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes

@@ -13,7 +13,7 @@ next checks that flag:
 So consecutive stores, and the call of a function in C after them, are *one step*: either all of it
 has happened or none. A function that is one step is decorated with `one_step`. Comments mark the
 steps within longer functions, where another call would slow down each operator or each allocation:
-`StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of memory.py.
+`StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of device_memory.py.
 
 No other thread runs within a step, because the same check hands over the interpreter's lock. No
 garbage is collected within it: 3.11 collects where a container is created, and a step creates none;

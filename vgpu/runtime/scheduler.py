@@ -19,7 +19,7 @@ from queue import SimpleQueue
 from time import perf_counter
 from typing import Protocol
 
-from vgpu.recording.spans import Span
+from vgpu.runtime.spans import Span
 
 error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "cuda"
 SWITCH_INTERVAL = 1e-4  # seconds
@@ -34,7 +34,7 @@ LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are
 at_long_wait = None  # callback of a host that has waited twice as long
 
 
-class Clock(Protocol):
+class DeviceClock(Protocol):
     """What keeps the time: `WallClock`, or `Simulation` on modelled GPUs.
 
     Attributes:
@@ -95,7 +95,7 @@ class Clock(Protocol):
 
 
 class WallClock:
-    """The `Clock` of virtual GPUs whose engines are threads."""
+    """The `DeviceClock` of virtual GPUs whose engines are threads."""
 
     name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from vgpu.devices.device import Device
 from vgpu.modelled.hardware import machines_of
 from vgpu.modelled.links import as_link
 from vgpu.process_limits import cores_of_this_process, memory_of_this_process
 from vgpu.runtime import registry, scheduler
-from vgpu.runtime.device import Device
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
 SHARE_OF_MEMORY = 0.8  # of this process's memory, divided among all devices
@@ -140,7 +140,7 @@ def _configure(n, figures):
     if registry.devices:
         scheduler.check_process()
     else:
-        from vgpu.runtime import backend
+        from vgpu.devices import backend
 
         backend.register()
         backend.note_forks()

@@ -13,8 +13,8 @@ from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import Resource, wait_all
 from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
+from vgpu.tensors.device_memory import Memory
 from vgpu.tensors.generators import Generator
-from vgpu.tensors.memory import Memory
 
 
 class Device:
