@@ -1,6 +1,7 @@
 """What `import d2lpar` loads, and what it leaves alone."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 import d2lpar
 import vgpu
+from vgpu.modelled.simulation import Simulation
+from vgpu.runtime.scheduler import DeviceClock, WallClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -226,3 +229,14 @@ def test_no_modules_of_the_engine_import_each_other():
         lowest = {name for name, others in below.items() if not others}
         assert lowest, f"these modules import each other in a circle: {sorted(below)}"
         below = {name: others - lowest for name, others in below.items() if name not in lowest}
+
+
+def test_both_clocks_have_the_methods_of_the_protocol():
+    """Of as many arguments: a caller need not ask which clock is in force."""
+    methods = {name: m for name, m in vars(DeviceClock).items() if inspect.isfunction(m)}
+    methods = {name: method for name, method in methods.items() if not name.startswith("_")}
+    assert len(methods) == 15
+    for kind in (WallClock, Simulation):
+        for name, method in methods.items():
+            given = inspect.signature(getattr(kind, name)).parameters
+            assert len(given) == len(inspect.signature(method).parameters), (kind, name)
