@@ -52,11 +52,7 @@ class Stream(BaseStream):
         return not self._stream.tail()
 
     def synchronize(self):
-        """Wait for all work issued so far.
-
-        Raises:
-            torch.AcceleratorError: an op has failed on this or another stream of the device.
-        """
+        """Wait for all work issued so far; AcceleratorError if an op of the device has failed."""
         wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
@@ -258,8 +254,7 @@ def set_device(device):
 def synchronize(device=None):
     """Wait for all work issued so far to the streams of `device`, the current one by default.
 
-    Raises:
-        torch.AcceleratorError: an op that was issued before has failed.
+    Raises torch.AcceleratorError if an op that was issued before has failed.
     """
     registry.find(device).synchronize()
 
@@ -367,12 +362,9 @@ def mem_get_info(device=None):
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Limit the usable memory of a device to a fraction, 0 to 1.
+    """Limit the usable memory of a device to a fraction, 0 to 1; ValueError for another number.
 
     An allocation beyond the limit raises torch.OutOfMemoryError.
-
-    Raises:
-        ValueError: `fraction` is out of range.
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
@@ -410,11 +402,7 @@ def get_device_capability(device=None):
 
 
 def can_device_access_peer(device, peer_device):
-    """Return whether a device can access another one's memory: True for any two virtual GPUs.
-
-    Raises:
-        RuntimeError: one of the devices does not exist.
-    """
+    """Return whether a device can access another one's memory: True for any two virtual GPUs."""
     return registry.find(device) is not registry.find(peer_device)
 
 

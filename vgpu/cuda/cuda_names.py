@@ -12,19 +12,23 @@ import re
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 
 from vgpu import torch_module
-from vgpu.cuda import as_cuda, nccl, only_cuda
+from vgpu.cuda import as_cuda, only_cuda
 from vgpu.cuda.nvtx import replace_nvtx
 from vgpu.cuda.only_cuda import refusing
+from vgpu.distributed import BACKEND
 from vgpu.private.cuda import (
     remove_privateuse1_tests,
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
 )
+from vgpu.private.dtensor import patch_dtensor_class
 from vgpu.private.kineto import patch_profiler
 from vgpu.private.patching import replace
+from vgpu.private.process_groups import patch_process_groups
 from vgpu.recording import history, profiling
 from vgpu.runtime import registry
 
@@ -53,8 +57,28 @@ def switch_on(gpus, visible=None, values=True):
         model = None if kind == "vgpu" else kind
         as_cuda.stand_for_cuda(count, model=model, values=values)
         _replace_names()
-        nccl.redirect_nccl()
+        if dist.is_available():
+            patch_dtensor_class(as_cuda.report_as_cuda)
+            patch_process_groups(translate)
         only_cuda.refuse_extensions()
+
+
+def translate(backend):
+    """Return the backend that replaces the requested one.
+
+    Translated are "nccl", "gloo" (which accepts GPU tensors, too), pairs such as
+    "cpu:gloo,cuda:nccl", and "undefined", the default. Others are returned unchanged.
+    """
+    if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
+        return f"cpu:gloo,vgpu:{BACKEND}"
+    if backend == dist.Backend.NCCL:
+        return BACKEND
+    names = dict(pair.split(":") for pair in backend.split(",") if ":" in pair)
+    if names.get("cuda") not in (dist.Backend.NCCL, dist.Backend.GLOO):
+        return backend
+    del names["cuda"]
+    names["vgpu"] = BACKEND
+    return ",".join(map(":".join, names.items()))
 
 
 def _visible(visible, number):

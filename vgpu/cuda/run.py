@@ -73,8 +73,8 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
 class _Job:
     """A command and all its descendants.
 
-    The command stays in this process's group, so a terminal interrupts, stops and resumes both. A
-    signal from another process to this one alone is forwarded.
+    It stays in this process's group, so a terminal interrupts, stops and resumes both; a signal of
+    another process to this one alone is forwarded.
     """
 
     def __init__(self, command, environment):

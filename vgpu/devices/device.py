@@ -144,8 +144,7 @@ class Device:
     def raise_error(self):
         """Raise the first error that is not yet reported, if any, and drop the others.
 
-        Raises:
-            torch.AcceleratorError: names the op; its cause is the op's exception.
+        It is a torch.AcceleratorError that names the op; its cause is the op's exception.
         """
         if self._errors:
             op = self._errors.popleft()

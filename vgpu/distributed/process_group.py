@@ -405,9 +405,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _parts_of(self, name, wholes, parts):
         """Return the parts of all wholes in one list.
 
-        Args:
-            wholes: tensors, or lists of one tensor for each rank; empty on ranks but the root.
-            parts: for each of `wholes`, this rank's tensor, with the size of one part.
+        `wholes` are tensors, or lists of one tensor for each rank; empty on ranks but the root.
+        `parts` are this rank's tensors, each with the size of one part.
         """
         found = []
         for whole, part in zip(wholes, parts, strict=bool(wholes)):

@@ -377,12 +377,9 @@ def _family(address):
 class Member:
     """The connection of this process to the keeper, for the simulator's thread.
 
-    Args:
-        run: function(key of a collective, whether all its ranks have posted it), called in another
-            thread when others wait for this rank and its host is assumed to wait.
-
-    Attributes:
-        connection: the `Line` to the keeper.
+    `run(key of a collective, whether all its ranks have posted it)` is called in another thread
+    when others wait for this rank and its host is assumed to wait. `connection` is the `Line` to
+    the keeper.
     """
 
     def __init__(self, store, rank, size, timeout, run):

@@ -16,9 +16,8 @@ from vgpu.tensors.tensor import VirtualTensor
 class VirtualWork(dist.Work):
     """One or more collectives issued on one virtual GPU.
 
-    Args:
-        result: the tensors that they write.
-        blocks: whether `wait` blocks the host, as for a barrier.
+    `result` are the tensors that they write; where it `blocks`, `wait` blocks the host, as for a
+    barrier.
     """
 
     def __init__(self, ops, result, blocks=False):
@@ -28,10 +27,7 @@ class VirtualWork(dist.Work):
     def wait(self, timeout=None):
         """Make the current stream wait; raise if a collective has failed already.
 
-        With a timeout, a `timedelta`, the host waits too, as for NCCL.
-
-        Raises:
-            torch.distributed.DistBackendError: a collective is not complete after `timeout`.
+        With a timeout, a `timedelta`, the host waits too, as for NCCL: DistBackendError after it.
         """
         if timeout is not None and timeout.total_seconds() > 0:  # from C++, 0 means none
             self._wait_on_host(timeout)

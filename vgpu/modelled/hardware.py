@@ -87,9 +87,7 @@ _GPU_ATTRIBUTES = ("kernel_seconds", "link", "memory", "name", "peer_link", "row
 def as_gpu(gpu):
     """Return the GPU with a name in `GPUS`, or an object with the attributes of a GPU unchanged.
 
-    Raises:
-        ValueError: no GPU has this name.
-        TypeError: `gpu` is neither.
+    Raises ValueError for an unknown name, TypeError for another object.
     """
     if isinstance(gpu, str):
         if gpu.lower() not in GPUS:

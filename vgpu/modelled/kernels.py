@@ -180,8 +180,8 @@ def _read_again(args):
 def _blocks(packet, args):
     """Return the `blocks` of a kernel that sums over rows or channels, or None.
 
-    Layer normalization has a block of threads for each row; torch's own batch normalization, used
-    for bfloat16, which cuDNN's does not support, has one for each channel.
+    torch's own batch normalization, used for bfloat16, which cuDNN's does not support, has a block
+    for each channel.
     """
     if packet == "native_layer_norm":
         width = prod(args[1])

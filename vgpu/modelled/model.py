@@ -38,10 +38,8 @@ def use_model_clock(devices, machines, values):
 class Model:
     """The model of one device.
 
-    Args:
-        device, machine, simulation: the `Device`, its `Machine` and its `Simulation`.
-        shared: a dict of the `Resource`s that devices share, filled here.
-        over_link: whether copies to other devices use the link to the CPU.
+    `shared` is a dict of the `Resource`s that devices share, filled here; `over_link` tells whether
+    copies to other devices use the link to the CPU.
 
     Attributes:
         gpu: the model of kernel durations, such as a `GPU`.

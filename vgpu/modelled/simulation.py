@@ -51,11 +51,8 @@ FIRST_TOUCH_BANDWIDTH, MIN_NEW_BYTES = 1.9e9, 32 * 2**20
 class ModelledEngine(Resource):
     """An engine of a modelled GPU, with the attributes of an `Engine` that streams use.
 
-    Attributes:
-        hand_over: function, in C, that passes an op to the simulator.
-        issued: number of ops issued to it.
-        finished: number of ops that have ended, as far as the host knows.
-        ends: end times of simulated ops from number `finished` on, in seconds.
+    `hand_over`, in C, passes an op to the simulator. Of the ops `issued` to it, `finished` have
+    ended as far as the host knows; `ends` has the end times of those simulated after these.
     """
 
     def __init__(self, name, device, simulation):
@@ -441,10 +438,8 @@ def leave_without_values(op):
 class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
-    Attributes:
-        ops: ops that are handed over but not admitted yet.
-        requests: (function, arguments, callback after its return), or None to end. An exception
-            ends the thread, and is reported to hosts by `scheduler.note_death`.
+    `ops` are handed over but not admitted yet; `requests` are (function, arguments, callback after
+    its return), or None to end. An exception ends the thread, see `scheduler.note_death`.
     """
 
     def __init__(self):

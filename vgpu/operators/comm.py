@@ -47,10 +47,7 @@ def gather(tensors, dim=0, destination=None):
 def broadcast(tensor, devices=None, *, out=None):
     """Copy a tensor to several devices, or into the tensors `out`; return a tuple of the copies.
 
-    On its own device the copy is `tensor` itself.
-
-    Raises:
-        RuntimeError: `devices` and `out` are both given, or neither.
+    On its own device the copy is `tensor` itself. RuntimeError if both are given, or neither.
     """
     if (devices is None) == (out is None):
         raise RuntimeError(

@@ -6,13 +6,7 @@ torch's default dtype.
 
 import torch
 
-from vgpu.private.dispatch import (
-    function_of,
-    is_composite,
-    schema_of,
-    tree_flatten,
-    tree_unflatten,
-)
+from vgpu.private.dispatch import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
 from vgpu.private.tensors import CPUGenerator
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.threads import issue_op

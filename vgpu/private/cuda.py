@@ -57,7 +57,7 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
 
     Args:
         module, history: `torch.vgpu` and `vgpu.recording.history`.
-        sleep: function that keeps the current stream busy for some cycles.
+        sleep: function(cycles) that keeps the current stream busy.
         set_stream: function(stream_id, device_index, device_type) that makes a stream current.
         refusing: function(name) that returns a callable which raises an error.
     """

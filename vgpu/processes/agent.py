@@ -155,9 +155,8 @@ class Agent(LocalElasticAgent):
 def failure_reason(codes, paths):
     """Return the exception that made an attempt fail.
 
-    Args:
-        codes: the exit codes of the ranks, None for those that run.
-        paths: the files to which they report errors, by rank; some may be missing.
+    `codes` are the exit codes of the ranks, None for those that run; `paths`, by rank, the files to
+    which they report errors, if there are any.
     """
     killed = {
         rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0

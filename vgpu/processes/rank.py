@@ -192,8 +192,7 @@ def _end_with_parent(folder):
 def _leave_to_parent(rank, number, frame):
     """Ignore an interrupt in the process `rank`, but not in its children.
 
-    A terminal and Jupyter interrupt the whole process group. The process that called `launch` asks
-    the ranks where they are, and ends them.
+    A terminal and Jupyter interrupt the whole group; the process that called `launch` ends ranks.
     """
     if os.getpid() != rank:
         signal.default_int_handler(number, frame)

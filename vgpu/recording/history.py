@@ -35,11 +35,7 @@ class Known(NamedTuple):
 
 
 class History:
-    """The history of one device's memory, since the creation of this object.
-
-    Args:
-        memory: the `Memory`, which calls `allocated`, `freed` and `failed`.
-    """
+    """The history of one device's `Memory`, which calls `allocated`, `freed` and `failed`."""
 
     def __init__(self, memory):
         self._memory = memory

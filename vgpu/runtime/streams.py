@@ -33,7 +33,6 @@ class StreamQueue:
         before the op is handed over leaves no trace of it.
 
         Args:
-            op: the op.
             after: ops of other streams that it waits for, too.
             then: another stream, whose later ops wait for this op; or None.
 

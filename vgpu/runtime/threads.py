@@ -15,8 +15,7 @@ class _Thread(threading.local):
     Attributes:
         device: index of the current device.
         current: a `CurrentStreams`, or None while only default streams have been current.
-        entered: for each active `with stream` or `with device`, the device and the stream (or None)
-            that were current before it.
+        entered: the device and the stream (or None) before each active `with` block of one.
     """
 
     device = 0

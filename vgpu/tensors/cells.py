@@ -184,8 +184,7 @@ NO_VALUES = Failure(RuntimeError("it was created without values, on virtual_gpus
 def small_bytes(dtype):
     """Return the maximum size in bytes of tensors with values on devices without values.
 
-    The limit is higher for integers, because DDP compares several for each parameter, and highest
-    for bytes, which may be pickled objects for other ranks.
+    DDP compares several integers for each parameter; bytes may be pickled objects for ranks.
     """
     if dtype == torch.uint8:
         return 2**26

@@ -4,11 +4,7 @@ import re
 
 import torch
 
-from vgpu.private.tensors import (
-    is_parameter,
-    rebuild_parameter_arguments,
-    rebuild_tensor_arguments,
-)
+from vgpu.private.tensors import is_parameter, rebuild_parameter_arguments, rebuild_tensor_arguments
 from vgpu.runtime import registry
 from vgpu.tensors.tensor import become, copy_to_device
 
