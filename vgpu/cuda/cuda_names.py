@@ -94,7 +94,6 @@ def _visible(visible, number):
 
 
 def _replace_names():
-    """Replace names of `torch.cuda` and its modules, and related names of torch."""
     replacements = {
         name: value
         for name, value in vars(torch_module).items()
@@ -144,7 +143,6 @@ def _stats_as_nested_dict(device=None):
 
 
 def _device_memory_used(device=None):
-    """Return the bytes in use, as nvidia-smi shows them."""
     free, total = torch_module.mem_get_info(device)
     return total - free
 
@@ -203,7 +201,6 @@ _TENSOR_TYPES = """
 
 
 def _set_default_tensor_type(t):
-    """Set the default device and dtype by a type such as "torch.cuda.FloatTensor"."""
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     on_gpu = name.startswith("torch.cuda.")
     torch.set_default_device("cuda" if on_gpu else "cpu")
@@ -211,8 +208,6 @@ def _set_default_tensor_type(t):
 
 
 class _TensorType(type):
-    """The metaclass of `torch.cuda.FloatTensor` and similar types."""
-
     def __instancecheck__(cls, value):
         return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
 

@@ -90,7 +90,6 @@ class _Job:
             raise
 
     def wait(self):
-        """Wait for the command, end remaining processes, and return the exit code."""
         try:
             while self._process.poll() is None:
                 self._handle_signal()
@@ -118,7 +117,6 @@ class _Job:
             _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
 
     def _end_children(self):
-        """End remaining processes: wait, then SIGTERM, then SIGKILL."""
         for ask, seconds in (
             (None, SECONDS_FOR_CHILDREN),
             (signal.SIGTERM, SECONDS_TO_END),
@@ -144,7 +142,6 @@ class _Job:
 
 
 def _adopt_orphans(yes):
-    """Start or stop adopting orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
@@ -178,6 +175,5 @@ def _send(number, pids):
 
 
 def _group(pid):
-    """Return the process group of a process; None if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         return os.getpgid(pid)

@@ -46,7 +46,6 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
 
 
 def _ends(reports):
-    """Return notes on processes that did not end normally."""
     notes = []
     for report in reports:
         who = "process" if report["rank"] is None else f"rank {report['rank']}, process"

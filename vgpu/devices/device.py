@@ -90,7 +90,6 @@ class Device:
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 
     def add_engine(self, engine):
-        """Add an engine of a process group and return it."""
         with self._making:
             self.collective_engines = (*self.collective_engines, engine)
         return engine

@@ -127,7 +127,6 @@ class Table:
         return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure, tag):
-        """Compare calls with the peer of a message; see `agree`."""
         tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
 
         def swap(mine):

@@ -65,7 +65,6 @@ class Collective(Op):
         self.has_values = has_values
 
     def drop_tensors(self):
-        """Release the tensors, so that their memory can be freed."""
         self.inputs = self.outputs = ()
 
 

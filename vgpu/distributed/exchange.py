@@ -60,7 +60,6 @@ class Reduction:
             out.copy_(value)
 
     def gloo_op(self, dtype):
-        """Return gloo's reduce op for a dtype."""
         if dtype == torch.bool:
             kind = Op.MIN if self.kind in (Op.MIN, Op.PRODUCT) else Op.MAX
         else:

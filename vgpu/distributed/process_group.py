@@ -198,7 +198,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def for_cpu(self):
-        """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
             raise RuntimeError("collectives in equal_ranks must be on virtual GPUs, not the CPU")
         return self._for_cpu

@@ -70,7 +70,6 @@ class Agent(LocalElasticAgent):
 
     @property
     def processes(self):
-        """The processes of this attempt, by rank."""
         context = self._pcontext and self._pcontext._pc
         return context.processes if context else []
 

@@ -306,7 +306,6 @@ def _run_named(options):
 
 
 def parse_argument(text):
-    """Parse `name=value`; return name and value."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"arguments must be name=value: got {text!r}")

@@ -81,7 +81,6 @@ class RollCall:
         return num_collectives(), place, waits or any(map(_waits, frames.values()))
 
     def arrive_at_end(self, timeout):
-        """Wait until every rank has returned."""
         self.store.set(f"end {self.rank}", "")
         if not _wait_for(self.store, [f"end {other}" for other in self.others], timeout):
             raise _LateAtEnd

@@ -187,7 +187,6 @@ class _Owners:
         self._latest = list(accumulate(self._ends, max))
 
     def find(self, point):
-        """Return the number of the innermost interval around `point`, or None."""
         place = bisect_right(self._begins, point) - 1
         while place >= 0 and self._latest[place] >= point:
             if self._ends[place] >= point:

@@ -94,7 +94,6 @@ class WorkerThread:
             op.engine.device.failed(op)
 
     def join(self, timeout=60.0):
-        """Wait at most `timeout` seconds for the thread to end."""
         if self.started:
             self.ended.wait(timeout)
 
@@ -170,7 +169,6 @@ class Engine(WorkerThread, ReadyQueue):
 
 
 def sleep_until(moment):
-    """Sleep until the wall clock reads `moment`, in seconds."""
     remaining = moment - perf_counter()
     if remaining > 0:
         time.sleep(remaining)

@@ -163,7 +163,6 @@ def fail(out, failure):
 
 
 def cells_in(values):
-    """Yield the cells in nested sequences."""
     for value in values:
         if type(value) is Cell:
             yield value

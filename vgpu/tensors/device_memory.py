@@ -301,7 +301,6 @@ class Memory:
     # -- for `History`
 
     def blocks(self):
-        """Return a list of (key, bytes) of all blocks in use or held."""
         return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
 
     def held_keys(self):

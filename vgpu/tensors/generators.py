@@ -51,7 +51,6 @@ class Generator(CPUGenerator):
         return self
 
     def seed(self):
-        """Set a random seed; return the seed."""
         seed = CPUGenerator().seed()
         self.manual_seed(seed)
         return seed

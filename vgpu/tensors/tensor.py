@@ -408,7 +408,6 @@ def copy_to_device(tensor, device):
 
 
 def view_as(tensor, layout):
-    """Return a view of the memory of `tensor` with `layout`."""
     return wrap(strided(tensor._cell, layout), tensor._block)
 
 
