@@ -138,11 +138,7 @@ class Event(BaseEvent):
         return self._point is None or not any(map(scheduler.under_way, self._point[1]))
 
     def synchronize(self):
-        """Block the host until the work before this event has finished.
-
-        Raises:
-            torch.AcceleratorError: an op has failed on the device of the event.
-        """
+        """Wait for the work before this event; AcceleratorError if an op there has failed."""
         if self._point is not None:
             device, ops, _ = self._point
             wait_all(ops, device.torch_device)
