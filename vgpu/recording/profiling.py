@@ -90,7 +90,7 @@ class Work:
             if owner is not None:
                 owner.append_kernel(name, index, end - begin)
             where = {"device_type": DeviceType.CUDA, "device_index": index, "use_device": "cuda"}
-            where |= {"thread": span.stream, "device_resource_id": span.stream}
+            where |= {"thread": span.stream, "device_resource_id": span.stream, "input_shapes": []}
             event = FunctionEvent(number, name, start_us=begin, end_us=end, stack=[], **where)
             # not an argument in torch 2.11
             event.linked_correlation_id = 0 if owner is None else owner.id
