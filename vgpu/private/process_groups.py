@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+from operator import methodcaller
 
 import torch
 
@@ -33,8 +34,10 @@ def patch_process_groups(translate):
         c10d.default_pg_nccl_timeout = constants.default_pg_timeout
 
 
+start_counting = methodcaller("_set_sequence_number_for_group")  # of collectives, by a group
 if torch.distributed.is_available():
     resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # by its name
+    default_store = torch.distributed.distributed_c10d._get_default_store
 
 
 def register_process_groups(name, create, is_virtual):
@@ -118,14 +121,6 @@ def add_gloo(group, gloo):
 def num_collectives(group=None):
     """Return the number of collectives started by this rank in a group, by default the default."""
     return (group or torch.distributed.group.WORLD)._get_sequence_number_for_group()
-
-
-def start_counting(group):
-    group._set_sequence_number_for_group()
-
-
-def default_store():
-    return torch.distributed.distributed_c10d._get_default_store()
 
 
 def fake_store():

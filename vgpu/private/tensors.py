@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from collections import OrderedDict
+from operator import attrgetter
 
 import torch
 
@@ -17,6 +18,7 @@ no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
+generator_id = attrgetter("_cdata")  # equal for all Python objects of a generator
 
 _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys at the end
 
@@ -24,11 +26,6 @@ _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys 
 def storage_id(tensor):
     """Return a unique identifier of the storage of a CPU or meta tensor."""
     return tensor.untyped_storage()._cdata
-
-
-def generator_id(generator):
-    """Return an identifier of a generator, equal for all its Python objects."""
-    return generator._cdata
 
 
 def tensor_string(tensor):
