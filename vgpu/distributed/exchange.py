@@ -7,6 +7,7 @@ tensors, and returns when the outputs are written. In `equal_ranks`, `Equals` re
 import torch
 import torch.distributed as dist
 
+from vgpu.private.process_groups import options
 from vgpu.tensors.cells import fetch
 from vgpu.tensors.tensor import VirtualTensor
 
@@ -73,14 +74,6 @@ class Reduction:
         for part in parts[1:]:
             of_two.get(kind, torch.maximum)(total, part, out=total)
         return total
-
-
-def options(kind, **values):
-    """Return torch's options of a collective with attributes set."""
-    made = kind()
-    for name, value in values.items():
-        setattr(made, name, value)
-    return made
 
 
 def all_reduce(gloo, inputs, outputs, reduction):

@@ -8,10 +8,9 @@ other ranks join.
 import torch
 import torch.distributed as dist
 
-from vgpu.distributed.exchange import options
 from vgpu.distributed.work import wait_for_writer
 from vgpu.operators.plans import tables
-from vgpu.private.process_groups import resolve_process_group, wait_on_first_use
+from vgpu.private.process_groups import options, resolve_process_group, wait_on_first_use
 
 
 def _issues(name):

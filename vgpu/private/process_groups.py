@@ -112,6 +112,14 @@ def wait_on_first_use(tensor):
     return AsyncCollectiveTensor(tensor)
 
 
+def options(kind, **values):
+    """Return torch's options of a collective with attributes set."""
+    made = kind()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
 def add_gloo(group, gloo):
     """Make a gloo process group the only backend of a plain `ProcessGroup`."""
     group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
