@@ -30,7 +30,7 @@ def no_windows(monkeypatch):
 def wall_clock_for_the_next_file():
     """Leave no modelled GPUs behind: `launch` gives its ranks those of this process."""
     yield
-    if setup := sys.modules.get("vgpu.runtime.device_setup"):
+    if setup := sys.modules.get("vgpu.devices.device_setup"):
         setup.virtual_gpus(2)
 
 

@@ -2,7 +2,8 @@
 
 A folder for each subject; its `__init__.py` describes the modules:
 
-    runtime      devices, streams, engines, the scheduler
+    devices      what a device consists of, and `virtual_gpus`
+    runtime      streams, engines, the scheduler, clocks
     tensors      tensors, values, memory
     operators    from a call of an operator to an op
     modelled     modelled GPUs: a simulated clock, kernels, links, hosts
@@ -13,8 +14,8 @@ A folder for each subject; its `__init__.py` describes the modules:
     private      all uses of torch's private interface
 
 Also: torch_module (the module `torch.vgpu`), process_limits (cores and memory of this process),
-other_programs (the share of the cores that other programs take) and dispatch (the part of torch's
-private interface for use outside of vgpu).
+other_programs (the share of the cores that other programs take) and torch_internals (the part of
+torch's private interface for use outside of vgpu).
 """
 
 import importlib
@@ -22,8 +23,8 @@ import os
 
 _PUBLIC = {
     # devices
-    "virtual_gpus": "runtime.device_setup",  # create n virtual or modelled GPUs
-    "requested_gpus": "runtime.device_setup",  # the devices of VGPU_DEVICES
+    "virtual_gpus": "devices.device_setup",  # create n virtual or modelled GPUs
+    "requested_gpus": "devices.device_setup",  # the devices of VGPU_DEVICES
     "devices_in_use": "runtime.registry",  # the virtual GPUs of this process
     "describe_device": "runtime.identity",  # description of a device
     "synchronize": "runtime.registry",  # wait for the work of devices, by default of all
@@ -51,18 +52,18 @@ _PUBLIC = {
     "launch": "processes.launcher",  # call a function in several processes
     "equal_ranks": "distributed.equal_ranks",  # one modelled GPU in place of many
     "CollectiveBytes": "distributed.collective_bytes",  # counts bytes handed to collectives
-    "figures_of_ranks": "runtime.device_setup",  # arguments of `virtual_gpus` for a rank
+    "figures_of_ranks": "devices.device_setup",  # arguments of `virtual_gpus` for a rank
     # recordings
-    "Span": "recording.spans",  # one op: name, device, start, end
+    "Span": "runtime.spans",  # one op: name, device, start, end
     "start_recording": "runtime.scheduler",  # record the spans of all devices
     "stop_recording": "runtime.scheduler",  # stop, and return the spans
 }
 
 __all__ = list(_PUBLIC)
-_ROOMS = (
-    *("cuda", "dispatch", "distributed", "modelled", "operators", "other_programs"),
-    *("private", "process_limits", "processes", "recording", "runtime", "tensors", "torch_module"),
-)
+_ROOMS = """
+    cuda devices distributed modelled operators other_programs private process_limits processes
+    recording runtime tensors torch_internals torch_module
+""".split()
 
 
 def __getattr__(name):

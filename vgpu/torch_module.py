@@ -15,7 +15,7 @@ from vgpu.private.virtual_tables import PRIVATE_USE_1
 from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.identity import identity_of, properties_of
 from vgpu.runtime.scheduler import Op, wait_all
-from vgpu.tensors.memory import MIB
+from vgpu.tensors.device_memory import MIB
 
 _initialized = True  # torch.utils.checkpoint reads it before it saves random number states
 
@@ -52,11 +52,7 @@ class Stream(BaseStream):
         return not self._stream.tail()
 
     def synchronize(self):
-        """Wait for all work issued so far.
-
-        Raises:
-            torch.AcceleratorError: an op has failed on this or another stream of the device.
-        """
+        """Wait for all work issued so far; AcceleratorError if an op of the device has failed."""
         wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
@@ -142,11 +138,7 @@ class Event(BaseEvent):
         return self._point is None or not any(map(scheduler.under_way, self._point[1]))
 
     def synchronize(self):
-        """Block the host until the work before this event has finished.
-
-        Raises:
-            torch.AcceleratorError: an op has failed on the device of the event.
-        """
+        """Wait for the work before this event; AcceleratorError if an op there has failed."""
         if self._point is not None:
             device, ops, _ = self._point
             wait_all(ops, device.torch_device)
@@ -258,8 +250,7 @@ def set_device(device):
 def synchronize(device=None):
     """Wait for all work issued so far to the streams of `device`, the current one by default.
 
-    Raises:
-        torch.AcceleratorError: an op that was issued before has failed.
+    Raises torch.AcceleratorError if an op that was issued before has failed.
     """
     registry.find(device).synchronize()
 
@@ -367,12 +358,9 @@ def mem_get_info(device=None):
 
 
 def set_per_process_memory_fraction(fraction, device=None):
-    """Limit the usable memory of a device to a fraction, 0 to 1.
+    """Limit the usable memory of a device to a fraction, 0 to 1; ValueError for another number.
 
     An allocation beyond the limit raises torch.OutOfMemoryError.
-
-    Raises:
-        ValueError: `fraction` is out of range.
     """
     if not 0 <= fraction <= 1:
         raise ValueError(f"Invalid fraction value: {fraction}. Allowed range: 0 to 1")
@@ -410,11 +398,7 @@ def get_device_capability(device=None):
 
 
 def can_device_access_peer(device, peer_device):
-    """Return whether a device can access another one's memory: True for any two virtual GPUs.
-
-    Raises:
-        RuntimeError: one of the devices does not exist.
-    """
+    """Return whether a device can access another one's memory: True for any two virtual GPUs."""
     return registry.find(device) is not registry.find(peer_device)
 
 
@@ -482,8 +466,7 @@ class _DefaultGenerators(Sequence):
 default_generators = _DefaultGenerators()
 
 
-def _is_in_bad_fork():
-    return scheduler.in_fork()
+_is_in_bad_fork = scheduler.in_fork
 
 
 def get_amp_supported_dtype():

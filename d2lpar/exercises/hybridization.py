@@ -3,7 +3,7 @@
 import torch
 
 from d2lpar.exercises.marks import reference
-from vgpu.dispatch import TorchDispatchMode
+from vgpu.torch_internals import TorchDispatchMode
 
 
 @reference

@@ -1,6 +1,7 @@
 """What `import d2lpar` loads, and what it leaves alone."""
 
 import ast
+import inspect
 import re
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import pytest
 
 import d2lpar
 import vgpu
+from vgpu.modelled.simulation import Simulation
+from vgpu.runtime.scheduler import DeviceClock, WallClock
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -95,21 +98,24 @@ def imports(path):
             yield "vgpu", node.attr
 
 
-def test_arrows_point_down():
-    """Along the list of ARCHITECTURE.md, in which every room of d2lpar stands once."""
-    text = (ROOT / "ARCHITECTURE.md").read_text().partition("## What may import what")[2]
-    lines = re.findall(r"^\d\. ((?:`\w+`(?:, )?)+)", text, re.MULTILINE)
+@pytest.mark.parametrize("package", ["d2lpar", "vgpu"])
+def test_arrows_point_down(package):
+    """Along the list of ARCHITECTURE.md, in which every room of the package stands once."""
+    folder = ROOT / package
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    text = re.search(rf"^In {package}[:,].*?(?=^In |^`test_import)", text, re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^\d+\. ((?:`\w+`(?:, )?)+)", text[0], re.MULTILINE)
     levels = {name: i for i, line in enumerate(lines) for name in re.findall(r"\w+", line)}
-    rooms = {path.stem for path in (ROOT / "d2lpar").iterdir() if path.suffix in ("", ".py")}
+    rooms = {path.stem for path in folder.iterdir() if path.suffix in ("", ".py")}
     assert set(levels) == rooms - {"__init__", "__pycache__"}
-    for path in (ROOT / "d2lpar").rglob("*.py"):
-        room = path.relative_to(ROOT / "d2lpar").parts[0].removesuffix(".py")
+    public = vgpu._PUBLIC if package == "vgpu" else {}  # `from vgpu import Span`: of runtime
+    for path in folder.rglob("*.py"):
+        room = path.relative_to(folder).parts[0].removesuffix(".py")
         if room != "__init__":
-            found = [*imports(path)]
             others = {
-                (module.split(".")[1:] or [name])[0]
-                for module, name in found
-                if module.partition(".")[0] == "d2lpar" and (module, name) != ("d2lpar", None)
+                (module.split(".")[1:] or public.get(name, name).split("."))[0]
+                for module, name in imports(path)
+                if module.partition(".")[0] == package and (module, name) != (package, None)
             } - {room, "__version__"}
             wrong = {other for other in others if levels[other] <= levels[room]}
             assert not wrong, f"{path.relative_to(ROOT)} imports {wrong}"
@@ -123,11 +129,11 @@ def test_the_engine_imports_nothing_of_d2lpar():
 
 
 def test_d2lpar_takes_few_names_of_the_engine():
-    """They are public; for what torch has no public name there is `vgpu.dispatch`."""
+    """They are public; for what torch has no public name there is `vgpu.torch_internals`."""
     taken = set(d2lpar._OF_VGPU)
     for path in (ROOT / "d2lpar").rglob("*.py"):
         for module, name in imports(path):
-            if module.partition(".")[0] == "vgpu" and name and module != "vgpu.dispatch":
+            if module.partition(".")[0] == "vgpu" and name and module != "vgpu.torch_internals":
                 taken.add(name if module == "vgpu" else module.removeprefix("vgpu."))
     modules = {"other_programs", "recording"}
     assert taken <= {*vgpu.__all__, *modules}
@@ -173,15 +179,15 @@ def test_no_two_classes_have_the_same_name():
 LATE_IMPORTS = {
     ("vgpu.__main__", "vgpu.cuda.run"): "signals that Windows lacks",
     ("vgpu.cuda.autoload", "vgpu.cuda.cuda_names"): "torch: `vgpu run` reads names of autoload",
-    ("vgpu.cuda.autoload", "vgpu.cuda.program_clock"): "torch, again",
+    ("vgpu.cuda.autoload", "vgpu.modelled.program_clock"): "torch, again",
     ("vgpu.cuda.autoload", "vgpu.cuda.report"): "torch, again",
     ("vgpu.cuda.doctor", "vgpu.private.virtual_tables"): "torch, which may fail to import",
     ("vgpu.cuda.summary", "vgpu.recording.chrome_trace"): "torch, for `vgpu run --trace` alone",
     ("vgpu.processes.launcher", "vgpu.processes.agent"): "torch's elastic agent",
-    ("vgpu.runtime.backend", "vgpu.distributed.functional"): "a torch without torch.distributed",
-    ("vgpu.runtime.backend", "vgpu.distributed.process_group"): "a torch without it, again",
-    ("vgpu.runtime.device_setup", "vgpu.modelled.model"): "the simulation, for modelled GPUs alone",
-    ("vgpu.runtime.device_setup", "vgpu.runtime.backend"): "the engine, for virtual GPUs alone",
+    ("vgpu.devices.backend", "vgpu.distributed.functional"): "a torch without torch.distributed",
+    ("vgpu.devices.backend", "vgpu.distributed.process_group"): "a torch without it, again",
+    ("vgpu.devices.device_setup", "vgpu.modelled.model"): "the simulation, for modelled GPUs alone",
+    ("vgpu.devices.device_setup", "vgpu.devices.backend"): "the engine, for virtual GPUs alone",
 }
 
 
@@ -223,3 +229,14 @@ def test_no_modules_of_the_engine_import_each_other():
         lowest = {name for name, others in below.items() if not others}
         assert lowest, f"these modules import each other in a circle: {sorted(below)}"
         below = {name: others - lowest for name, others in below.items() if name not in lowest}
+
+
+def test_both_clocks_have_the_methods_of_the_protocol():
+    """Of as many arguments: a caller need not ask which clock is in force."""
+    methods = {name: m for name, m in vars(DeviceClock).items() if inspect.isfunction(m)}
+    methods = {name: method for name, method in methods.items() if not name.startswith("_")}
+    assert len(methods) == 15
+    for kind in (WallClock, Simulation):
+        for name, method in methods.items():
+            given = inspect.signature(getattr(kind, name)).parameters
+            assert len(given) == len(inspect.signature(method).parameters), (kind, name)

@@ -40,7 +40,7 @@ class Job:
 
     def __init__(self, size):
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "torch._dynamo", "vgpu.runtime.backend", "pytest"])
+        context.set_forkserver_preload(["torch", "torch._dynamo", "vgpu.devices.backend", "pytest"])
         self.folder = tempfile.TemporaryDirectory()
         self.connections, self.processes = [], []
         for rank in range(size):

@@ -16,7 +16,7 @@ from test_interrupts import give_up, interrupted
 from vgpu import virtual_gpus
 from vgpu.runtime import registry
 from vgpu.tensors.caching import CachingAllocator
-from vgpu.tensors.memory import MAX_PENDING
+from vgpu.tensors.device_memory import MAX_PENDING
 
 KIB, MIB = 2**10, 2**20
 

@@ -10,8 +10,7 @@ import textwrap
 import fresh
 import pytest
 
-from vgpu.cuda.cuda_names import switch_on
-from vgpu.cuda.nccl import translate
+from vgpu.cuda.cuda_names import switch_on, translate
 
 SWITCH_ON = """
 from vgpu.cuda.cuda_names import switch_on

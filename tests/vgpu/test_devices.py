@@ -13,10 +13,11 @@ import d2lpar
 import vgpu as virtual
 from d2lpar import devices as module
 from vgpu import PRESETS, Link, memory_of_this_process
+from vgpu.devices import device_setup
 from vgpu.modelled.links import as_link, format_bytes
 from vgpu.other_programs import Taken
 from vgpu.private import check_version
-from vgpu.runtime import device_setup, engines, identity, registry
+from vgpu.runtime import engines, identity, registry
 
 CPU = torch.device("cpu")
 
@@ -595,7 +596,7 @@ def test_unknown_versions_of_torch_are_refused(version):
 
 
 def test_the_threads_of_all_devices_together_are_said_to_be_too_many(gpus, monkeypatch):
-    monkeypatch.setattr("vgpu.runtime.device_setup.cores_of_this_process", lambda: 1)
+    monkeypatch.setattr("vgpu.devices.device_setup.cores_of_this_process", lambda: 1)
     with pytest.warns(UserWarning, match="10 threads of virtual GPUs share 1 CPU cores"):
         d2lpar.virtual_gpus(2, threads=5)
 

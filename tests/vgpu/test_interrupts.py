@@ -26,9 +26,9 @@ from IPython.core.ultratb import VerboseTB
 import d2lpar
 import vgpu
 from vgpu import virtual_gpus
+from vgpu.devices.device import Device
 from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
-from vgpu.runtime.device import Device
 from vgpu.runtime.interrupts import held_back, steps
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.streams import _issuing
@@ -79,7 +79,7 @@ def test_other_threads_and_other_handlers_are_left_alone():
 def test_an_interrupt_waits_until_virtual_gpus_are_set_up(where):
     code = f"""
 import os, signal, torch, d2lpar
-from vgpu.runtime import backend
+from vgpu.devices import backend
 
 def interrupting(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGINT)

@@ -136,7 +136,7 @@ def test_another_python_is_refused_before_anything_is_patched(change, named):
     code = f"""
 import platform, sys, sysconfig
 import torch
-import vgpu.runtime.backend
+import vgpu.devices.backend
 before = dict(vars(torch))
 {change}
 try:

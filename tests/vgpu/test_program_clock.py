@@ -16,8 +16,8 @@ from programs import vgpu, written
 from torch.utils import benchmark
 
 from vgpu import clock, virtual_gpus
-from vgpu.cuda import program_clock
-from vgpu.cuda.program_clock import SECONDS_OF_A_READING
+from vgpu.modelled import program_clock
+from vgpu.modelled.program_clock import SECONDS_OF_A_READING
 
 SECONDS = ("time", "perf_counter", "process_time")
 NANOSECONDS = tuple(f"{name}_ns" for name in SECONDS)

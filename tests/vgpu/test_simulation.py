@@ -11,8 +11,7 @@ from gates import recorded
 from modelling import BYTE_A_SECOND, fixed_gpus, room, schedule, sleep, times
 
 from vgpu import Link, clock, host_takes, virtual_gpus
-from vgpu.cuda import program_clock
-from vgpu.modelled import simulation
+from vgpu.modelled import program_clock, simulation
 from vgpu.runtime import engines, registry, scheduler
 
 

@@ -26,9 +26,9 @@ from torch.utils.checkpoint import checkpoint
 from waiting import wait_until
 
 from vgpu import Link, virtual_gpus
+from vgpu.devices.device import Device
 from vgpu.operators import backward, comm
 from vgpu.runtime import engines, registry, scheduler, threads
-from vgpu.runtime.device import Device
 from vgpu.runtime.streams import StreamQueue
 
 pytestmark = pytest.mark.usefixtures("devices")

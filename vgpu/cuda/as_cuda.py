@@ -7,12 +7,12 @@ import torch
 from vgpu import torch_module, virtual_gpus
 from vgpu.operators.autocast import lower
 from vgpu.operators.issuing import issue_factory
-from vgpu.private.compiling import patch_flex_attention
 from vgpu.private.cuda import patch_autocast, register_cuda
 from vgpu.private.dispatch import prepare_shape_inference
 from vgpu.private.patching import replace
 from vgpu.private.registration import name_numbered_devices
 from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
+from vgpu.private.torch_compile import patch_flex_attention
 from vgpu.runtime import registry, scheduler
 from vgpu.tensors import saving
 from vgpu.tensors.tensor import VirtualTensor, own_device, refuse_nested

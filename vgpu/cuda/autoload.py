@@ -20,7 +20,7 @@ def autoload():
     values = os.environ.get(VALUES) != "0"
     switch_on(os.environ[GPUS], os.environ.get("CUDA_VISIBLE_DEVICES"), values)
     if os.environ.get(CLOCK) != "wall":
-        from vgpu.cuda import program_clock
+        from vgpu.modelled import program_clock
 
         program_clock.enable()
     folder = os.environ.get(REPORTS)

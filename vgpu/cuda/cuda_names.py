@@ -12,19 +12,23 @@ import re
 from types import SimpleNamespace
 
 import torch
+import torch.distributed as dist
 
 from vgpu import torch_module
-from vgpu.cuda import as_cuda, nccl, only_cuda
+from vgpu.cuda import as_cuda, only_cuda
 from vgpu.cuda.nvtx import replace_nvtx
 from vgpu.cuda.only_cuda import refusing
+from vgpu.distributed import BACKEND
 from vgpu.private.cuda import (
     remove_privateuse1_tests,
     replace_in_cuda,
     replace_private_names,
     skip_initialization,
 )
+from vgpu.private.dtensor import patch_dtensor_class
 from vgpu.private.kineto import patch_profiler
 from vgpu.private.patching import replace
+from vgpu.private.process_groups import patch_process_groups
 from vgpu.recording import history, profiling
 from vgpu.runtime import registry
 
@@ -38,7 +42,7 @@ def switch_on(gpus, visible=None, values=True):
     Args:
         gpus: kind and number, "vgpu:4" or "v100:4".
         visible: indices of visible GPUs, "0,2", as in CUDA_VISIBLE_DEVICES; by default all.
-        values: False to compute no values, on modelled GPUs only; see `virtual_gpus`.
+        values: see `virtual_gpus`.
 
     Raises:
         ValueError: `gpus` is malformed, or names an unknown GPU or machine.
@@ -53,8 +57,28 @@ def switch_on(gpus, visible=None, values=True):
         model = None if kind == "vgpu" else kind
         as_cuda.stand_for_cuda(count, model=model, values=values)
         _replace_names()
-        nccl.redirect_nccl()
+        if dist.is_available():
+            patch_dtensor_class(as_cuda.report_as_cuda)
+            patch_process_groups(translate)
         only_cuda.refuse_extensions()
+
+
+def translate(backend):
+    """Return the backend that replaces the requested one.
+
+    Translated are "nccl", "gloo" (which accepts GPU tensors, too), pairs such as
+    "cpu:gloo,cuda:nccl", and "undefined", the default. Others are returned unchanged.
+    """
+    if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
+        return f"cpu:gloo,vgpu:{BACKEND}"
+    if backend == dist.Backend.NCCL:
+        return BACKEND
+    names = dict(pair.split(":") for pair in backend.split(",") if ":" in pair)
+    if names.get("cuda") not in (dist.Backend.NCCL, dist.Backend.GLOO):
+        return backend
+    del names["cuda"]
+    names["vgpu"] = BACKEND
+    return ",".join(map(":".join, names.items()))
 
 
 def _visible(visible, number):
@@ -70,7 +94,6 @@ def _visible(visible, number):
 
 
 def _replace_names():
-    """Replace names of `torch.cuda` and its modules, and related names of torch."""
     replacements = {
         name: value
         for name, value in vars(torch_module).items()
@@ -80,16 +103,11 @@ def _replace_names():
     replacements["default_generators"] = torch_module.default_generators
     replace_in_cuda(replacements)
     replace_in_cuda({name: refusing(f"torch.cuda.{name}") for name in _REAL_GPU_ONLY})
-    replace_private_names(
-        sleep=lambda cycles: torch_module._sleep(cycles * NANOSECOND),
-        is_in_bad_fork=torch_module._is_in_bad_fork,
-        set_device=torch_module.set_device,
-        set_stream=_set_stream,
-        record_memory_history=history.record_memory_history,
-        snapshot=history.snapshot,
-        dump_snapshot=history.dump_snapshot,
-        refusing=refusing,
-    )
+
+    def sleep(cycles):
+        torch_module._sleep(cycles * NANOSECOND)
+
+    replace_private_names(torch_module, history, sleep, _set_stream, refusing)
     replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
@@ -114,7 +132,6 @@ def _replace_names():
 
 
 def _stats_as_nested_dict(device=None):
-    """Return `memory_stats` as nested dicts."""
     nested = {}
     for name, value in torch_module.memory_stats(device).items():
         *path, last = name.split(".")
@@ -126,7 +143,6 @@ def _stats_as_nested_dict(device=None):
 
 
 def _device_memory_used(device=None):
-    """Return the bytes in use, as nvidia-smi shows them."""
     free, total = torch_module.mem_get_info(device)
     return total - free
 
@@ -185,7 +201,6 @@ _TENSOR_TYPES = """
 
 
 def _set_default_tensor_type(t):
-    """Set the default device and dtype by a type such as "torch.cuda.FloatTensor"."""
     name = t if isinstance(t, str) else f"{t.__module__}.{t.__name__}"
     on_gpu = name.startswith("torch.cuda.")
     torch.set_default_device("cuda" if on_gpu else "cpu")
@@ -193,8 +208,6 @@ def _set_default_tensor_type(t):
 
 
 class _TensorType(type):
-    """The metaclass of `torch.cuda.FloatTensor` and similar types."""
-
     def __instancecheck__(cls, value):
         return isinstance(value, torch.Tensor) and value.is_cuda and value.dtype == cls.dtype
 

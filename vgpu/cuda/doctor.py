@@ -108,12 +108,10 @@ def _torch():
         return
     yield "torch", text, ""
     for check in (_torchvision, _gpus, _kernels, _vgpu_run, _processes):
-        yield from check()
+        yield from check(torch)
 
 
-def _torchvision():
-    import torch
-
+def _torchvision(torch):
     try:
         yield "torchvision", importlib.import_module("torchvision").__version__, ""
     except ModuleNotFoundError:
@@ -128,61 +126,44 @@ def _torchvision():
         yield "torchvision", f"cannot be imported ({error})", advice
 
 
-def _gpus():
-    import torch
-
+def _gpus(torch):
     number = torch.cuda.device_count()
     names = ", ".join(sorted({torch.cuda.get_device_name(i) for i in range(number)}))
     found = f"{number} x {names}; ensure_gpus({number}) takes them"
     yield "GPUs", found if number else "none; ensure_gpus takes virtual ones", ""
 
 
-def _kernels():
-    import torch
-
-    capability = torch.backends.cpu.get_cpu_capability()
-    libraries = [
-        name
-        for name, module in (("oneDNN", torch.backends.mkldnn), ("MKL", torch.backends.mkl))
-        if module.is_available()
-    ]
+def _kernels(torch):
+    backends = {"oneDNN": torch.backends.mkldnn, "MKL": torch.backends.mkl}
+    libraries = [name for name, module in backends.items() if module.is_available()]
     threads = torch.get_num_threads()
-    yield (
-        "kernels",
-        f"{', '.join([capability, *libraries])}; torch uses {threads} "
-        f"thread{'s' if threads > 1 else ''}, a virtual GPU "
-        f"{os.environ.get('VGPU_THREADS') or 1} (VGPU_THREADS)",
-        "",
-    )
+    text = ", ".join([torch.backends.cpu.get_cpu_capability(), *libraries])
+    text += f"; torch uses {threads} thread{'s' if threads > 1 else ''}, a virtual GPU "
+    yield "kernels", f"{text}{os.environ.get('VGPU_THREADS') or 1} (VGPU_THREADS)", ""
 
 
-def _vgpu_run():
+def _vgpu_run(torch):
     from vgpu.private.virtual_tables import can_answer_without_python
 
     if not can_answer_without_python():
-        yield (
-            "vgpu run",
-            f"not on {sys.platform}, {platform.machine()}: it needs Linux on x86-64 or 64-bit "
-            "ARM; on Windows, use WSL. Notebooks do not need it",
-            "",
+        text = (
+            f"not on {sys.platform}, {platform.machine()}: it needs Linux on x86-64 or 64-bit ARM; "
+            "on Windows, use WSL. Notebooks do not need it"
         )
+        yield "vgpu run", text, ""
     elif refusal := refusal_reason():
         yield "vgpu run", f"it is refused ({refusal})", "notebooks do not need it"
     else:
         yield "vgpu run", "virtual GPUs can stand for CUDA's", ""
 
 
-def _processes():
-    import torch.distributed as dist
-
+def _processes(torch):
+    dist = torch.distributed
     if not dist.is_available():
         yield "processes", "this torch has no torch.distributed", "launch cannot work"
         return
-    backends = [
-        name
-        for name, known in (("gloo", dist.is_gloo_available), ("nccl", dist.is_nccl_available))
-        if known()
-    ]
+    known = {"gloo": dist.is_gloo_available, "nccl": dist.is_nccl_available}
+    backends = [name for name, is_available in known.items() if is_available()]
     text = f"torch.distributed with {', '.join(backends) or 'no backend'}"
     advice = "launch needs gloo where there are fewer GPUs than ranks"
     yield "processes", text, "" if "gloo" in backends else advice

@@ -63,7 +63,6 @@ def range_end(range_id):
 
 
 def mark(msg):
-    """Record a point in time."""
     _record("mark", _row(), msg, scheduler.clock.now())
 
 

@@ -59,26 +59,24 @@ def _change_extensions(module):
     """Make torch.utils.cpp_extension refuse CUDA sources; C++ is compiled as usual."""
     load, load_inline = module.load, module.load_inline
 
+    def _cuda_extension(name, *args, **kwargs):
+        raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+
     def _load(name, sources, *args, with_cuda=None, **kwargs):
         files = [sources] if isinstance(sources, str) else sources
         if with_cuda or any(str(file).endswith((".cu", ".cuh")) for file in files):
-            raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+            _cuda_extension(name)
         return load(name, sources, *args, with_cuda=False, **kwargs)
 
     def _load_inline(name, cpp_sources, cuda_sources=None, *args, with_cuda=None, **kwargs):
         if with_cuda or cuda_sources:
-            raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
+            _cuda_extension(name)
         return load_inline(name, cpp_sources, cuda_sources, *args, with_cuda=False, **kwargs)
-
-    def _cuda_extension(name, sources, *args, **kwargs):
-        raise _needs_a_gpu(f"the CUDA extension {name!r}", _KERNELS)
 
     replace(module, load=_load, load_inline=_load_inline, CUDAExtension=_cuda_extension)
 
 
 def _change_triton(module):
-    """Make the launch of a Triton kernel raise."""
-
     def run(self, *args, **kwargs):
         name = getattr(getattr(self, "fn", None), "__name__", type(self).__name__)
         raise _needs_a_gpu(f"the Triton kernel {name!r}", _KERNELS)
@@ -87,8 +85,6 @@ def _change_triton(module):
 
 
 def _change_deepspeed(module):
-    """Make DeepSpeed's FusedAdam, a CUDA extension, raise."""
-
     def __init__(self, *args, **kwargs):
         raise _needs_a_gpu(
             "DeepSpeed's FusedAdam",

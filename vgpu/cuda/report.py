@@ -228,7 +228,6 @@ class _Steps:
         self._pending.append((now, work))
 
     def settle(self):
-        """Record the ends of finished steps."""
         while self._pending and all(op.done for op in self._pending[0][1]):
             now, work = self._pending.popleft()
             end = max([now, *(op.end for op in work)])

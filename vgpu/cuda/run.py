@@ -36,8 +36,7 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
         gpus: number of virtual GPUs for each process.
         model: name of the GPU or machine to model; None for real time.
         trace: path for a trace of all ranks, or None.
-        clock: with a model, the clock of `time.time` in the command: "model" or "wall".
-        values: False, with a model, to compute no values.
+        clock, values: with a model, see `vgpu run --help`.
     """
     if trace is not None and not os.path.isdir(os.path.dirname(os.path.abspath(trace))):
         print(f"vgpu run: the folder of the trace {trace} does not exist", file=sys.stderr)
@@ -74,8 +73,8 @@ def run_command(command, gpus, model=None, trace=None, clock="model", values=Tru
 class _Job:
     """A command and all its descendants.
 
-    The command stays in this process's group, so a terminal interrupts, stops and resumes both. A
-    signal from another process to this one alone is forwarded.
+    It stays in this process's group, so a terminal interrupts, stops and resumes both; a signal of
+    another process to this one alone is forwarded.
     """
 
     def __init__(self, command, environment):
@@ -91,7 +90,6 @@ class _Job:
             raise
 
     def wait(self):
-        """Wait for the command, end remaining processes, and return the exit code."""
         try:
             while self._process.poll() is None:
                 self._handle_signal()
@@ -119,7 +117,6 @@ class _Job:
             _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
 
     def _end_children(self):
-        """End remaining processes: wait, then SIGTERM, then SIGKILL."""
         for ask, seconds in (
             (None, SECONDS_FOR_CHILDREN),
             (signal.SIGTERM, SECONDS_TO_END),
@@ -145,7 +142,6 @@ class _Job:
 
 
 def _adopt_orphans(yes):
-    """Start or stop adopting orphaned descendants."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0)
 
 
@@ -179,6 +175,5 @@ def _send(number, pids):
 
 
 def _group(pid):
-    """Return the process group of a process; None if it has ended."""
     with contextlib.suppress(ProcessLookupError):
         return os.getpgid(pid)

@@ -23,10 +23,8 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
 
     Args:
         reports: the result of `read_reports`.
-        gpus: number of GPUs for each process.
-        seconds: duration of the command.
-        code: its exit code.
-        clock, values: on modelled GPUs, the clock it read, and whether it had values.
+        seconds, code: duration and exit code of the command.
+        gpus, clock, values: those of the command line.
     """
     modelled = next((report["modelled"] for report in reports if report["modelled"]), "")
     gpus = f"{gpus} x virtual GPU"
@@ -48,7 +46,6 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
 
 
 def _ends(reports):
-    """Return notes on processes that did not end normally."""
     notes = []
     for report in reports:
         who = "process" if report["rank"] is None else f"rank {report['rank']}, process"

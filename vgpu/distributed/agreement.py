@@ -124,11 +124,9 @@ class Table:
             self.gloo.allgather([rows], [mine]).wait()
             return rows
 
-        row = self._row(call, ready, link, failure)
-        return self._agree(call, row, failure, self.global_ranks, gather)
+        return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
     def agree_with(self, other, sends, call, ready, link, failure, tag):
-        """Compare calls with the peer of a message; see `agree`."""
         tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
 
         def swap(mine):
@@ -141,33 +139,28 @@ class Table:
                 self.gloo.send([mine], other, back).wait()
             return [mine, its]
 
-        row = self._row(call, ready, link, failure)
         ranks = [self.global_ranks[rank] for rank in (self.rank, other)]
-        call = (
-            f"{'send' if sends else 'recv'} of {call} {'to' if sends else 'from'} rank {ranks[1]}"
-        )
-        return self._agree(call, row, failure, ranks, swap)
+        name = f"send of {call} to" if sends else f"recv of {call} from"
+        name = f"{name} rank {ranks[1]}"
+        return self._agree(name, ready, link, failure, ranks, swap, call)
 
-    def _agree(self, call, row, failure, ranks, exchange):
-        """Exchange rows by `exchange`; if ranks disagree, exchange texts and raise."""
+    def _agree(self, call, ready, link, failure, ranks, exchange, common=None):
+        """Exchange rows by `exchange`; if ranks disagree, exchange texts and raise.
+
+        `common` is the part of the call that is equal on all ranks, by default all of it.
+        """
+        number = zlib.crc32((common or call).encode())
+        row = number, ready, *bandwidth_and_latency(link), self._host, failure is not None
+        row = torch.tensor(row, dtype=torch.float64)
         try:
             table = torch.stack(exchange(row))
-            if failure is None and not self._disagree(table):
-                return Agreement.of(table, row[1].item())
+            if not ((table[:, 0] != table[0, 0]).any() or table[:, 5].any()):
+                return Agreement.of(table, ready)
             text = call if failure is None else f"{call}, but cannot: {failure}"
             texts = map(_as_text, exchange(_as_bytes(text)))
         except RuntimeError as error:  # a gloo error
             raise self._failed(call, error) from None
         raise dist.DistBackendError(disagreement(dict(zip(ranks, texts, strict=True))))
-
-    def _row(self, call, ready, link, failure):
-        call = zlib.crc32(call.encode())
-        row = call, ready, *bandwidth_and_latency(link), self._host, failure is not None
-        return torch.tensor(row, dtype=torch.float64)
-
-    @staticmethod
-    def _disagree(table):
-        return bool((table[:, 0] != table[0, 0]).any() or table[:, 5].any())
 
     # -- errors
 

@@ -20,8 +20,7 @@ class Collective(Op):
         key: identifies the collective on all ranks; its last part is a counter.
         members: participating ranks, numbered as in the default group.
         failure: the error that prevents it from running on a modelled clock, or None.
-        has_values: whether all ranks have the values that others read; see `values` in
-            `Simulation`.
+        has_values: whether all ranks have the values that others read.
     """
 
     key = members = failure = None
@@ -66,7 +65,6 @@ class Collective(Op):
         self.has_values = has_values
 
     def drop_tensors(self):
-        """Release the tensors, so that their memory can be freed."""
         self.inputs = self.outputs = ()
 
 

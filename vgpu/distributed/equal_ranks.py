@@ -54,7 +54,6 @@ class EqualRanks:
         return True
 
     def post(self, op):
-        """Start a collective when this rank is ready."""
         op.ready = op.start
         gpus = op.engine.device.model.machine.gpus or self._size
         hosts = [rank // gpus for rank in op.members]
@@ -63,16 +62,12 @@ class EqualRanks:
         op.meet(route(hosts, [way_inside(op)], between), has_values(op))
         self._simulation.make_ready(op)
 
-    def waits_for_values(self, op):
+    def done(self, op=None):
         """Do nothing: there are no other ranks."""
 
-    done = waits_for_values
-
-    def leave(self):
-        """Do nothing."""
+    waits_for_values = leave = done
 
     def end(self):
-        """Simulate all issued ops."""
         self._simulation.finish()
 
 
@@ -127,15 +122,11 @@ class Equals:
             out.copy_(values[self._rank])
         return _Done()
 
-    def broadcast(self, tensors, options):
-        """Leave the tensors unchanged: the root has the same values."""
+    def broadcast(self, *arguments):
+        """Do nothing: the root has the same values, and there are no other ranks."""
         return _Done()
 
-    def send(self, tensors, other, tag):
-        """Do nothing: there are no other ranks."""
-        return _Done()
-
-    recv = send
+    send = recv = broadcast
 
 
 class _Done:

@@ -7,6 +7,7 @@ tensors, and returns when the outputs are written. In `equal_ranks`, `Equals` re
 import torch
 import torch.distributed as dist
 
+from vgpu.private.process_groups import options
 from vgpu.tensors.cells import fetch
 from vgpu.tensors.tensor import VirtualTensor
 
@@ -60,7 +61,6 @@ class Reduction:
             out.copy_(value)
 
     def gloo_op(self, dtype):
-        """Return gloo's reduce op for a dtype."""
         if dtype == torch.bool:
             kind = Op.MIN if self.kind in (Op.MIN, Op.PRODUCT) else Op.MAX
         else:
@@ -68,16 +68,11 @@ class Reduction:
         return dist.ReduceOp(kind)
 
     def combine(self, parts, dtype):
-        """Return the reduction of the parts of all ranks."""
         kind = self.gloo_op(dtype).op
+        of_two = {Op.SUM: torch.add, Op.PRODUCT: torch.mul, Op.MIN: torch.minimum}
         total = parts[0].clone()
         for part in parts[1:]:
-            if kind == Op.SUM:
-                total += part
-            elif kind == Op.PRODUCT:
-                total *= part
-            else:
-                (torch.minimum if kind == Op.MIN else torch.maximum)(total, part, out=total)
+            of_two.get(kind, torch.maximum)(total, part, out=total)
         return total
 
 
@@ -85,9 +80,8 @@ def all_reduce(gloo, inputs, outputs, reduction):
     """Write the sum over the ranks to every output; inputs and outputs share memory."""
     for value, out in zip(inputs, outputs, strict=True):
         total = reduction.prepared(value)
-        options = dist.AllreduceOptions()
-        options.reduceOp = reduction.gloo_op(value.dtype)
-        gloo.allreduce([total], options).wait()
+        kind = reduction.gloo_op(value.dtype)
+        gloo.allreduce([total], options(dist.AllreduceOptions, reduceOp=kind)).wait()
         reduction.finish(total, out)
 
 
@@ -97,19 +91,16 @@ def reduce(gloo, inputs, outputs, reduction, root):
         total = reduction.prepared(value)
         if total is value:
             total = value.clone()
-        options = dist.ReduceOptions()
-        options.reduceOp, options.rootRank = reduction.gloo_op(value.dtype), root
-        gloo.reduce([total], options).wait()
+        kind = reduction.gloo_op(value.dtype)
+        gloo.reduce([total], options(dist.ReduceOptions, reduceOp=kind, rootRank=root)).wait()
         if gloo.rank() == root:
             reduction.finish(total, out)
 
 
 def broadcast(gloo, inputs, outputs, root):
     """Write the root's tensors to every output; inputs and outputs share memory."""
-    options = dist.BroadcastOptions()
-    options.rootRank = root
     for out in outputs:
-        gloo.broadcast([_bytes(out)], options).wait()
+        gloo.broadcast([_bytes(out)], options(dist.BroadcastOptions, rootRank=root)).wait()
 
 
 def all_gather(gloo, inputs, outputs):
@@ -162,18 +153,14 @@ def _swap(gloo, sent, received):
 
 def gather(gloo, inputs, outputs, root):
     """Write the input of rank i to output i of the root."""
-    options = dist.GatherOptions()
-    options.rootRank = root
     out = [[_bytes(each) for each in outputs]] if gloo.rank() == root else []
-    gloo.gather(out, [_bytes(inputs[0])], options).wait()
+    gloo.gather(out, [_bytes(inputs[0])], options(dist.GatherOptions, rootRank=root)).wait()
 
 
 def scatter(gloo, inputs, outputs, root):
     """Write input i of the root to the output of rank i."""
-    options = dist.ScatterOptions()
-    options.rootRank = root
     sent = [[_bytes(each) for each in inputs]] if gloo.rank() == root else []
-    gloo.scatter([_bytes(outputs[0])], sent, options).wait()
+    gloo.scatter([_bytes(outputs[0])], sent, options(dist.ScatterOptions, rootRank=root)).wait()
 
 
 def nothing(gloo, inputs, outputs):
@@ -181,12 +168,10 @@ def nothing(gloo, inputs, outputs):
 
 
 def send(gloo, inputs, outputs, other, tag):
-    """Send the input to another rank."""
     gloo.send([_bytes(inputs[0])], other, 4 * tag + 3).wait()
 
 
 def recv(gloo, inputs, outputs, other, tag):
-    """Receive the output from another rank."""
     gloo.recv([_bytes(outputs[0])], other, 4 * tag + 3).wait()
 
 

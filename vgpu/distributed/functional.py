@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from vgpu.distributed.work import wait_for_writer
 from vgpu.operators.plans import tables
-from vgpu.private.process_groups import resolve_process_group, wait_on_first_use
+from vgpu.private.process_groups import options, resolve_process_group, wait_on_first_use
 
 
 def _issues(name):
@@ -38,15 +38,14 @@ def _group(name):
     return resolve_process_group(name) if isinstance(name, str) else name
 
 
-def _reduction(options, reduce_op):
-    """Return `options` with a reduce op, which may be given by name, such as "sum"."""
+def _reduction(kind, reduce_op):
+    """Return options with a reduce op, which may be given by name, such as "sum"."""
     if isinstance(reduce_op, str):
-        kind = getattr(dist.ReduceOp, reduce_op.upper(), None)
-        if kind is None:
+        named = getattr(dist.ReduceOp, reduce_op.upper(), None)
+        if named is None:
             raise ValueError(f"unknown reduce op: {reduce_op!r}")
-        reduce_op = dist.ReduceOp(kind)
-    options.reduceOp = reduce_op
-    return options
+        reduce_op = dist.ReduceOp(named)
+    return options(kind, reduceOp=reduce_op)
 
 
 def _copy(value):
@@ -56,39 +55,33 @@ def _copy(value):
     return [*map(_copy, value)]
 
 
-def _empty_gathered(tensor, k):
-    """Return an empty tensor for `k` concatenated tensors like this one."""
-    return tensor.new_empty((tensor.shape[0] * k, *tensor.shape[1:]))
+def _empty(tensor, rows):
+    """Return an empty tensor like this one, with another number of rows."""
+    return tensor.new_empty((rows, *tensor.shape[1:]))
 
 
-def _empty_part(tensor, k):
-    """Return an empty tensor for one of `k` equal parts of `tensor`."""
-    if tensor.shape[0] % k:
-        raise ValueError(f"reduce_scatter: {tensor.shape[0]} rows must be divisible by {k} ranks")
-    return tensor.new_empty((tensor.shape[0] // k, *tensor.shape[1:]))
+def _part(name, rows, k):
+    if rows % k:
+        raise ValueError(f"{name}: {rows} rows must be divisible by {k} ranks")
+    return rows // k
 
 
 @_issues_in_place("_c10d_functional::all_reduce")
 def all_reduce_(tensor, reduce_op, group_name):
-    """Sum a tensor over the ranks, in place."""
-    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions(), reduce_op))
+    _group(group_name).allreduce([tensor], _reduction(dist.AllreduceOptions, reduce_op))
     return tensor
 
 
 @_issues_in_place("_c10d_functional::all_reduce_coalesced")
 def all_reduce_coalesced_(tensors, reduce_op, group_name):
-    """Sum each tensor over the ranks, in place."""
-    options = _reduction(dist.AllreduceCoalescedOptions(), reduce_op)
-    _group(group_name).allreduce_coalesced(tensors, options)
+    opts = _reduction(dist.AllreduceCoalescedOptions, reduce_op)
+    _group(group_name).allreduce_coalesced(tensors, opts)
     return tensors
 
 
 @_issues_in_place("_c10d_functional::broadcast")
 def broadcast_(tensor, src, group_name):
-    """Copy a tensor of the rank `src` of the group to all others."""
-    options = dist.BroadcastOptions()
-    options.rootRank = src
-    _group(group_name).broadcast([tensor], options)
+    _group(group_name).broadcast([tensor], options(dist.BroadcastOptions, rootRank=src))
     return tensor
 
 
@@ -101,15 +94,13 @@ def all_gather_into_tensor_out(tensor, group_size, group_name, out):
 
 @_issues("_c10d_functional::all_gather_into_tensor")
 def all_gather_into_tensor(tensor, group_size, group_name):
-    """Return the tensors of all ranks, concatenated."""
-    out = _empty_gathered(tensor, group_size)
+    out = _empty(tensor, tensor.shape[0] * group_size)
     return all_gather_into_tensor_out(tensor, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::all_gather_into_tensor_coalesced")
 def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
-    """Call `all_gather_into_tensor` for each tensor."""
-    outputs = [_empty_gathered(tensor, group_size) for tensor in tensors]
+    outputs = [_empty(tensor, tensor.shape[0] * group_size) for tensor in tensors]
     tensors = [tensor.contiguous() for tensor in tensors]
     _group(group_name).allgather_into_tensor_coalesced(outputs, tensors)
     return outputs
@@ -118,36 +109,33 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
 @_issues("_c10d_functional::reduce_scatter_tensor_out")
 def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
     """Write this rank's part of the sum over the ranks to `out`."""
-    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
-    _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), options)
+    opts = _reduction(dist.ReduceScatterOptions, reduce_op)
+    _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), opts)
     return out
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor")
 def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
-    """Return this rank's part of the sum over the ranks."""
-    out = _empty_part(tensor, group_size)
+    out = _empty(tensor, _part("reduce_scatter", tensor.shape[0], group_size))
     return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor_coalesced")
 def reduce_scatter_tensor_coalesced(tensors, reduce_op, group_size, group_name):
-    """Call `reduce_scatter_tensor` for each tensor."""
-    outputs = [_empty_part(tensor, group_size) for tensor in tensors]
-    options = _reduction(dist.ReduceScatterOptions(), reduce_op)
+    parts = [_part("reduce_scatter", tensor.shape[0], group_size) for tensor in tensors]
+    outputs = [*map(_empty, tensors, parts)]
+    opts = _reduction(dist.ReduceScatterOptions, reduce_op)
     tensors = [tensor.contiguous() for tensor in tensors]
-    _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, options)
+    _group(group_name).reduce_scatter_tensor_coalesced(outputs, tensors, opts)
     return outputs
 
 
 @_issues("_c10d_functional::all_to_all_single")
 def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name):
     """Send rows to each rank, by default equal parts; return the received rows."""
-    rows = sum(output_split_sizes) if output_split_sizes else tensor.shape[0]
-    out = tensor.new_empty((rows, *tensor.shape[1:]))
-    options = dist.AllToAllOptions()
+    out = _empty(tensor, sum(output_split_sizes) if output_split_sizes else tensor.shape[0])
     group, tensor = _group(group_name), tensor.contiguous()
-    group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes, options)
+    group.alltoall_base(out, tensor, output_split_sizes, input_split_sizes)
     return out
 
 
@@ -155,10 +143,8 @@ def all_to_all_single(tensor, output_split_sizes, input_split_sizes, group_name)
 def shard_dim_alltoall(tensor, gather_dim, shard_dim, group_name):
     """Return this rank's part along `shard_dim` of a tensor split along `gather_dim`."""
     group = _group(group_name)
-    k, rows = group.size(), tensor.shape[shard_dim]
-    if rows % k:
-        raise ValueError(f"shard_dim_alltoall: {rows} rows must be divisible by {k} ranks")
-    parts = [_copy(part) for part in tensor.split(rows // k, shard_dim)]
+    rows = _part("shard_dim_alltoall", tensor.shape[shard_dim], group.size())
+    parts = [_copy(part) for part in tensor.split(rows, shard_dim)]
     outputs = [torch.empty_like(part) for part in parts]
     group.alltoall(outputs, parts).wait()
     return torch.cat(outputs, gather_dim)

@@ -76,7 +76,6 @@ class Meetings:
         self._member.report("at", op.start, op.key)
 
     def done(self, op):
-        """Report to the keeper that this rank has completed a collective."""
         key = op.key
         self._done[key[:-1]] = key[-1]
         self._member.report("at", 0.0, key)
@@ -101,7 +100,6 @@ class Meetings:
         self._member.end()
 
     def leave(self):
-        """Leave when another clock takes over."""
         self._member.report("end")
 
 

@@ -95,8 +95,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._ranks = list(global_ranks) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
-        self._table, self._peers = None, Equals(rank, size)  # for equal_ranks
-        self._for_cpu = None
+        self._table, self._peers, self._for_cpu = None, Equals(rank, size), None  # for equal_ranks
         if self._fake_store is None:
             store = dist.PrefixStore("vgpu", self._store)
             self._table = Table(store, rank, size, self._ranks, timeout)
@@ -199,7 +198,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def for_cpu(self):
-        """Return the gloo group for tensors on the CPU."""
         if self._for_cpu is None:
             raise RuntimeError("collectives in equal_ranks must be on virtual GPUs, not the CPU")
         return self._for_cpu
@@ -208,12 +206,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allreduce(self, tensors, opts=None):
-        """Sum each tensor over the ranks, in place."""
         return self._all_reduce("all_reduce", tensors, opts)
 
     @_by_device
     def allreduce_coalesced(self, tensors, opts=None):
-        """Sum each tensor over the ranks, in place."""
         return self._all_reduce("all_reduce_coalesced", tensors, opts)
 
     def _all_reduce(self, name, tensors, opts):
@@ -225,7 +221,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def reduce(self, tensors, opts=None):
-        """Sum each tensor over the ranks; the root has the sum."""
         opts = opts or dist.ReduceOptions()
         reduction = self._reduction(opts, tensors)
         move = functools.partial(exchange.reduce, reduction=reduction, root=opts.rootRank)
@@ -234,7 +229,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def broadcast(self, tensors, opts=None):
-        """Copy each tensor of the root to all ranks."""
         root = (opts or dist.BroadcastOptions()).rootRank
         move, detail = functools.partial(exchange.broadcast, root=root), self._root(root)
         is_read = self._rank == root
@@ -244,7 +238,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather(self, output_lists, inputs, opts=None):
-        """Copy the tensor of each rank to all ranks."""
         return self._all_gather("all_gather", output_lists, inputs, output_lists)
 
     @_by_device
@@ -262,7 +255,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather_into_tensor_coalesced(self, outputs, inputs, opts=None):
-        """Call `_allgather_base` for each pair of tensors."""
         return self._all_gather("all_gather_into_tensor_coalesced", outputs, inputs)
 
     all_gather_single_coalesced = allgather_into_tensor_coalesced
@@ -286,7 +278,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def reduce_scatter_tensor_coalesced(self, outputs, inputs, opts=None):
-        """Call `_reduce_scatter_base` for each pair of tensors."""
         return self._reduce_scatter("reduce_scatter_tensor_coalesced", outputs, inputs, opts)
 
     reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced
@@ -322,7 +313,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def gather(self, output_lists, inputs, opts=None):
-        """Copy the tensor of each rank to the root."""
         root = (opts or dist.GatherOptions()).rootRank
         outputs = self._parts_of("gather", output_lists, inputs)
         return self._issue(self._at_root("gather", inputs, outputs, root, inputs), outputs)
@@ -348,17 +338,14 @@ class VirtualProcessGroup(dist.ProcessGroup):
         return self._issue(call, device=registry.current(), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
-        """Block the host in gloo's monitored barrier."""
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     @_by_device
     def send(self, tensors, other, tag):
-        """Send a tensor to another rank."""
         return self._message(tensors, other, tag, sends=True)
 
     @_by_device
     def recv(self, tensors, other, tag):
-        """Receive a tensor from another rank."""
         return self._message(tensors, other, tag, sends=False)
 
     @_by_device
@@ -417,9 +404,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _parts_of(self, name, wholes, parts):
         """Return the parts of all wholes in one list.
 
-        Args:
-            wholes: tensors, or lists of one tensor for each rank; empty on ranks but the root.
-            parts: for each of `wholes`, this rank's tensor, with the size of one part.
+        `wholes` are tensors, or lists of one tensor for each rank; empty on ranks but the root.
+        `parts` are this rank's tensors, each with the size of one part.
         """
         found = []
         for whole, part in zip(wholes, parts, strict=bool(wholes)):
@@ -478,9 +464,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
         op.key = (self._name, *kind, self._counts[kind])
 
     def _lane(self, device, op):
-        if op.peer is None:
-            name = "collectives"
-        else:
+        name = "collectives"
+        if op.peer is not None:
             name = f"{'send' if op.sends else 'recv'} {self._ranks[op.peer]}"
         key = device.index, device.model, name
         if key not in self._lanes:
@@ -519,7 +504,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
                 op.engine.clock.meetings.done(op)
 
     def _run_at_its_time(self, op, values, failure):
-        """Move the values of a collective at its simulated time."""
         op.engine.clock.meetings.waits_for_values(op)
         self._agree(op, 0.0, None, failure)
         op.move(self._peers, *values)
@@ -571,11 +555,10 @@ def _split(tensor, sizes):
 
 
 def _check_dense(name, tensor):
-    if not (tensor.is_contiguous() or tensor.numel() == 0):
-        for memory_format in (torch.channels_last, torch.channels_last_3d):
-            dims = 4 if memory_format == torch.channels_last else 5
-            if tensor.dim() == dims and tensor.is_contiguous(memory_format=memory_format):
-                return
+    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
+    memory_format = formats.get(tensor.dim(), torch.contiguous_format)
+    is_dense = tensor.is_contiguous() or tensor.is_contiguous(memory_format=memory_format)
+    if not is_dense and tensor.numel():
         raise ValueError(
             f"{name}: tensors must be contiguous: got shape {tuple(tensor.shape)} and strides "
             f"{tensor.stride()}"
@@ -599,8 +582,6 @@ def _flat(cell):
 
 _groups = weakref.WeakSet()
 _EXIT_TIMEOUT = 30.0  # seconds that an ending process waits for its issued collectives
-
-
 _ending = threading.Event()
 
 

@@ -45,12 +45,8 @@ def way_between(op, num_ranks, host):
     """Return a rank's share of its machine's network bandwidth, latency and start-up.
 
     All ranks of a machine are assumed to use the network at the same time. Each gets an equal share
-    of the cards; a group gets the shares of all its ranks. A message gets a whole card.
-
-    Args:
-        op: the collective.
-        num_ranks: number of ranks, which fill machines in turn; the last may have fewer.
-        host: index of the rank's machine.
+    of the cards; a group gets the shares of all its ranks. A message gets a whole card. The ranks,
+    `num_ranks`, fill machines in turn; the last may have fewer. `host` is the rank's machine.
     """
     machine = op.engine.device.model.machine
     if machine.network is None:
@@ -65,12 +61,7 @@ def way_between(op, num_ranks, host):
 
 
 def route(hosts, inside, between):
-    """Return the `Route` of a collective.
-
-    Args:
-        hosts: the machine of each rank.
-        inside, between: results of `way_inside` and `way_between` for each rank.
-    """
+    """Return the `Route` of a collective; `inside` and `between` have each rank's ways."""
     narrowest, latency, startup = _slowest(inside)
     in_each = Counter(hosts)
     if len(in_each) == 1:

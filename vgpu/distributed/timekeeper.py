@@ -16,10 +16,9 @@ others wait for its rank is assumed to wait, and its ops are simulated. This als
 that sleeps or waits for worker processes; its next ops may then begin late on several streams.
 
 The keeper listens on 127.0.0.1 if all ranks are on this machine, otherwise on the interface towards
-MASTER_ADDR. Both ends authenticate by a secret from torch's store. That excludes everybody without
-access to the store, such as other users of this machine. The store itself is open: whoever reaches
-it can read the secret, and report wrong times or ended ranks. Messages are JSON, so that nothing in
-them is executed.
+MASTER_ADDR. Both ends authenticate by a secret from torch's store, which excludes everybody without
+access to the store: whoever reaches it can report wrong times. Messages are JSON: nothing in them
+is executed.
 """
 
 import contextlib
@@ -54,12 +53,7 @@ class Line(Connection):
         self.send_bytes(json.dumps(message).encode())
 
     def recv(self):
-        """Return the next message; floats, infinity included, arrive unchanged.
-
-        Raises:
-            ValueError: the message is not JSON.
-            OSError: the message is too long.
-        """
+        """Return the next message; ValueError if it is not JSON, OSError if it is too long."""
         return _in_tuples(json.loads(self.recv_bytes(_MAX_MESSAGE_BYTES)))
 
 
@@ -88,7 +82,6 @@ class Meeting:
     """A collective that some of its ranks have posted.
 
     Attributes:
-        members: participating ranks, numbered as in the default group.
         posts: rank -> its `Post`.
         here: ranks that wait for the others' values, or need none.
         since: `time.monotonic()` of the last addition to `here`.
@@ -103,14 +96,17 @@ class Meeting:
     def missing(self):
         return [rank for rank in self.members if rank not in self.posts]
 
+    def text(self):
+        return next(iter(self.posts.values())).text
+
 
 class Rank:
     """The keeper's state of a rank.
 
     Attributes:
         bound: seconds before which the rank does nothing, unless a meeting wakes it.
-        asks: time to which it asks for leave to advance, or None while it runs.
-        since: `time.monotonic()` of that request.
+        asks, since: time to which it asks for leave to advance, and `time.monotonic()` of that
+            request; None while it runs.
         sent: number of messages about meetings sent to it.
     """
 
@@ -121,12 +117,9 @@ class Rank:
 
 
 class Keeper:
-    """The keeper of the simulated clock; see the module docstring.
+    """The keeper of the simulated clock for `size` ranks; see the module docstring.
 
-    Args:
-        size: number of ranks.
-        timeout: longest wait of a rank for others, seconds.
-        address: the interface on which it listens.
+    A rank waits for others for `timeout` seconds at most. `address` is the interface to listen on.
 
     Attributes:
         ranks: number -> its `Rank`, of those that have joined.
@@ -245,8 +238,7 @@ class Keeper:
         rank.ended, rank.asks, rank.bound = True, None, NEVER
         for key, meeting in self._meetings.items():
             if number in meeting.missing() and meeting.posts and meeting.failure is None:
-                text = next(iter(meeting.posts.values())).text
-                self._fail(meeting, key, f"rank {number} ended before {text}")
+                self._fail(meeting, key, f"rank {number} ended before {meeting.text()}")
         self._give_leave()
         self._lock.notify_all()
 
@@ -341,8 +333,8 @@ class Keeper:
         else:
             return None
         if now - since > self._timeout:
-            text = next(iter(meeting.posts.values())).text
-            lines = [f"{ranks_text(sorted(meeting.posts))} waited {self._timeout:g} s in {text}"]
+            waiting = ranks_text(sorted(meeting.posts))
+            lines = [f"{waiting} waited {self._timeout:g} s in {meeting.text()}"]
             elsewhere = {number: self._waits_in(number) for number in late}
             lines += [f"  rank {n} waits in {its}" for n, its in elsewhere.items() if its]
             nowhere = [number for number in late if not elsewhere[number]]
@@ -385,12 +377,9 @@ def _family(address):
 class Member:
     """The connection of this process to the keeper, for the simulator's thread.
 
-    Args:
-        run: function(key of a collective, whether all its ranks have posted it), called in another
-            thread when others wait for this rank and its host is assumed to wait.
-
-    Attributes:
-        connection: the `Line` to the keeper.
+    `run(key of a collective, whether all its ranks have posted it)` is called in another thread
+    when others wait for this rank and its host is assumed to wait. `connection` is the `Line` to
+    the keeper.
     """
 
     def __init__(self, store, rank, size, timeout, run):
@@ -436,16 +425,10 @@ class Member:
         return now[1] - cpu > _BUSY_SHARE * (now[0] - wall)
 
     def post(self, now, key, members, post):
-        """Report that a collective's inputs are ready.
+        """Report that a collective, given by `key` and `members`, is ready: a `Post`.
 
-        Args:
-            now: simulated seconds before which this rank does nothing more.
-            key: identifies the collective on all ranks.
-            members: participating ranks, numbered as in the default group.
-            post: a `Post`.
-
-        Raises:
-            OSError: the connection is lost.
+        Before `now`, in simulated seconds, this rank does nothing more. Raises OSError if the
+        connection is lost.
         """
         self.connection.send(("post", now, key, members, post))
 

@@ -16,9 +16,8 @@ from vgpu.tensors.tensor import VirtualTensor
 class VirtualWork(dist.Work):
     """One or more collectives issued on one virtual GPU.
 
-    Args:
-        result: the tensors that they write.
-        blocks: whether `wait` blocks the host, as for a barrier.
+    `result` are the tensors that they write; where it `blocks`, `wait` blocks the host, as for a
+    barrier.
     """
 
     def __init__(self, ops, result, blocks=False):
@@ -28,10 +27,7 @@ class VirtualWork(dist.Work):
     def wait(self, timeout=None):
         """Make the current stream wait; raise if a collective has failed already.
 
-        With a timeout, a `timedelta`, the host waits too, as for NCCL.
-
-        Raises:
-            torch.distributed.DistBackendError: a collective is not complete after `timeout`.
+        With a timeout, a `timedelta`, the host waits too, as for NCCL: DistBackendError after it.
         """
         if timeout is not None and timeout.total_seconds() > 0:  # from C++, 0 means none
             self._wait_on_host(timeout)
@@ -61,12 +57,10 @@ class VirtualWork(dist.Work):
             time.sleep(1e-4)
 
     def is_completed(self):
-        """Return whether the values have arrived."""
         scheduler.clock.poll()
         return not any(map(scheduler.under_way, self._ops))
 
     def is_success(self):
-        """Return whether the values have arrived without an error."""
         return self.is_completed() and self.exception() is None
 
     def exception(self):
@@ -78,7 +72,6 @@ class VirtualWork(dist.Work):
         return self._result
 
     def get_future(self):
-        """Return a future of `result`."""
         current = threads.thread.current
         for op in self._ops:
             if in_backward() and hasattr(current, "used"):

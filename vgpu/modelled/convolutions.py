@@ -47,10 +47,7 @@ def convolution_backward(args, out):
 
 
 def _of_images(product, stride):
-    """Return the product of the gradient of images, given that of the convolution.
-
-    A transposed convolution is such a gradient, too.
-    """
+    """Return the product of the gradient of images, or of a transposed convolution."""
     product = product._replace(n=product.k, k=product.n)
     return product._replace(reached=STRIDED_IMAGES_REACHED) if max(stride) > 1 else product
 
@@ -100,16 +97,8 @@ def _convolved(x, weight, result, transposed, groups):
     m, n, k = where[0] * prod(where[2:]), weight[0] // groups, prod(weight[1:])
     together = 1 if direct else gcd(groups, max(1, LEAST_WIDTH // n))
     n, k = n * together, k * together
-    return Product(
-        groups // together,
-        m,
-        n,
-        k,
-        direct=direct,
-        together=together,
-        whole=True,
-        reached=CONVOLUTION_REACHED,
-    )
+    product = Product(groups // together, m, n, k, direct=direct, together=together)
+    return product._replace(whole=True, reached=CONVOLUTION_REACHED)
 
 
 def is_channels_first(layout):

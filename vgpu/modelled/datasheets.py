@@ -21,6 +21,14 @@ from vgpu.modelled.modelled_gpu import GPU, Overheads
 from vgpu.runtime.identity import V100, GPUIdentity
 
 MIB = 2**20
+
+
+def _peaks(float32, tf32, half, float64):
+    """Return the peaks of a GPU from Ampere on, FLOP/s; `half` is for both 16-bit dtypes."""
+    peaks = {"float32": float32, "tf32": tf32, "bfloat16": half, "float16": half}
+    return {**peaks, "float64": float64}
+
+
 GPUS = {
     "p100": GPU(
         "P100-SXM2-16GB",
@@ -69,13 +77,7 @@ GPUS = {
         "GeForce RTX 4090",
         24563 * MIB,
         1008e9,
-        {
-            "float32": 82.6e12,
-            "tf32": 82.6e12,
-            "bfloat16": 165.2e12,
-            "float16": 165.2e12,
-            "float64": 82.6e12 / 64,
-        },
+        _peaks(82.6e12, 82.6e12, 165.2e12, 82.6e12 / 64),
         128,
         PRESETS["pcie4-measured"],
         PRESETS["pcie4-through-host-measured"],
@@ -88,13 +90,7 @@ GPUS = {
         "A100-SXM4-80GB",
         81158 * MIB,
         2039e9,
-        {
-            "float32": 19.5e12,
-            "tf32": 156e12,
-            "bfloat16": 312e12,
-            "float16": 312e12,
-            "float64": 9.7e12,
-        },
+        _peaks(19.5e12, 156e12, 312e12, 9.7e12),
         108,
         PRESETS["pcie4-measured"],
         PRESETS["nvlink3-measured"],
@@ -107,13 +103,7 @@ GPUS = {
         "H100-SXM5-80GB",
         81089 * MIB,
         3350e9,
-        {
-            "float32": 66.9e12,
-            "tf32": 494.7e12,
-            "bfloat16": 989.4e12,
-            "float16": 989.4e12,
-            "float64": 33.5e12,
-        },
+        _peaks(66.9e12, 494.7e12, 989.4e12, 33.5e12),
         132,
         PRESETS["pcie5-measured"],
         PRESETS["nvlink4-measured"],

@@ -30,11 +30,9 @@ class Scaled:
         self.multiprocessors = getattr(gpu, "multiprocessors", None)
 
     def rows(self):
-        """Return a table of its figures, a list of pairs of strings."""
         return [*self._gpu.rows(), ("scaled", f"kernels take {self.factor:.4g} times as long")]
 
     def kernel_seconds(self, kernel):
-        """Return the duration of a `Kernel`."""
         return self.factor * self._gpu.kernel_seconds(kernel)
 
 
@@ -89,9 +87,7 @@ _GPU_ATTRIBUTES = ("kernel_seconds", "link", "memory", "name", "peer_link", "row
 def as_gpu(gpu):
     """Return the GPU with a name in `GPUS`, or an object with the attributes of a GPU unchanged.
 
-    Raises:
-        ValueError: no GPU has this name.
-        TypeError: `gpu` is neither.
+    Raises ValueError for an unknown name, TypeError for another object.
     """
     if isinstance(gpu, str):
         if gpu.lower() not in GPUS:
@@ -108,11 +104,10 @@ def as_gpu(gpu):
 
 
 def as_machine(model):
-    """Return a `Machine`, given as such, by name, or by its GPU (see `as_gpu`).
+    """Return a `Machine`, given as such, by name, or by its GPU.
 
     Raises:
-        ValueError: no GPU and no machine has this name.
-        TypeError: `model` has another type.
+        ValueError, TypeError: as `as_gpu`.
     """
     if isinstance(model, Machine):
         return model
@@ -132,7 +127,7 @@ def machines_of(n, models, host=None):
 
     Raises:
         ValueError: there are more GPUs than in one machine and no network, or machines differ.
-        TypeError: a model has another type; see `as_machine`.
+        TypeError: as `as_gpu`.
     """
     machines = [as_machine(model) for model in models]
     if host is not None:
@@ -149,43 +144,14 @@ def machines_of(n, models, host=None):
 
 
 MACHINES = {
-    machine.name: machine
-    for machine in (
-        Machine(
-            "v100",
-            8,
-            2,
-            PRESETS["infiniband-edr-collectives"],
-            4,
-            name="dgx1",
-            source="NVIDIA DGX-1 guide",
-        ),
-        Machine("v100", 8, 2, PRESETS["25gbe-collectives"], name="p3.16xlarge", source="AWS"),
-        Machine(
-            "p100",
-            8,
-            2,
-            PRESETS["50gbe-collectives"],
-            name="bigbasin",
-            source="Goyal et al. 2017, section 4",
-        ),
-        Machine(
-            "a100",
-            8,
-            2,
-            PRESETS["infiniband-hdr-collectives"],
-            8,
-            name="dgxa100",
-            source="NVIDIA DGX A100 guide",
-        ),
-        Machine(
-            "h100",
-            8,
-            1,
-            PRESETS["infiniband-ndr-collectives"],
-            8,
-            name="dgxh100",
-            source="NVIDIA DGX H100 guide",
-        ),
+    name: Machine(
+        gpu, 8, per_switch, PRESETS[f"{network}-collectives"], cards, name=name, source=source
+    )
+    for name, gpu, per_switch, network, cards, source in (
+        ("dgx1", "v100", 2, "infiniband-edr", 4, "NVIDIA DGX-1 guide"),
+        ("p3.16xlarge", "v100", 2, "25gbe", 1, "AWS"),
+        ("bigbasin", "p100", 2, "50gbe", 1, "Goyal et al. 2017, section 4"),
+        ("dgxa100", "a100", 2, "infiniband-hdr", 8, "NVIDIA DGX A100 guide"),
+        ("dgxh100", "h100", 1, "infiniband-ndr", 8, "NVIDIA DGX H100 guide"),
     )
 }

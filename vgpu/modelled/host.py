@@ -1,16 +1,14 @@
 """Host time of operators and modules on modelled GPUs."""
 
 import math
+import threading
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import torch
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
-from vgpu.modelled.recurrent_layers import is_of_cudnn, recurrent_calls
-from vgpu.private.autograd import sequence_number
+from vgpu.private.autograd import autograd_node, forward_number, in_backward, sequence_number
 from vgpu.runtime import scheduler
 
 
@@ -46,7 +44,6 @@ class Host:
                 )
 
     def start(self):
-        """Start counting calls of modules."""
         global _hook, _hook_after
         if self.module:
             # One step each once there is a handle, see interrupts.py: a return and a store.
@@ -54,7 +51,6 @@ class Host:
             _hook_after = register_module_forward_hook(_leave, always_call=True)
 
     def stop(self):
-        """Stop counting calls of modules."""
         for hook in (_hook, _hook_after):
             if hook is not None:
                 hook.remove()
@@ -76,7 +72,6 @@ class Host:
         return Host(*figures, source)
 
     def describe(self):
-        """Return a description of its figures."""
         if "/" not in str(self):
             return f"{self} for an operator"
         return f"{self} for an operator/a module/an operator of autograd"
@@ -103,9 +98,7 @@ EAGER = Host(8e-6, 50e-6, 25e-6, "fitted to published eager runs, see docs/model
 def as_host(host):
     """Return a `Host`, given as such, as "eager", or as seconds of each operator.
 
-    Raises:
-        ValueError: a name is not "eager", or the seconds are negative.
-        TypeError: `host` has another type.
+    Raises ValueError for another name or negative seconds, TypeError for another type.
     """
     if isinstance(host, Host):
         return host
@@ -115,3 +108,56 @@ def as_host(host):
         return Host(float(host), 0.0, float(host))
     error = ValueError if isinstance(host, str) else TypeError
     raise error(f'host must be "eager", seconds or a Host: got {host!r}')
+
+
+# -- recurrent layers, whose many operators count as one
+
+_CALLS_KEPT = 10_000  # for later backward passes
+
+
+def is_of_cudnn(module):
+    """Return whether a module is one operator of cuDNN on CUDA."""
+    return isinstance(module, torch.nn.RNNBase) and torch.backends.cudnn.enabled
+
+
+class RecurrentCalls(threading.local):
+    """The calls of recurrent modules in a thread, by autograd's numbers of their operators."""
+
+    def __init__(self):
+        self.issued = None  # whether the current call has issued an operator; None outside calls
+        self.firsts, self.ends = [], []  # range of operator numbers of each call
+        self.latest = None  # first number of the call whose backward runs
+
+    def enter(self, number):
+        if len(self.firsts) == _CALLS_KEPT:
+            del self.firsts[: _CALLS_KEPT // 2], self.ends[: _CALLS_KEPT // 2]
+        self.firsts.append(number)
+        self.ends.append(number)
+        self.issued = False
+
+    def leave(self, number):
+        self.ends[-1] = number
+        self.issued = None
+
+    def seconds(self, forward, backward):
+        """Return the host time of the next operator, in forward or issued by autograd.
+
+        Of the operators of a call, and of those of its backward, only the first takes time.
+        """
+        if not in_backward() or torch.is_grad_enabled():
+            before = self.issued
+            if before is not None:
+                self.issued = True
+            return 0.0 if before else forward
+        node = autograd_node() if self.firsts else None
+        number = None if node is None else forward_number(node)
+        if number is None:
+            return backward
+        i = bisect_right(self.firsts, number) - 1
+        if i < 0 or number >= self.ends[i]:
+            return backward
+        self.latest, before = self.firsts[i], self.latest
+        return 0.0 if before == self.firsts[i] else backward
+
+
+recurrent_calls = RecurrentCalls()  # of the calling thread

@@ -71,11 +71,7 @@ TRANSPOSED = 20
 UNTAGGED = {"copy_", "_to_copy", "masked_fill_"}
 
 
-_PRODUCTS = {
-    **PRODUCTS,
-    "convolution": convolution,
-    "convolution_backward": convolution_backward,
-}
+_PRODUCTS = {**PRODUCTS, "convolution": convolution, "convolution_backward": convolution_backward}
 
 
 def kernel_of(op):
@@ -130,7 +126,6 @@ def kernel_of(op):
 
 @cache
 def _is_elementwise(name):
-    """Return whether an operator is elementwise."""
     namespace, _, packet = name.rpartition(".")
     if namespace != "aten":
         return False
@@ -140,11 +135,8 @@ def _is_elementwise(name):
 def _strided(result, inputs):
     """Return the number of strided elements of an elementwise operation, and extra bytes read.
 
-    Arguments that are larger than the result, or have more dimensions, are those of a reduction.
-
-    Args:
-        result: the layout of its result.
-        inputs: the layouts of its arguments.
+    Takes the layouts of its result and its arguments; an argument that is larger than the result,
+    or has more dimensions, is that of a reduction.
     """
     elements = num_bytes = 0
     steps = _steps(result, result)
@@ -188,8 +180,8 @@ def _read_again(args):
 def _blocks(packet, args):
     """Return the `blocks` of a kernel that sums over rows or channels, or None.
 
-    Layer normalization has a block of threads for each row; torch's own batch normalization, used
-    for bfloat16, which cuDNN's does not support, has one for each channel.
+    torch's own batch normalization, used for bfloat16, which cuDNN's does not support, has a block
+    for each channel.
     """
     if packet == "native_layer_norm":
         width = prod(args[1])

@@ -45,8 +45,8 @@ class Link:
     def scaled(self, factor):
         """Return this link slowed by `factor`, for use with a device slowed as much.
 
-        Bandwidths are divided by the factor. The latency is unchanged: it compares with the launch
-        time of an operator, which is not scaled on a virtual GPU either.
+        The latency stays: it compares with the launch time of an operator, which is not scaled on a
+        virtual GPU either.
 
         Raises:
             ValueError: `factor` is not positive.
@@ -104,7 +104,7 @@ _MEASURED = {
         5e-6,
         5.2e9,
         "PCIe 3.0 x16",
-        "bandwidthTest and nvprof on a V100-SXM2; latency d2l 13.4",
+        "bandwidthTest, nvprof on a V100-SXM2; latency d2l 13.4",
     ),
     "pcie4-measured": Link(
         25.7e9, 5e-6, 10e9, "PCIe 4.0 x16", "bandwidthTest on a DGX A100; latency d2l 13.4"
@@ -116,11 +116,7 @@ _MEASURED = {
         20.9e9, 12e-6, None, "PCIe 4.0 through the host", "p2pBandwidthLatencyTest with P2P off"
     ),
     "2xnvlink1-measured": Link(
-        36.4e9,
-        2e-6,
-        None,
-        "NVLink 1, 2 links",
-        "Dell HPC: 91 % of 2 x 20 GB/s, as between two P100",
+        36.4e9, 2e-6, None, "NVLink 1, 2 links", "Dell HPC: 91 % of 2 x 20 GB/s, as on P100"
     ),
     "2xnvlink2-measured": Link(
         47.9e9, 2e-6, None, "NVLink 2, 2 links", "Dell HPC: 96 % of 2 x 25 GB/s on V100"
@@ -151,14 +147,10 @@ _COLLECTIVES = {
 # A network card next to its GPUs reads their memory directly, and NCCL reaches 0.92 of the nominal
 # bandwidth. One card for all GPUs of a machine receives most bytes through CPU memory: less.
 BESIDE_GPUS, FOR_ALL_GPUS = 0.92, 0.6
+_OF_THE_WIRE = "{} of the wire; steps of NCCL's tuning.cc"
 _NETWORKS = {
     f"{name}-collectives": Link(
-        reached * rate,
-        step,
-        None,
-        f"{text}, NCCL",
-        f"{reached} of the wire; steps of NCCL's tuning.cc",
-        20e-6,
+        reached * rate, step, None, f"{text}, NCCL", _OF_THE_WIRE.format(reached), 20e-6
     )
     for name, rate, step, text, reached in (
         ("25gbe", 3.125e9, 50e-6, "25 Gbit Ethernet", FOR_ALL_GPUS),

@@ -15,12 +15,9 @@ CHANNEL = 20e9
 
 
 def use_model_clock(devices, machines, values):
-    """Switch `devices` to a new simulation, whose clock starts at 0.
+    """Switch idle, configured `Device`s to a new simulation, whose clock starts at 0.
 
-    Args:
-        devices: a list of `Device`s, idle and configured.
-        machines: the `Machine` of each device.
-        values: whether values are computed.
+    `machines` has the `Machine` of each; `values` tells whether values are computed.
     """
     gpus = Counter(machine.gpu.name for machine in machines)
     name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
@@ -41,10 +38,8 @@ def use_model_clock(devices, machines, values):
 class Model:
     """The model of one device.
 
-    Args:
-        device, machine, simulation: the `Device`, its `Machine` and its `Simulation`.
-        shared: a dict of the `Resource`s that devices share, filled here.
-        over_link: whether copies to other devices use the link to the CPU.
+    `shared` is a dict of the `Resource`s that devices share, filled here; `over_link` tells whether
+    copies to other devices use the link to the CPU.
 
     Attributes:
         gpu: the model of kernel durations, such as a `GPU`.

@@ -146,7 +146,7 @@ class GPU:
         return seconds
 
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
-        """Return the duration of a `Product`.
+        """Return the duration of a `Product` of matrices of `dtype`, for the operator `name`.
 
         The result is divided into tiles. Each multiprocessor computes one tile at a time, so tiles
         run in waves, and the last wave may leave most multiprocessors idle: small and narrow
@@ -162,12 +162,6 @@ class GPU:
         UNALIGNED at most. The fastest option counts, as a library selects it, also among the
         product's `ways`, whose extra bytes move at TRANSFORM_EFFICIENCY of the bandwidth. Products
         without tiles run on float32 units, in any dtype, at their own rate (DIRECT).
-
-        Args:
-            product: a `Product`.
-            dtype: the dtype of the matrices.
-            name: the name of the operator; torch allows TF32 for convolutions and products
-                separately.
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])
@@ -231,8 +225,8 @@ class GPU:
     def unit(self, dtype, name="aten.mm"):
         """Return the unit of products of `dtype`, a key of `peaks`.
 
-        float32 uses TF32 if the GPU has it and torch allows it: by default for convolutions only,
-        see `torch.backends.cudnn.allow_tf32`.
+        float32 uses TF32 if the GPU has it and torch allows it, separately for convolutions (by
+        default) and other products: see `torch.backends.cudnn.allow_tf32`.
         """
         unit = str(dtype).removeprefix("torch.")
         if unit == "float32" and self._rate("tf32") > self._rate("float32"):
@@ -244,19 +238,14 @@ class GPU:
     def rows(self):
         """Return a table of its figures, a list of pairs of strings."""
         peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
-        return [
-            (
-                f"{self.name}",
-                f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})",
-            ),
-            (
-                "fitted",
-                f"products reach {self.product_efficiency:g} of the peak, on tensor cores "
-                f"{self.tensor_efficiency:g}, memory {self.memory_efficiency:g}; a kernel takes at "
-                f"least {LEAST_SECONDS * 1e6:g} µs",
-            ),
-            ("collectives", f"over {self.collective_link or self.peer_link or self.link}"),
-        ]
+        sheet = f"{peaks} TFLOP/s; memory {self.bandwidth / 1e9:g} GB/s ({self.source})"
+        fitted = (
+            f"products reach {self.product_efficiency:g} of the peak, on tensor cores "
+            f"{self.tensor_efficiency:g}, memory {self.memory_efficiency:g}; a kernel takes at "
+            f"least {LEAST_SECONDS * 1e6:g} µs"
+        )
+        links = f"over {self.collective_link or self.peer_link or self.link}"
+        return [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
 
 
 def _reached(m, n):

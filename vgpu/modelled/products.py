@@ -74,9 +74,8 @@ def _attention(args, out):
 def _fused_attention(args, out, causal):
     """Return the products of a fused `scaled_dot_product_attention`: scores, then values.
 
-    Args:
-        causal: the position of the argument `is_causal`. A causal kernel skips future keys, about
-            half of them for each query.
+    `causal` is the position of the argument `is_causal`. A causal kernel skips future keys, about
+    half of them for each query.
     """
     (batch, heads, length, width), (*_, size, _), (*_, of_value) = sizes(args[:3])
     if len(args) > causal and args[causal]:  # torch omits False, the default
@@ -115,7 +114,6 @@ def _self_attention(batch, length, width, heads):
 
 
 def sizes(cells):
-    """Return the sizes of the tensors of cells."""
     return [cell.layout.size for cell in cells]
 
 
@@ -123,11 +121,10 @@ def sizes(cells):
 PRODUCTS = {
     "mm": _mm,
     "bmm": _mm,
-    "addmm": lambda args, out: _mm(args[1:], out),
-    "baddbmm": lambda args, out: _mm(args[1:], out),
-    "addbmm": lambda args, out: _mm(args[1:], out),
-    "_addmm_activation": lambda args, out: _mm(args[1:], out),
     "_int_mm": _mm,
+    **dict.fromkeys(
+        ("addmm", "baddbmm", "addbmm", "_addmm_activation"), lambda args, out: _mm(args[1:], out)
+    ),
     "_native_multi_head_attention": _attention,
     "_scaled_dot_product_flash_attention": partial(_fused_attention, causal=4),
     "_scaled_dot_product_flash_attention_backward": _fused_attention_backward,

@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from vgpu.cuda import program_clock
+from vgpu.modelled import program_clock
 from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
@@ -51,11 +51,8 @@ FIRST_TOUCH_BANDWIDTH, MIN_NEW_BYTES = 1.9e9, 32 * 2**20
 class ModelledEngine(Resource):
     """An engine of a modelled GPU, with the attributes of an `Engine` that streams use.
 
-    Attributes:
-        hand_over: function, in C, that passes an op to the simulator.
-        issued: number of ops issued to it.
-        finished: number of ops that have ended, as far as the host knows.
-        ends: end times of simulated ops from number `finished` on, in seconds.
+    `hand_over`, in C, passes an op to the simulator. Of the ops `issued` to it, `finished` have
+    ended as far as the host knows; `ends` has the end times of those simulated after these.
     """
 
     def __init__(self, name, device, simulation):
@@ -100,7 +97,6 @@ class HostClock:
         return self._lanes.get(device.index, self._now)
 
     def set(self, seconds, device=None):
-        """Advance to `seconds`."""
         if device is not None and in_backward():
             self._pass = backward_number()
             self._lanes[device.index] = seconds
@@ -155,15 +151,12 @@ def _replace_methods(start, join, patched):
 
 
 class Simulation:
-    """The clock of modelled GPUs.
+    """The `DeviceClock` of modelled GPUs.
 
     Args:
         name: the modelled hardware.
         issuing: the `Host` with the host time of operators.
         values: whether ops are computed, not only timed.
-
-    Attributes:
-        meetings: the `Meetings` of a job with several ranks; or None.
     """
 
     is_modelled, meetings = True, None
@@ -184,7 +177,6 @@ class Simulation:
         program_clock.start()
 
     def stop(self):
-        """Leave the ranks of the job and undo all patches: another clock becomes current."""
         program_clock.stop()
         unpatch_threads()
         self.issuing.stop()
@@ -192,7 +184,6 @@ class Simulation:
             self.meetings.leave()
 
     def end_meetings(self):
-        """Simulate all issued ops and leave the ranks of the job, if there are several."""
         if self.meetings is not None:
             self.meetings.end()
             self.meetings = None
@@ -215,21 +206,17 @@ class Simulation:
         return self.host_clock().now()
 
     def advance(self, seconds):
-        """Advance the calling thread's clock by `seconds` of host work."""
         host = self.host_clock()
         host.set(host.now() + seconds)
 
     def enter_module(self, seconds):
-        """Advance the calling thread's clock by the host time of a module call."""
         self.advance(seconds * self._sharing)
 
     def copy_modules(self, number):
-        """Advance the calling thread's clock by the host time of copying `nn.Module`s."""
         self.advance(number * self.issuing.module)
 
     @contextlib.contextmanager
     def shared_by(self, threads):
-        """Multiply host times in the block: `threads` host threads share Python's lock."""
         self._sharing, before = threads, self._sharing
         try:
             yield
@@ -237,12 +224,10 @@ class Simulation:
             self._sharing = before
 
     def host_allocates(self, num_bytes):
-        """Advance the calling thread's clock by the first touch of new CPU memory."""
         if num_bytes >= MIN_NEW_BYTES:
             self.advance(num_bytes / FIRST_TOUCH_BANDWIDTH)
 
     def has_ended(self, op):
-        """Return whether an op has ended, as far as the calling thread knows."""
         return op.done and (op.end <= self.now() or scheduler.clock is not self)
 
     def launch(self, op, stream):
@@ -293,7 +278,6 @@ class Simulation:
         host.set(arrived, device)
 
     def catch_up(self):
-        """Simulate until the calling thread's current time."""
         self.ask_and_wait(self._run_until, self.now())
 
     def set_threads(self, threads):
@@ -307,12 +291,10 @@ class Simulation:
         simulator.requests.put((function, arguments, lambda: None))
 
     def poll(self):
-        """Run `catch_up` for a host that queries an event, at the cost of a launch."""
         self.advance(max(self.issuing.seconds(), program_clock.SECONDS_OF_A_READING))
         self.catch_up()
 
     def ask_and_wait(self, function, *arguments):
-        """Call a function in the simulator's thread, after all ops issued so far, and wait."""
         scheduler.check_process()
         scheduler.check_thread()
         if simulator.ended.is_set():
@@ -456,10 +438,8 @@ def leave_without_values(op):
 class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
-    Attributes:
-        ops: ops that are handed over but not admitted yet.
-        requests: (function, arguments, callback after its return), or None to end. An exception
-            ends the thread, and is reported to hosts by `scheduler.note_death`.
+    `ops` are handed over but not admitted yet; `requests` are (function, arguments, callback after
+    its return), or None to end. An exception ends the thread, see `scheduler.note_death`.
     """
 
     def __init__(self):

@@ -8,6 +8,5 @@ attention          scaled_dot_product_attention as one kernel
 backward           backward on the streams of forward
 comm               scatter, gather, broadcast and reduce for nn.DataParallel
 autocast           torch.autocast
-recurrent          fused cells of LSTM and GRU
-sync_batch_norm    kernels of SyncBatchNorm
+gpu_kernels        kernels that torch implements for GPUs only: LSTM, GRU, SyncBatchNorm
 """

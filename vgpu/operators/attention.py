@@ -51,13 +51,10 @@ def attend(
     if kind == "flash":
         return _flash_kernel(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     if kind == "efficient":
-        bias = None
-        if mask is not None:
-            bias = mask.expand(*query.shape[:3], key.shape[2])
+        bias = None if mask is None else mask.expand(*query.shape[:3], key.shape[2])
         keeps = torch.is_grad_enabled() and any(x.requires_grad for x in (query, key, value))
-        return _efficient_kernel(query, key, value, bias, keeps, dropout_p, is_causal, scale=scale)[
-            0
-        ]
+        rest = bias, keeps, dropout_p, is_causal
+        return _efficient_kernel(query, key, value, *rest, scale=scale)[0]
     math = aten._scaled_dot_product_attention_math.default
     return math(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=gqa)[0]
 
@@ -115,14 +112,16 @@ def _flash(
 ):
     seed = _seed(generator)
     out = _attention(query, key, value, None, dropout_p, is_causal, scale, seed)
-    lengths = query.shape[2], key.shape[2]
-    return out, _sums(query), None, None, *lengths, seed, *(query.new_empty(0) for _ in range(2))
+    return _results_of_flash(query, key, out, seed)
 
 
 def _flash_shape(query, key, value, *args, scale=None):
-    lengths = query.shape[2], key.shape[2]
-    empty = (query.new_empty(0) for _ in range(2))
-    return _like_flash(query, value), _sums(query), None, None, *lengths, _seed_like(query), *empty
+    return _results_of_flash(query, key, _like_flash(query, value), _seed_like(query))
+
+
+def _results_of_flash(query, key, out, seed):
+    empty = query.new_empty(0), query.new_empty(0)
+    return out, _sums(query), None, None, query.shape[2], key.shape[2], seed, *empty
 
 
 def _flash_backward(grad, query, key, value, out, sums, *rest, scale=None):
@@ -189,7 +188,7 @@ def _attention(query, key, value, bias, dropout_p, is_causal, scale, seed):
         query, key, value = (x if x.stride(3) == 1 else x.contiguous() for x in (query, key, value))
         out = _cpu_kernel(query, key, value, 0.0, is_causal, attn_mask=bias, scale=scale)[0]
     else:
-        _, _, v, _, weights, kept = _weights(
+        *_, v, _, weights, kept = _weights(
             query, key, value, bias, dropout_p, is_causal, scale, seed
         )
         out = (weights * kept) @ v
@@ -238,26 +237,20 @@ def _gradients(grad, query, key, value, bias, dropout_p, is_causal, scale, seed)
 
 _flash_kernel = aten._scaled_dot_product_flash_attention.default
 _efficient_kernel = aten._scaled_dot_product_efficient_attention.default
+_flash_grad = aten._scaled_dot_product_flash_attention_backward.default
+_efficient_grad = aten._scaled_dot_product_efficient_attention_backward.default
 for _kernel, _run, _shape in (
     (_flash_kernel, _flash, _flash_shape),
     (_efficient_kernel, _efficient, _efficient_shape),
-    (
-        aten._scaled_dot_product_flash_attention_backward.default,
-        _flash_backward,
-        _shapes_of_gradients,
-    ),
-    (
-        aten._scaled_dot_product_efficient_attention_backward.default,
-        _efficient_backward,
-        _efficient_backward_shape,
-    ),
+    (_flash_grad, _flash_backward, _shapes_of_gradients),
+    (_efficient_grad, _efficient_backward, _efficient_backward_shape),
 ):
     tables.run[_kernel], tables.shape[_kernel] = _run, _shape
 tables.random.update((_flash_kernel, _efficient_kernel))
 
 
 def register(library):
-    """Register `attend` for tensors of virtual GPUs in `library`, a `torch.library.Library`."""
+    """Register `attend` for tensors of virtual GPUs in a `torch.library.Library`."""
 
     for key in ("AutogradPrivateUse1", "PrivateUse1"):
         library.impl("scaled_dot_product_attention", attend, key)

@@ -1,5 +1,7 @@
 """Scatter, gather, broadcast and reduce for `nn.DataParallel` on virtual GPUs."""
 
+from contextlib import nullcontext
+
 import torch
 
 from vgpu.operators.issuing import issue_function
@@ -7,18 +9,13 @@ from vgpu.private.tensors import reorder_as, take_tensors
 from vgpu.runtime import registry
 from vgpu.tensors.cells import TensorLayout
 from vgpu.tensors.tensor import view_as
-from vgpu.torch_module import stream as use_stream
 
 
 def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
-    """Cut a tensor along a dimension and copy one piece to each device; return a tuple.
+    """Copy a piece of a tensor to each device, see `torch.cuda.comm.scatter`; return a tuple.
 
-    Args:
-        tensor: a tensor on the CPU or on a virtual GPU.
-        devices: devices or their indices.
-        chunk_sizes: lengths of the pieces; by default those of `tensor.chunk`, maybe fewer.
-        dim: the dimension.
-        streams: for each device the stream of its copy, or None.
+    `chunk_sizes` are those of `tensor.chunk` by default, maybe fewer; `streams` has the stream of
+    each copy, or None.
     """
     if chunk_sizes is None:
         chunks = tensor.chunk(len(devices), dim)
@@ -27,19 +24,16 @@ def scatter(tensor, devices, chunk_sizes=None, dim=0, streams=None):
     streams = streams or [None] * len(devices)
     pieces = []
     for chunk, index, stream in zip(chunks, devices, streams, strict=False):
-        with use_stream(stream):
+        with stream or nullcontext():
             where = registry.find(index).torch_device
             pieces.append(chunk.contiguous().to(where, non_blocking=True))
     return tuple(pieces)
 
 
 def gather(tensors, dim=0, destination=None):
-    """Copy tensors to one device and concatenate them along a dimension.
+    """Copy tensors to one device and concatenate them along `dim`, see `torch.cuda.comm.gather`.
 
-    Args:
-        tensors: tensors on virtual GPUs, equal in shape except for the length of `dim`.
-        dim: the dimension.
-        destination: a device, its name or its index; None for the current one, -1 for the CPU.
+    `destination` is None for the current device, -1 or "cpu" for the CPU.
     """
     if str(destination) in ("-1", "cpu"):
         where = torch.device("cpu")
@@ -53,10 +47,7 @@ def gather(tensors, dim=0, destination=None):
 def broadcast(tensor, devices=None, *, out=None):
     """Copy a tensor to several devices, or into the tensors `out`; return a tuple of the copies.
 
-    On its own device the copy is `tensor` itself.
-
-    Raises:
-        RuntimeError: `devices` and `out` are both given, or neither.
+    On its own device the copy is `tensor` itself. RuntimeError if both are given, or neither.
     """
     if (devices is None) == (out is None):
         raise RuntimeError(
@@ -91,8 +82,7 @@ def reduce_add_coalesced(inputs, destination=None, buffer_size=10485760):
 
     Args:
         inputs: for each device the list of its tensors, with equal shapes on all devices. One of
-            the lists is on `destination`; its tensors are not copied.
-        destination: a device or its index; the current device by default.
+            the lists is on `destination`, by default the current device, and is not copied.
         buffer_size: maximum bytes of a buffer; a larger tensor has its own.
 
     Returns:

@@ -34,9 +34,7 @@ def copy(target, source, non_blocking=False, new=False):
     tensors' `data` after the issue do not affect it.
 
     Args:
-        target: the tensor to write.
-        source: the tensor to read; its shape must be expandable to that of `target`.
-        non_blocking: whether the host may continue before the copy has ended.
+        source: its shape must be expandable to that of `target`.
         new: whether `target` is created for this copy, and inherits a failure of `source`.
 
     Raises:

@@ -132,9 +132,6 @@ class Call:
     """One call of an operator, with parsed arguments.
 
     Attributes:
-        operator: an `Operator`.
-        args, kwargs: the arguments of the call.
-        device: its `Device`.
         tensors: the virtual tensors among the arguments, in order.
         key: a list of all that the results depend on.
         values, kwvalues: the arguments for the engine, with cells in place of tensors.
@@ -331,10 +328,8 @@ class Call:
     def run_now(self):
         """Run the operator on the current stream, wait for it, and return its results.
 
-        Raises:
-            Exception: the exception of the operator.
-            torch.AcceleratorError: an op that was issued before has failed.
-            RuntimeError: virtual GPUs compute no values.
+        Raises the exception of the operator, torch.AcceleratorError if an op that was issued before
+        has failed, and RuntimeError where virtual GPUs compute no values.
         """
         if self.operator.packet in INDEXED and self.device.model is not None:
             indexed, indices, *rest = self.args
@@ -445,8 +440,7 @@ def _indices_on(device, indices):
 def device_of(arguments, device=None):
     """Return the `Device` of the virtual tensors in nested arguments, or `device` without any.
 
-    Raises:
-        RuntimeError: the tensors are on two devices.
+    Raises RuntimeError if the tensors are on two devices.
     """
     if type(arguments) is VirtualTensor:
         found = arguments._cell.layout.device
@@ -473,9 +467,7 @@ def two_devices(first, second):
 def raise_now(op, device):
     """Raise the error of a finished op, or an earlier one of its `Device`, if there is one.
 
-    Raises:
-        Exception: the exception of the op.
-        torch.AcceleratorError: an earlier op failed, or one that computed an input.
+    The latter, and that of an op that computed an input, is a torch.AcceleratorError.
     """
     error = op.error
     if error is not None:

@@ -6,13 +6,7 @@ torch's default dtype.
 
 import torch
 
-from vgpu.private.dispatch import (
-    function_of,
-    is_composite,
-    schema_of,
-    tree_flatten,
-    tree_unflatten,
-)
+from vgpu.private.dispatch import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
 from vgpu.private.tensors import CPUGenerator
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.threads import issue_op
@@ -103,12 +97,10 @@ class Operator:
         self.cpu_arguments = tables.cpu_arguments.get(packet)
 
 
-UPDATES_STATISTICS = {
-    "native_batch_norm",
-    "batch_norm_update_stats",
-    "batch_norm_gather_stats",
-    "batch_norm_gather_stats_with_counts",
-}
+UPDATES_STATISTICS = set(
+    "native_batch_norm batch_norm_update_stats batch_norm_gather_stats "
+    "batch_norm_gather_stats_with_counts".split()
+)
 
 
 def _is_number(type):
@@ -191,9 +183,8 @@ class Plan:
     def issue(self, tensors, values, kwargs):
         """Queue the operator on the current stream and return its results, not yet computed.
 
-        Args:
-            tensors: the tensors among the arguments, in order.
-            values, kwargs: the arguments, with cells in place of tensors; `kwargs` may be None.
+        `tensors` are those among the arguments, in order; `values` and `kwargs`, which may be None,
+        the arguments with cells in place of tensors.
         """
         operator = self.operator
         device = self.device
@@ -291,8 +282,7 @@ class Plan:
     def _fitting(self, value, layout):
         """Return `value`, a kernel's result, in the inferred layout.
 
-        Raises:
-            RuntimeError: its shape or its dtype differs.
+        Raises RuntimeError if its shape or its dtype differs.
         """
         if value.stride() == layout.stride and value.shape == layout.size:
             if self.is_foreseen:
@@ -311,11 +301,7 @@ class Plan:
 
 
 def draw(op, operator, device):
-    """Make a kernel draw from the generator among its arguments, or from that of its device.
-
-    Raises:
-        RuntimeError: the generator belongs to the CPU or to another device.
-    """
+    """Make a kernel draw from the generator among its arguments, or from that of its device."""
     place, given = operator.generator, None
     if place is not None and place < len(op.args):
         given, op.args = op.args[place], [*op.args[:place], *op.args[place + 1 :]]

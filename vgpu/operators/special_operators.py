@@ -2,7 +2,7 @@
 
 import torch
 
-from vgpu.operators import recurrent, sync_batch_norm
+from vgpu.operators import gpu_kernels
 from vgpu.operators.copies import copy
 from vgpu.operators.issuing import Call
 from vgpu.operators.plans import aten, operator_of, tables
@@ -164,7 +164,6 @@ def _refuse(func, *allowed):
     return shape
 
 
-assert sync_batch_norm.tables  # filled by its import
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,
@@ -218,20 +217,19 @@ if not has_products_of_float16():
     for _name in "mm", "bmm", "addmm", "baddbmm", "convolution", "convolution_backward":
         _func = getattr(aten, _name).default
         tables.run[_func] = _by_float32(_func)
-tables.run.update(
-    {
-        aten._thnn_fused_lstm_cell.default: recurrent.lstm_cell,
-        aten._thnn_fused_lstm_cell_backward_impl.default: recurrent.lstm_cell_backward,
-        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
-        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
-    }
-)
-tables.shape.update(
-    {
-        aten._thnn_fused_gru_cell.default: recurrent.gru_cell,
-        aten._thnn_fused_gru_cell_backward.default: recurrent.gru_cell_backward,
-    }
-)
+_of_gpus = {
+    aten._thnn_fused_gru_cell.default: gpu_kernels.gru_cell,
+    aten._thnn_fused_gru_cell_backward.default: gpu_kernels.gru_cell_backward,
+    aten.batch_norm_stats.default: gpu_kernels.batch_norm_stats,
+    aten.batch_norm_gather_stats_with_counts.default: gpu_kernels.batch_norm_gather_stats,
+    aten.batch_norm_elemt.default: gpu_kernels.batch_norm_normalize,
+    aten.batch_norm_backward_reduce.default: gpu_kernels.batch_norm_backward_reduce,
+    aten.batch_norm_backward_elemt.default: gpu_kernels.batch_norm_backward,
+}
+tables.run.update(_of_gpus)
+tables.shape.update(_of_gpus)
+tables.run[aten._thnn_fused_lstm_cell.default] = gpu_kernels.lstm_cell
+tables.run[aten._thnn_fused_lstm_cell_backward_impl.default] = gpu_kernels.lstm_cell_backward
 tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}

@@ -9,7 +9,7 @@
     modules         nn.Module, nn.DataParallel and optimizers
     cuda            torch.cuda, and "cuda" in torch's C++ code
     kineto          torch's profiler
-    compiling       torch.compile, and flex_attention in its dense form
+    torch_compile   torch.compile, and flex_attention in its dense form
     process_groups  torch.distributed
     dtensor         DTensor
 

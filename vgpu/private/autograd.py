@@ -13,7 +13,6 @@ sequence_number = torch.autograd._get_sequence_nr  # the number of autograd's ne
 
 
 def in_backward():
-    """Return whether the calling thread is in a backward pass."""
     return torch._C._current_graph_task_id() != -1
 
 
@@ -42,11 +41,8 @@ def set_below_autograd():
 def patch_backward(streams_of_forward):
     """Run backward of virtual GPUs in the calling thread, where it only issues ops.
 
-    torch has a single backward queue for all virtual GPUs anyway.
-
-    Args:
-        streams_of_forward: function that returns a context manager in which each operator is issued
-            to the stream of its forward.
+    torch has a single backward queue for all virtual GPUs anyway. `streams_of_forward` returns a
+    context manager in which each operator is issued to the stream of its forward.
     """
     graph = torch.autograd.graph
     run_backward = graph._engine_run_backward

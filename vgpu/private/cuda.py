@@ -18,8 +18,7 @@ def register_cuda(factory, refuse_nested):
 
     Args:
         factory: function(func, *args, **kwargs) for operators without a tensor.
-        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors with strided
-            layout.
+        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
 
     Raises:
         RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
@@ -51,43 +50,32 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(
-    sleep,
-    is_in_bad_fork,
-    set_device,
-    set_stream,
-    record_memory_history,
-    snapshot,
-    dump_snapshot,
-    refusing,
-):
+def replace_private_names(module, history, sleep, set_stream, refusing):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
     Those of `torch._C` are called by torch's test classes and by `torch._dynamo.reset`.
 
     Args:
-        sleep: function that keeps the current stream busy for some cycles.
-        is_in_bad_fork: function that returns whether this process is a fork without GPUs.
-        set_device: function that makes a device current, by index.
+        module, history: `torch.vgpu` and `vgpu.recording.history`.
+        sleep: function(cycles) that keeps the current stream busy.
         set_stream: function(stream_id, device_index, device_type) that makes a stream current.
-        record_memory_history, snapshot, dump_snapshot: see `vgpu.recording.history`.
         refusing: function(name) that returns a callable which raises an error.
     """
     replace_in_cuda(
         {
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
-            "_is_in_bad_fork": is_in_bad_fork,
-            "_record_memory_history": record_memory_history,
-            "_snapshot": snapshot,
-            "_dump_snapshot": dump_snapshot,
+            "_is_in_bad_fork": module._is_in_bad_fork,
+            "_record_memory_history": history.record_memory_history,
+            "_snapshot": history.snapshot,
+            "_dump_snapshot": history.dump_snapshot,
             "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
     replace(
         torch._C,
         # A separate function: torch._dynamo has different rules for torch.cuda.set_device.
-        _cuda_setDevice=lambda device: set_device(device),
+        _cuda_setDevice=lambda device: module.set_device(device),
         _cuda_setStream=set_stream,
         _cuda_cudaCachingAllocator_is_enabled=lambda: True,
         _cuda_clearCublasWorkspaces=lambda: None,  # there are no workspaces
@@ -126,12 +114,8 @@ def patch_autocast():
 
         return call
 
-    for name in (
-        "is_autocast_enabled",
-        "set_autocast_enabled",
-        "get_autocast_dtype",
-        "set_autocast_dtype",
-    ):
+    names = "is_autocast_enabled set_autocast_enabled get_autocast_dtype set_autocast_dtype"
+    for name in names.split():
         setattr(torch, name, translated(getattr(torch, name)))
     torch.get_autocast_gpu_dtype = lambda: torch.get_autocast_dtype("cuda")
     init = torch.amp.autocast.__init__

@@ -14,16 +14,11 @@ from torch.utils._pytree import (  # noqa: F401
 
 
 def is_composite(func):
-    """Return whether the operator `func` is a composite of others.
-
-    Without autograd (in `torch.inference_mode`, or in an operator that calls another one), such an
-    operator is not decomposed.
-    """
+    """Return whether the operator `func` is a composite, which without autograd stays whole."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 
 def has_products_of_float16():
-    """Return whether this CPU has instructions for float16 products."""
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
@@ -56,7 +51,6 @@ function_of = attrgetter("_op")
 
 
 def below_autocast():
-    """Return a context manager that disables autocast of virtual GPUs."""
     return torch._C._ExcludeDispatchKeyGuard(_AUTOCAST)
 
 

@@ -8,11 +8,7 @@ from vgpu.private.patching import when_imported
 
 
 def patch_dtensor(is_virtual):
-    """Make attention work on DTensors of virtual GPUs once torch.distributed.tensor is imported.
-
-    Args:
-        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
-    """
+    """Make attention work on DTensors of virtual GPUs once torch.distributed.tensor is imported."""
     when_imported(
         "torch.distributed.tensor._api", lambda module: _patch_attention(module, is_virtual)
     )

@@ -17,12 +17,9 @@ _METHODS = "__init__ __exit__ _start_trace _parse_kineto_results export_chrome_t
 def patch_profiler(record):
     """Let `torch.profiler` and `torch.autograd.profiler` record virtual GPUs as "cuda".
 
-    Kineto, their recorder, supports real GPUs only. Here it records the host.
-
-    Args:
-        record: function(names of Kineto's activities, or None for all) that starts a recording of
-            GPUs; it returns an object with the methods `stop`, `with_events` and `add_to`, see
-            `vgpu.recording.profiling`.
+    Kineto, their recorder, supports real GPUs only. Here it records the host. `record(names of
+    Kineto's activities, or None for all)` starts a recording of GPUs, an object like
+    `vgpu.recording.profiling.Work`.
     """
     if not all(callable(getattr(profile, name, None)) for name in _METHODS):
         warnings.warn(
@@ -35,81 +32,70 @@ def patch_profiler(record):
     # code after that is freed: with_stack=True fails at times, seen with Python 3.12.
     with contextlib.suppress(ImportError):  # not in torch 2.11
         importlib.import_module("torch.profiler._cupti_monitor")
-    for name, change in (
-        ("__init__", _wrap_init),
-        ("_start_trace", functools.partial(_wrap_start, record)),
-        ("__exit__", _wrap_exit),
-        ("_parse_kineto_results", _wrap_parse),
-        ("export_chrome_trace", _wrap_export),
-    ):
-        function = getattr(profile, name)
-        setattr(profile, name, functools.wraps(function)(change(function)))
+    changes = _init, _exit, functools.partial(_start, record), _parse, _export
+    for name, change in zip(_METHODS, changes, strict=True):
+        setattr(profile, name, _changed(getattr(profile, name), change))
     supported = torch.profiler.supported_activities
     for module in (torch.profiler, torch.profiler.profiler):
         module.supported_activities = lambda: {*supported(), ProfilerActivity.CUDA}
 
 
-def _wrap_init(init):
-    def __init__(self, *args, use_cuda=False, use_device=None, use_cpu=True, **options):
-        gpus = use_cuda or use_device == "cuda"
-        if gpus and options.get("profile_memory"):
-            warnings.warn(
-                "profile_memory=True records the memory of the host only: "
-                "torch.cuda.memory._record_memory_history() records that of virtual GPUs",
-                stacklevel=2,
-            )
-        filters = dict(options.pop("activity_filters", None) or {})
-        self.shows_gpus, self.shows_host, self.gpu_work = gpus, use_cpu, None
-        self.gpu_activities = filters.pop(ProfilerActivity.CUDA, None)
-        device = None if gpus else use_device
-        options |= {"use_device": device, "use_cpu": use_cpu or gpus}
-        if filters:  # torch 2.11 has none
-            options["activity_filters"] = filters
-        init(self, *args, **options)
-        if gpus and self.enabled:
-            self.use_device = "cuda"
+def _changed(method, change):
+    """Return a method of the profiler that calls `change(method, self, ...)`."""
 
-    return __init__
+    @functools.wraps(method)
+    def call(self, *args, **kwargs):
+        return change(method, self, *args, **kwargs)
+
+    return call
 
 
-def _wrap_start(record, start):
-    def _start_trace(self):
-        start(self)
-        if self.shows_gpus:
-            self.gpu_work = record(self.gpu_activities)
-
-    return _start_trace
-
-
-def _wrap_exit(exit):
-    def __exit__(self, *exception):
-        if self.enabled and self.gpu_work is not None:
-            self.gpu_work.stop()
-        return exit(self, *exception)
-
-    return __exit__
-
-
-def _wrap_parse(parse):
-    def _parse_kineto_results(self, result, timeout_s=None):
-        events = parse(self, result, timeout_s=timeout_s)
-        if self.gpu_work is None:
-            return events
-        return self.gpu_work.with_events(events, result.trace_start_ns(), self.shows_host)
-
-    return _parse_kineto_results
+def _init(init, self, *args, use_cuda=False, use_device=None, use_cpu=True, **options):
+    gpus = use_cuda or use_device == "cuda"
+    if gpus and options.get("profile_memory"):
+        warnings.warn(
+            "profile_memory=True records the memory of the host only: "
+            "torch.cuda.memory._record_memory_history() records that of virtual GPUs",
+            stacklevel=3,
+        )
+    filters = dict(options.pop("activity_filters", None) or {})
+    self.shows_gpus, self.shows_host, self.gpu_work = gpus, use_cpu, None
+    self.gpu_activities = filters.pop(ProfilerActivity.CUDA, None)
+    device = None if gpus else use_device
+    options |= {"use_device": device, "use_cpu": use_cpu or gpus}
+    if filters:  # torch 2.11 has none
+        options["activity_filters"] = filters
+    init(self, *args, **options)
+    if gpus and self.enabled:
+        self.use_device = "cuda"
 
 
-def _wrap_export(export):
-    def export_chrome_trace(self, path, *args, **options):
-        export(self, path, *args, **options)
-        if self.gpu_work is None:
-            return
-        opened = gzip.open if str(path).endswith(".gz") else open
-        with opened(path, "rt", encoding="utf-8") as file:
-            trace = json.load(file)
-        self.gpu_work.add_to(trace, self.shows_host)
-        with opened(path, "wt", encoding="utf-8") as file:
-            json.dump(trace, file)
+def _exit(exit, self, *exception):
+    if self.enabled and self.gpu_work is not None:
+        self.gpu_work.stop()
+    return exit(self, *exception)
 
-    return export_chrome_trace
+
+def _start(record, start, self):
+    start(self)
+    if self.shows_gpus:
+        self.gpu_work = record(self.gpu_activities)
+
+
+def _parse(parse, self, result, timeout_s=None):
+    events = parse(self, result, timeout_s=timeout_s)
+    if self.gpu_work is None:
+        return events
+    return self.gpu_work.with_events(events, result.trace_start_ns(), self.shows_host)
+
+
+def _export(export, self, path, *args, **options):
+    export(self, path, *args, **options)
+    if self.gpu_work is None:
+        return
+    opened = gzip.open if str(path).endswith(".gz") else open
+    with opened(path, "rt", encoding="utf-8") as file:
+        trace = json.load(file)
+    self.gpu_work.add_to(trace, self.shows_host)
+    with opened(path, "wt", encoding="utf-8") as file:
+        json.dump(trace, file)

@@ -15,11 +15,7 @@ def allow_foreach(tensor_class):
 
 
 def patch_trunc_normal(have_values):
-    """Make `trunc_normal_` draw once on devices without values; torch's version reads them.
-
-    Args:
-        have_values: function(tensor) that returns whether its device computes values.
-    """
+    """Make `trunc_normal_` draw once unless `have_values(tensor)`: torch's version reads."""
     original = torch.nn.init._no_grad_trunc_normal_
 
     @functools.wraps(original)
@@ -41,8 +37,7 @@ def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing
         get_stream: function(device) that returns a side stream for copies to it.
         device_type: the device type in programs.
         copying: function called with the number of copied modules.
-        sharing: function(number of threads) that returns a context manager, for the time in which
-            they share Python's lock.
+        sharing: function(number of threads that share Python's lock); returns a context manager.
     """
     from torch.nn.parallel import _functions
     from torch.nn.parallel import comm as torch_comm

@@ -2,16 +2,13 @@
 
 import functools
 import inspect
+from operator import methodcaller
 
 import torch
 
 
 def patch_process_groups(translate):
-    """Replace CUDA's backends where programs create process groups.
-
-    Args:
-        translate: function(requested backend) that returns the backend to use.
-    """
+    """Replace the backends of programs' process groups by `translate(requested backend)`."""
     from torch.distributed import constants
     from torch.distributed import distributed_c10d as c10d
 
@@ -37,18 +34,14 @@ def patch_process_groups(translate):
         c10d.default_pg_nccl_timeout = constants.default_pg_timeout
 
 
+start_counting = methodcaller("_set_sequence_number_for_group")  # of collectives, by a group
 if torch.distributed.is_available():
     resolve_process_group = torch._C._distributed_c10d._resolve_process_group  # by its name
+    default_store = torch.distributed.distributed_c10d._get_default_store
 
 
 def register_process_groups(name, create, is_virtual):
-    """Register a backend of torch.distributed for vgpu.
-
-    Args:
-        name: the name of the backend.
-        create: function(general options, backend options) that returns a process group.
-        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
-    """
+    """Register `create(general options, backend options)` as the backend `name` for vgpu."""
     if torch.distributed.is_available():
         register = torch.distributed.Backend.register_backend
         register(name, create, extended_api=True, devices=["vgpu"])
@@ -88,9 +81,6 @@ def patch_hooks(is_virtual):
     """Allow DDP's hooks for bfloat16, and replace its C++ hooks by those in Python.
 
     C++ hooks need futures that Python cannot create.
-
-    Args:
-        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
     """
     ddp = torch.nn.parallel.DistributedDataParallel
     register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
@@ -122,6 +112,14 @@ def wait_on_first_use(tensor):
     return AsyncCollectiveTensor(tensor)
 
 
+def options(kind, **values):
+    """Return torch's options of a collective with attributes set."""
+    made = kind()
+    for name, value in values.items():
+        setattr(made, name, value)
+    return made
+
+
 def add_gloo(group, gloo):
     """Make a gloo process group the only backend of a plain `ProcessGroup`."""
     group._register_backend(torch.device("cpu"), group.BackendType.GLOO, gloo)
@@ -133,16 +131,6 @@ def num_collectives(group=None):
     return (group or torch.distributed.group.WORLD)._get_sequence_number_for_group()
 
 
-def start_counting(group):
-    """Make a process group count its collectives."""
-    group._set_sequence_number_for_group()
-
-
-def default_store():
-    """Return the store of the default process group."""
-    return torch.distributed.distributed_c10d._get_default_store()
-
-
 def fake_store():
     """Return a store of torch's fake process group, in which one rank represents all."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -151,10 +139,7 @@ def fake_store():
 
 
 def fake_store_of(store):
-    """Return the `FakeStore` behind a store, or None.
-
-    The caller must keep a reference to the Python object: torch does not.
-    """
+    """Return the `FakeStore` behind a store, or None; torch does not keep a reference to it."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store if type(store).__name__ == "FakeStore" else None

@@ -14,20 +14,15 @@ _libraries = []  # kept alive: a deleted torch.library.Library unregisters its k
 
 
 def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
-    """Register the device type `vgpu` in torch.
+    """Register the device type `vgpu`, whose module is `torch.vgpu`; return a warning, or None.
 
     Args:
-        module: `torch.vgpu`.
         factory: function(func, *args, **kwargs) for operators without a virtual tensor.
         copy_: function(target, source, non_blocking), called by torch.tensor(..., device=).
         is_pinned, pin: functions(CPU tensor).
         restore: function(storage, location) for torch.load.
         kernels: functions(library) that register further aten kernels.
-        refuse_nested: function(func, *args, **kwargs) for operators on nested tensors with strided
-            layout.
-
-    Returns:
-        A warning for the user, or None.
+        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
 
     Raises:
         RuntimeError: another package has registered a device type.
@@ -91,20 +86,28 @@ def patch_default_dtype(wait):
 def patch_classes(stream, event, generator, is_virtual):
     """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
-    Args:
-        stream, event, generator: functions(device, ...) that create one for a virtual GPU, given as
-            `vgpu` or `vgpu:i`.
-        is_virtual: function that returns whether a `torch.device` is a virtual GPU.
+    `stream`, `event` and `generator` are functions(device, ...) that create one for a virtual GPU,
+    given as `vgpu` or `vgpu:i`; `is_virtual(torch.device)` tells which devices are.
     """
     torch.Stream = _replacement(BaseStream, stream, is_virtual)
     torch.Event = _replacement(BaseEvent, event, is_virtual)
     torch.Generator = _replacement(CPUGenerator, generator, is_virtual)
 
 
+class _LikeBase(type):
+    """The metaclass of a class that replaces `_base`, in `isinstance` as well."""
+
+    def __instancecheck__(cls, instance):
+        return isinstance(instance, cls._base)
+
+    def __subclasscheck__(cls, subclass):
+        return subclass is cls or issubclass(subclass, cls._base)
+
+
 def _replacement(base, make, is_virtual):
     """Return a class that replaces `base` and calls `make` for a virtual GPU."""
 
-    class Meta(type(base)):
+    class Meta(_LikeBase, type(base)):
         def __call__(cls, *args, **kwargs):
             if cls is not stand_in:  # a user's subclass
                 return super().__call__(*args, **kwargs)
@@ -116,14 +119,10 @@ def _replacement(base, make, is_virtual):
                 return make(torch.device(device), *rest, **kwargs)
             return base(*args, **kwargs)
 
-        def __instancecheck__(cls, instance):
-            return isinstance(instance, base)
-
-        def __subclasscheck__(cls, subclass):
-            return issubclass(subclass, base)
-
-    namespace = {"__doc__": base.__doc__, "__module__": base.__module__}
-    stand_in = Meta(base.__name__, (base,), namespace)
+    Meta._base = base
+    stand_in = Meta(
+        base.__name__, (base,), {"__doc__": base.__doc__, "__module__": base.__module__}
+    )
     return stand_in
 
 
@@ -139,17 +138,11 @@ def name_numbered_devices(device_type):
     """
     base = torch.device
 
-    class Meta(type):
+    class Meta(_LikeBase):
         def __call__(cls, *args, **kwargs):
             if len(args) == 1 and _is_number(args[0]) and not kwargs:
                 args = device_type, *args
             return base(*args, **kwargs)
-
-        def __instancecheck__(cls, instance):
-            return isinstance(instance, base)
-
-        def __subclasscheck__(cls, subclass):
-            return subclass is cls or issubclass(subclass, base)
 
         def __getattr__(cls, name):
             return getattr(base, name)
@@ -160,6 +153,7 @@ def name_numbered_devices(device_type):
         def __hash__(cls):
             return hash(base)
 
+    Meta._base = base
     torch.device = Meta("device", (), {"__doc__": base.__doc__, "__module__": "torch"})
     torch.jit._builtins._register_builtin(torch.device, "aten::device")
 
@@ -171,12 +165,7 @@ _ACCELERATOR_NAMES = """
 
 
 def patch_accelerator(module, device_type):
-    """Replace functions of torch.accelerator.
-
-    Args:
-        module: `torch.vgpu`, which has the functions.
-        device_type: the device type in programs.
-    """
+    """Replace functions of torch.accelerator by those of `module`, `torch.vgpu`."""
     replace(
         torch.accelerator,
         **{name: getattr(module, name) for name in _ACCELERATOR_NAMES},

@@ -3,6 +3,7 @@
 import ctypes
 import functools
 from collections import OrderedDict
+from operator import attrgetter
 
 import torch
 
@@ -17,6 +18,7 @@ no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
+generator_id = attrgetter("_cdata")  # equal for all Python objects of a generator
 
 _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys at the end
 
@@ -24,11 +26,6 @@ _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys 
 def storage_id(tensor):
     """Return a unique identifier of the storage of a CPU or meta tensor."""
     return tensor.untyped_storage()._cdata
-
-
-def generator_id(generator):
-    """Return an identifier of a generator, equal for all its Python objects."""
-    return generator._cdata
 
 
 def tensor_string(tensor):
@@ -53,11 +50,7 @@ def dispatch_keys(tensor):
 
 @functools.cache
 def _offset_of_keys():
-    """Return the offset of the keys in a TensorImpl, where all test tensors have their known keys.
-
-    Raises:
-        RuntimeError: no offset fits, or several do.
-    """
+    """Return the offset of the keys in a TensorImpl, at which all test tensors have theirs."""
     tensors = (
         torch.empty(2),
         torch.empty(2, device="meta"),
@@ -84,9 +77,8 @@ def _offset_of_keys():
 def patch_data(set_data, has_compatible_type):
     """Allow `Tensor.data` from another device, as on CUDA; modules move parameters by it.
 
-    Args:
-        set_data: function(tensor, new), the setter of `Tensor.data`.
-        has_compatible_type: function(tensor, new) that returns whether to allow what torch refuses.
+    `set_data(tensor, new)` is its setter; `has_compatible_type(tensor, new)` returns whether to
+    allow what torch refuses.
     """
     data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
     torch.Tensor.data = property(data.__get__, set_data, doc=data.__doc__)
@@ -101,10 +93,7 @@ def patch_data(set_data, has_compatible_type):
 def rebuild_tensor_arguments(tensor, values, storage):
     """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA.
 
-    Args:
-        tensor: the tensor.
-        values: a CPU tensor with its values.
-        storage: the untyped storage of `values`, or a placeholder for it.
+    `values` are on the CPU; `storage` is their storage, or a placeholder for it.
     """
     typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
     layout = values.storage_offset(), tuple(values.shape), values.stride()
@@ -113,16 +102,14 @@ def rebuild_tensor_arguments(tensor, values, storage):
 
 
 def rebuild_parameter_arguments(tensor):
-    """Return pickle's function and arguments to rebuild an nn.Parameter."""
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
 
 
 def patch_make_wrapper(own_device, report_as_cuda):
     """Make wrapper tensors of virtual GPUs have these devices in torch's C++ code.
 
-    Args:
-        own_device: function that returns a device as torch's C++ code knows it.
-        report_as_cuda: function that makes a class report such devices as "cuda".
+    `own_device` returns a device as that code knows it; `report_as_cuda` makes a class report such
+    devices as "cuda".
     """
     patched = set()
 
@@ -145,9 +132,6 @@ def patch_fake_tensors(own_device, report_as_cuda):
     """Make fake tensors of virtual GPUs have these devices in torch's C++ code.
 
     Otherwise a backward pass over fake tensors fails: its streams are those of virtual GPUs.
-
-    Args:
-        own_device, report_as_cuda: as in `patch_make_wrapper`.
     """
     asks_device = torch.ops.prim.device.default
 

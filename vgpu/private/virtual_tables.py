@@ -69,7 +69,6 @@ class Hooks(torch._C._acc.PrivateUse1Hooks):
 
 
 def can_answer_without_python():
-    """Return whether machine code is supported on this machine."""
     return sys.platform == "linux" and platform.machine() in ("x86_64", "aarch64")
 
 
@@ -130,8 +129,7 @@ def _try_in_a_fork(patch):
     A new process would import torch, for seconds. The fork has only this thread; if it waits for a
     lock of another one, it is killed.
     """
-    if sys.platform != "linux":  # mypy understands this
-        raise NotImplementedError
+    assert sys.platform == "linux"  # mypy understands this
     import select
 
     read, write = os.pipe()
@@ -157,8 +155,7 @@ def _try_in_a_fork(patch):
 
 def _run_and_exit(patch, answering):
     """Call `patch`, write its error or "fine" to a pipe, and end this process silently."""
-    if sys.platform != "linux":  # mypy understands this
-        raise NotImplementedError
+    assert sys.platform == "linux"
     said = "it was interrupted"
     try:
         import resource
@@ -230,14 +227,10 @@ def _check_answers():
 
 
 def _answer(address, answers):
-    """Make virtual methods of a C++ object return constants, in a copy of its virtual table.
+    """Make virtual methods of the C++ object at `address` return constants below 65536.
 
-    Args:
-        address: the address of the object.
-        answers: {index of the method: constant below 65536}.
-
-    Raises:
-        RuntimeError: a method returns another value, or calls Python.
+    `answers` has them by the index of the method. RuntimeError if a method returns another value,
+    or calls Python.
     """
     codes = {place: _code(constant) for place, constant in answers.items()}
     _replace_methods(address, codes)
@@ -314,13 +307,8 @@ def _code_of_address(address):
 
 @functools.cache
 def _executable(code):
-    """Return the address of an executable page with this code, never writable.
-
-    Raises:
-        OSError: the system denies such pages.
-    """
-    if sys.platform != "linux":  # mypy understands this
-        raise NotImplementedError
+    """Return the address of an executable page with this code, never writable."""
+    assert sys.platform == "linux"
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = (*[ctypes.c_void_p, ctypes.c_size_t], *[ctypes.c_int] * 3, ctypes.c_long)

@@ -70,7 +70,6 @@ class Agent(LocalElasticAgent):
 
     @property
     def processes(self):
-        """The processes of this attempt, by rank."""
         context = self._pcontext and self._pcontext._pc
         return context.processes if context else []
 
@@ -82,14 +81,12 @@ class Agent(LocalElasticAgent):
         self.interrupts += 1
 
     def kill(self):
-        """Kill all processes."""
         for process in self.processes:
             process.kill()
         for process in self.processes:
             process.join()
 
     def results(self):
-        """Return the results of the ranks."""
         results = []
         for rank, path in enumerate(self.files("result")):
             try:
@@ -117,8 +114,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group):
         """Poll the ranks: show their output and return their state.
 
-        Replaces the method of torch's agent, which reports neither exceptions nor signals, and
-        waits 30 s without interrupts for a process that does not end.
+        torch's method reports neither exceptions nor signals, and waits 30 s without interrupts
+        for a process that does not end.
         """
         ranks = zip(self.processes, self.codes, strict=True)
         alive = [process.sentinel for process, code in ranks if code is None]
@@ -157,9 +154,8 @@ class Agent(LocalElasticAgent):
 def failure_reason(codes, paths):
     """Return the exception that made an attempt fail.
 
-    Args:
-        codes: the exit codes of the ranks, None for those that run.
-        paths: the files to which they report errors, by rank; some may be missing.
+    `codes` are the exit codes of the ranks, None for those that run; `paths`, by rank, the files to
+    which they report errors, if there are any.
     """
     killed = {
         rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
@@ -234,7 +230,6 @@ class _Output(DefaultLogsSpecs):
                 print(f"[{rank}] {line.decode(errors='replace')}", file=getattr(sys, stream))
 
     def close(self):
-        """Print the rest and close the files."""
         try:
             self.show(last=True)
         finally:

@@ -87,7 +87,6 @@ def launch(fn, *args, nproc=2, timeout=TIMEOUT, max_restarts=0, **kwargs):
 
 
 def _check(fn, args, kwargs, nproc, timeout, max_restarts):
-    """Raise an error if the arguments of `launch` are invalid."""
     if not callable(fn):
         raise TypeError(f"fn must be a function: got {fn!r}")
     if isinstance(nproc, bool) or not isinstance(nproc, int) or nproc < 1:

@@ -9,8 +9,8 @@ import torch
 import torch.distributed.elastic.agent.server.local_elastic_agent
 
 import vgpu.distributed.process_group  # noqa: F401
-from vgpu.private.compiling import import_dynamo
-from vgpu.runtime import backend
+from vgpu.devices import backend
+from vgpu.private.torch_compile import import_dynamo
 
 import_dynamo()
 

@@ -38,9 +38,9 @@ import torch
 import torch.distributed as dist
 
 from vgpu import virtual_gpus
+from vgpu.devices.device_setup import requested_figures
 from vgpu.distributed import BACKEND
 from vgpu.processes.roll_call import RollCall, is_timeout
-from vgpu.runtime.device_setup import requested_figures
 from vgpu.runtime.registry import synchronize
 
 TIMEOUT = 120.0  # seconds; torch's own default is 30 minutes
@@ -48,7 +48,7 @@ STREAMS = ("stdout", "stderr")
 
 
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
-    """Call `fn()` in a process group of the processes started by the elastic agent.
+    """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
     Each process has its own GPU as its current device: a CUDA GPU with NCCL if this machine has one
     for each of its processes, otherwise a virtual GPU with vccl. CPU tensors go through gloo, and
@@ -59,9 +59,6 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
             first.
         store: the store of the process group; by default torchrun's.
         figures: arguments of `virtual_gpus`; by default those of VGPU_DEVICES.
-
-    Returns:
-        The result of `fn`, after it has returned on every rank.
 
     Raises:
         TimeoutError: ranks had not arrived in time; reports which ones, and where they were.
@@ -92,7 +89,6 @@ def run(fn, timeout=TIMEOUT, store=None, figures=None):
 
 
 def _store_of_torchrun(limit):
-    """Return the store of the processes of torchrun."""
     store, _, _ = next(dist.rendezvous("env://", timeout=limit))
     if os.environ["GROUP_WORLD_SIZE"] == "1":  # several machines count attempts differently
         # All attempts share the agent's store, where keys of a killed attempt break gloo.
@@ -196,8 +192,7 @@ def _end_with_parent(folder):
 def _leave_to_parent(rank, number, frame):
     """Ignore an interrupt in the process `rank`, but not in its children.
 
-    A terminal and Jupyter interrupt the whole process group. The process that called `launch` asks
-    the ranks where they are, and ends them.
+    A terminal and Jupyter interrupt the whole group; the process that called `launch` ends ranks.
     """
     if os.getpid() != rank:
         signal.default_int_handler(number, frame)
@@ -311,7 +306,6 @@ def _run_named(options):
 
 
 def parse_argument(text):
-    """Parse `name=value`; return name and value."""
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"arguments must be name=value: got {text!r}")

@@ -37,7 +37,6 @@ def is_timeout(error):
 
 
 def _reasons(error):
-    """Return an error and its causes."""
     reasons = []
     while error is not None and error not in reasons:
         reasons.append(error)
@@ -82,7 +81,6 @@ class RollCall:
         return num_collectives(), place, waits or any(map(_waits, frames.values()))
 
     def arrive_at_end(self, timeout):
-        """Wait until every rank has returned."""
         self.store.set(f"end {self.rank}", "")
         if not _wait_for(self.store, [f"end {other}" for other in self.others], timeout):
             raise _LateAtEnd
@@ -131,8 +129,7 @@ class Replies:
     """The answers of ranks that were asked where they are.
 
     Attributes:
-        answers: rank -> number of collectives it has started, its line, whether it waits for other
-            ranks.
+        answers: rank -> number of collectives it has started, its line, whether it waits.
         returned: ranks whose function has returned; they wait for the others to return.
         starting: ranks without a process group yet.
         silent: ranks that did not answer in time.
@@ -168,7 +165,6 @@ class Replies:
         return sorted(missing)
 
     def lines(self):
-        """Return a line for each rank."""
         lines = dict.fromkeys(self.returned, "had returned")
         lines |= dict.fromkeys(self.starting, "was starting")
         lines |= dict.fromkeys(self.silent, "is silent")
@@ -182,10 +178,7 @@ class Replies:
 def where(store, world_size, given_up):
     """Ask all ranks where they are; return a text with their places and the missing ranks.
 
-    Args:
-        store: the job's store.
-        world_size: number of ranks.
-        given_up: function that returns whether to stop waiting; the text is "" then.
+    `given_up` is a function that returns whether to stop waiting; the text is "" then.
     """
     replies = ask(store, range(world_size), given_up)
     if given_up():
@@ -224,7 +217,6 @@ def _wait_for(store, keys, seconds, given_up=lambda: False):
 
 
 def _in_torch(frame):
-    """Return whether a frame is in torch or in vgpu."""
     return frame.filename.startswith(_TORCH)
 
 

@@ -1,6 +1,5 @@
 """Recordings of devices, and their presentation in torch's tools.
 
-spans           Span, the item of a recording
 intervals       union, overlap and lanes of spans
 profiling       events for torch's profiler
 profiler_clock  times in torch's profiler
@@ -10,6 +9,6 @@ chrome_trace    export of a recording to Perfetto
 
 from vgpu.recording.chrome_trace import chrome_trace
 from vgpu.recording.intervals import lanes, overlap, union
-from vgpu.recording.spans import Span
+from vgpu.runtime.spans import Span
 
 __all__ = ["Span", "chrome_trace", "lanes", "overlap", "union"]

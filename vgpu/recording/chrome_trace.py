@@ -13,8 +13,7 @@ def chrome_trace(timeline, prefix="", first=0):
 
     Args:
         timeline: a `Timeline`, or another object with `spans`, `marks` and `devices`.
-        prefix: prefix of the processes' names.
-        first: number of the first process.
+        prefix, first: prefix of the processes' names, and number of the first process.
     """
     events = []
     threads = defaultdict(list)
@@ -55,22 +54,12 @@ def _complete(span, pid, tid):
     if getattr(span, "kind", "phase") == "mark":
         place = {"pid": pid, "tid": tid, "s": "t"}
         return {"name": span.name, "cat": "mark", "ph": "i", "ts": span.start * 1e6, **place}
-    event = {
-        "name": span.name,
-        "cat": getattr(span, "kind", "phase"),
-        "ph": "X",
-        "ts": span.start * 1e6,
-        "dur": (span.end - span.start) * 1e6,
-        "pid": pid,
-        "tid": tid,
-        "args": {},
-    }
+    arguments = {}
     if getattr(span, "issued", None) is not None:
-        event["args"]["issued_us"] = span.issued * 1e6
+        arguments["issued_us"] = span.issued * 1e6
     if getattr(span, "source", None) is not None:
-        event["args"] |= {
-            "bytes": span.num_bytes,
-            "source": str(span.source),
-            "target": str(span.target),
-        }
-    return event
+        arguments["bytes"] = span.num_bytes
+        arguments |= {"source": str(span.source), "target": str(span.target)}
+    event = {"name": span.name, "cat": getattr(span, "kind", "phase"), "ph": "X"}
+    times = {"ts": span.start * 1e6, "dur": (span.end - span.start) * 1e6}
+    return {**event, **times, "pid": pid, "tid": tid, "args": arguments}

@@ -25,32 +25,17 @@ _SHIFT = 44  # bits of an address within a device
 ACTIONS = "alloc free_requested free_completed segment_alloc segment_free oom snapshot".split()
 
 
-class Entry(NamedTuple):
-    """An event of the allocator; `frames` are pairs (code, line), innermost first."""
-
-    action: str
-    address: int  # for "oom", the free bytes
-    size: int
-    stream: int
-    microseconds: int
-    frames: tuple
-
-
 class Known(NamedTuple):
-    """A block in use, or held by a stream."""
+    """A block in use, or held by a stream; `frames` are dicts, innermost first."""
 
     address: int
     size: int
     stream: int
-    frames: tuple
+    frames: list
 
 
 class History:
-    """The history of one device's memory, since the creation of this object.
-
-    Args:
-        memory: the `Memory`, which calls `allocated`, `freed` and `failed`.
-    """
+    """The history of one device's `Memory`, which calls `allocated`, `freed` and `failed`."""
 
     def __init__(self, memory):
         self._memory = memory
@@ -58,10 +43,11 @@ class History:
         # Below 2**53, from which on JavaScript's numbers are not exact.
         self._begin = self._end = (memory.device.index + 1) << _SHIFT
         self._blocks = {}  # key, the block's address in `Memory` -> `Known`
+        self._place = functools.cache(_place)  # equal frames share a dict, for small files
         self.configure(None, 0, ())
         memory.collect()
         for key, num_bytes in memory.blocks():
-            self._add(key, num_bytes, 0, ())
+            self._add(key, num_bytes, 0, [])
 
     def configure(self, context, max_entries, skipped, clear=True):
         """Change what is recorded from now on; see `record_memory_history`."""
@@ -70,8 +56,7 @@ class History:
         self._context, self._skipped = context, skipped
 
     def allocated(self, key, num_bytes):
-        """Record a new block."""
-        frames = () if self._context is None else _stack()
+        frames = self._stack()
         stream = registry.devices[self._memory.device.index].current_stream().index
         self._add(key, num_bytes, stream, frames)
         if num_bytes:
@@ -88,7 +73,7 @@ class History:
 
     def failed(self, num_bytes, free):
         """Record that an allocation failed, with `free` bytes left."""
-        self._note("oom", free, num_bytes, 0, () if self._context is None else _stack())
+        self._note("oom", free, num_bytes, 0, self._stack())
 
     def _add(self, key, num_bytes, stream, frames):
         if num_bytes:
@@ -110,21 +95,29 @@ class History:
     def _note(self, action, address, size, stream, frames=()):
         if action not in self._skipped and self._entries.maxlen:
             now = scheduler.clock.now() if scheduler.clock.is_modelled else time.time()
-            if self._context not in ("alloc", "all"):
-                frames = ()
-            self._entries.append(Entry(action, address, size, stream, int(now * 1e6), frames))
+            where = "device_free" if action == "oom" else "addr"
+            entry = {"action": action, where: address, "size": size, "stream": stream}
+            frames = list(frames) if self._context in ("alloc", "all") else []
+            self._entries.append({**entry, "time_us": int(now * 1e6), "frames": frames})
+
+    def _stack(self):
+        """Return the calling frames outside this package, innermost first, if wanted."""
+        frame, frames = sys._getframe(1), []
+        while frame is not None and self._context is not None:
+            if not frame.f_code.co_filename.startswith(_OWN):
+                frames.append(self._place(frame.f_code, frame.f_lineno))
+            frame = frame.f_back
+        return frames
 
     def snapshot(self):
         """Return the segments and the trace of the device, two lists of dicts."""
         self._memory.collect()
         self._follow_segments()
-        place_of = functools.cache(_place)  # equal frames share a dict, for small files
-        entries = [_as_dict(entry, place_of) for entry in tuple(self._entries)]
-        segments = self._snapshot_of_segments(place_of)
+        entries, segments = list(self._entries), self._snapshot_of_segments()
         self._note("snapshot", 0, sum(each["active_size"] for each in segments), 0)
         return segments, entries
 
-    def _snapshot_of_segments(self, place_of):
+    def _snapshot_of_segments(self):
         held = self._memory.held_keys()
         inside = {number: [] for number in self._segments}
         for key, known in tuple(self._blocks.items()):
@@ -134,7 +127,7 @@ class History:
                 "size": size,
                 "requested_size": known.size,
                 "state": "active_pending_free" if key in held else "active_allocated",
-                "frames": [place_of(*each) for each in known.frames],
+                "frames": known.frames,
             }
             inside.setdefault(segment, []).append((block, known.stream))
         segments = []
@@ -168,42 +161,15 @@ def _with_gaps(blocks, address, total):
     for block in (*blocks, None):
         begin = end if block is None else block["address"]
         if begin > address:
-            yield {
-                "address": address,
-                "size": begin - address,
-                "requested_size": 0,
-                "state": "inactive",
-                "frames": [],
-            }
+            free = {"address": address, "size": begin - address, "requested_size": 0}
+            yield {**free, "state": "inactive", "frames": []}
         if block is not None:
             yield block
             address = block["address"] + block["size"]
 
 
-def _as_dict(entry, place_of):
-    place = "device_free" if entry.action == "oom" else "addr"
-    return {
-        "action": entry.action,
-        place: entry.address,
-        "size": entry.size,
-        "stream": entry.stream,
-        "time_us": entry.microseconds,
-        "frames": [place_of(*each) for each in entry.frames],
-    }
-
-
 def _place(code, line):
     return {"filename": code.co_filename, "line": line, "name": code.co_name}
-
-
-def _stack():
-    """Return pairs (code, line) of the calling frames outside this package."""
-    frame, frames = sys._getframe(1), []
-    while frame is not None:
-        if not frame.f_code.co_filename.startswith(_OWN):
-            frames.append((frame.f_code, frame.f_lineno))
-        frame = frame.f_back
-    return tuple(frames)
 
 
 def record_memory_history(
@@ -230,8 +196,7 @@ def record_memory_history(
         clear_history: whether to drop the entries so far.
         skip_actions: a list of actions that are not recorded.
         device, compile_context, global_record_annotations: ignored.
-        legacy: options of the older signature: record_context, trace_alloc_max_entries, and
-            trace_alloc_record_context.
+        legacy: options of the older signature, see `torch.cuda.memory._record_memory_history`.
 
     Raises:
         RuntimeError: an argument has another value.

@@ -4,12 +4,7 @@
 def union(spans, gap=0.0):
     """Merge spans, or other objects with `start` and `end`, into disjoint intervals.
 
-    Args:
-        spans: spans, in any order.
-        gap: maximum distance of intervals that are merged, in seconds.
-
-    Returns:
-        A list of pairs (start, end), in order.
+    Those at most `gap` seconds apart are merged. Returns a list of pairs (start, end), in order.
     """
     merged = []
     for start, end in sorted((span.start, span.end) for span in spans):
@@ -34,11 +29,7 @@ def overlap(a, b):
 
 
 def lanes(spans):
-    """Assign spans to as few lanes as possible, without overlap in a lane.
-
-    Returns:
-        A list of pairs (lane, span), by start; lanes are numbered from 0.
-    """
+    """Assign spans to as few lanes as possible; return pairs (lane from 0, span), by start."""
     ends, dealt = [], []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         lane = next((i for i, end in enumerate(ends) if end <= span.start), len(ends))

@@ -16,9 +16,7 @@ class ProfilerClock:
     In ns from the epoch, a float would have errors of 256 ns.
 
     Attributes:
-        unix: time of creation in ns from the epoch.
-        wall: the same in seconds of the wall clock.
-        is_modelled: whether GPUs are modelled.
+        unix, wall: time of creation in ns from the epoch, and in seconds of the wall clock.
         hardware: the modelled hardware, or "".
     """
 

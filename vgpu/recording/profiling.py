@@ -25,9 +25,7 @@ _DIRECTIONS = {"h2d": "HtoD", "d2h": "DtoH", "p2p": "PtoP"}
 class Work:
     """A recording of the GPUs' work, from its creation until `stop`.
 
-    Args:
-        activities: names of Kineto's activities to show, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None
-            for all.
+    `activities` are names of Kineto's, "GPU_MEMCPY" and "CONCURRENT_KERNEL"; None for all.
     """
 
     def __init__(self, activities=None):
@@ -47,21 +45,18 @@ class Work:
             self._spans = tuple(sorted(kept, key=lambda span: span.launched))
             self._clock.follow(self._spans)
 
-    def _ours(self, events):
-        """Return the set of numbers of the events that exist on virtual GPUs only.
+    def _of_host(self, events, marks):
+        """Return pairs (event, (begin, end)) without the events that only virtual GPUs have.
 
         These are Python code of an operator, such as shape inference, except for operators that it
-        issues, and the threads of engines.
-
-        Args:
-            events: tuples (begin and end in ns, thread, name, whether it is a function of Python).
+        issues, and the threads of engines. `marks` are tuples, one for each event: begin and end in
+        ns, thread, name, whether it is a function of Python.
         """
         launches = list(map(self._clock.launch, self._spans))
-        events = list(events)
-        threads = {thread for *_, thread, name, _ in events if _ENGINE.search(name)}
+        threads = {thread for *_, thread, name, _ in marks if _ENGINE.search(name)}
         until, ours = {}, set()
-        for number in sorted(range(len(events)), key=lambda i: (events[i][0], -events[i][1])):
-            begin, end, thread, name, is_python = events[number]
+        for number in sorted(range(len(marks)), key=lambda i: (marks[i][0], -marks[i][1])):
+            begin, end, thread, name, is_python = marks[number]
             inside = end <= until.get(thread, 0)
             if name == _DISPATCH:
                 until[thread] = max(end, until.get(thread, 0))
@@ -70,51 +65,37 @@ class Work:
                 ours.add(number)
             elif thread in threads or (is_python and _OWN in name):
                 ours.add(number)
-        return ours
+        pairs = enumerate(zip(events, marks, strict=True))
+        return [(event, mark[:2]) for number, (event, mark) in pairs if number not in ours]
 
     def with_events(self, events, start, shows_host):
-        """Return the `FunctionEvent`s of the host with those of the GPUs, in order of their starts.
+        """Return the host's `FunctionEvent`s, in microseconds from `start`, and those of the GPUs.
 
-        Args:
-            events: those of the host, in microseconds from `start`.
-            start: ns from the epoch.
-            shows_host: whether to include those of the host.
+        `start` is in ns from the epoch. Without `shows_host`, those of the host are left out.
         """
         start -= self._clock.unix
         spans = [(start + e.time_range.start * 1e3, start + e.time_range.end * 1e3) for e in events]
-        ours = self._ours(
+        marks = [
             (*span, event.thread, event.name, getattr(event, "is_python_function", False))
             for span, event in zip(spans, events, strict=True)
-        )
-        events = [event for number, event in enumerate(events) if number not in ours]
-        spans = [span for number, span in enumerate(spans) if number not in ours]
-        operators = [number for number, event in enumerate(events) if not event.is_async]
-        owners, on_host = _Owners([spans[i] for i in operators]), [events[i] for i in operators]
-        last = max((event.id for event in events), default=0)
-        found, added = list(events) if shows_host else [], []
+        ]
+        kept = self._of_host(events, marks)
+        owners = _Owners([(event, span) for event, span in kept if not event.is_async])
+        last = max((event.id for event, _ in kept), default=0)
+        found, added = [event for event, _ in kept] if shows_host else [], []
         for number, span in enumerate(self._spans, last + 1):
             owner = owners.find(self._clock.launch(span))
             index, name = span.device.index, _name(span)
             begin, end = ((t - start) / 1e3 for t in self._clock.on_gpu(span))
             if owner is not None:
-                on_host[owner].append_kernel(name, index, end - begin)
-            event = FunctionEvent(
-                id=number,
-                name=name,
-                thread=span.stream,
-                input_shapes=[],
-                stack=[],
-                start_us=begin,
-                end_us=end,
-                use_device="cuda",
-                device_type=DeviceType.CUDA,
-                device_index=index,
-                device_resource_id=span.stream,
-            )
+                owner.append_kernel(name, index, end - begin)
+            where = {"device_type": DeviceType.CUDA, "device_index": index, "use_device": "cuda"}
+            where |= {"thread": span.stream, "device_resource_id": span.stream, "input_shapes": []}
+            event = FunctionEvent(number, name, start_us=begin, end_us=end, stack=[], **where)
             # not an argument in torch 2.11
-            event.linked_correlation_id = 0 if owner is None else on_host[owner].id
+            event.linked_correlation_id = 0 if owner is None else owner.id
             added.append(event)
-        for event, span in zip(events, spans, strict=True):
+        for event, span in kept:
             event.stack = [line for line in event.stack if _OWN not in line]
             event.time_range = Interval(*((self._clock.on_host(t) - start) / 1e3 for t in span))
         found += added
@@ -125,23 +106,17 @@ class Work:
         """Add the GPUs' work to a trace written by Kineto, a dict."""
         base = trace.get("baseTimeNanoseconds", 0) - self._clock.unix
         events = trace["traceEvents"]
-        complete = [number for number, event in enumerate(events) if event["ph"] == "X"]
-        ours = self._ours(
-            (
-                base + event["ts"] * 1e3,
-                base + (event["ts"] + event["dur"]) * 1e3,
-                event["tid"],
-                event["name"],
-                event.get("cat") == "python_function",
-            )
-            for event in map(events.__getitem__, complete)
-        )
-        ours = {complete[number] for number in ours}
-        events[:] = [event for number, event in enumerate(events) if number not in ours]
-        operators = [event for event in events if event.get("cat") == "cpu_op"]
-        owners = _Owners(
-            [(base + e["ts"] * 1e3, base + (e["ts"] + e["dur"]) * 1e3) for e in operators]
-        )
+        complete = [event for event in events if event["ph"] == "X"]
+        marks = []
+        for event in complete:
+            begin = base + event["ts"] * 1e3
+            is_python = event.get("cat") == "python_function"
+            end = base + (event["ts"] + event["dur"]) * 1e3
+            marks.append((begin, end, event["tid"], event["name"], is_python))
+        kept = self._of_host(complete, marks)
+        left_out = {id(event) for event in complete} - {id(event) for event, _ in kept}
+        events[:] = [event for event in events if id(event) not in left_out]
+        owners = _Owners([(event, span) for event, span in kept if event.get("cat") == "cpu_op"])
         of_span = [owners.find(self._clock.launch(span)) for span in self._spans]
         for event in events:
             if event["ph"] != "M" and "ts" in event:
@@ -154,8 +129,7 @@ class Work:
         if not shows_host:
             events[:] = [event for event in events if event["ph"] == "M"]
         for number, (span, owner) in enumerate(zip(self._spans, of_span, strict=True), 1):
-            launch = operators[owner] if owner is not None and shows_host else None
-            events += self._events_of(span, number, launch, base)
+            events += self._events_of(span, number, owner if shows_host else None, base)
         trace["deviceProperties"] = []
         for device in registry.devices[: registry.count]:
             trace["deviceProperties"].append(_properties(device))
@@ -183,22 +157,20 @@ class Work:
 
 
 class _Owners:
-    """Finds the innermost of many intervals (begin, end) around a point."""
+    """Finds the innermost of many intervals around a point, given (owner, (begin, end))."""
 
-    def __init__(self, intervals):
-        self._order = sorted(
-            range(len(intervals)), key=lambda i: (intervals[i][0], -intervals[i][1])
-        )
-        self._begins = [intervals[i][0] for i in self._order]
-        self._ends = [intervals[i][1] for i in self._order]
+    def __init__(self, pairs):
+        pairs = sorted(pairs, key=lambda pair: (pair[1][0], -pair[1][1]))
+        self._owners = [owner for owner, _ in pairs]
+        self._begins = [begin for _, (begin, _) in pairs]
+        self._ends = [end for _, (_, end) in pairs]
         self._latest = list(accumulate(self._ends, max))
 
     def find(self, point):
-        """Return the number of the innermost interval around `point`, or None."""
         place = bisect_right(self._begins, point) - 1
         while place >= 0 and self._latest[place] >= point:
             if self._ends[place] >= point:
-                return self._order[place]
+                return self._owners[place]
             place -= 1
         return None
 

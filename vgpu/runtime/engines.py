@@ -42,8 +42,7 @@ class WorkerThread:
     Attributes:
         threads: CPU threads of a kernel.
         running: a lock, held while the thread is in torch.
-        started: whether the thread has been started.
-        ended: an Event, set when the thread has ended.
+        started, ended: whether the thread has been started; an Event, set when it has ended.
     """
 
     def __init__(self, threads=1):
@@ -56,8 +55,8 @@ class WorkerThread:
     def start(self):
         """Start the thread; RuntimeError if there are too many threads.
 
-        An interrupt may come before the thread exists (in a function of `sys.addaudithook`) or
-        after. So this may be called twice; the second thread ends at once.
+        An interrupt may come before the thread exists (in `sys.addaudithook`'s functions) or after.
+        So this may be called twice; the second thread ends at once.
         """
         _thread.start_new_thread(self._run, ())
         self.started = True
@@ -95,7 +94,6 @@ class WorkerThread:
             op.engine.device.failed(op)
 
     def join(self, timeout=60.0):
-        """Wait at most `timeout` seconds for the thread to end."""
         if self.started:
             self.ended.wait(timeout)
 
@@ -139,9 +137,9 @@ class Engine(WorkerThread, ReadyQueue):
     def _carry(self, op):
         """Sleep for a copy's time on the link; return the planned arrival time.
 
-        The bytes are written at the end, so that a stream without synchronization reads the old
-        values. A copy that follows at once starts at the planned end of the one before, so that
-        delays in waking up do not add up.
+        The bytes are written at the end, so that a stream without synchronization reads old values.
+        A copy that follows at once starts at the planned end of the one before: delays do not add
+        up.
         """
         ready = self._free_at if op.ready == self._last_end else op.ready
         started = max(ready, self._free_at) if op.start - self._free_at < 1e-3 else op.start
@@ -158,7 +156,6 @@ class Engine(WorkerThread, ReadyQueue):
         sleep_until(arrival)
 
     def set_threads(self, threads):
-        """Set the number of CPU threads of later ops."""
         self.threads = threads
         if self.started:
             op = Op("set_num_threads", "setting", self, lambda op: set_thread_count(threads))
@@ -172,7 +169,6 @@ class Engine(WorkerThread, ReadyQueue):
 
 
 def sleep_until(moment):
-    """Sleep until the wall clock reads `moment`, in seconds."""
     remaining = moment - perf_counter()
     if remaining > 0:
         time.sleep(remaining)
@@ -185,8 +181,8 @@ def set_thread_count(threads):
     """Set the number of CPU threads for kernels of the calling thread only.
 
     `torch.set_num_threads` also sets the default of new threads. So a helper thread reads that
-    default before the call, and another one restores it afterwards. If no thread can be started,
-    nothing changes.
+    default before the call, and another one restores it. If no thread can be started, nothing
+    changes.
 
     Raises:
         ValueError: `threads` is not a positive integer.

@@ -55,18 +55,8 @@ V100 = GPUIdentity("Tesla V100-SXM2-16GB", (7, 0), 6 * MIB, 1530e6, 877e6, 4096)
 class DeviceProperties:
     """The result of `get_device_properties`, with torch's names and units.
 
-    Attributes:
-        name, gcnArchName: the name of the device.
-        major, minor: its compute capability.
-        total_memory, L2_cache_size: bytes.
-        shared_memory_per_block, shared_memory_per_block_optin: bytes of shared memory for a block,
-            by default and at most.
-        shared_memory_per_multiprocessor: bytes.
-        clock_rate, memory_clock_rate: kHz.
-        memory_bus_width: bits.
-        multi_processor_count, max_threads_per_multi_processor, max_threads_per_block, warp_size,
-        regs_per_multiprocessor: numbers.
-        uuid: equal for the same device in every process.
+    Memory is in bytes, clock rates in kHz, the bus width in bits. `uuid` is equal for the same
+    device in every process.
     """
 
     is_integrated = is_multi_gpu_board = pci_device_id = pci_domain_id = 0
@@ -128,11 +118,8 @@ def properties_of(device):
 def describe_device(device):
     """Return a description of a device, and a table of its modelled machine.
 
-    Args:
-        device: a virtual GPU, a real one or the CPU.
-
-    Returns:
-        A string, and a list of pairs of strings, empty without a modelled machine.
+    `device` is a virtual GPU, a real one or the CPU. The table is a list of pairs of strings, empty
+    without a modelled machine.
     """
     device = torch.device(device)
     if device.type == "cpu":

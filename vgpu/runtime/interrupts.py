@@ -13,23 +13,22 @@ next checks that flag:
 So consecutive stores, and the call of a function in C after them, are *one step*: either all of it
 has happened or none. A function that is one step is decorated with `one_step`. Comments mark the
 steps within longer functions, where another call would slow down each operator or each allocation:
-`StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of memory.py.
+`StreamQueue.issue` (streams.py), and `allocate` and `note_freed` of device_memory.py.
 
 No other thread runs within a step, because the same check hands over the interpreter's lock. No
-garbage is collected within it: 3.11 collects where a container is created (Modules/gcmodule.c), and
-a step creates none; 3.12 and 3.13 collect at that check (`_Py_HandlePending` in
-Python/ceval_gil.c). A `with` statement acquires a lock and enters the block that releases it in one
-step, too (BEFORE_WITH does not check).
+garbage is collected within it: 3.11 collects where a container is created, and a step creates none;
+3.12 and 3.13 collect at that check. A `with` statement acquires a lock and enters the block that
+releases it in one step, too (BEFORE_WITH does not check).
 
 Three traps:
 
 - In 3.12 and 3.13 no handler covers the jump backwards from an `if` that ends a loop, or from a
-  condition of `while`: `normalize_jumps_in_block` in Python/flowgraph.c gives that jump a block
-  without one (see also issue 108214 of CPython). An interrupt there leaves a `with` block around
-  the loop without its `__exit__`. So such a loop is a function of its own.
+  condition of `while` (`normalize_jumps_in_block` in Python/flowgraph.c, CPython's issue 108214).
+  An interrupt there leaves a `with` block around the loop without its `__exit__`. So such a loop is
+  a function of its own.
 - The function in C must not call Python. From 3.12 on `_thread.start_new_thread` does: it first
-  calls the functions of `sys.addaudithook` (Modules/_threadmodule.c), and an interrupt in one of
-  them starts no thread. The package filelock has such a function.
+  calls the functions of `sys.addaudithook`, such as filelock's, and an interrupt in one of them
+  starts no thread.
 - Python drops exceptions of destructors and of weak references' callbacks, interrupts too. So
   virtual GPUs have functions in C there; `notebook.py` handles the destructors of others.
 

@@ -14,10 +14,8 @@ device_type = "vgpu"  # as programs spell it
 def rename(name):
     """Set the device type to `name`, such as "cuda", before any device exists.
 
-    Tensors, streams, spans and errors use it; "vgpu" remains valid.
-
-    Raises:
-        RuntimeError: there are devices already.
+    Tensors, streams, spans and errors use it; "vgpu" remains valid. RuntimeError if there are
+    devices already.
     """
     global device_type
     if devices:

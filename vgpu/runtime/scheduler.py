@@ -17,8 +17,9 @@ from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
 from time import perf_counter
+from typing import Protocol
 
-from vgpu.recording.spans import Span
+from vgpu.runtime.spans import Span
 
 error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "cuda"
 SWITCH_INTERVAL = 1e-4  # seconds
@@ -33,14 +34,68 @@ LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are
 at_long_wait = None  # callback of a host that has waited twice as long
 
 
-class WallClock:
-    """The clock of virtual GPUs whose engines are threads. A `Simulation` has the same methods.
+class DeviceClock(Protocol):
+    """What keeps the time: `WallClock`, or `Simulation` on modelled GPUs.
 
     Attributes:
-        name: the name of the modelled hardware; "" here.
+        name: the modelled hardware; "" on the wall clock.
         is_modelled: whether the time is simulated.
-        meetings: not None, because ranks share the wall clock without `Meetings`.
+        meetings: how the ranks of a job agree on times: None before there is a job, `Meetings` or
+            `EqualRanks` in it; () on the wall clock, which they share.
     """
+
+    name: str
+    is_modelled: bool
+    meetings: object
+
+    def start(self):
+        """Apply what the clock changes in Python: the switch interval, or threads and modules."""
+
+    def stop(self):
+        """Undo it: another clock takes over, or the process ends."""
+
+    def now(self):
+        """Return the time of the calling thread, in seconds."""
+
+    def launch(self, op, stream):
+        """Return the time of issue of an op, after the host time of its launch."""
+
+    def advance(self, seconds):
+        """Let host work take `seconds`; on the wall clock it takes real time itself."""
+
+    def host_allocates(self, num_bytes):
+        """Let the first touch of new CPU memory take its time."""
+
+    def enter_module(self, seconds):
+        """Let the call of a module take `seconds`."""
+
+    def copy_modules(self, number):
+        """Let the copy of so many modules take its time."""
+
+    def shared_by(self, threads):
+        """Return a context manager in which `threads` host threads share Python's lock."""
+
+    def has_ended(self, op):
+        """Return whether an op has ended, as far as the calling thread knows."""
+
+    def catch_up(self):
+        """Bring the state of all ops up to `now`."""
+
+    def poll(self):
+        """Call `catch_up` for a host that queries an event, which takes host time."""
+
+    def wait(self, op, device):
+        """Block the calling thread until an op has ended; `device` is for recordings."""
+
+    def ask_and_wait(self, function, *arguments):
+        """Call a function after all ops issued so far, in a thread that no interrupt reaches."""
+
+    def end_meetings(self):
+        """Complete all issued ops, and leave the ranks of the job."""
+
+
+class WallClock:
+    """The `DeviceClock` of virtual GPUs whose engines are threads."""
 
     name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`
@@ -61,7 +116,6 @@ class WallClock:
         return perf_counter()
 
     def launch(self, op, stream):
-        """Return the time of issue of an op, see `Simulation.launch`."""
         return perf_counter()
 
     def advance(self, seconds):
@@ -70,11 +124,9 @@ class WallClock:
     host_allocates = enter_module = copy_modules = advance
 
     def ask_and_wait(self, function, *arguments):
-        """Call a function."""
         function(*arguments)
 
     def shared_by(self, threads):
-        """Return a context manager that does nothing."""
         return contextlib.nullcontext()
 
     def catch_up(self):
@@ -117,7 +169,6 @@ class Op:
 
     Attributes:
         kind: "kernel", "copy", "collective" or "setting".
-        engine: the engine that runs it.
         stream: its stream; set by `StreamQueue.issue`.
         work: function(op) that does the work.
         plan: the `Plan` of a kernel; or None.
@@ -129,13 +180,11 @@ class Op:
         generator: the generator of its random numbers; or None.
         issued, ready, start, end: seconds of the clock.
         launched: wall-clock seconds of the issue if the clock is simulated; or None.
-        error: the exception of the work.
         previous, after, waits: the ops that it depends on: the one before it in its stream, those
             passed to `issue`, and those that its stream waits for, with the times of these calls.
         number: its place among the ops admitted by its engine.
-        missing: number of its dependencies that are not done.
-        dependents: ops that depend on this one.
-        waiters: functions that wake the threads waiting for this one.
+        missing, dependents: number of its dependencies that are not done; ops that depend on it.
+        waiters: functions that wake the threads waiting for it.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -180,7 +229,6 @@ class ReadyQueue:
         hand_over: function, in C, that adds an op to `arrivals`.
         issued, finished: number of ops handed over, and of those that are done.
         ends: empty; see `ModelledEngine`.
-        clock: the `WallClock`.
         ending: whether `take` returns None when woken.
     """
 
@@ -256,9 +304,8 @@ class ReadyQueue:
 def complete(op):
     """Mark an op as done, and record it.
 
-    Returns:
-        A list of its dependents that are now ready, and a list, or None, of the functions that wake
-        the threads waiting for it.
+    Returns a list of its dependents that are now ready, and the functions that wake the threads
+    waiting for it, a list or None.
     """
     try:
         if _recordings:
@@ -329,8 +376,7 @@ def wait(op, device):
     A recording shows the wait under `device`, a torch.device.
 
     Raises:
-        RuntimeError: this process is a fork, the calling thread is an engine's, or an engine's
-            thread has died.
+        RuntimeError: in a fork or an engine's thread, or if an engine's thread has died.
     """
     if under_way(op):
         check_process()
@@ -350,17 +396,11 @@ def check_threads():
 
 
 def note_death(who, error):
-    """Make all threads that wait for devices, now or later, raise RuntimeError.
-
-    Args:
-        who: the thread, for the message.
-        error: the exception that ended it.
-    """
+    """Make all threads that wait for devices raise: the thread `who` has died of `error`."""
     _deaths.append((who, error))
 
 
 def check_clocks(device, other):
-    """Raise RuntimeError unless both `Device`s have the same clock."""
     if device.compute.clock is not other.compute.clock:
         raise RuntimeError(
             f"{device.torch_device} and {other.torch_device} must have the same clock: "
@@ -405,8 +445,8 @@ def wait_all(ops, device):
 def start_recording(recording=None):
     """Return a list to which a `Span` is appended for each op that ends, until `stop_recording`.
 
-    Times are those of the current clock. An object given as `recording` replaces the list; engine
-    threads call its `extend`.
+    Times are those of the current clock. `recording` replaces the list: an object whose `extend`
+    engine threads call.
     """
     global _recordings
     recording = [] if recording is None else recording

@@ -33,7 +33,6 @@ class StreamQueue:
         before the op is handed over leaves no trace of it.
 
         Args:
-            op: the op.
             after: ops of other streams that it waits for, too.
             then: another stream, whose later ops wait for this op; or None.
 
@@ -98,10 +97,7 @@ class StreamQueue:
                 self.waits.update(waits)
 
     def _waits_under_way(self):
-        """Return `waits`, at each multiple of 64 without the ops that are done.
-
-        Otherwise a stream that waits repeatedly, without new ops, would leak them.
-        """
+        """Return `waits`, at each multiple of 64 without the ops that are done: none may leak."""
         waits = self.waits or {}
         if len(waits) % 64 or scheduler.is_recording():  # a recording shows all of them
             return waits

@@ -15,8 +15,7 @@ class _Thread(threading.local):
     Attributes:
         device: index of the current device.
         current: a `CurrentStreams`, or None while only default streams have been current.
-        entered: for each active `with stream` or `with device`, the device and the stream (or None)
-            that were current before it.
+        entered: the device and the stream (or None) before each active `with` block of one.
     """
 
     device = 0
@@ -85,7 +84,6 @@ class CurrentStreams:
 
 @one_step
 def set_entered(index, entered):
-    """Set the calling thread's device, and its active `with` blocks."""
     thread.device = index
     thread.entered = entered
 
@@ -101,10 +99,7 @@ def leave():
 
 
 def leave_all():
-    """Leave all `with` blocks of the calling thread: restore the device and streams before them.
-
-    An interrupt at the end of a block can leave it entered.
-    """
+    """Leave all `with` blocks of the calling thread, which an interrupt may have left entered."""
     while thread.entered:
         _leave_innermost()
 

@@ -1,11 +1,11 @@
 """Tensors, their values and their memory.
 
-tensor      VirtualTensor, the tensor in user code
-cells       layouts and values of tensors
-memory      accounting of a device's memory
-caching     model of CUDA's caching allocator
-storages    storages that are freed and reallocated while tensors use them
-saving      pickling and loading
-lazy        parameters without a shape yet
-generators  random numbers: a seed and an offset, as on CUDA
+tensor         VirtualTensor, the tensor in user code
+cells          layouts and values of tensors
+device_memory  accounting of a device's memory
+caching        model of CUDA's caching allocator
+storages       storages that are freed and reallocated while tensors use them
+saving         pickling and loading
+lazy           parameters without a shape yet
+generators     random numbers: a seed and an offset, as on CUDA
 """

@@ -91,7 +91,6 @@ class CachingAllocator:
                     self.reserved -= self.sizes.pop(segment)
 
     def reset_peak(self):
-        """Reset the peak to the current `reserved`."""
         self.peak = self.reserved
 
     @staticmethod

@@ -97,7 +97,6 @@ class Cell:
     last tensor is deleted, before the last op has run.
 
     Attributes:
-        layout: a `TensorLayout`.
         data: a CPU tensor, None before its kernel has run, or a `Failure`.
         parent: the cell that a view refers to.
         view: function(data of `parent`) that returns the data of a view; None if the layout is
@@ -164,7 +163,6 @@ def fail(out, failure):
 
 
 def cells_in(values):
-    """Yield the cells in nested sequences."""
     for value in values:
         if type(value) is Cell:
             yield value
@@ -185,8 +183,7 @@ NO_VALUES = Failure(RuntimeError("it was created without values, on virtual_gpus
 def small_bytes(dtype):
     """Return the maximum size in bytes of tensors with values on devices without values.
 
-    The limit is higher for integers, because DDP compares several for each parameter, and highest
-    for bytes, which may be pickled objects for other ranks.
+    DDP compares several integers for each parameter; bytes may be pickled objects for ranks.
     """
     if dtype == torch.uint8:
         return 2**26
@@ -228,10 +225,7 @@ def forget(cell):
 
 
 def revive(cell):
-    """Allocate a tensor without values that is about to be overwritten, filled with nan.
-
-    Does nothing for other objects than a `Cell`.
-    """
+    """Allocate a tensor without values that is about to be overwritten, filled with nan."""
     if type(cell) is Cell and lacks_values(cell.root().data):
         root = cell.root()
         memory = root.data.data

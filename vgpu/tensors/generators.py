@@ -47,18 +47,15 @@ class Generator(CPUGenerator):
         return self.owner.torch_device
 
     def manual_seed(self, seed):
-        """Set the seed; return the generator."""
         self._seed, self.offset = CPUGenerator().manual_seed(seed).initial_seed() & _ALL, 0
         return self
 
     def seed(self):
-        """Set a random seed; return the seed."""
         seed = CPUGenerator().seed()
         self.manual_seed(seed)
         return seed
 
     def initial_seed(self):
-        """Return the seed."""
         return self._seed
 
     def next_seed(self):
@@ -93,7 +90,6 @@ class Generator(CPUGenerator):
         return self
 
     def clone_state(self):
-        """Return a new generator with the same device and state."""
         return Generator(self.owner).set_state(self.get_state())
 
     def __repr__(self):
@@ -103,8 +99,7 @@ class Generator(CPUGenerator):
 def checked(generator, device):
     """Return the generator of a kernel: the given one, or that of its `Device`.
 
-    Raises:
-        RuntimeError: the generator belongs to the CPU or to another device, as on CUDA.
+    Raises RuntimeError, as on CUDA, for a generator of the CPU or of another device.
     """
     if generator is None:
         return device.generator

@@ -4,11 +4,7 @@ import re
 
 import torch
 
-from vgpu.private.tensors import (
-    is_parameter,
-    rebuild_parameter_arguments,
-    rebuild_tensor_arguments,
-)
+from vgpu.private.tensors import is_parameter, rebuild_parameter_arguments, rebuild_tensor_arguments
 from vgpu.runtime import registry
 from vgpu.tensors.tensor import become, copy_to_device
 
@@ -48,13 +44,9 @@ def refuse_sharing(tensor):
 
 
 def restore(storage, location):
-    """Mark a CPU storage read by torch.load with its virtual GPU.
+    """Return a CPU storage read by torch.load, marked with its virtual GPU `location` ("vgpu:0").
 
-    Returns:
-        The storage, or None if `location` ("vgpu:0") is not a virtual GPU.
-
-    Raises:
-        RuntimeError: this process has no such device.
+    Returns None for another location; raises RuntimeError if this process has no such device.
     """
     if re.fullmatch(rf"(vgpu|{registry.device_type})(:[0-9]+)?", location):
         return _mark(storage, registry.find(location).torch_device)
@@ -63,10 +55,8 @@ def restore(storage, location):
 def set_storage(func, args, kwargs):
     """Implement `tensor.set_(storage[, offset, size, stride])` for a storage marked by `restore`.
 
-    Tensors set to the same storage share its memory.
-
-    Raises:
-        RuntimeError: the storage is not marked, or marked with another device than the tensor's.
+    Tensors set to the same storage share its memory. Raises RuntimeError if the storage is not
+    marked, or marked with another device than the tensor's.
     """
     tensor, storage, *layout = args
     if type(storage) is not VirtualStorage or storage.device != tensor.device:

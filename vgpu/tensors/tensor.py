@@ -163,8 +163,7 @@ def _extra_attributes(tensor):
 def own_device(device):
     """Return a virtual GPU with the type "vgpu", as in torch's C++ code, and its index.
 
-    Args:
-        device: a device or its name; anything else is returned unchanged.
+    Anything but a device or its name is returned unchanged.
     """
     if isinstance(device, (str, torch.device)):
         where = torch.device(device)
@@ -238,8 +237,7 @@ def complete_classes(dispatch, reduce, resize_):
     Args:
         dispatch: function(cls, func, types, args, kwargs) that issues the operator `func`.
         reduce: function(tensor) that returns the pickle representation.
-        resize_: function(storage, num_bytes) that frees (0) or reallocates (its original size) the
-            memory, and returns the storage.
+        resize_: function(storage, num_bytes) that frees or reallocates the memory.
     """
     VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
     VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
@@ -410,7 +408,6 @@ def copy_to_device(tensor, device):
 
 
 def view_as(tensor, layout):
-    """Return a view of the memory of `tensor` with `layout`."""
     return wrap(strided(tensor._cell, layout), tensor._block)
 
 

@@ -8,7 +8,7 @@ import torch
 
 from d2lpar.chapters.hybridization.operator_graph import OperatorGraph, OperatorNode
 from vgpu import held_back
-from vgpu.dispatch import compile_in_this_process, generated_code, tree_leaves
+from vgpu.torch_internals import compile_in_this_process, generated_code, tree_leaves
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
 

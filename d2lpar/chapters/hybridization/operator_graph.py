@@ -9,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.weak import WeakIdRef
 
 from d2lpar.plotting.figures import new_figure
-from vgpu.dispatch import TorchDispatchMode, schema_of, tree_leaves
+from vgpu.torch_internals import TorchDispatchMode, schema_of, tree_leaves
 
 _NAMES = {"_local_scalar_dense": "item", "threshold_backward": "relu'"}
 _NO_WORK = {"is_pinned", "record_stream"}

@@ -48,8 +48,8 @@ def register():
     """Register the device type `vgpu` with torch, once.
 
     Raises:
-        RuntimeError: this Python or this version of torch is not supported, or another package has
-            registered a device type.
+        RuntimeError: this Python or torch is not supported, or another package has registered a
+            device type.
     """
     check_python()
     check_version(torch.__version__)

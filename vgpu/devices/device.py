@@ -13,8 +13,8 @@ from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import Resource, wait_all
 from vgpu.runtime.streams import StreamQueue
 from vgpu.runtime.threads import thread
+from vgpu.tensors.device_memory import Memory
 from vgpu.tensors.generators import Generator
-from vgpu.tensors.memory import Memory
 
 
 class Device:
@@ -26,16 +26,13 @@ class Device:
         threads: number of CPU threads of its kernels.
         memory: its `Memory`; the argument of this name is the limit in bytes.
         link, peer_link: a `Link` or None, see `virtual_gpus`.
-        generator: its random numbers.
         compute, h2d, d2h, p2p: its engines for kernels, and for copies from the CPU, to the CPU and
-            to another device.
-        engines: these four.
+            to another device; `engines` has all four.
         own_engines: its engines on the wall clock, which are threads.
         collective_engines: further engines, added by process groups.
         sending, receiving: the `Resource`s of its link to other processes.
         model: its `Model` while it is modelled; None on the wall clock.
         has_values: whether its kernels compute values.
-        default_stream: the current stream unless another one was set.
     """
 
     def __init__(self, torch_device, threads, memory, link, peer_link):
@@ -46,12 +43,8 @@ class Device:
         self.link = link
         self.peer_link = peer_link
         self.memory = Memory(self.torch_device, memory)
-        self.own_engines = (
-            Engine("compute", self, threads),
-            Engine("h2d", self),
-            Engine("d2h", self),
-            Engine("p2p", self),
-        )
+        copying = (Engine(name, self) for name in ("h2d", "d2h", "p2p"))
+        self.own_engines = (Engine("compute", self, threads), *copying)
         self.collective_engines = ()
         self.sending, self.receiving = Resource(), Resource()
         self.default_stream = StreamQueue(self, 0)
@@ -97,7 +90,6 @@ class Device:
         self.compute, self.h2d, self.d2h, self.p2p = self.engines
 
     def add_engine(self, engine):
-        """Add an engine of a process group and return it."""
         with self._making:
             self.collective_engines = (*self.collective_engines, engine)
         return engine
@@ -110,11 +102,7 @@ class Device:
             self.collective_engines = tuple(e for e in self.collective_engines if e is not engine)
 
     def link_to(self, other):
-        """Return the `Link` to another `Device`, None for no limit.
-
-        Raises:
-            RuntimeError: one of the two is modelled, and the other is not.
-        """
+        """Return the `Link` to another `Device`, None for no limit."""
         scheduler.check_clocks(self, other)
         return self.peer_link if self.model is None else self.model.link_to(other)
 
@@ -155,8 +143,7 @@ class Device:
     def raise_error(self):
         """Raise the first error that is not yet reported, if any, and drop the others.
 
-        Raises:
-            torch.AcceleratorError: names the op; its cause is the op's exception.
+        It is a torch.AcceleratorError that names the op; its cause is the op's exception.
         """
         if self._errors:
             op = self._errors.popleft()

@@ -1,12 +1,9 @@
 """Simulated time for programs on modelled GPUs: `time.time`, `timeit` and similar functions.
 
 After `enable()`, while a `Simulation` is in force, these return simulated seconds: `time.time`,
-`time.perf_counter`, `time.process_time`, their variants `_ns`, and the timer of `timeit`, which
-`torch.utils.benchmark` uses, too. They are also replaced in modules that have imported them, and
-restored with the wall clock.
-
-Modules of Python itself, of torch, vgpu and d2lpar read the real clock, for time-outs, logs and
-waits for other processes. `time.monotonic` and `datetime` are always real.
+`time.perf_counter`, `time.process_time`, their variants `_ns`, and the timer of `timeit`, also in
+modules that have imported them. Modules of Python itself, of torch, vgpu and d2lpar read the real
+clock, for time-outs, logs and waits. `time.monotonic` and `datetime` are always real.
 
 `time.sleep` sleeps, and also advances the thread's simulated clock: a loop that polls and sleeps
 must end, and a sleep in place of work must take simulated time. A loop that reads the clock and
@@ -65,11 +62,7 @@ def _is_simulated_now(frame):
 
 
 class _Stand:
-    """Replaces a function of `time`; as a class attribute it does not become a method.
-
-    Attributes:
-        real: the replaced function.
-    """
+    """Replaces a function of `time`, `real`; as a class attribute it does not become a method."""
 
     def __init__(self, name):
         self.real = getattr(time, name)
@@ -114,10 +107,10 @@ class _Clock(_Stand):
         self._began = 0
 
     def start(self):
-        """Set the start, a second or two after the real clock, so that dates are today's.
+        """Set the start, a second or two after the real clock: a program may have read that before.
 
-        It is later because a program may have read the clock before it imported torch. Each process
-        has its own fraction of a second, because ranks derive seeds and file names from the time.
+        Each process has its own fraction of a second, because ranks derive seeds and file names
+        from the time.
         """
         of_process = os.getpid() % FRACTIONS / FRACTIONS
         began = (math.ceil(self.real() / self._units) + of_process) * self._units

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import torch
 
+from vgpu.devices.device import Device
 from vgpu.modelled.hardware import machines_of
 from vgpu.modelled.links import as_link
 from vgpu.process_limits import cores_of_this_process, memory_of_this_process
 from vgpu.runtime import registry, scheduler
-from vgpu.runtime.device import Device
 
 MAX_DEVICES = 128  # the index of a torch.device is a signed byte
 SHARE_OF_MEMORY = 0.8  # of this process's memory, divided among all devices
@@ -126,16 +126,13 @@ def _figures(n, machines, threads, memory, link, peer_link):
         memory = int(SHARE_OF_MEMORY * memory_of_this_process()) // n
     link = None if link is _NOT_GIVEN else link
     peer_link = link if peer_link is _NOT_GIVEN else peer_link
-    return {
-        "threads": [
-            _positive_int("threads", value) for value in _one_per_device(n, "threads", threads)
-        ],
-        "memory": [
-            _positive_int("memory", value) for value in _one_per_device(n, "memory", memory)
-        ],
-        "link": [as_link(value) for value in _one_per_device(n, "link", link)],
-        "peer_link": [as_link(value) for value in _one_per_device(n, "peer_link", peer_link)],
-    }
+    figures = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
+    lists = {name: _one_per_device(n, name, value) for name, value in figures.items()}
+    for name in ("threads", "memory"):
+        lists[name] = [_positive_int(name, value) for value in lists[name]]
+    for name in ("link", "peer_link"):
+        lists[name] = [*map(as_link, lists[name])]
+    return lists
 
 
 def _configure(n, figures):
@@ -143,7 +140,7 @@ def _configure(n, figures):
     if registry.devices:
         scheduler.check_process()
     else:
-        from vgpu.runtime import backend
+        from vgpu.devices import backend
 
         backend.register()
         backend.note_forks()
@@ -166,12 +163,8 @@ def _configure(n, figures):
 def requested_gpus():
     """Parse the environment variable VGPU_DEVICES, such as "vgpu:4".
 
-    Returns:
-        The value; the part before the colon, "", "cuda", "vgpu" or a model's name; and the number
-        after it, or None.
-
-    Raises:
-        ValueError: the variable has another form.
+    Returns the value; the part before the colon, "", "cuda", "vgpu" or a model's name; and the
+    number after it, or None. ValueError if the variable has another form.
     """
     choice = os.environ.get("VGPU_DEVICES", "")
     known = re.fullmatch(r"([^:]*)(?::([1-9][0-9]*))?", choice)
@@ -181,21 +174,14 @@ def requested_gpus():
 
 
 def requested_figures(n):
-    """Return the arguments of `virtual_gpus` for VGPU_DEVICES and at least `n` GPUs.
-
-    Raises:
-        ValueError: as `requested_gpus`.
-    """
+    """Return the arguments of `virtual_gpus` for VGPU_DEVICES and at least `n` GPUs."""
     _, kind, number = requested_gpus()
     figures = {"n": max(n, number or n)}
     return figures if kind in ("", "cuda", "vgpu") else figures | {"model": kind}
 
 
 def figures_of_ranks(nproc):
-    """Return the arguments of the last call of `virtual_gpus`, for each of `nproc` processes.
-
-    Returns:
-        A dict; None if `virtual_gpus` was not called.
+    """Return the arguments of the last `virtual_gpus` for `nproc` processes; None without one.
 
     Raises:
         ValueError: that call had a list of values for fewer than `nproc` devices.

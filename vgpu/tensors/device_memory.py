@@ -20,10 +20,7 @@ GRANULARITY = 512  # addresses are multiples of this many bytes, as in CUDA's al
 class Block:
     """The memory of one storage, freed with the last tensor that uses it.
 
-    Attributes:
-        num_bytes: its size.
-        address: the address of its first byte, in the device's address range.
-        reference: the record of the block, which outlives it.
+    `reference` is its record, which outlives it.
     """
 
     __slots__ = ("reference", "__weakref__")
@@ -40,12 +37,8 @@ class Block:
 class _Reference(weakref.ref):
     """A weak reference to a Block, whose callback, in C, reports that the block is freed.
 
-    An interrupt in the Python code of a `__del__` would be lost.
-
-    Attributes:
-        num_bytes, address: size and address of the block.
-        streams: streams that may still use it when it is freed.
-        pending: ops of these streams that hold it after it is freed; None before.
+    An interrupt in the Python code of a `__del__` would be lost. `streams` may still use the block
+    when it is freed; `pending` are their ops that hold it after that, None before.
     """
 
     __slots__ = ("num_bytes", "address", "streams", "pending")
@@ -58,7 +51,6 @@ class Memory:
     after `collect`.
 
     Attributes:
-        device: the torch.device, for messages.
         limit, fraction, allowed: its size in bytes, the fraction that may be in use, and that
             fraction in bytes.
         allocated: bytes of all storages in use.
@@ -66,8 +58,7 @@ class Memory:
         peak, held_peak: the highest `allocated`, and `allocated` + `held`, since `reset_peak`.
         recorded: number of blocks, in use or held, with a `record_stream`.
         num_allocations, total_allocated: number of all blocks so far, and their bytes.
-        num_retries: number of allocations that waited for held memory.
-        num_ooms: number of failed allocations.
+        num_retries, num_ooms: allocations that waited for held memory, and that failed.
         history: the `History` of it; or None.
     """
 
@@ -77,9 +68,8 @@ class Memory:
         self.device = device
         self.set_limit(limit)
         self.allocated = self.held = self.peak = self.held_peak = self.recorded = 0
-        self._highest = self.num_allocations = self.total_allocated = self.num_retries = (
-            self.num_ooms
-        ) = 0
+        self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
+        self._highest = 0
         self._next_address = (device.index + 1) << 48
         # Address -> reference: one that is collected together with its block does not call back.
         self._live = {}
@@ -148,8 +138,7 @@ class Memory:
     def resize(self, block, num_bytes):
         """Free a block's memory while tensors use the block, and allocate new memory for it.
 
-        Raises:
-            torch.OutOfMemoryError: there is not enough memory; the block then has none.
+        Raises torch.OutOfMemoryError if there is not enough memory; the block then has none.
         """
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
@@ -312,11 +301,9 @@ class Memory:
     # -- for `History`
 
     def blocks(self):
-        """Return a list of (key, bytes) of all blocks in use or held."""
         return [(each.address, each.num_bytes) for each in tuple(self._live.values())]
 
     def held_keys(self):
-        """Return the set of keys of held blocks."""
         return set(self._held)
 
     def segments(self):

@@ -29,9 +29,7 @@ def import_dynamo():
 def patch_flex_attention(tensor_class, autocast):
     """Make flex_attention use its dense form for tensors of a class, forward and backward.
 
-    Args:
-        tensor_class: the class.
-        autocast: function that casts a tuple of tensors to the precision of autocast.
+    `autocast` casts a tuple of tensors to the precision of autocast.
     """
 
     def change(module):

@@ -5,8 +5,8 @@ schema_of, tree_leaves   the schema of an operator; the leaves of nested argumen
 compile_in_this_process, generated_code    for torch.compile
 """
 
-from vgpu.private.compiling import compile_in_this_process, generated_code
 from vgpu.private.dispatch import TorchDispatchMode, schema_of, tree_leaves
+from vgpu.private.torch_compile import compile_in_this_process, generated_code
 
 __all__ = [
     "TorchDispatchMode",

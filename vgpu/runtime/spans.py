@@ -39,5 +39,4 @@ class Span:
 
     @property
     def seconds(self):
-        """The duration, in seconds."""
         return self.end - self.start
