@@ -25,6 +25,7 @@ from waiting import is_alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").rglob("*.ipynb"))
+RUN = ROOT / "tools" / "notebooks" / "run.py"
 PNG = "iVBORw0KGgo="
 
 
@@ -210,40 +211,6 @@ def write_chapter(path, *sources, text="# Title of it\n\nProse with $a^2$."):
         cells += [new_code_cell(source), new_markdown_cell("A sentence. And another.")]
     nbformat.write(new_notebook(cells=cells), path)
     return path
-
-
-SLOW = "02_slow", "03_slow"  # chapters, executed at the same time
-WAIT = """
-import os, subprocess, tempfile, time
-tempfile.mkdtemp()
-child = subprocess.Popen(["sleep", "200"], start_new_session=True)
-open("part of {0}", "w").write(f"{{os.getpid()}} {{child.pid}}")
-os.rename("part of {0}", "{0}")
-time.sleep(200)
-"""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def long_run(tmp_path_factory):
-    """Start a run that comes to two cells which wait; it gets there beside the other tests."""
-    folder = tmp_path_factory.mktemp("long")
-    write_chapter(folder / "01_first.ipynb", "1 + 1")
-    for name in SLOW:
-        write_chapter(folder / f"{name}.ipynb", WAIT.format(name))
-    write_chapter(folder / "04_never.ipynb", "open('never', 'w')")
-    (folder / "tmp").mkdir()
-    command = [sys.executable, ROOT / "tools" / "notebooks" / "run.py", "--folder", folder]
-    process = subprocess.Popen(
-        [*command, "--build", folder / "build"],
-        env=os.environ | {"TMPDIR": f"{folder}/tmp"}, process_group=0,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        # a job in the background ignores it
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )  # fmt: skip
-    yield process, folder
-    if process.poll() is None:
-        process.send_signal(signal.SIGINT)  # it ends its kernel
-        process.communicate()
 
 
 @dataclass
@@ -458,24 +425,51 @@ def test_slow_cell_and_dead_kernel_fail_and_the_rest_runs(tmp_path):
     assert "time.sleep(60)" in done.stdout and "os._exit(1)" in done.stdout
 
 
-def test_interrupt_ends_kernels_and_run(long_run):
+def heed_ctrl_c():
+    """Take Ctrl-C, which a job in the background ignores."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+WAIT = """
+import os, subprocess, tempfile, time
+tempfile.mkdtemp()
+child = subprocess.Popen(["sleep", "200"], start_new_session=True)
+open("part of {0}", "w").write(f"{{os.getpid()}} {{child.pid}}")
+os.rename("part of {0}", "{0}")
+time.sleep(200)
+"""
+
+
+def test_interrupt_ends_kernels_and_run(tmp_path):
     """Ctrl-C in a terminal: no further chapter, status 130, the table so far.
 
     Of two kernels nothing is left: no process of another session, and no temporary file.
     """
-    process, folder = long_run
-    for name in SLOW:
-        wait_until((folder / name).exists, 60)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    slow = ("02_slow", "03_slow")  # executed at the same time
+    write_chapter(tmp_path / "01_first.ipynb", "1 + 1")
+    for name in slow:
+        write_chapter(tmp_path / f"{name}.ipynb", WAIT.format(name))
+    write_chapter(tmp_path / "04_never.ipynb", "open('never', 'w')")
+    (tmp_path / "tmp").mkdir()
+    process = subprocess.Popen(
+        [sys.executable, RUN, "--folder", tmp_path, "--build", tmp_path / "build"],
+        env=os.environ | {"TMPDIR": f"{tmp_path}/tmp"}, process_group=0,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    try:
+        for name in slow:
+            wait_until((tmp_path / name).exists, 60)
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in out + err, out + err
     assert re.search(r"^01_first .* ok$", out, re.MULTILINE)
-    for name in SLOW:
+    for name in slow:
         assert re.search(rf"^{name} .* interrupted$", out, re.MULTILINE)
-        assert not any(map(is_alive, (folder / name).read_text().split()))
-    assert not (folder / "never").exists()
-    assert not [*(folder / "tmp").iterdir()]
+        assert not any(map(is_alive, (tmp_path / name).read_text().split()))
+    assert not (tmp_path / "never").exists()
+    assert not [*(tmp_path / "tmp").iterdir()]
 
 
 def test_ctrl_c_twice_tears_nothing_apart(tmp_path):
@@ -491,9 +485,8 @@ def test_ctrl_c_while_the_run_is_imported(tmp_path):
     interrupt = "import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(60)"
     (tmp_path / "nbformat.py").write_text(interrupt)
     done = subprocess.run(
-        [sys.executable, ROOT / "tools" / "notebooks" / "run.py"], capture_output=True, text=True,
+        [sys.executable, RUN], capture_output=True, text=True, preexec_fn=heed_ctrl_c,
         env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
