@@ -278,7 +278,7 @@ def own_settings():
 
 @contextlib.contextmanager
 def no_orphans():
-    """Yield a function that kills all processes started in the block, and on Linux call it at last.
+    """Yield a function that kills all processes started in the block; on Linux it ends with that.
 
     There, what a dead process leaves becomes a child of this one. Processes of Ray have their own
     process groups, which do not end with a kernel.
