@@ -18,7 +18,8 @@ import torch
 from exercises import NOTEBOOKS, read, run_cells
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
-from run import Kernel, own_settings
+from run import own_settings
+from worker import Kernel
 
 import d2lpar
 from d2lpar.exercises import Marks, at_most, expect, marks

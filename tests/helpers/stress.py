@@ -30,7 +30,6 @@ from collections import Counter
 from pathlib import Path
 
 import fresh
-from sham import FAULTS
 from stress_workloads import WORKLOADS
 from waiting import wait_for_threads
 
@@ -38,7 +37,7 @@ CHILD = """
 import sys
 sys.path.insert(0, {folder!r})
 from stress_child import main
-main({patience}, {sham!r}, {workload!r})
+main({patience}, {fault!r}, {workload!r})
 """
 COUNTS = ("interrupts", "twice", "lost", "hangs", "deaths", "wrong", "leaked", "astray")
 WRONG = ("lost", "hangs", "deaths", "wrong", "leaked")
@@ -51,13 +50,13 @@ class Trouble(Exception):
 class Child:
     """A process that plays rounds, and what it prints."""
 
-    def __init__(self, patience, sham, workload):
+    def __init__(self, patience, fault, workload):
         self.patience = patience
         self.output = tempfile.TemporaryFile("w+", errors="replace")
         (stdin, requests), (answers, stdout) = os.pipe(), os.pipe()
         self.requests, self.answers = open(requests, "wb", 0), open(answers, "rb", 0)
         folder = str(Path(__file__).parent)
-        code = CHILD.format(folder=folder, patience=patience, sham=sham, workload=workload)
+        code = CHILD.format(folder=folder, patience=patience, fault=fault, workload=workload)
         with open(stdin) as stdin, open(stdout, "w") as stdout:
             self.process = fresh.Process(code, fresh.SET_UP, stdin, stdout, self.output)
         self.unread = b""
@@ -185,7 +184,7 @@ class Round:
         return caught["text"], time.perf_counter() - begin, lost
 
 
-def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None, sham=None):
+def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None, fault=None):
     """Play rounds until so many interrupts were delivered; return {workload: Counter}.
 
     Args:
@@ -193,7 +192,7 @@ def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None,
         patience: seconds after which the checks that follow an interrupt hang.
         late: seconds after which an interrupt that raised nothing is lost; then comes another.
         failures: stop after so many rounds in which something was wrong.
-        sham: a fault of the stand-in for virtual GPUs, which then takes their place.
+        fault: what to let virtual GPUs do wrong: None, "lost" or one of `stress_child.FAULTS`.
     """
     rows = {name: Counter() for name in WORKLOADS}
     start = minute = time.monotonic()
@@ -201,7 +200,7 @@ def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None,
     try:
         while total(rows)["interrupts"] < interrupts and failed != failures:
             if child is None:
-                child = Child(patience, sham, workload)
+                child = Child(patience, fault, workload)
                 child.answer("ready", 120)
             this = Round(seed, late, workload)
             reports = this.play(child, rows[this.workload])
@@ -245,7 +244,6 @@ def main():
     parser.add_argument("--patience", type=float, default=20, help="seconds of a hang")
     parser.add_argument("--late", type=float, default=10, help="seconds of a lost interrupt")
     parser.add_argument("--failures", type=int, default=100, help="stop after so many")
-    parser.add_argument("--sham", choices=FAULTS, help="a stand-in for virtual GPUs, with a fault")
     rows = stress(**vars(parser.parse_args()))
     print_table(rows)
     sys.exit(any(total(rows)[name] for name in WRONG))

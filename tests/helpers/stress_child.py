@@ -17,8 +17,8 @@ import threading
 import time
 import traceback
 import warnings
+from unittest import mock
 
-import sham
 import torch
 from stress_workloads import INTERRUPTED, MEMORY, WORKLOADS
 from waiting import free_starting_threads
@@ -132,20 +132,59 @@ def answer(accel, devices, sides):
     return numbers
 
 
-class Program:
-    """Virtual GPUs, or their stand-in, with all that the workloads need once done once."""
+def answer_of_cpu():
+    """Return what `answer` gives on the CPU, which has no streams."""
+    with mock.patch.object(torch.Tensor, "record_stream"):
+        return answer(mock.MagicMock(), [torch.device("cpu")] * 2, [mock.MagicMock()] * 2)
 
-    def __init__(self, tell, patience, stand_in, names):
+
+def fail():
+    raise torch.AcceleratorError("an error that nobody caused")
+
+
+leaked = []
+FAULTS = {  # what `synchronize` does
+    "hang": threading.Event().wait,
+    "stuck": lambda: time.sleep(1000),
+    "death": os.abort,
+    "leak": lambda: leaked.append(torch.zeros(1000, device="vgpu:0")),
+    "wrong": lambda: setattr(torch.Tensor, "relu", torch.Tensor.abs),
+    "error": fail,
+}
+
+
+def do_harm(fault):
+    """Let `synchronize` have a fault, or, if it is "lost", `_sleep` lose an interrupt."""
+    synchronize, issue_sleep = torch.vgpu.synchronize, torch.vgpu._sleep
+
+    def synchronize_badly(device=None):
+        FAULTS[fault]()
+        synchronize(device)
+
+    def sleep_on(seconds):
+        try:
+            time.sleep(seconds)
+        except BaseException:
+            torch.vgpu._sleep = issue_sleep
+
+    if fault == "lost":
+        torch.vgpu._sleep = sleep_on
+    else:
+        torch.vgpu.synchronize = synchronize_badly
+
+
+class Program:
+    """Virtual GPUs, with all that the workloads need once done once."""
+
+    def __init__(self, tell, patience, fault, names):
+        import d2lpar
+
         self.tell = tell
         self.patience = patience
-        self.wanted = answer(*self.place(*sham.set_up()))
-        if stand_in:
-            self.accel, self.devices, self.sides = self.place(*sham.set_up())
-        else:
-            import d2lpar
-
-            devices = d2lpar.virtual_gpus(2, memory=MEMORY)
-            self.accel, self.devices, self.sides = self.place(torch.vgpu, devices)
+        self.wanted = answer_of_cpu()
+        self.devices = d2lpar.virtual_gpus(2, memory=MEMORY)
+        self.accel = torch.vgpu
+        self.sides = [torch.vgpu.Stream(device) for device in self.devices[::-1]]
         # what torch imports on first use stays broken when it is interrupted
         for name in names:
             step, verify = WORKLOADS[name](self.accel, self.devices, random.Random(0))
@@ -156,11 +195,8 @@ class Program:
         answer(self.accel, self.devices, self.sides)
         gc.collect()
         gc.freeze()  # what is there now: later collections take a moment only
-        sham.fault = stand_in
-
-    @staticmethod
-    def place(accel, devices):
-        return accel, devices, [accel.Stream(device) for device in devices[::-1]]
+        if fault:
+            do_harm(fault)
 
     def round(self, workload, seed, number):
         """Play one round and tell what came of it."""
@@ -227,14 +263,14 @@ class Program:
         return sum(abs(a - b) for a, b in zip(now, before, strict=True))
 
 
-def main(patience, stand_in, workload):
-    """Play the rounds that standard input asks for; `stand_in` is a fault of `sham`, or None."""
+def main(patience, fault, workload):
+    """Play the rounds that standard input asks for; `fault` is None, "lost" or one of `FAULTS`."""
     channel = os.dup(1)
     os.dup2(2, 1)  # what others print is no answer
     for number in HANDLERS:
         signal.signal(number, ignore)
-    if stand_in == "stuck":
-        sham.deafen()
+    if fault == "stuck":  # interrupts are held off, in threads that are still to come, too
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDLERS)
     sys.unraisablehook = note_dropped
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)
@@ -244,7 +280,7 @@ def main(patience, stand_in, workload):
         os.write(channel, (json.dumps({"event": event, **what}) + "\n").encode())
 
     names = [workload] if workload in INTERRUPTED else list(INTERRUPTED)
-    program = Program(tell, patience, stand_in, names)
+    program = Program(tell, patience, fault, names)
     tell("ready")
     for line in sys.stdin:
         program.round(**json.loads(line))

@@ -1,6 +1,6 @@
 """What `stress.py` interrupts: programs on two devices, each a step that is repeated for ever.
 
-A workload is a function of `accel` (`torch.vgpu`, or its stand-in), two devices and a seeded
+A workload is a function of `accel`, which is `torch.vgpu`, two devices and a seeded
 `random.Random`, which draws sizes, so that new shapes come each round. It returns `step` and
 `verify`. An interrupt may end `step` anywhere; a step that is not interrupted asserts what it
 computed. `verify` is called after the interrupt and asserts that nothing was left half done.

@@ -53,12 +53,6 @@ def test_files_have_the_form_of_their_kind(schema, files):
     assert files and check(schema, *files) == ""
 
 
-def test_a_form_that_is_wrong_is_found(tmp_path):
-    wrong = tmp_path / "wrong.yml"
-    wrong.write_text(WORKFLOWS[0].read_text().replace("runs-on:", "run-on:"))
-    assert "run-on" in check("github-workflows", wrong)
-
-
 def zizmor(folder):
     """Return what zizmor finds in the files of a folder, a list of names of its audits."""
     command = [Path(sysconfig.get_path("scripts"), "zizmor"), "--offline", "--format=json", folder]
@@ -97,7 +91,8 @@ def test_both_ends_of_what_is_supported_are_tested():
     assert sorted({row["python"] for row in rows}) == sorted(listed)
     (allowed,) = (r.removeprefix("torch") for r in PROJECT["dependencies"] if r[:6] == "torch>")
     assert {row["torch"] for row in rows} == {"2.11.0", "2.13.0", "2.15.0"}
-    assert all(SpecifierSet(allowed).contains(row["torch"]) for row in rows)
+    beyond = ["2.10.0", *(row["torch"] for row in rows), "2.16.0"]
+    assert beyond[1:-1] == [*SpecifierSet(allowed).filter(beyond)]
     assert [PINNED["TORCH"], PINNED["TORCHVISION"]] in [
         [f"torch=={row['torch']}", f"torchvision=={row['torchvision']}"] for row in rows
     ]

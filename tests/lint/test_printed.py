@@ -45,6 +45,8 @@ def marked(notebook):
         ("1.3e-5 s", "It takes 1.3e-5 s, and 2 runs.", ["1.3e-5"]),
         ("12 and 7", "`12`, $12$, [12](a.ipynb), <b 12>, v12, 7.", []),  # nor a single digit
         ("10 20", "On 10, then 20: more.", ["10", "20"]),
+        ("1.0", "In edition 1.0.3.", []),
+        ("1.0.3", "The ratio is 1.0.", []),
         ("10 11 12", "After chapters 10 and 11, 12 times.", ["12"]),
     ],
 )

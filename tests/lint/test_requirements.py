@@ -82,21 +82,6 @@ def test_environment_holds_the_pins_of_d2l():
     assert exact["matplotlib"] == "==3.7.2"
 
 
-@pytest.mark.parametrize("version, supported", [
-    ("2.10.0", False), ("2.11.0", True), ("2.13.0", True), ("2.15.0", True), ("2.16.0", False),
-])  # fmt: skip
-def test_supported_torch(version, supported):
-    assert DECLARED["torch"].specifier.contains(version) == supported
-
-
-@pytest.mark.parametrize("variable, name", [
-    ("TORCH", "torch"), ("TORCHVISION", "torchvision"), ("D2L", "d2l"),
-])  # fmt: skip
-def test_makefile_installs_the_versions_of_environment(variable, name):
-    pinned = re.search(rf"^{variable} \?= (.+)$", MAKEFILE, re.MULTILINE)[1]
-    assert Requirement(pinned) == PIP_REQUIREMENTS[name]
-
-
 def test_makefile_names_extras_that_exist():
     extras = re.search(r"^EXTRAS := (.+)$", MAKEFILE, re.MULTILINE)[1].split(",")
     assert set(extras) <= set(EXTRAS)

@@ -24,37 +24,18 @@ def make_run(folder, python, *options):
     return make(folder, "run", f"PYTHON={python}", *options)
 
 
-@pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
-def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
-    """`make` says which one it found and what to do."""
-    numbers = tuple(map(int, version.split(".")))
-    old = tmp_path / "python3"
-    old.write_text(
-        "#!/bin/sh\n"
-        f'[ "$1" = --version ] && echo "Python {version}"\n'
-        f'[ "$1" != -c ] || exec {sys.executable} '
-        f'-c "import sys; sys.version_info = {numbers}; $2"\n'
-    )
-    old.chmod(0o755)
-    (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / "pyproject.toml").write_text("")
-    done = make_run(tmp_path, old)
-    assert done.returncode != 0
-    assert "runs on Python 3.11, 3.12 and 3.13" in done.stdout
-    assert f"Python {version}. Name another one: make PYTHON=python3.12" in done.stdout
-    assert not (tmp_path / ".venv" / "ready").exists()
-
-
-def fake_python(folder, pip_status):
+def fake_python(folder, pip_status=0, version="3.11.0"):
     """Make a Python whose venv holds a pip that notes its arguments and ends as told."""
+    numbers = tuple(map(int, version.split(".")))
     python = folder / "fake-python"
     python.write_text(
         "#!/bin/sh\n"
         f'case "$*" in\n'
-        f'  --version) echo "Python 3.11.0";;\n'
+        f'  --version) echo "Python {version}";;\n'
         f'  "-m venv "*) mkdir -p .venv/bin; cp "$0" .venv/bin/python;;\n'
         f'  "-m pip "*) echo "$*" >> pip.txt; echo "pip says"; exit {pip_status};;\n'
         f'  tools/*) echo "$*" >> run.txt;;\n'
+        f'  "-c "*) exec {sys.executable} -c "import sys; sys.version_info = {numbers}; $2";;\n'
         "esac\n"
     )
     python.chmod(0o755)
@@ -63,8 +44,18 @@ def fake_python(folder, pip_status):
     return python
 
 
+@pytest.mark.parametrize("version", ["3.9.2", "3.14.0"])
+def test_a_python_that_was_not_tried_is_refused(tmp_path, version):
+    """`make` says which one it found and what to do."""
+    done = make_run(tmp_path, fake_python(tmp_path, version=version))
+    assert done.returncode != 0
+    assert "runs on Python 3.11, 3.12 and 3.13" in done.stdout
+    assert f"Python {version}. Name another one: make PYTHON=python3.12" in done.stdout
+    assert not (tmp_path / ".venv" / "ready").exists()
+
+
 def test_second_call_does_not_set_up_again(tmp_path):
-    python = fake_python(tmp_path, pip_status=0)
+    python = fake_python(tmp_path)
     first, second = make_run(tmp_path, python), make_run(tmp_path, python)
     assert first.returncode == second.returncode == 0, first.stdout + first.stderr
     assert "1/3 torch==" in first.stdout and "pip says" not in first.stdout
@@ -78,7 +69,7 @@ def test_second_call_does_not_set_up_again(tmp_path):
 
 
 def test_builds_without_cuda_are_those_of_torch_and_of_torchvision(tmp_path):
-    make_run(tmp_path, fake_python(tmp_path, pip_status=0), "CPU=1")
+    make_run(tmp_path, fake_python(tmp_path), "CPU=1")
     calls = (tmp_path / "pip.txt").read_text().splitlines()
     index = "--index-url https://download.pytorch.org/whl/cpu"
     assert [call.split()[-3] for call in calls if call.endswith(index)] == [

@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "build" / "machines"
@@ -219,41 +220,15 @@ def busy(number):
             loop.wait()
 
 
-class Peak(threading.Thread):
-    """A thread that samples the memory of a process and all its children every 0.25 s."""
-
-    def __init__(self, pid):
-        super().__init__(daemon=True)
-        self.pid, self.bytes, self.over = pid, 0, threading.Event()
-        self.start()
-
-    def run(self):
-        """Record the maximum of the sum of proportional set sizes."""
-        while not self.over.wait(0.25):
-            self.bytes = max(self.bytes, sum(map(proportional_set_size, process_tree(self.pid))))
-
-    def stop(self):
-        """Return the peak in bytes."""
-        self.over.set()
-        self.join()
-        return self.bytes
-
-
-def process_tree(pid):
-    """Return the numbers of a process and of all that descend from it."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
-    return []
-
-
-def proportional_set_size(pid):
-    """Return the bytes of a process, its share of what it shares included."""
-    with contextlib.suppress(OSError):
-        text = Path("/proc", str(pid), "smaps_rollup").read_text()
-        return 1024 * int(re.search(r"^Pss:\s+(\d+)", text, re.MULTILINE)[1])
-    return 0
+def memory_of(pid):
+    """Return the sum of the proportional set sizes of a process and all its descendants, bytes."""
+    total = 0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process = psutil.Process(pid)
+        for each in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):  # it has ended
+                total += each.memory_full_info().pss
+    return total
 
 
 def run(name, condition, parts, names):
@@ -313,13 +288,15 @@ def _run(command, folder, variables, measure):
             stdout=log,
             stderr=subprocess.STDOUT,
         )
-        peak = Peak(process.pid) if measure else None
+        peak = 0
         try:
-            status = process.wait()
+            while measure and process.poll() is None:
+                peak = max(peak, memory_of(process.pid))
+                time.sleep(0.25)
         finally:
             process.wait()  # after Ctrl-C, which the command also gets, it cleans up
         log.seek(0)
-        return log.read(), status, peak.stop() if peak else 0
+        return log.read(), process.returncode, peak
 
 
 def _commands(part, root, out, names, one_by_one):

@@ -177,20 +177,9 @@ def check_size(notebook):
 
 
 CHECKS = {
-    check.__name__.removeprefix("check_"): check
-    for check in (
-        check_form,
-        check_executed,
-        check_errors,
-        check_widgets,
-        check_paths,
-        check_headings,
-        check_prose,
-        check_length,
-        check_folded,
-        check_images,
-        check_size,
-    )
+    name.removeprefix("check_"): function
+    for name, function in [*globals().items()]
+    if name.startswith("check_")
 }
 
 

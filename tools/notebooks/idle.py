@@ -29,12 +29,12 @@ def disturbances(taken, gain):
     return found
 
 
-def wait(say, patience=PATIENCE):
+def wait(say, stopped=lambda: False):
     """Wait until the machine is idle.
 
     Args:
         say: a function that receives a progress message, every 30 s.
-        patience: maximum wait, in seconds.
+        stopped: a function that returns whether to wait no longer.
 
     Returns:
         "" if the machine is idle, otherwise the reasons why it is not.
@@ -42,8 +42,8 @@ def wait(say, patience=PATIENCE):
     start, said = time.monotonic(), float("-inf")
     while found := disturbances(taken_now(LOOK), gain_of_two_threads()):
         now = time.monotonic()
-        if now - start > patience:
-            return f"after {patience / 60:.0f} minutes: {'; '.join(found)}"
+        if stopped() or now - start > PATIENCE:
+            return f"after {(now - start) / 60:.0f} minutes: {'; '.join(found)}"
         if now - said > 30:
             say(f"waiting for an idle machine: {'; '.join(found)}")
             said = now

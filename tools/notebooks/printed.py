@@ -25,7 +25,7 @@ from drawings import DEFINITION
 from hygiene import FENCED
 
 _DIGITS = r"(?<![\w.,-])(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
-_NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w)")
+_NUMBER = re.compile(_DIGITS + r"(?:e[-+]?\d+)?(?!\w|\.\d)")  # no part of a version 1.0.3
 _PERCENT = re.compile(f"({_DIGITS}) ?%")
 _NOT_TEXT = re.compile(  # code, formulas, links, tags, numbers of chapters
     r"`[^`]*`|(?<!\\)\$\$.*?\$\$|(?<!\\)\$[^$]+\$|\[[^\]]*\]\([^)]*\)|<[^>\n]*>"

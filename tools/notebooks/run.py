@@ -18,14 +18,13 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
 
 import argparse
-import asyncio
-import atexit
+import concurrent.futures
 import contextlib
 import ctypes
-import functools
 import getpass
-import itertools
+import json
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,24 +37,19 @@ import nbformat
 import psutil
 from contents import FOLDER, find_chapters, read_chapter
 from hygiene import count_figures, machine_paths
-from jupyter_client.kernelspec import KernelSpec
-from jupyter_client.manager import AsyncKernelManager
-from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
 from tqdm import tqdm
-from traitlets import default
 
-TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # of the connection to a kernel
+WORKER = Path(__file__).with_name("worker.py")
 CELL_SECONDS = 300
 INTERRUPTED = "interrupted"
 AT_A_TIME = 2  # number of notebooks; a single one uses two cores for a third of its time
+POLL = 0.1  # seconds between looks for Ctrl-C
 TRIES = 3  # maximum number of executions until a chapter agrees with headlines.toml
 BUSY = "not executed: other programs keep this machine busy"
 KEPT_CELL_METADATA = ("tags", "nbgrader", "jupyter", "slideshow", "printed")
 
 _PR_SET_CHILD_SUBREAPER = 36
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_kernels = itertools.count()
 
 
 @dataclass
@@ -63,125 +57,10 @@ class Result:
     """The result of a chapter: its time, number of figures and failure, if any."""
 
     path: Path
-    notebook: nbformat.NotebookNode
-    seconds: float
+    seconds: float = 0.0
     figures: int = 0
     failure: str = ""  # one line for the table
     details: str = ""  # the failing cell and its traceback
-
-
-class Kernel(AsyncKernelManager):
-    """A kernel of the Python that runs this script, regardless of the installed kernels.
-
-    If possible it uses sockets in the folder of the run, not ports that another run could take.
-    """
-
-    @default("transport")
-    def _default_transport(self):
-        return TRANSPORT
-
-    @default("ip")
-    def _default_ip(self):
-        folder = os.environ["JUPYTER_RUNTIME_DIR"]
-        return str(Path(folder, f"k{next(_kernels)}")) if TRANSPORT == "ipc" else "127.0.0.1"
-
-    @property
-    def kernel_spec(self):
-        """The command of the kernel."""
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        return KernelSpec(argv=command, display_name="Python 3")
-
-    async def end(self):
-        """Kill the kernel and its process group, if they are still running."""
-        if self.has_kernel:
-            await self.provisioner.kill()
-            await self.provisioner.wait()
-        await self.cleanup_resources()
-
-
-class Client(NotebookClient):
-    """An nbclient that cleans up completely when Ctrl-C cancels it.
-
-    nbclient leaks the task that polls the kernel every second, which then fails, and a kernel that
-    is starting or ending. The kernel gets the name of its notebook as from Jupyter.
-    """
-
-    watch = None
-
-    async def _async_poll_kernel_alive(self):
-        self.watch = asyncio.current_task()
-        await super()._async_poll_kernel_alive()
-
-    async def run(self):
-        """Execute the notebook and end its kernel; on cancellation kill the kernel at once."""
-        kernel = self.create_kernel_manager()
-        variables = os.environ | {"JPY_SESSION_NAME": self.resources["metadata"]["name"]}
-        task = asyncio.create_task(self.async_execute(env=variables))
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError:
-            self.shutdown_kernel = "immediate"
-            tasks = [task, self.watch] if self.watch else [task]
-            for each in tasks:
-                each.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            await kernel.end()
-            if self.kc:
-                self.kc.stop_channels()
-            atexit.unregister(self._cleanup_kernel)
-            raise
-
-
-class Loop(asyncio.SelectorEventLoop):
-    """An event loop without signal handlers, which are left to `CtrlC`.
-
-    Otherwise nbclient would handle Ctrl-C, end the kernel, and continue with the next chapter.
-    """
-
-    def add_signal_handler(self, *args):
-        """Refuse the handler; nbclient continues without it."""
-        raise RuntimeError("signal handlers are reserved for CtrlC")
-
-
-class CtrlC:
-    """Handler of Ctrl-C during a run; only the first has an effect.
-
-    It raises no exception, so that cleaning up and writing files are not interrupted.
-    """
-
-    def __init__(self):
-        self.noted = False
-        self._act = None
-
-    def __call__(self, *_):
-        first, self.noted = not self.noted, True
-        if first and self._act:
-            self._act()
-
-    @contextlib.contextmanager
-    def taken(self):
-        """Install the handler in the block, unless Ctrl-C is ignored, as in a background job."""
-        self.noted, before = False, signal.getsignal(signal.SIGINT)
-        if before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    @contextlib.contextmanager
-    def calls(self, act):
-        """Call `act` on Ctrl-C in the block, at once if it was pressed before."""
-        self._act = act
-        try:
-            if self.noted:
-                act()
-            yield
-        finally:
-            self._act = None
-
-
-ctrl_c = CtrlC()
 
 
 class Lines:
@@ -200,134 +79,112 @@ class Lines:
         self.stream.flush()
 
 
-async def execute(path, bar, cell_seconds=CELL_SECONDS, core=False, after_cell=lambda: None):
-    """Execute one chapter in a new kernel.
+@dataclass
+class Runner:
+    """Executes notebooks, each in a process of its own, and counts their cells.
 
-    Args:
-        path: the path of the notebook, which is only read.
+    Attributes:
+        build: the folder for the executed notebooks.
         bar: a tqdm bar that counts code cells.
         cell_seconds: time limit of a cell.
-        core: whether to run the core only.
-        after_cell: a function to call after each cell.
-
-    Returns:
-        A `Result` with the executed notebook; its failure is `INTERRUPTED` if the task was
-        cancelled. The kernel has ended.
+        core: whether to execute the cores only.
+        stopped: whether no further notebook is to be executed.
     """
-    notebook = read_chapter(path, core)
-    code = [i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code"]
-    for i in code:
-        notebook.cells[i].update(outputs=[], execution_count=None)
-    current, left = 0, len(code)
-    bar.set_description(path.stem, refresh=False)
 
-    def started(cell, cell_index):
-        nonlocal current
-        if cell_index in code:
-            current = code.index(cell_index) + 1
-            description = f"{path.stem} cell {current}/{len(code)}"
-            bar.set_description(description, refresh=current == 1 or sys.stderr.isatty())
+    build: Path
+    bar: tqdm
+    cell_seconds: float = CELL_SECONDS
+    core: bool = False
+    stopped: bool = False
 
-    def executed(cell, cell_index, execute_reply):
-        nonlocal left
-        left -= 1
-        bar.update()
-        after_cell()
+    def execute(self, path, after_cell=lambda: None):
+        """Execute one chapter in a new kernel, and write the executed notebook to `build`.
 
-    client = _client(path, notebook, cell_seconds, started, executed)
-    result = Result(path, notebook, seconds=0.0)
-    start = time.perf_counter()
-    try:
-        await client.run()
-    except asyncio.CancelledError:
-        result.failure = INTERRUPTED
-    except Exception as error:
-        source = notebook.cells[code[current - 1]].source if current else ""
-        result.failure, result.details = _failure(error, current, source)
-    result.seconds = time.perf_counter() - start
-    bar.update(left)
-    result.figures = count_figures(notebook.cells)
-    return result
+        Args:
+            path: the path of the notebook, which is only read.
+            after_cell: a function to call after each cell.
 
+        Returns:
+            A `Result`; its failure is `INTERRUPTED` if the process was killed after `stopped` was
+            set. The kernel has ended.
+        """
+        num_cells, num_done, last = count_code_cells(path, self.core), 0, {}
+        target = self.build / path.name
+        self.bar.set_description(path.stem, refresh=False)
+        start = time.perf_counter()
+        with subprocess.Popen(
+            [sys.executable, WORKER, path, target, f"{self.cell_seconds}", f"{self.core:d}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            encoding="utf-8",
+            process_group=0,  # Ctrl-C in a terminal reaches this process only
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+        ) as process:
+            for line in process.stdout:
+                if not line.endswith("\n"):  # killed while it wrote
+                    break
+                last = json.loads(line)
+                if "done" in last:
+                    num_done += 1
+                    self.bar.update()
+                    after_cell()
+                elif "cell" in last:
+                    description = f"{path.stem} cell {last['cell']}/{num_cells}"
+                    refresh = last["cell"] == 1 or sys.stderr.isatty()
+                    self.bar.set_description(description, refresh=refresh)
+        result = Result(path, time.perf_counter() - start)
+        self.bar.update(num_cells - num_done)
+        if "failure" in last:
+            result.failure, result.details = last["failure"], last["details"]
+            result.figures = count_figures(nbformat.read(target, as_version=4).cells)
+        else:
+            died = f"failed: its process ended with the status {process.returncode}"
+            result.failure = INTERRUPTED if self.stopped else died
+        return result
 
-def execute_until_it_shows(path, bar, cell_seconds=CELL_SECONDS):
-    """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
+    def execute_until_it_shows(self, path):
+        """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
 
-    Args:
-        path: the path of the notebook, which is only read.
-        bar: a tqdm bar that counts code cells.
-        cell_seconds: time limit of a cell.
+        Returns:
+            A `Result`; a failure if the machine does not become idle or no try agrees. The details
+            list the contradictions and the disturbances of each try.
+        """
+        tables = headlines.declared(path)
+        if tables is None:
+            return self.execute(path)
+        import idle  # loads torch
 
-    Returns:
-        A `Result`; a failure if the machine does not become idle or no try agrees. The details list
-        the contradictions and the disturbances of each try.
-    """
-    tables = headlines.declared(path)
-    if tables is None:
-        return until_done(execute(path, bar, cell_seconds))
-    import idle  # loads torch
+        before, tries = self.bar.n, []
+        for number in range(1, TRIES + 1):
+            disturbed = idle.wait(self.say, lambda: self.stopped)
+            if self.stopped:
+                return Result(path, failure=INTERRUPTED)
+            if disturbed:
+                self.stopped = True
+                return Result(path, failure=BUSY, details=disturbed)
+            self.bar.n, watch = before, idle.Watch()
+            result = self.execute(path, watch.note)
+            if result.failure == INTERRUPTED:
+                return result
+            if not result.failure:
+                notebook = nbformat.read(self.build / path.name, as_version=4)
+                found = headlines.contradictions(notebook, tables)
+            if result.failure or not found:
+                return result
+            tries.append("\n  ".join([f"try {number} of {TRIES}, {watch.verdict()}:", *found]))
+            self.say(f"{path.stem}: {tries[-1]}")
+        result.failure = f"not written: it does not show what it declares in {TRIES} tries"
+        result.details = "\n".join(tries)
+        return result
 
-    say = functools.partial(bar.write, file=sys.stdout)
-    before, tries = bar.n, []
-    for number in range(1, TRIES + 1):
-        with ctrl_c.calls(_raise_interrupt):
-            disturbed = idle.wait(say)
-        if disturbed:
-            return Result(path, read_chapter(path), 0.0, failure=BUSY, details=disturbed)
-        bar.n, watch = before, idle.Watch()
-        result = until_done(execute(path, bar, cell_seconds, after_cell=watch.note))
-        if result.failure == INTERRUPTED:
-            return result
-        found = [] if result.failure else headlines.contradictions(result.notebook, tables)
-        if not found:
-            return result
-        tries.append("\n  ".join([f"try {number} of {TRIES}, {watch.verdict()}:", *found]))
-        say(f"{path.stem}: {tries[-1]}")
-    result.failure = f"not written: it does not show what it declares in {TRIES} tries"
-    result.details = "\n".join(tries)
-    return result
-
-
-def until_done(coroutine):
-    """Run a coroutine in a new event loop and return its result; Ctrl-C cancels it."""
-
-    async def cancellable():
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
-        with ctrl_c.calls(lambda: loop.call_soon_threadsafe(task.cancel)):
-            return await coroutine
-
-    with asyncio.Runner(loop_factory=Loop) as runner:
-        return runner.run(cancellable())
-
-
-def _raise_interrupt():
-    raise KeyboardInterrupt
-
-
-def _client(path, notebook, cell_seconds, started, executed):
-    """Return a client for a chapter, with callbacks `started` and `executed` for each cell."""
-    return Client(
-        notebook,
-        timeout=cell_seconds,
-        kernel_name="python3",
-        kernel_manager_class=Kernel,
-        resources={"metadata": {"path": str(path.parent), "name": path.name}},
-        record_timing=False,
-        store_widget_state=False,
-        coalesce_streams=True,
-        on_cell_start=started,
-        on_cell_executed=executed,
-    )
+    def say(self, text):
+        """Print a text above the bar."""
+        self.bar.write(text, file=sys.stdout)
 
 
-def _failure(error, cell, source):
-    """Return a line with the number of the failed code cell (0: before the first), and details."""
-    if isinstance(error, CellExecutionError):
-        line = f"failed in cell {cell}: {error.ename}: {error.evalue}".splitlines()[0]
-        return line, str(error)
-    where = f"in cell {cell}" if cell else "before the first cell"  # a dead kernel, a slow cell
-    kind = type(error).__name__
-    return f"failed {where}: {kind}", f"{source}\n\n{kind}: {error}"
+def count_code_cells(path, core):
+    """Return the number of code cells of a chapter or its core."""
+    return sum(cell.cell_type == "code" for cell in read_chapter(path, core).cells)
 
 
 def clean(notebook):
@@ -353,22 +210,24 @@ def clean(notebook):
             output.pop("transient", None)
 
 
-def write_in_place(result):
+def write_in_place(result, executed):
     """Write an executed chapter back, cleaned, unless it failed.
 
     Args:
         result: a `Result`; it becomes a failure if the notebook contains a path of this machine.
+        executed: the path of the executed notebook.
     """
     if result.failure:
         return
-    clean(result.notebook)
-    if found := machine_paths(result.notebook):
+    notebook = nbformat.read(executed, as_version=4)
+    clean(notebook)
+    if found := machine_paths(notebook):
         result.failure = f"not written: {found[0][0]} shows a path of this machine"
         result.details = "\n".join(f"{where}: {path}" for where, path in found)
         return
     folder = result.path.parent
     with tempfile.NamedTemporaryFile("w", dir=folder, encoding="utf-8", delete=False) as file:
-        nbformat.write(result.notebook, file)
+        nbformat.write(notebook, file)
     os.chmod(file.name, result.path.stat().st_mode)
     os.replace(file.name, result.path)
 
@@ -419,29 +278,48 @@ def own_settings():
 
 @contextlib.contextmanager
 def no_orphans():
-    """On Linux, kill all processes that kernels have left behind, after the block.
+    """Yield a function that kills all processes started in the block; on Linux it ends with that.
 
-    Processes of a dead kernel become children of this process. Those of Ray have their own process
-    groups, which do not end with a kernel.
+    There, what a dead process leaves becomes a child of this one. Processes of Ray have their own
+    process groups, which do not end with a kernel.
     """
+    this = psutil.Process()
+    before = this.children()
+
+    def kill():
+        children = [child for child in this.children() if child not in before]
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for process in (*child.children(recursive=True), child):
+                    process.kill()
+        return children
+
     if sys.platform != "linux":
-        yield
+        yield kill
         return
-    prctl, before = ctypes.CDLL(None).prctl, _children()
+    prctl = ctypes.CDLL(None).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:
-        yield
+        yield kill
     finally:
-        while left := _children() - before:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
+        while left := kill():
+            psutil.wait_procs(left)
         prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
-def _children():
-    """Return the pids of the children of this process."""
-    return {child.pid for child in psutil.Process().children()}
+@contextlib.contextmanager
+def noted_ctrl_c():
+    """Yield a list that gets an item on Ctrl-C, unless it is ignored, as in a background job.
+
+    No exception is raised, so that cleaning up and writing files are not interrupted.
+    """
+    noted, before = [], signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: noted.append(True))
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
@@ -458,69 +336,49 @@ def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
     Returns:
         The exit status: 0 for success, 1 if a chapter failed, 130 after Ctrl-C.
     """
-    num_cells = sum(
-        cell.cell_type == "code" for path in chapters for cell in read_chapter(path, core).cells
-    )
     terminal = sys.stderr.isatty()
     bar = tqdm(
         desc=chapters[0].stem,
-        total=num_cells,
+        total=sum(count_code_cells(path, core) for path in chapters),
         unit="cell",
         file=sys.stderr if terminal else Lines(sys.stderr),
         mininterval=0.1 if terminal else 10,
         miniters=1,
     )
-    results, waiting = [], iter(chapters)
+    runner = Runner(build, bar, cell_seconds, core)
     build.mkdir(parents=True, exist_ok=True)
     for earlier in build.glob("*.ipynb"):
         earlier.unlink()
 
-    def keep(result):
-        results.append(result)
+    def execute(path):
+        if runner.stopped:
+            return None
+        if in_place:
+            result = runner.execute_until_it_shows(path)
+            write_in_place(result, build / path.name)
+        else:
+            result = runner.execute(path)
         if result.details:
             details = result.details if terminal else _ANSI.sub("", result.details)
-            bar.write(f"\n{result.path.name}: {result.failure}\n{details}\n", file=sys.stdout)
-        nbformat.write(result.notebook, build / result.path.name)
+            runner.say(f"\n{path.name}: {result.failure}\n{details}\n")
+        return result
 
-    async def one_after_the_other():
-        for path in waiting:
-            keep(result := await execute(path, bar, cell_seconds, core))
-            if result.failure == INTERRUPTED:
-                return
-
-    async def at_the_same_time():
-        with contextlib.suppress(asyncio.CancelledError):  # by Ctrl-C
-            await asyncio.gather(*(one_after_the_other() for _ in range(AT_A_TIME)))
-
-    with ctrl_c.taken():
-        with own_settings(), no_orphans(), bar:
-            if in_place:
-                _write_back(waiting, bar, cell_seconds, keep)
-            else:
-                until_done(at_the_same_time())
-        results.sort(key=lambda result: chapters.index(result.path))
+    pool = concurrent.futures.ThreadPoolExecutor(1 if in_place else AT_A_TIME)
+    with noted_ctrl_c() as interrupts:
+        with own_settings(), no_orphans() as kill, bar, pool:
+            futures = [pool.submit(execute, path) for path in chapters]
+            while concurrent.futures.wait(futures, POLL).not_done:
+                if interrupts:
+                    runner.stopped = True
+                    kill()
+        results = [result for future in futures if (result := future.result())]
         print(table(results) if results else INTERRUPTED)
         if not in_place and len(chapters) > 1:
             print(f"{AT_A_TIME} at a time shared the cores, and take longer than one alone")
         print(f"executed chapters: {os.path.relpath(build)}", flush=True)
-        if ctrl_c.noted:
-            return 128 + signal.SIGINT
+    if interrupts:
+        return 128 + signal.SIGINT
     return 1 if any(result.failure for result in results) else 0
-
-
-def _write_back(paths, bar, cell_seconds, keep):
-    """Execute chapters one by one, write them back, and call `keep` with each result."""
-    for path in paths:
-        if ctrl_c.noted:
-            return
-        try:
-            result = execute_until_it_shows(path, bar, cell_seconds)
-        except KeyboardInterrupt:  # while waiting for an idle machine
-            result = Result(path, nbformat.read(path, as_version=4), 0.0, failure=INTERRUPTED)
-        write_in_place(result)
-        keep(result)
-        if result.failure in (INTERRUPTED, BUSY):
-            return
 
 
 def main(arguments=None):

@@ -16,9 +16,9 @@ from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-START = Path(__file__).with_name("lab.py")
+START = Path(__file__).resolve().parents[2] / "tools" / "lab.py"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
-QUIET = (
+OPTIONS = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -29,6 +29,13 @@ QUIET = (
     "--disable-sync",
     "--hide-scrollbars",
 )
+# What the scripts of `Lab.ask` use: the page or notebook in front, its cells, and the cell with the
+# number that is their first argument.
+NAMES = """
+const panel = window.jupyterapp?.shell.currentWidget;
+const cells = panel?.content?.widgets ?? [];
+const cell = cells[arguments[0]];
+"""
 
 
 def find_browser():
@@ -51,13 +58,8 @@ def jupyter_lab(folder, **environment):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     folder.mkdir(parents=True, exist_ok=True)
-    own = {name: str(folder / f".{name}") for name in ("config", "data", "runtime", "ipython")}
-    settings = {
-        "JUPYTER_CONFIG_DIR": own["config"],
-        "JUPYTER_DATA_DIR": own["data"],
-        "JUPYTER_RUNTIME_DIR": own["runtime"],
-        "IPYTHONDIR": own["ipython"],
-    }
+    names = ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")
+    settings = {name: str(folder / f".{name.lower()}") for name in names}
     command = [sys.executable, START, "--work", folder, "--no-browser", "--expose-app-in-browser"]
     command += [f"--port={port}", "--ServerApp.port_retries=0", "--IdentityProvider.token="]
     log = (folder / ".lab.log").open("w")
@@ -85,10 +87,10 @@ class Lab:
     Cells are numbered from 0, including text cells.
     """
 
-    def __init__(self, browser, driver, width=1280, height=900):
+    def __init__(self, browser, driver, width=1280):
         options = webdriver.ChromeOptions()
         options.binary_location = browser
-        for argument in (*QUIET, f"--window-size={width},{height}"):
+        for argument in (*OPTIONS, f"--window-size={width},900"):
             options.add_argument(argument)
         self.driver = webdriver.Chrome(options, Service(driver))
         self.driver.set_script_timeout(600)
@@ -100,27 +102,25 @@ class Lab:
     def open(self, address, path):
         """Open a notebook, and wait until its kernel is ready."""
         self.driver.get(f"{address}/lab/tree/{path}?reset")
-        self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
-        self.until(lambda: self.status() == "idle", "the kernel is there", 120)
+        self.until(lambda: self.status() == "idle", "the kernel is there", 180)
 
     def start(self, address):
         """Open the start page, as the address that JupyterLab prints does."""
         self.driver.get(address)
-        self.until(lambda: self.ask("return !!window.jupyterapp"), "JupyterLab is there")
         self.until(lambda: self.path() == "start.md" and self.page(), "the start page is there")
 
     def path(self):
         """Return the path of the page or notebook in front."""
-        return self.ask("return window.jupyterapp.shell.currentWidget?.context?.path")
+        return self.ask("return panel?.context?.path")
 
     def page(self):
         """Return the text of the page or notebook in front."""
-        return self.ask("return window.jupyterapp.shell.currentWidget.node.innerText").strip()
+        return self.ask("return panel.node.innerText").strip()
 
     def follow(self, text):
         """Click the first link with a text, and wait for the notebook that it opens."""
         script = (
-            "return [...window.jupyterapp.shell.currentWidget.node.querySelectorAll('a')]"
+            "return [...panel.node.querySelectorAll('a')]"
             ".filter(a => a.innerText.trim() == arguments[0])[0]"
         )
         before = self.path()
@@ -138,12 +138,11 @@ class Lab:
     def save(self):
         """Save the notebook."""
         self.command("docmanager:save")
-        dirty = "return window.jupyterapp.shell.currentWidget.context.model.dirty"
-        self.until(lambda: not self.ask(dirty), "it is saved")
+        self.until(lambda: not self.ask("return panel.context.model.dirty"), "it is saved")
 
     def ask(self, script, *arguments):
-        """Run JavaScript; return its result."""
-        return self.driver.execute_script(script, *arguments)
+        """Run JavaScript, in which `NAMES` are known; return its result."""
+        return self.driver.execute_script(NAMES + script, *arguments)
 
     def until(self, condition, what, seconds=60):
         """Wait until a condition holds; raise AssertionError with `what` after `seconds`."""
@@ -157,10 +156,7 @@ class Lab:
 
     def status(self):
         """Return the state of the kernel: "idle", "busy", "starting", "dead", ..."""
-        return self.ask(
-            "const panel = window.jupyterapp.shell.currentWidget;"
-            "return panel?.sessionContext?.session?.kernel?.status ?? 'none'"
-        )
+        return self.ask("return panel?.sessionContext?.session?.kernel?.status ?? 'none'")
 
     def command(self, name, **arguments):
         """Execute a command of JupyterLab, as its menus do, without waiting for its end."""
@@ -174,33 +170,35 @@ class Lab:
 
     def finished(self, seconds=60):
         """Wait until no cell is running or queued."""
-        waiting = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.filter("
-            "cell => cell.model.type == 'code' && cell.model.executionState != 'idle').length"
-        )
+        waiting = "cell.model.type == 'code' && cell.model.executionState != 'idle'"
         self.until(
-            lambda: self.status() == "idle" and not self.ask(waiting), "the cells end", seconds
+            lambda: self.status() == "idle" and not self.numbers(waiting), "the cells end", seconds
+        )
+
+    def numbers(self, condition, *arguments):
+        """Return the numbers of the cells for which a condition in JavaScript holds."""
+        script = f"cells.map((cell, i) => {condition} ? i : -1).filter(i => i >= 0)"
+        return self.ask(f"return {script}", *arguments)
+
+    def number_of(self, text):
+        """Return the number of the only cell whose source contains a text."""
+        [number] = self.numbers("cell.model.sharedModel.getSource().includes(arguments[0])", text)
+        return number
+
+    def errors(self):
+        """Return the numbers of the cells with an error in their output."""
+        return self.numbers(
+            "cell.model.type == 'code' && cell.model.outputs.toJSON().some("
+            "output => output.output_type == 'error')"
         )
 
     def source(self, number):
         """Return the source of a cell."""
-        return self.ask(self._cell + "return cell.model.sharedModel.getSource()", number)
-
-    def number_of(self, text):
-        """Return the number of the only cell whose source contains a text."""
-        script = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.map("
-            "(cell, i) => cell.model.sharedModel.getSource().includes(arguments[0]) ? i : -1"
-            ").filter(i => i >= 0)"
-        )
-        [number] = self.ask(script, text)
-        return number
+        return self.ask("return cell.model.sharedModel.getSource()", number)
 
     def write(self, number, source):
         """Replace the source of a cell, as a user does: click, select all, paste."""
-        self.select(number)
-        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
-        field.click()
+        field = self.click(number)
         field.send_keys(Keys.CONTROL, "a")
         # Paste instead of typing: CodeMirror would indent and close brackets.
         self.ask(
@@ -214,27 +212,31 @@ class Lab:
 
     def select(self, number):
         """Activate a cell, and scroll to it."""
-        script = (
-            "const notebook = window.jupyterapp.shell.currentWidget.content;"
-            "notebook.activeCellIndex = arguments[0];"
-            "notebook.widgets[arguments[0]].node.scrollIntoView({block: 'center'})"
+        self.ask(
+            "panel.content.activeCellIndex = arguments[0];"
+            "cell.node.scrollIntoView({block: 'center'})",
+            number,
         )
-        self.ask(script, number)
         drawn = (
-            self._cell + "return cell.node.isConnected && (cell.model.type != 'code'"
+            "return cell.node.isConnected && (cell.model.type != 'code'"
             " || cell.inputHidden || !!cell.node.querySelector('.cm-content'))"
         )
         self.until(lambda: self.ask(drawn, number), "the cell is drawn")
 
+    def click(self, number):
+        """Activate a cell, and click into its source; return that element of the page."""
+        self.select(number)
+        field = self.ask("return cell.node.querySelector('.cm-content')", number)
+        field.click()
+        return field
+
     def run(self, number):
         """Run a cell with Shift+Enter, without waiting for its end."""
         self.select(number)
-        if self.ask(self._cell + "return cell.inputHidden", number):
+        if self.ask("return cell.inputHidden", number):
             self.command("notebook:run-cell-and-select-next")
-            return
-        field = self.ask(self._cell + "return cell.node.querySelector('.cm-content')", number)
-        field.click()
-        field.send_keys(Keys.SHIFT, Keys.ENTER)
+        else:
+            self.click(number).send_keys(Keys.SHIFT, Keys.ENTER)
 
     def stop(self):
         """Click the stop button of the toolbar."""
@@ -245,23 +247,11 @@ class Lab:
     def output(self, number):
         """Scroll to a cell, and return the text of its output."""
         self.select(number)
-        has_some = self._cell + "return cell.model.outputs.length > 0"
-        shown = self._cell + "return cell.outputArea.node.innerText"
-        if self.ask(has_some, number):
+        shown = "return cell.outputArea.node.innerText"
+        if self.ask("return cell.model.outputs.length > 0", number):
             self.until(lambda: self.ask(shown, number).strip(), "the output is drawn")
         return self.ask(shown, number)
-
-    def errors(self):
-        """Return the numbers of the cells with an error in their output."""
-        script = (
-            "return window.jupyterapp.shell.currentWidget.content.widgets.map((cell, i) =>"
-            " cell.model.type == 'code' && cell.model.outputs.toJSON().some("
-            "output => output.output_type == 'error') ? i : -1).filter(i => i >= 0)"
-        )
-        return self.ask(script)
 
     def picture(self, path):
         """Save a screenshot."""
         self.driver.save_screenshot(str(path))
-
-    _cell = "const cell = window.jupyterapp.shell.currentWidget.content.widgets[arguments[0]];"
