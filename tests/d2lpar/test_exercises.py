@@ -2,10 +2,8 @@
 
 import ast
 import dis
-import functools
 import gc
 import importlib
-import importlib.util
 import inspect
 import re
 import warnings
@@ -15,7 +13,7 @@ import nbformat
 import numpy
 import pytest
 import torch
-from exercises import NOTEBOOKS, read, run_cells
+from exercises import NOTEBOOKS, read, run_cells, wrong_answers
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 from run import Kernel, own_settings
@@ -25,20 +23,10 @@ from d2lpar.exercises import Marks, at_most, expect, marks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WRONG = Path(__file__).parents[1] / "wrong_answers"
+WRONG = {path: wrong_answers(path) for path in NOTEBOOKS}
 FOLDER = Path(marks.__file__).parent
 NAMES = {path.stem[3:] for path in NOTEBOOKS}
 MODULES = [path for path in FOLDER.glob("*.py") if path.stem in NAMES]
-
-
-@functools.cache
-def wrong_answers(path):
-    """Return the wrong answers to the exercises of a notebook."""
-    number = path.stem[:2]
-    spec = importlib.util.spec_from_file_location(f"wrong_{number}", WRONG / f"wrong_{number}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.WRONG
 
 
 def grade(path, exercise, answers):
@@ -70,9 +58,9 @@ def every_wrong_answer():
     """Yield each wrong answer, with an id."""
     for path in NOTEBOOKS:
         for exercise in read(path)[1]:
-            for name, answer in wrong_answers(path)[exercise.name].items():
+            for name in WRONG[path][exercise.name]:
                 label = f"{path.stem[:2]}-{exercise.name}-{name}".replace(" ", "_")
-                yield pytest.param(path, exercise, *answer, id=label)
+                yield pytest.param(path, exercise, name, id=label)
 
 
 def stored(cells):
@@ -134,11 +122,13 @@ def test_the_stub_gets_none(path, exercise):
     assert not points, printed
 
 
-@pytest.mark.parametrize("path, exercise, answer, points, message", list(every_wrong_answer()))
+@pytest.mark.parametrize("path, exercise, name", list(every_wrong_answer()))
 @pytest.mark.slow
-def test_wrong_answers_are_told_apart(path, exercise, answer, points, message):
+def test_wrong_answers_are_told_apart(path, exercise, name):
+    changes = WRONG[path][exercise.name]
+    _, points, message = changes[name]
     assert points < exercise.points
-    got, printed = grade(path, exercise, [answer])
+    got, printed = grade(path, exercise, [exercise.wrong_answer(name, changes)])
     assert (got or 0, message in printed) == (points, True), printed
 
 
@@ -172,7 +162,7 @@ def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(pa
     exercises = read(path)[1]
     assert 4 <= len(exercises) <= 8
     assert {exercise.name: True for exercise in exercises} == {
-        name: len(answers) >= 3 for name, answers in wrong_answers(path).items()
+        name: len(answers) >= 3 for name, answers in WRONG[path].items()
     }
 
 

@@ -1,10 +1,28 @@
-"""Runs exercise notebooks cell by cell in this process, without a kernel."""
+"""Runs exercise notebooks cell by cell in this process, without a kernel; reads wrong answers.
+
+The wrong answers to the exercises of a notebook are a text, `wrong_answers/wrong_NN.py`:
+
+    ## an exercise
+    # what is wrong (points): a part of the message
+    - what is replaced in the solution
+    + what replaces it
+    # another mistake (points): a part of the message
+    = what is wrong
+    - what is replaced in that wrong answer instead
+    + what replaces it
+    # a third one (points): a part of the message
+    a program of its own
+
+What is replaced must occur once: one or more lines, the first and the last of which may be parts of
+a line. Where nothing replaces it before the next "-", a lone "+" separates the two.
+"""
 
 import ast
 import contextlib
 import io
 import linecache
 import re
+import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,6 +30,8 @@ import nbformat
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks" / "exercises"
 NOTEBOOKS = sorted(FOLDER.glob("[0-9][0-9]_*.ipynb"))
+
+WRONG = Path(__file__).resolve().parents[1] / "wrong_answers"
 
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION", re.DOTALL | re.MULTILINE)
 
@@ -27,6 +47,26 @@ class Exercise:
     def stub(self):
         """The answer cells as students get them."""
         return [SOLUTION.sub(r"\1raise NotImplementedError()", cell) for cell in self.answers]
+
+    @property
+    def solution(self):
+        """The answer cells with the solution, as one text."""
+        return re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", "\n".join(self.answers), flags=re.M)
+
+    def wrong_answer(self, name, answers):
+        """Return the text of a wrong answer; answers: those to the exercise, by name."""
+        change, _, _ = answers[name]
+        text = self.solution
+        if change.startswith("= "):
+            other, _, change = change[2:].partition("\n")
+            text = self.wrong_answer(other, answers)
+        if not change.startswith("- "):
+            return change
+        for parts in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", change, re.MULTILINE):
+            old, new = ("\n".join(line[2:] for line in part.splitlines()) for part in parts)
+            assert text.count(old) == 1, f"{old!r} must occur once, not {text.count(old)} times"
+            text = text.replace(old, new)
+        return text
 
 
 def read(path):
@@ -47,6 +87,21 @@ def read(path):
             exercises.append(exercise)
             waiting, answers = [], []
     return setup, exercises
+
+
+def wrong_answers(path):
+    """Return the wrong answers to a notebook: {exercise: {name: (change, points, message)}}."""
+    number = path.stem[:2]
+    text = runpy.run_path(str(WRONG / f"wrong_{number}.py"))["WRONG"]
+    _, *sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    found = {}
+    for exercise, section in zip(sections[::2], sections[1::2], strict=True):
+        _, *parts = re.split(r"^# (.+) \((\d)\): ?(.*)\n", section, flags=re.MULTILINE)
+        names, points, messages, changes = (parts[i::4] for i in range(4))
+        answers = zip(changes, map(int, points), messages, strict=True)
+        found[exercise] = dict(zip(names, answers, strict=True))
+        assert len(found[exercise]) == len(names), f"{exercise}: two mistakes of one name"
+    return found
 
 
 def run_cells(sources, names):
