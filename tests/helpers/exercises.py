@@ -19,6 +19,7 @@ a line. Where nothing replaces it before the next "-", a lone "+" separates the 
 
 import ast
 import contextlib
+import functools
 import io
 import linecache
 import re
@@ -69,6 +70,7 @@ class Exercise:
         return text
 
 
+@functools.cache
 def read(path):
     """Return the sources of the set-up cells of a notebook, and its exercises."""
     setup, exercises, waiting, answers = [], [], [], []

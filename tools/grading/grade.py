@@ -179,7 +179,7 @@ def find_submissions(folder, sources):
     handed_in = {}
     for student in students:
         by_source = handed_in[student] = {}
-        files = _files(Path(folder) / student)
+        files = [] if (Path(folder) / student).is_symlink() else _files(Path(folder) / student)
         notebooks = [path for path in files if path.suffix == ".ipynb"]
         for path in notebooks:
             source, rank = _recognised(path, known.values())
@@ -246,23 +246,18 @@ def _marks(source):
     return (ids | headings | texts) - {""}
 
 
-def _files(folder, depth=0):
-    """List the files in a folder and its subfolders, those in `exercises` first.
-
-    An entry named *.ipynb is listed even if it is no file.
-    """
-    found, below = [], []
-    if not folder.is_symlink():
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.name.endswith(".ipynb"):
-                found.append(Path(entry.path))
-            elif entry.name[0] == ".":
-                continue
-            elif not entry.is_dir(follow_symlinks=False):
-                found.append(Path(entry.path))
-            elif depth < DEEP:
-                below += _files(Path(entry.path), depth + 1)
-    return sorted(found + below, key=lambda path: path.parent.name != "exercises")
+def _files(folder):
+    """List the files below a folder, those in `exercises` first; all that is named *.ipynb."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        paths = [Path(parent, name) for name in sorted(names + folders)]
+        paths = [path for path in paths if path.name[0] != "." or path.name.endswith(".ipynb")]
+        below = {path for path in paths if path.is_dir() and not path.is_symlink()}
+        below -= {path for path in paths if path.name.endswith(".ipynb")}
+        found += [path for path in paths if path not in below]
+        is_last = len(Path(parent).relative_to(folder).parts) == DEEP
+        folders[:] = [] if is_last else sorted(path.name for path in below)
+    return sorted(found, key=lambda path: path.parent.name != "exercises")
 
 
 class Fault(Exception):
@@ -335,20 +330,20 @@ def merge(source, cells):
     """
     graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
     answers = [i for i in graded.values() if is_solution(source.cells[i])]
-    texts = {cell.source: i for i, cell in enumerate(source.cells) if i not in answers}
-    ids = {cell.id: i for i, cell in enumerate(source.cells)}
-    headings = {
-        line: i
-        for i, cell in enumerate(source.cells)
-        if (line := _heading(cell.cell_type, cell.source))
+    lines = {_heading(cell.cell_type, cell.source): i for i, cell in enumerate(source.cells)}
+    headings = {line: i for line, i in lines.items() if line}
+    known = {
+        "grade_id": graded,
+        "id": {cell.id: i for i, cell in enumerate(source.cells)},
+        "source": {cell.source: i for i, cell in enumerate(source.cells) if i not in answers},
+        "heading": headings,
     }
-    known = (graded, "grade_id"), (ids, "id"), (texts, "source"), (headings, "heading")
     written = {i: [] for i in range(len(source.cells))}
     added = {i: [] for i in range(-1, len(source.cells))}
     order = []  # places of the answers, in the order of the submission
     place = -1
     for cell in cells:
-        places = [index[cell[key]] for index, key in known if cell[key] in index]
+        places = [index[cell[key]] for key, index in known.items() if cell[key] in index]
         if places:
             place = places[0]
             written[place].append(cell)
@@ -381,12 +376,9 @@ def _added(cell):
 def _select_answers(source, answers, order, written, added):
     """Select the cells that count as answers, and repair them if possible; return remarks.
 
-    Args:
-        source: the exercises without solutions, a notebook.
-        answers: places of the answers in it, in order.
-        order: the places of the answers in the order of the submission, without missing ones.
-        written: for each place its cells in the submission; reduced to those that count.
-        added: for each place the cells added after it; reduced to those that are no answer.
+    `answers`: places of the answers in `source`; `order`: the same in the order of the submission;
+    `written`, `added`: for each place its cells in the submission and those added after it. Both
+    are reduced to cells that count, and cells that are no answer.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
@@ -417,14 +409,9 @@ def _select_answers(source, answers, order, written, added):
 
 
 def _pop_nearby_answer(source, i, added, anything):
-    """Remove from the added cells those that answer an exercise in another cell, and return them.
+    """Remove from the added cells those that answer exercise cell `i` instead, and return them.
 
-    Args:
-        source: the exercises without solutions, a notebook.
-        i: the place of the answer cell.
-        added: for each place the cells added after it; modified in place.
-        anything: whether to accept any code between heading and check if none of it defines the
-            names of the answer cell.
+    `anything`: accept any code between heading and check if none defines the names of the cell.
     """
     stub = source.cells[i].source
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
@@ -458,14 +445,7 @@ def grade_id(cell):
 
 
 def execute(submission, cells, **how):
-    """Execute cells in a sandbox.
-
-    Args:
-        submission: the `Submission`, to which remarks are added.
-        cells: all cells of a notebook; outputs are stored in code cells, and faults in their
-            metadata.
-        how: the other arguments of `execution.execute`.
-    """
+    """Execute cells in a sandbox, see `execution.execute`; store outputs, faults and remarks."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     checks = [0, *accumulate(map(is_grade, code))]  # number of checks before each cell
     given = [not grade_id(cell) for cell in code]
@@ -518,15 +498,7 @@ def _raised(cell):
 
 
 def grade(submission, **how):
-    """Grade a submission.
-
-    Args:
-        submission: a `Submission`, whose points are set.
-        how: the arguments of `execution.execute` other than the cells.
-
-    Returns:
-        The executed cells.
-    """
+    """Set the points of a submission, and return its cells; `how`: see `execution.execute`."""
     start = time.perf_counter()
     source = without_solutions(nbformat.read(submission.source, as_version=4))
     cells = source.cells
@@ -549,6 +521,8 @@ def grade(submission, **how):
 def grade_all(submissions, parallel, folder, **how):
     """Grade submissions, and write their feedback pages.
 
+    Those that exceed a time limit run again, alone: a busy machine must not cost them points.
+
     Args:
         submissions: a list of `Submission`, whose points are set.
         parallel: the number of notebooks to execute at a time.
@@ -568,21 +542,12 @@ def grade_all(submissions, parallel, folder, **how):
             print(f"{number} of {len(running)}  {one.summary}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         os._exit(130)  # the sandboxes end with this process
-
-
-def grade_fairly(submissions, parallel, **how):
-    """Grade submissions; run those that exceeded a time limit again, alone on the machine.
-
-    Otherwise a busy machine would cost them points.
-    """
-    graded = [one for one in submissions if one.path != one.source]
-    grade_all(graded, parallel, **how)
-    slow = [one for one in graded if "time" in one.remark]
-    if parallel > 1 and len(graded) > 1 and slow:
+    slow = [one for one in submissions if "time" in one.remark]
+    if parallel > 1 and len(submissions) > 1 and slow:
         print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
         for one in slow:
             one.scores, one.remarks, one.fault = {}, [], ""
-        grade_all(slow, 1, **how)
+        grade_all(slow, 1, folder, **how)
 
 
 def table(submissions):
@@ -644,15 +609,13 @@ def write_csv(submissions, path):
         writer = csv.writer(file)
         writer.writerow(["student", "notebook", "exercise", "points", "of", "remark", "meaning"])
         for one in submissions:
-            student = shown(one.student)
-            for number, (name, (points, most)) in enumerate(one.scores.items(), start=1):
+            notebook = one.source.stem if one.scores else shown(one.path.name)
+            scores = one.scores or {"": (0, 0)}
+            for number, (name, (points, most)) in enumerate(scores.items(), start=1):
                 words = [one.fault] if one.fault else one.said_of(0) + one.said_of(number)
                 meaning = " ".join(FAULTS[word] for word in words)
-                row = [student, one.source.stem, name, f"{points:g}", f"{most:g}"]
+                row = [shown(one.student), notebook, name, f"{points:g}", f"{most:g}"]
                 writer.writerow([*row, ", ".join(words), meaning])
-            if not one.scores:
-                row = [student, shown(one.path.name), "", "0", "0", one.fault]
-                writer.writerow([*row, FAULTS[one.fault]])
 
 
 def capacity():
@@ -688,11 +651,11 @@ def main(arguments=None):
         "packages": [
             importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES
         ],
-        "folder": options.build / "feedback",
         "cell_seconds": CELL_SECONDS,
         "notebook_seconds": NOTEBOOK_SECONDS,
     }
-    grade_fairly(submissions, parallel, **how)
+    graded = [one for one in submissions if one.path != one.source]  # all but strays
+    grade_all(graded, parallel, options.build / "feedback", **how)
     write_csv(submissions, options.build / "grades.csv")
     print(table(submissions), legend(submissions), sep="\n\n")
     students = len({one.student for one in submissions} - {""})
