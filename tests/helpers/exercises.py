@@ -24,6 +24,7 @@ import io
 import linecache
 import re
 import runpy
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,12 +38,18 @@ WRONG = Path(__file__).resolve().parents[1] / "wrong_answers"
 SOLUTION = re.compile(r"^( *)### BEGIN SOLUTION\n.*?^ *### END SOLUTION", re.DOTALL | re.MULTILINE)
 
 
+@dataclass
 class Exercise:
-    """One exercise of a notebook: what is given, the answer with its solution, the check."""
+    """One exercise of a notebook: sources of cells, and wrong answers as in `read_answers`."""
 
-    def __init__(self, name, points):
-        self.name, self.points = name, points
-        self.given, self.answers, self.check = [], [], None
+    label: str  # number of the notebook, and name
+    name: str
+    points: float
+    setup: list
+    given: list
+    answers: list  # with the solution
+    check: str
+    wrong: dict
 
     @property
     def stub(self):
@@ -54,13 +61,12 @@ class Exercise:
         """The answer cells with the solution, as one text."""
         return re.sub(r"^ *### (BEGIN|END) SOLUTION\n?", "", "\n".join(self.answers), flags=re.M)
 
-    def wrong_answer(self, name, answers):
-        """Return the text of a wrong answer; answers: those to the exercise, by name."""
-        change, _, _ = answers[name]
-        text = self.solution
+    def wrong_answer(self, name):
+        """Return the text of a wrong answer."""
+        text, (change, _, _) = self.solution, self.wrong[name]
         if change.startswith("= "):
             other, _, change = change[2:].partition("\n")
-            text = self.wrong_answer(other, answers)
+            text = self.wrong_answer(other)
         if not change.startswith("- "):
             return change
         for parts in re.findall(r"((?:^-.*\n)+)((?:^\+.*\n)*)", change, re.MULTILINE):
@@ -72,35 +78,38 @@ class Exercise:
 
 @functools.cache
 def read(path):
-    """Return the sources of the set-up cells of a notebook, and its exercises."""
-    setup, exercises, waiting, answers = [], [], [], []
+    """Return the exercises of a notebook."""
+    number = path.stem[:2]
+    wrong = read_answers(runpy.run_path(str(WRONG / f"wrong_{number}.py"))["WRONG"])
+    exercises, setup, given, answers = [], [], [], []
     for cell in nbformat.read(path, as_version=4).cells:
         if cell.cell_type != "code":
             continue
         marked = cell.metadata.get("nbgrader")
         if marked is None:
             assert cell.metadata.tags in (["setup"], ["given"]), f"an untagged cell: {cell.source}"
-            (setup if "setup" in cell.metadata.tags else waiting).append(cell.source)
+            (setup if "setup" in cell.metadata.tags else given).append(cell.source)
         elif marked.solution:
             answers.append(cell.source)
         else:
-            exercise = Exercise(marked.grade_id.removesuffix("-check"), marked.points)
-            exercise.given, exercise.answers, exercise.check = waiting, answers, cell.source
-            exercises.append(exercise)
-            waiting, answers = [], []
-    return setup, exercises
+            name = marked.grade_id.removesuffix("-check")
+            cells = setup, given, answers, cell.source
+            exercises.append(
+                Exercise(f"{number}-{name}", name, marked.points, *cells, wrong.pop(name))
+            )
+            given, answers = [], []
+    assert not wrong, f"wrong answers to exercises that {path.name} has not: {[*wrong]}"
+    return exercises
 
 
-def wrong_answers(path):
-    """Return the wrong answers to a notebook: {exercise: {name: (change, points, message)}}."""
-    number = path.stem[:2]
-    text = runpy.run_path(str(WRONG / f"wrong_{number}.py"))["WRONG"]
+def read_answers(text):
+    """Return the answers in a text: {exercise: {what is wrong: (text, points, message)}}."""
     _, *sections = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
     found = {}
     for exercise, section in zip(sections[::2], sections[1::2], strict=True):
         _, *parts = re.split(r"^# (.+) \((\d)\): ?(.*)\n", section, flags=re.MULTILINE)
-        names, points, messages, changes = (parts[i::4] for i in range(4))
-        answers = zip(changes, map(int, points), messages, strict=True)
+        names, points, messages, answers = (parts[i::4] for i in range(4))
+        answers = zip(answers, map(int, points), messages, strict=True)
         found[exercise] = dict(zip(names, answers, strict=True))
         assert len(found[exercise]) == len(names), f"{exercise}: two mistakes of one name"
     return found
