@@ -160,53 +160,48 @@ def find_submissions(folder, sources):
 
     Returns:
         A list of `Submission`: for each student one per exercise notebook that anyone handed in,
-        and one for each file that is not graded but may have been meant to be: a further copy, a
-        notebook without matching exercises or without student, other files if there is no notebook.
+        and one per file that is not graded but may be meant to be: a further copy, a notebook of
+        no exercises or no student, other files if there is no notebook.
 
     Raises:
         ValueError: there are no students.
     """
-    entries = sorted((entry for entry in Path(folder).iterdir()), key=lambda entry: entry.name)
-    students = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
+    entries = sorted(Path(folder).iterdir())
+    students = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
     if not students:
         raise ValueError(f"no folders of students in {folder}")
     known = {path.stem: path for path in find_exercises(sources[0].parent)}
-    strays = [
-        Submission("", path, path, "nobody")
-        for path in entries
-        if path.suffix == ".ipynb" and not path.is_dir()
-    ]
+    loose = [path for path in entries if path.suffix == ".ipynb" and not path.is_dir()]
+    submissions = [Submission("", path, path, "nobody") for path in loose]
     handed_in = {}
     for student in students:
-        by_source = handed_in[student] = {}
-        files = [] if (Path(folder) / student).is_symlink() else _files(Path(folder) / student)
+        by_source, others = {}, []
+        handed_in[student] = by_source, others
+        files = [] if student.is_symlink() else _files(student)
         notebooks = [path for path in files if path.suffix == ".ipynb"]
         for path in notebooks:
             source, rank = _recognised(path, known.values())
             if named := source or known.get(path.stem):
-                by_source.setdefault(named, []).append(((*rank, path.stem != named.stem), path))
+                by_source.setdefault(named, []).append(((rank, path.stem != named.stem), path))
             else:
-                strays.append(Submission(student, path, path, "wrong name"))
+                others.append((path, "wrong name"))
         if not notebooks:
-            strays += [Submission(student, path, path, "no notebook") for path in files[:FEW]]
+            others += [(path, "no notebook") for path in files[:FEW]]
         for source, found in by_source.items():
             found.sort(key=lambda one: one[0])
             found[1:] = [one for one in found[1:] if one[0][0] != UNLIKE]
-            if source in sources:
-                copies = [path for _, path in found[1:]]
-                strays += [Submission(student, path, path, "extra copy") for path in copies]
-    wanted = [one for one in sources if any(one in found for found in handed_in.values())]
-    submissions = [one for one in strays if not one.student]
-    for student, by_source in handed_in.items():
+            others += [(path, "extra copy") for _, path in found[1:] if source in sources]
+    wanted = [one for one in sources if any(one in found for found, _ in handed_in.values())]
+    for student, (by_source, others) in handed_in.items():
         for source in wanted or sources:
             if source in by_source:
                 (_, path), *copies = by_source[source]
                 words = ("renamed",) * (path.stem != source.stem) + ("several",) * bool(copies)
-                submissions.append(Submission(student, path, source, words=words))
+                submissions.append(Submission(student.name, path, source, words=words))
             else:
-                path = Path(folder) / student / source.name
-                submissions.append(Submission(student, path, source, "missing"))
-        submissions += [one for one in strays if one.student == student]
+                path = student / source.name
+                submissions.append(Submission(student.name, path, source, "missing"))
+        submissions += [Submission(student.name, path, path, word) for path, word in others]
     return submissions
 
 
@@ -219,15 +214,14 @@ def _recognised(path, sources):
     try:
         cells = read(path)
     except Fault:
-        return None, (UNREADABLE,)
+        return None, UNREADABLE
     marks = {cell[key] for cell in cells for key in ("grade_id", "id", "source", "heading")}
-    num_shared = {source: len(marks & _marks(source)) for source in sources}
-    best = max(num_shared, key=num_shared.get)
-    if not num_shared[best]:
-        return None, (UNLIKE,)
+    best = max(sources, key=lambda source: len(marks & _marks(source)))
+    if not marks & _marks(best):
+        return None, UNLIKE
     handed_out = {tuple(cell.source.split()) for cell in _released(best)}
     touched = any(tuple(cell["source"].split()) not in handed_out for cell in cells)
-    return best, (ANSWERED if touched else UNTOUCHED,)
+    return best, ANSWERED if touched else UNTOUCHED
 
 
 @functools.cache
@@ -239,11 +233,9 @@ def _released(source):
 @functools.cache
 def _marks(source):
     """Return what identifies cells of these exercises: ids, headings, sources of checks."""
-    cells = _released(source)
-    texts = {cell.source for cell in cells if is_grade(cell)}
-    headings = {_heading(cell.cell_type, cell.source) for cell in cells}
-    ids = {cell.id for cell in cells} | set(map(grade_id, cells))
-    return (ids | headings | texts) - {""}
+    texts = {cell.source for cell in _released(source) if is_grade(cell)}
+    cells = map(read_cell, _released(source))
+    return texts | {cell[key] for cell in cells for key in ("grade_id", "id", "heading")} - {""}
 
 
 def _files(folder):
@@ -328,16 +320,12 @@ def merge(source, cells):
     Raises:
         Fault: no cell belongs to these exercises.
     """
-    graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
-    answers = [i for i in graded.values() if is_solution(source.cells[i])]
-    lines = {_heading(cell.cell_type, cell.source): i for i, cell in enumerate(source.cells)}
-    headings = {line: i for line, i in lines.items() if line}
-    known = {
-        "grade_id": graded,
-        "id": {cell.id: i for i, cell in enumerate(source.cells)},
-        "source": {cell.source: i for i, cell in enumerate(source.cells) if i not in answers},
-        "heading": headings,
-    }
+    answers = [i for i, cell in enumerate(source.cells) if is_solution(cell)]
+    known = {"grade_id": {}, "id": {}, "source": {}, "heading": {}}  # places of cells
+    for i, cell in enumerate(map(read_cell, source.cells)):
+        for key, index in known.items():
+            if cell[key] and (key != "source" or i not in answers):
+                index[cell[key]] = i
     written = {i: [] for i in range(len(source.cells))}
     added = {i: [] for i in range(-1, len(source.cells))}
     order = []  # places of the answers, in the order of the submission
@@ -350,7 +338,8 @@ def merge(source, cells):
             order += [place] if place in answers and place not in order else []
         else:
             added[place].append(cell)
-    if not any(written[i] for i in (*graded.values(), *headings.values())):
+    exercises = *known["grade_id"].values(), *known["heading"].values()
+    if not any(written[i] for i in exercises):
         raise Fault("no answers")
     remarks = _select_answers(source, answers, order, written, added)
     merged = [_added(cell) for cell in added[-1]]
@@ -552,30 +541,28 @@ def grade_all(submissions, parallel, folder, **how):
 
 def table(submissions):
     """Return a table of submissions: for each notebook, students and their points."""
-    blocks = []
+    blocks, by_notebook = [], {}
     graded = [one for one in submissions if one.scores]
-    for stem in dict.fromkeys(one.source.stem for one in graded):
-        chosen = [one for one in graded if one.source.stem == stem]
+    for one in graded:
+        by_notebook.setdefault(one.source.stem, []).append(one)
+    for stem, chosen in by_notebook.items():
         most = [f"{most:g}" for _, most in chosen[0].scores.values()]
-        rows = [[stem, *(str(i) for i in range(1, len(most) + 1)), "sum", ""]]
-        rows += [["points", *most, f"{sum(float(points) for points in most):g}", ""]]
+        rows = [[stem, *map(str, range(1, len(most) + 1)), "sum", ""]]
+        rows += [["points", *most, f"{chosen[0].total[1]:g}", ""]]
         for one in chosen:
             points = [f"{points:g}" for points, _ in one.scores.values()]
             rows += [[shown(one.student), *points, f"{one.total[0]:g}", one.remark]]
         blocks.append(rows)
-    notebooks = dict.fromkeys(one.source.stem for one in graded)
-    if len(notebooks) > 1:
-        rows = [["all notebooks", *(stem[:2] for stem in notebooks), "sum", ""]]
+    if len(by_notebook) > 1:
+        rows = [["all notebooks", *(stem[:2] for stem in by_notebook), "sum", ""]]
         for student in dict.fromkeys(one.student for one in graded):
             totals = {one.source.stem: one.total[0] for one in graded if one.student == student}
-            points = [f"{totals[stem]:g}" for stem in notebooks]
+            points = [f"{totals[stem]:g}" for stem in by_notebook]
             rows += [[shown(student), *points, f"{sum(totals.values()):g}", ""]]
         blocks.append(rows)
     if strays := [one for one in submissions if not one.scores]:
-        rows = [["other files", ""]]
-        blocks.append(
-            rows + [[shown(one.student), f"{shown(one.path.name)}: {one.fault}"] for one in strays]
-        )
+        named = [(shown(one.student), f"{shown(one.path.name)}: {one.fault}") for one in strays]
+        blocks.append([("other files", ""), *named])
     width = max(_width(row[0]) for rows in blocks for row in rows)
     return "\n\n".join("\n".join(_line(row, width) for row in rows) for rows in blocks)
 
