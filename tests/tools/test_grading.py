@@ -501,16 +501,14 @@ class Graded:
             command, capture_output=True, text=True, timeout=GRADER_SECONDS, env=environment
         )
         assert done.returncode == 0, done.stderr
-        self.printed, self.told = done.stdout, done.stderr
+        self.printed = done.stdout
         self.points, self.remarks, self.meanings = {}, {}, {}
         with open(self.build / "grades.csv", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                if row["exercise"]:
-                    self.points.setdefault(row["student"], {})[row["exercise"]] = float(
-                        row["points"]
-                    )
-                    self.remarks.setdefault(row["student"], {})[row["exercise"]] = row["remark"]
-                    self.meanings.setdefault(row["student"], {})[row["exercise"]] = row["meaning"]
+                if name := row["exercise"]:
+                    self.points.setdefault(row["student"], {})[name] = float(row["points"])
+                    self.remarks.setdefault(row["student"], {})[name] = row["remark"]
+                    self.meanings.setdefault(row["student"], {})[name] = row["meaning"]
 
     def page(self, student):
         """Return the text of a page of feedback."""

@@ -39,7 +39,7 @@ def loss_of_rank(losses, mask):
 # a number (0): a tensor was expected, because `backward()` is called on it
 def loss_of_rank(losses, mask):
     return (losses * mask).sum().item()
-# the number of tokens on the CPU (0): line 8 of your answer: `return dist.get_world_size() * (losses
+# the number of tokens on the CPU (0): line 8 of your answer: `return dist.get_world_size() *
 - mask.sum()
 + torch.tensor([mask.sum().item()])
 # the mean of the means (1): Does every real token have
