@@ -2,11 +2,10 @@
 
 import ast
 import dis
-import functools
 import gc
 import importlib
-import importlib.util
 import inspect
+import itertools
 import re
 import warnings
 from pathlib import Path
@@ -26,29 +25,18 @@ from d2lpar.exercises import Marks, at_most, expect, marks
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-WRONG = Path(__file__).parents[1] / "wrong_answers"
+EXERCISES = [exercise for path in NOTEBOOKS for exercise in read(path)]
 FOLDER = Path(marks.__file__).parent
 NAMES = {path.stem[3:] for path in NOTEBOOKS}
 MODULES = [path for path in FOLDER.glob("*.py") if path.stem in NAMES]
 
 
-@functools.cache
-def wrong_answers(path):
-    """Return the wrong answers to the exercises of a notebook."""
-    number = path.stem[:2]
-    spec = importlib.util.spec_from_file_location(f"wrong_{number}", WRONG / f"wrong_{number}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.WRONG
-
-
-def grade(path, exercise, answers):
+def grade(exercise, answers):
     """Return the points that answers to an exercise get, and what the check printed."""
-    setup, _ = read(path)
     names = {"__name__": "__main__"}
     marks.wrong_tries.clear()
     try:
-        _, printed = run_cells([*setup, *exercise.given], names)
+        _, printed = run_cells([*exercise.setup, *exercise.given], names)
         assert "Error" not in printed, printed
         _, printed = run_cells(answers, names)
         value, message = run_cells([exercise.check], names)
@@ -58,22 +46,6 @@ def grade(path, exercise, answers):
         for name in [name for name in names if not name.startswith("__")]:
             del names[name]
     return value, printed + message
-
-
-def every_exercise():
-    """Yield each exercise as a pair (notebook, exercise), with an id."""
-    for path in NOTEBOOKS:
-        for exercise in read(path)[1]:
-            yield pytest.param(path, exercise, id=f"{path.stem[:2]}-{exercise.name}")
-
-
-def every_wrong_answer():
-    """Yield each wrong answer, with an id."""
-    for path in NOTEBOOKS:
-        for exercise in read(path)[1]:
-            for name, answer in wrong_answers(path)[exercise.name].items():
-                label = f"{path.stem[:2]}-{exercise.name}-{name}".replace(" ", "_")
-                yield pytest.param(path, exercise, *answer, id=label)
 
 
 def stored(cells):
@@ -87,27 +59,26 @@ def every_reference():
 
     An exercise whose answer is several names gets the same for all of them.
     """
-    for path in NOTEBOOKS:
-        for exercise in read(path)[1]:
-            own = stored(exercise.stub)
-            tree = ast.parse("\n".join(exercise.stub))
-            functions = own & {getattr(node, "name", None) for node in tree.body}
-            for node in ast.walk(ast.parse(exercise.check)):
-                if not getattr(node, "module", "").startswith("d2lpar.exercises."):
-                    continue
-                for reference in [alias.name for alias in node.names]:
-                    ways = {
-                        "it": "{} = {}",
-                        "wrapper": "def {}(*args, **kwargs):\n    return {}(*args, **kwargs)",
-                        "value": "{} = {}()",
-                    }
-                    for way, form in ways.items():
-                        chosen = functions if way != "value" else own - functions
-                        answer = [form.format(name, reference) for name in sorted(chosen)]
-                        answer = [f"from {node.module} import {reference}", *answer]
-                        label = f"{path.stem[:2]}-{exercise.name}-{reference}-{way}"
-                        if chosen:
-                            yield pytest.param(path, exercise, "\n".join(answer), id=label)
+    ways = {
+        "it": "{} = {}",
+        "wrapper": "def {}(*args, **kwargs):\n    return {}(*args, **kwargs)",
+        "value": "{} = {}()",
+    }
+    for exercise in EXERCISES:
+        own = stored(exercise.stub)
+        tree = ast.parse("\n".join(exercise.stub))
+        functions = own & {getattr(node, "name", None) for node in tree.body}
+        imports = [
+            (node.module, alias.name)
+            for node in ast.walk(ast.parse(exercise.check))
+            if getattr(node, "module", "").startswith("d2lpar.exercises.")
+            for alias in node.names
+        ]
+        for (module, reference), (way, form) in itertools.product(imports, ways.items()):
+            if chosen := sorted(own - functions if way == "value" else functions):
+                answer = [form.format(name, reference) for name in chosen]
+                answer = "\n".join([f"from {module} import {reference}", *answer])
+                yield pytest.param(exercise, answer, id=f"{exercise.label}-{reference}-{way}")
 
 
 @pytest.fixture(autouse=True)
@@ -121,31 +92,39 @@ def devices_as_before():
     assert [torch.vgpu.memory_allocated(device) for device in devices] == [0, 0]
 
 
-@pytest.mark.parametrize("path, exercise", list(every_exercise()))
-def test_the_solution_gets_all_points(path, exercise):
-    points, printed = grade(path, exercise, exercise.answers)
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.label)
+def test_the_solution_gets_all_points(exercise):
+    points, printed = grade(exercise, exercise.answers)
     assert points == exercise.points, printed
     assert "wrong" not in printed and "open" not in printed
 
 
-@pytest.mark.parametrize("path, exercise", list(every_exercise()))
-def test_the_stub_gets_none(path, exercise):
+@pytest.mark.parametrize("exercise", EXERCISES, ids=lambda exercise: exercise.label)
+def test_the_stub_gets_none(exercise):
     assert exercise.stub != exercise.answers
-    points, printed = grade(path, exercise, exercise.stub)
+    points, printed = grade(exercise, exercise.stub)
     assert not points, printed
 
 
-@pytest.mark.parametrize("path, exercise, answer, points, message", list(every_wrong_answer()))
+@pytest.mark.parametrize(
+    "exercise, name",
+    [
+        pytest.param(exercise, name, id=f"{exercise.label}-{name}".replace(" ", "_"))
+        for exercise in EXERCISES
+        for name in exercise.wrong
+    ],
+)
 @pytest.mark.slow
-def test_wrong_answers_are_told_apart(path, exercise, answer, points, message):
+def test_wrong_answers_are_told_apart(exercise, name):
+    _, points, message = exercise.wrong[name]
     assert points < exercise.points
-    got, printed = grade(path, exercise, [answer])
+    got, printed = grade(exercise, [exercise.wrong_answer(name)])
     assert (got or 0, message in printed) == (points, True), printed
 
 
-@pytest.mark.parametrize("path, exercise, answer", list(every_reference()))
-def test_what_a_check_compares_with_cannot_be_handed_in(path, exercise, answer):
-    points, printed = grade(path, exercise, [*exercise.stub, answer])
+@pytest.mark.parametrize("exercise, answer", list(every_reference()))
+def test_what_a_check_compares_with_cannot_be_handed_in(exercise, answer):
+    points, printed = grade(exercise, [*exercise.stub, answer])
     assert not points and "belongs to the check: write your own" in printed, printed
 
 
@@ -162,19 +141,15 @@ def test_what_a_check_compares_with_answers_that_check_only(path):
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_nothing_but_an_answer_changes_what_it_says(path):
     """A check that is run again finds the answers as they were."""
-    setup, exercises = read(path)
-    given = [cell for exercise in exercises for cell in (*exercise.given, exercise.check)]
-    answers = [cell for exercise in exercises for cell in exercise.stub]
-    assert not stored(answers) & stored([*setup, *given])
+    given = [cell for one in read(path) for cell in (*one.setup, *one.given, one.check)]
+    answers = [cell for one in read(path) for cell in one.stub]
+    assert not stored(answers) & stored(given)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_has_four_to_eight_exercises_with_three_wrong_answers_each(path):
-    exercises = read(path)[1]
-    assert 4 <= len(exercises) <= 8
-    assert {exercise.name: True for exercise in exercises} == {
-        name: len(answers) >= 3 for name, answers in wrong_answers(path).items()
-    }
+    assert 4 <= len(read(path)) <= 8
+    assert all(len(exercise.wrong) >= 3 for exercise in read(path))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -186,7 +161,7 @@ def test_each_exercise_begins_a_cell(path):
         if cell.cell_type == "markdown"
     ]
     headings = [text for text in texts if re.search("^## ", text, re.MULTILINE)]
-    assert len(headings) == len(read(path)[1])
+    assert len(headings) == len(read(path))
     assert all(text.startswith("## ") for text in headings)
 
 
@@ -200,7 +175,7 @@ def test_an_exercise_says_that_it_needs_what_goes_deeper(path):
     rows = re.findall(
         r"\| ([^|]*)\[[^]]+\]\(\.\./([^)#]+)#cell-id=([\w-]+)\) \|$", table, re.MULTILINE
     )
-    assert len(rows) == len(read(path)[1])
+    assert len(rows) == len(read(path))
     for said, chapter, section in rows:
         cells = nbformat.read(path.parents[1] / chapter, as_version=4).cells
         ids = [cell.id for cell in cells]

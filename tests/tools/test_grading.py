@@ -27,6 +27,7 @@ import nbformat
 import pytest
 import sandbox
 from contents import FOLDER
+from exercises import read_answers
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 pytestmark = pytest.mark.waits
@@ -79,13 +80,6 @@ def answered(points_of=POINTS, **answers):
     return notebook
 
 
-def body(*lines):
-    """Return an answer to the exercise NAME."""
-    return "import os, signal, sys, threading, time\n\ndef NAME():\n" + "\n".join(
-        f"    {line}" for text in lines for line in text.split("\n")
-    )
-
-
 def answer_to(name, cells):
     """Return the answer cell of an exercise."""
     return next(cell for cell in cells if grade.grade_id(cell) == f"{name}-answer")
@@ -115,30 +109,23 @@ def leave(cells):
     answer_to("two", cells).source = stub_of("two").source
 
 
-def write_anew(cells):
-    old = answer_to("two", cells)
-    cells[cells.index(old)] = new_code_cell(old.source)
+def write_anew(source):
+    """Return what replaces the answer cell by another one."""
+
+    def change(cells):
+        cells[cells.index(answer_to("two", cells))] = new_code_cell(source)
+
+    return change
 
 
-def write_in_another_way(cells):
-    cells[cells.index(answer_to("two", cells))] = new_code_cell("globals()['two'] = lambda: 2")
+def write_beside(places, source):
+    """Return what leaves the answer cell open, and adds another one so many places behind it."""
 
+    def change(cells):
+        cells.insert(cells.index(answer_to("two", cells)) + places, new_code_cell(source))
+        leave(cells)
 
-def write_above(cells):
-    old = answer_to("two", cells)
-    cells.insert(cells.index(old), new_code_cell(old.source))
-    leave(cells)
-
-
-def write_below_the_check(cells):
-    old = answer_to("two", cells)
-    cells.insert(cells.index(old) + 2, new_code_cell("two = lambda: 2"))
-    leave(cells)
-
-
-def try_below_the_check(cells):
-    cells.insert(cells.index(answer_to("two", cells)) + 2, new_code_cell("two()\nx = 2"))
-    leave(cells)
+    return change
 
 
 def retype(cells):
@@ -192,27 +179,27 @@ def lose_everything_and_retype(cells):
     lose_everything(cells)
 
 
-# What happens to notebooks: (how, the points, the remarks)
+# What happens to notebooks: (how, the points of two, its remark or those of all)
 DAMAGED = {
-    "deleted": (delete, [1, 0, 3], ["", "cell missing", ""]),
-    "emptied": (empty, [1, 0, 3], ["", "not answered", ""]),
-    "left open": (leave, [1, 0, 3], ["", "not answered", ""]),
-    "written anew": (write_anew, [1, 2, 3], ["", "found by place", ""]),
-    "another way": (write_in_another_way, [1, 2, 3], ["", "found by place", ""]),
-    "written above": (write_above, [1, 2, 3], ["", "answered beside", ""]),
-    "written below": (write_below_the_check, [1, 2, 3], ["", "answered beside", ""]),
-    "tried below": (try_below_the_check, [1, 0, 3], ["", "not answered", ""]),
-    "retyped": (retype, [1, 2, 3], ["", "cell retyped", ""]),
-    "kept a stub": (keep_a_stub, [1, 2, 3], ["", "cell twice", ""]),
-    "answered twice": (answer_twice, [1, 2, 3], ["", "cell twice", ""]),
-    "split": (split, [1, 2, 3], ["", "cell twice", ""]),
-    "moved": (move, [1, 2, 3], ["cell moved", "", ""]),
-    "lost metadata": (lose_metadata, [1, 2, 3], ["no metadata"] * 3),
-    "lost everything": (lose_everything, [1, 2, 3], ["found by place"] * 3),
-    "lost even checks": (lose_even_checks, [1, 2, 3], ["found by place"] * 3),
+    "deleted": (delete, 0, "cell missing"),
+    "emptied": (empty, 0, "not answered"),
+    "left open": (leave, 0, "not answered"),
+    "written anew": (write_anew("def two():\n    return 2"), 2, "found by place"),
+    "another way": (write_anew("globals()['two'] = lambda: 2"), 2, "found by place"),
+    "written above": (write_beside(0, "def two():\n    return 2"), 2, "answered beside"),
+    "written below": (write_beside(2, "two = lambda: 2"), 2, "answered beside"),
+    "tried below": (write_beside(2, "two()\nx = 2"), 0, "not answered"),
+    "retyped": (retype, 2, "cell retyped"),
+    "kept a stub": (keep_a_stub, 2, "cell twice"),
+    "answered twice": (answer_twice, 2, "cell twice"),
+    "split": (split, 2, "cell twice"),
+    "moved": (move, 2, ["cell moved", "", ""]),
+    "lost metadata": (lose_metadata, 2, ["no metadata"] * 3),
+    "lost everything": (lose_everything, 2, ["found by place"] * 3),
+    "lost even checks": (lose_even_checks, 2, ["found by place"] * 3),
     "lost and retyped": (
         lose_everything_and_retype,
-        [1, 2, 3],
+        2,
         ["found by place", "found by place, cell retyped", "found by place"],
     ),
 }
@@ -230,31 +217,11 @@ def course(folder):
     return folder / "source" / "exercises"
 
 
-ODD = "class Odd:\n    def __radd__(self, other): return {}\n\ndef NAME(): return Odd()"
-# What code of an exercise does: (answer, its points of two, the word of the remark).
-# Before it does what would harm everybody, it makes sure that there is nobody else.
-ALONE = "assert sum(name.isdecimal() for name in os.listdir('/proc')) < 9"
-LOOK = f"""
-found = 0
-for folder, folders, names in os.walk('/'):
-    found += sum({NAME!r} in name for name in names)
-    if folder in ('/proc', '/sys', '/usr', sys.prefix, sys.base_prefix):
-        folders.clear()
-import ctypes, re
-marker = re.compile(b{SECRET[:9]!r} + b'(?=' + b{SECRET[9:]!r} + b')')
-for pid in filter(str.isdecimal, os.listdir('/proc')):
-    try: found += bool(marker.search(open('/proc/' + pid + '/environ', 'rb').read()))
-    except OSError: pass
-for line in open('/proc/self/maps'):
-    start, end = (int(one, 16) for one in line.split()[0].split('-'))
-    if line.split()[1][:2] == 'rw' and 'v' not in line.split()[-1][:2]:
-        found += bool(marker.search(ctypes.string_at(start, end - start)))
-return 2 - min(found, 2)
-"""
-# System calls that Python has no name for, by their numbers on x86-64 and on ARM.
-SYSTEM_CALLS = """import ctypes, platform, struct
-libc, SESSION = ctypes.CDLL(None), -3
-numbers = {
+# Stands above each attack; numbers of system calls that Python has no name for.
+TOOLS_OF_ATTACKS = f"""
+import ctypes, os, platform, re, shutil, signal, socket, struct, sys, threading, time, warnings
+KEY, libc, SESSION = {KEY}, ctypes.CDLL(None), -3
+numbers = {{
     'x86_64': dict(
         clone=56, add_key=248, request_key=249, keyctl=250, perf_event_open=298, bpf=321,
         userfaultfd=323, io_uring_setup=425, clone3=435,
@@ -263,216 +230,211 @@ numbers = {
         clone=220, add_key=217, request_key=218, keyctl=219, perf_event_open=241, bpf=280,
         userfaultfd=282, io_uring_setup=425, clone3=435,
     ),
-}[platform.machine()]
-def call(name, *arguments): return libc.syscall(numbers[name], *arguments)"""
-CLONE = """
-import warnings
-warnings.simplefilter('ignore')  # from Python 3.12 on, fork warns in a process with many threads
-pid = os.fork()  # a process with one thread
-if not pid:
-    done = 0
-    for flag in 0x80, 0x20000, 0x2000000, *(1 << i for i in range(26, 31)):
-        for number, *rest in (
-            ('clone', (flag & ~0xFF) | 17, 0, 0, 0, 0),  # its lowest bits are a signal
-            ('clone3', struct.pack('8Q', flag, 0, 0, 0, 17, 0, 0, 0), 64),
-        ):
-            child = call(number, *rest) if number == 'clone3' or flag > 0xFF else -1
-            if child == 0: os._exit(0)
-            done += child > 0
-        done += libc.unshare(flag) == 0
-    os._exit(done)
-return 2 * (os.waitpid(pid, 0)[1] == 0)"""
-ATTACKS = {  # by student; "Waits" sorts first, because it takes longest
-    "Waits": {
-        "endless loop": (body("while True: time.sleep(0.01)"), 0, "time"),
-        "loop in C": (body("return sum(iter(int, 1))"), 0, "time"),
-        "deaf loop": (
-            body(
-                "signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))",
-                "signal.signal(signal.SIGINT, signal.SIG_IGN)",
-                "while True: time.sleep(0.01)",
-            ),
-            0,
-            "time",
-        ),
-        "busy threads": (
-            body(
-                "def work():\n    while True: pass",
-                "for _ in range(3): threading.Thread(target=work).start()",
-                "return 2",
-            ),
-            2,
-            "",
-        ),
-    },
-    "ends": {
-        "leaves": (body("os._exit(0)"), 0, "killed"),
-        "kills itself": (body("os.kill(os.getpid(), 9)"), 0, "killed"),
-        "kills its parent": (body(ALONE, "os.kill(os.getppid(), 9)", "time.sleep(5)"), 0, "killed"),
-        "kills everybody": (body(ALONE, "os.kill(-1, 9)", "os._exit(1)"), 0, "killed"),
-        "kills one by one": (
-            body(
-                ALONE,
-                "for pid in range(1, 40_000):",
-                "    for number in 9, 15, 19, 2:",
-                "        try: os.kill(pid, number) if pid != os.getpid() else None",
-                "        except OSError: pass",
-                "time.sleep(5)",
-            ),
-            0,
-            "killed",
-        ),
-        "exits": (body("sys.exit()"), 0, "stderr"),
-    },
-    "takes": {
-        "one large block": (body("return len(bytearray(10 * 2**30))"), 0, "check failed"),
-        "memory of files": (
-            body("os.write(os.memfd_create('x'), b'1')", "return 2"),
-            0,
-            "check failed",
-        ),
-        "full disk": (
-            body("with open('/tmp/x', 'wb') as file:\n    while True: file.write(bytes(2**20))"),
-            0,
-            "check failed",
-        ),
-        "many files": (
-            body("for i in range(10**7): open(f'/tmp/{i}', 'w').close()"),
-            0,
-            "memory",
-        ),
-        "fork bomb": (
-            body(ALONE, "while True:\n    try: os.fork()\n    except OSError: pass"),
-            0,
-            "processes",
-        ),
-        "large processes": (
-            body(
-                "for _ in range(4):\n    if not os.fork():\n        x = bytearray(b'1') * 2**28",
-                "        time.sleep(9)",
-                "time.sleep(9)",
-            ),
-            0,
-            "memory",
-        ),
-        "full sockets": (
-            body(
-                "import socket",
-                "for _ in range(5):\n    if not os.fork():",
-                "        pairs = [socket.socketpair() for _ in range(400)]",
-                "        time.sleep(9)",
-                "time.sleep(9)",
-            ),
-            0,
-            "memory",
-        ),
-        "much output": (
-            body("while True:\n    print('x' * 9999, flush=True)\n    time.sleep(0.001)"),
-            0,
-            "output",
-        ),
-        "a large line": (body("print('x' * 2**24)", "return 2"), 0, "output"),
-    },
-    "reaches": {
-        "looks for solutions": (body(LOOK), 2, ""),
-        "overwrites the package": (
-            body("import d2lpar", "open(d2lpar.__file__, 'a')", "return 2"),
-            0,
-            "check failed",
-        ),
-        "network": (
-            body("import socket", "socket.create_connection(('127.0.0.1', PORT), 2)", "return 2"),
-            0,
-            "check failed",
-        ),
-        "deletes": (
-            body(
-                "import shutil",
-                "for folder in PLACES:",
-                "    assert not os.path.exists(folder)",
-                "    shutil.rmtree(folder, ignore_errors=True)",
-                "shutil.rmtree('/tmp/work')",
-                "return 2",
-            ),
-            2,
-            "",
-        ),
-        "a warning": (body("import warnings; warnings.warn('careful')", "return 2"), 0, "stderr"),
-        "too many points": (body("return 100"), 0, "no number"),
-        "not a number": (body("return float('nan')"), 0, "no number"),
-    },
-    "calls": {
-        "its own namespaces": (body(SYSTEM_CALLS, CLONE), 2, ""),
-        "queues": (body(SYSTEM_CALLS, f"return 2 * (libc.msgget({KEY}, 0o1666) < 0)"), 2, ""),
-        "semaphores": (
-            body(SYSTEM_CALLS, f"return 2 * (libc.semget({KEY}, 1, 0o1666) < 0)"),
-            2,
-            "",
-        ),
-        "shared memory": (
-            body(SYSTEM_CALLS, f"return 2 * (libc.shmget({KEY}, 4096, 0o1666) < 0)"),
-            2,
-            "",
-        ),
-        "finds a key": (
-            body(
-                SYSTEM_CALLS,
-                "found = call('keyctl', 10, SESSION, b'user', b'd2lpar', 0) > 0",
-                "found += call('request_key', b'user', b'd2lpar', 0, 0) > 0",
-                "return 2 - found",
-            ),
-            2,
-            "",
-        ),
-        "sees a key": (body("return 2 - ('d2lpar' in open('/proc/keys').read())"), 2, ""),
-        "leaves for a named keyring": (
-            body(SYSTEM_CALLS, "return 2 * (call('keyctl', 1, b'_uid_ses.0') < 0)"),
-            2,
-            "",
-        ),
-        "adds a key": (
-            body(SYSTEM_CALLS, "return 2 * (call('add_key', b'user', b'x', b'y', 1, SESSION) < 0)"),
-            2,
-            "",
-        ),
-        "counters": (
-            body(
-                SYSTEM_CALLS,
-                "of_software = struct.pack('IIQQQQQ80x', 1, 128, 0, 0, 0, 0, 1 << 5)",
-                "return 2 * (call('perf_event_open', of_software, 0, -1, -1, 0) < 0)",
-            ),
-            2,
-            "",
-        ),
-        "programs for the kernel": (
-            body(
-                SYSTEM_CALLS,
-                "return 2 * (call('bpf', 0, struct.pack('IIII112x', 2, 4, 4, 1), 128) < 0)",
-            ),
-            2,
-            "",
-        ),
-        "rings": (
-            body(SYSTEM_CALLS, "return 2 * (call('io_uring_setup', 8, bytes(120)) < 0)"),
-            2,
-            "",
-        ),
-        "page faults": (body(SYSTEM_CALLS, "return 2 * (call('userfaultfd', 1) < 0)"), 2, ""),
-        "the machine below": (
-            body("import socket", "socket.socket(40, socket.SOCK_STREAM)", "return 2"),
-            0,
-            "check failed",
-        ),
-    },
-    "errs": {
-        "wrong": ("def NAME(): return 0", 0, "wrong"),
-        "no Python": ("def NAME() return 2", 0, "answer failed"),
-        "raises": ("def NAME(): return 1 / 0", 0, "check failed"),
-        "a text": (ODD.format("'a text'"), 0, "no number"),
-        "no result": (ODD.format("None"), 0, "no number"),
-        "silent": ("print = lambda *_: None\ndef NAME(): return 0", 0, "silent"),
-    },
-}
+}}[platform.machine()]
+def call(name, *arguments): return libc.syscall(numbers[name], *arguments)
+def alone(): return sum(name.isdecimal() for name in os.listdir('/proc')) < 9
+class Odd:
+    def __init__(self, result): self.result = result
+    def __radd__(self, other): return self.result
+"""
+# Students and their attacks, with points and the word of the remark. "Waits" sorts first: it takes
+# longest. Before an attack harms everybody, it makes sure that nobody is there.
+ATTACKS = read_answers(r"""
+## Waits
+# endless loop (0): time
+def NAME():
+    while True: time.sleep(0.01)
+# loop in C (0): time
+def NAME(): return sum(iter(int, 1))
+# deaf loop (0): time
+def NAME():
+    signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 64))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while True: time.sleep(0.01)
+# busy threads (2):
+def NAME():
+    def work():
+        while True: pass
+    for _ in range(3): threading.Thread(target=work).start()
+    return 2
+
+## ends
+# leaves (0): killed
+def NAME(): os._exit(0)
+# kills itself (0): killed
+def NAME(): os.kill(os.getpid(), 9)
+# kills its parent (0): killed
+def NAME():
+    assert alone()
+    os.kill(os.getppid(), 9)
+    time.sleep(5)
+# kills everybody (0): killed
+def NAME():
+    assert alone()
+    os.kill(-1, 9)
+    os._exit(1)
+# kills one by one (0): killed
+def NAME():
+    assert alone()
+    for pid in range(1, 40_000):
+        for number in 9, 15, 19, 2:
+            try: os.kill(pid, number) if pid != os.getpid() else None
+            except OSError: pass
+    time.sleep(5)
+# exits (0): stderr
+def NAME(): sys.exit()
+
+## takes
+# one large block (0): check failed
+def NAME(): return len(bytearray(10 * 2**30))
+# memory of files (0): check failed
+def NAME():
+    os.write(os.memfd_create('x'), b'1')
+    return 2
+# full disk (0): check failed
+def NAME():
+    with open('/tmp/x', 'wb') as file:
+        while True: file.write(bytes(2**20))
+# many files (0): memory
+def NAME():
+    for i in range(10**7): open(f'/tmp/{i}', 'w').close()
+# fork bomb (0): processes
+def NAME():
+    assert alone()
+    while True:
+        try: os.fork()
+        except OSError: pass
+# large processes (0): memory
+def NAME():
+    for _ in range(4):
+        if not os.fork():
+            x = bytearray(b'1') * 2**28
+            time.sleep(9)
+    time.sleep(9)
+# full sockets (0): memory
+def NAME():
+    for _ in range(5):
+        if not os.fork():
+            pairs = [socket.socketpair() for _ in range(400)]
+            time.sleep(9)
+    time.sleep(9)
+# much output (0): output
+def NAME():
+    while True:
+        print('x' * 9999, flush=True)
+        time.sleep(0.001)
+# a large line (0): output
+def NAME():
+    print('x' * 2**24)
+    return 2
+
+## reaches
+# looks for solutions (2):
+def NAME():
+    found = 0
+    for folder, folders, names in os.walk('/'):
+        found += sum('03_small' in name for name in names)
+        if folder in ('/proc', '/sys', '/usr', sys.prefix, sys.base_prefix):
+            folders.clear()
+    marker = re.compile(b'written ' + b'(?=by the teacher alone)')  # the secret, not in one piece
+    for pid in filter(str.isdecimal, os.listdir('/proc')):
+        try: found += bool(marker.search(open('/proc/' + pid + '/environ', 'rb').read()))
+        except OSError: pass
+    for line in open('/proc/self/maps'):
+        start, end = (int(one, 16) for one in line.split()[0].split('-'))
+        if line.split()[1][:2] == 'rw' and 'v' not in line.split()[-1][:2]:
+            found += bool(marker.search(ctypes.string_at(start, end - start)))
+    return 2 - min(found, 2)
+# overwrites the package (0): check failed
+def NAME():
+    import d2lpar
+    open(d2lpar.__file__, 'a')
+    return 2
+# network (0): check failed
+def NAME():
+    socket.create_connection(('127.0.0.1', PORT), 2)
+    return 2
+# deletes (2):
+def NAME():
+    for folder in PLACES:
+        assert not os.path.exists(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree('/tmp/work')
+    return 2
+# a warning (0): stderr
+def NAME():
+    warnings.warn('careful')
+    return 2
+# too many points (0): no number
+def NAME(): return 100
+# not a number (0): no number
+def NAME(): return float('nan')
+
+## calls
+# its own namespaces (2):
+def NAME():
+    warnings.simplefilter('ignore')  # from Python 3.12 on, fork warns where there are threads
+    pid = os.fork()  # a process with one thread
+    if not pid:
+        done = 0
+        for flag in 0x80, 0x20000, 0x2000000, *(1 << i for i in range(26, 31)):
+            for number, *rest in (
+                ('clone', (flag & ~0xFF) | 17, 0, 0, 0, 0),  # its lowest bits are a signal
+                ('clone3', struct.pack('8Q', flag, 0, 0, 0, 17, 0, 0, 0), 64),
+            ):
+                child = call(number, *rest) if number == 'clone3' or flag > 0xFF else -1
+                if child == 0: os._exit(0)
+                done += child > 0
+            done += libc.unshare(flag) == 0
+        os._exit(done)
+    return 2 * (os.waitpid(pid, 0)[1] == 0)
+# queues (2):
+def NAME(): return 2 * (libc.msgget(KEY, 0o1666) < 0)
+# semaphores (2):
+def NAME(): return 2 * (libc.semget(KEY, 1, 0o1666) < 0)
+# shared memory (2):
+def NAME(): return 2 * (libc.shmget(KEY, 4096, 0o1666) < 0)
+# finds a key (2):
+def NAME():
+    found = call('keyctl', 10, SESSION, b'user', b'd2lpar', 0) > 0
+    found += call('request_key', b'user', b'd2lpar', 0, 0) > 0
+    return 2 - found
+# sees a key (2):
+def NAME(): return 2 - ('d2lpar' in open('/proc/keys').read())
+# leaves for a named keyring (2):
+def NAME(): return 2 * (call('keyctl', 1, b'_uid_ses.0') < 0)
+# adds a key (2):
+def NAME(): return 2 * (call('add_key', b'user', b'x', b'y', 1, SESSION) < 0)
+# counters (2):
+def NAME():
+    of_software = struct.pack('IIQQQQQ80x', 1, 128, 0, 0, 0, 0, 1 << 5)
+    return 2 * (call('perf_event_open', of_software, 0, -1, -1, 0) < 0)
+# programs for the kernel (2):
+def NAME(): return 2 * (call('bpf', 0, struct.pack('IIII112x', 2, 4, 4, 1), 128) < 0)
+# rings (2):
+def NAME(): return 2 * (call('io_uring_setup', 8, bytes(120)) < 0)
+# page faults (2):
+def NAME(): return 2 * (call('userfaultfd', 1) < 0)
+# the machine below (0): check failed
+def NAME():
+    socket.socket(40, socket.SOCK_STREAM)
+    return 2
+
+## errs
+# wrong (0): wrong
+def NAME(): return 0
+# no Python (0): answer failed
+def NAME() return 2
+# raises (0): check failed
+def NAME(): return 1 / 0
+# a text (0): no number
+def NAME(): return Odd('a text')
+# no result (0): no number
+def NAME(): return Odd(None)
+# silent (0): silent
+print = lambda *_: None
+def NAME(): return 0
+""")
 SLOTS = {"first": 1, **{f"slot{i}": 2 for i in range(max(map(len, ATTACKS.values())))}, "last": 3}
 
 
@@ -522,6 +484,11 @@ needs_sandbox = pytest.mark.skipif(
 )
 
 
+def in_sandbox(test):
+    """Mark a slow test that needs a sandbox."""
+    return pytest.mark.slow(needs_sandbox(test))
+
+
 class Graded:
     """What `make grade` printed and wrote."""
 
@@ -534,16 +501,14 @@ class Graded:
             command, capture_output=True, text=True, timeout=GRADER_SECONDS, env=environment
         )
         assert done.returncode == 0, done.stderr
-        self.printed, self.told = done.stdout, done.stderr
+        self.printed = done.stdout
         self.points, self.remarks, self.meanings = {}, {}, {}
         with open(self.build / "grades.csv", encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
-                if row["exercise"]:
-                    self.points.setdefault(row["student"], {})[row["exercise"]] = float(
-                        row["points"]
-                    )
-                    self.remarks.setdefault(row["student"], {})[row["exercise"]] = row["remark"]
-                    self.meanings.setdefault(row["student"], {})[row["exercise"]] = row["meaning"]
+                if name := row["exercise"]:
+                    self.points.setdefault(row["student"], {})[name] = float(row["points"])
+                    self.remarks.setdefault(row["student"], {})[name] = row["remark"]
+                    self.meanings.setdefault(row["student"], {})[name] = row["meaning"]
 
     def page(self, student):
         """Return the text of a page of feedback."""
@@ -586,13 +551,13 @@ def graded(tmp_path_factory):
         TOOLS,
         FOLDER,
     ]
-    names = f"PLACES = {[str(place) for place in places]}\nPORT = {server.getsockname()[1]}\n"
+    names = f"PLACES, PORT = {[str(place) for place in places]}, {server.getsockname()[1]}"
     for student in ("Anna", "zoe", "\u00c5sa \u6797"):
         write(answered(), submitted / student / f"{NAME}.ipynb")
     write(exercises(SLOTS), folder / "attacked" / f"{ATTACKED}.ipynb")
     for student, attacks in ATTACKS.items():
         answers = {
-            slot: names + answer.replace("NAME", slot)
+            slot: names + TOOLS_OF_ATTACKS + answer.replace("NAME", slot)
             for slot, (answer, _, _) in zip(list(SLOTS)[1:], attacks.values(), strict=False)
         }
         write(answered(SLOTS, **answers), folder / "harm" / student / f"{ATTACKED}.ipynb")
@@ -635,8 +600,7 @@ def snapshot(folder):
     }
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 @pytest.mark.parametrize(
     "student, slot, attack",
     [
@@ -654,8 +618,7 @@ def test_harm_costs_its_own_points(graded, student, slot, attack):
         assert grade.FAULTS[word] in graded.harm.page(student)
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 def test_the_package_is_found_wherever_it_lies(tmp_path):
     """Not only where it is installed: otherwise each check fails, and everybody gets nothing."""
     (tmp_path / "elsewhere").mkdir()
@@ -665,8 +628,7 @@ def test_the_package_is_found_wherever_it_lies(tmp_path):
     assert told["outputs"][0].get("data") == {"text/plain": "5"}
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 def test_solutions_on_virtual_gpus_get_all_points_in_the_sandbox(tmp_path):
     """Virtual GPUs warn, which costs points, where the sandbox keeps them from their patches."""
     name = "07_distributed_data_parallel.ipynb"
@@ -680,8 +642,7 @@ def test_solutions_on_virtual_gpus_get_all_points_in_the_sandbox(tmp_path):
         assert (row["points"], row["remark"]) == (row["of"], ""), row
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 @pytest.mark.parametrize("student", [*ATTACKS, "Anna"])
 def test_what_stands_beside_harm_keeps_its_points(graded, student):
     num_attacks = len(ATTACKS.get(student, ()))
@@ -691,8 +652,7 @@ def test_what_stands_beside_harm_keeps_its_points(graded, student):
     assert not any(graded.harm.remarks[student][slot] for slot in others)
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 @pytest.mark.parametrize("student", FAULTY)
 def test_what_is_no_submission_is_named(graded, student):
     word = FAULTY[student][1]
@@ -701,8 +661,7 @@ def test_what_is_no_submission_is_named(graded, student):
     assert grade.FAULTS[word] in graded.page(student)
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 @pytest.mark.parametrize("student", ["Anna", "zoe", "\u00c5sa \u6797", "nbgrader"])
 def test_honest_students_get_their_points(graded, student):
     assert graded.points[student] == POINTS
@@ -710,15 +669,13 @@ def test_honest_students_get_their_points(graded, student):
     assert "expected 2, got 2" in graded.page(student)
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 def test_nothing_outside_has_changed(graded):
     assert not graded.changed
     assert not list((graded.build.parents[1] / "tmp").iterdir())
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 def test_table(graded):
     assert re.search(r"^03_small +1 +2 +3 +sum\npoints +1 +2 +3 +6$", graded.printed, re.M)
     assert re.search(r"^Anna +1 +2 +3 +6$", graded.printed, re.M)
@@ -737,8 +694,7 @@ def test_table(graded):
     assert f"as <code>{NAME} (1).ipynb</code>" in graded.page("two downloads")
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 def test_nothing_gets_no_points_without_a_sentence(graded):
     num_zeros = 0
     for run in graded, graded.harm:
@@ -754,12 +710,12 @@ def test_nothing_gets_no_points_without_a_sentence(graded):
     assert num_zeros > 50
 
 
-@needs_sandbox
-@pytest.mark.slow
+@in_sandbox
 @pytest.mark.parametrize("student", DAMAGED)
 def test_damaged_notebooks_are_graded_and_their_teacher_knows(graded, student):
     _, points, words = DAMAGED[student]
-    assert graded.points[student] == dict(zip(POINTS, points, strict=True))
+    words = words if isinstance(words, list) else ["", words, ""]
+    assert graded.points[student] == {**POINTS, "two": points}
     assert list(graded.remarks[student].values()) == words
     for word in {word for several in words for word in several.split(", ") if word}:
         assert re.search(rf"^{student} .*\b{word}\b", graded.printed, re.M)

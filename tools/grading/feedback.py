@@ -63,17 +63,12 @@ img {{ max-width: 100%; background: #fff }}
 """
 
 _TEMPLATE = """
-{%- macro code_and_outputs(cells, faults) -%}
+{%- macro shown(cells, with_code=true) -%}
 {%- for cell in cells -%}
 {%- if cell.cell_type == "markdown" -%}{{ cell.source | markdown }}
 {%- elif cell.cell_type == "raw" -%}<pre>{{ cell.source }}</pre>
 {%- else -%}
-{{ cell.source | code }}
-{{- shown(cell, faults) -}}
-{%- endif -%}
-{%- endfor -%}
-{%- endmacro -%}
-{%- macro shown(cell, faults) -%}
+{%- if with_code -%}{{ cell.source | code }}{%- endif -%}
 {%- if cell.metadata.fault -%}<p class="said">{{ faults[cell.metadata.fault] }}</p>{%- endif -%}
 <div class="shown">
 {%- for kind, content, rest in cell | outputs -%}
@@ -84,6 +79,8 @@ _TEMPLATE = """
 {%- endif -%}
 {%- endfor -%}
 </div>
+{%- endif -%}
+{%- endfor -%}
 {%- endmacro -%}
 <!DOCTYPE html>
 <html lang="en">
@@ -100,51 +97,48 @@ _TEMPLATE = """
 <table id="points">
 <thead><tr><th>exercise</th><th>points</th><th>what the grader noticed</th></tr></thead>
 <tbody>
-{%- for one in exercises %}
+{%- for one in parts if one.number %}
 <tr><td>{% if executed %}<a href="#exercise-{{ one.number }}">{{ one.title }}</a>
 {%- else %}{{ one.title }}{% endif %}</td>
 <td>{{ one.points }} of {{ one.most }}</td><td>{{ one.said | join(" ") }}</td></tr>
 {%- endfor %}
 </tbody>
 </table>
-{%- if executed -%}
-{%- for one in parts -%}
+{%- for one in parts if executed -%}
+<section{% if one.number %} id="exercise-{{ one.number }}"{% endif %}>
 {%- if one.number -%}
-<section id="exercise-{{ one.number }}">
 <h2>{{ one.title }} <span>{{ one.points }} of {{ one.most }} points</span>
 <a href="#points">all points</a></h2>
 {%- for sentence in one.said %}<p class="said">{{ sentence }}</p>{% endfor %}
-<details{{ " open" if one.task | any_trouble }}><summary>The task</summary>
-{{ code_and_outputs(one.task, faults) }}</details>
+{%- endif -%}
+<details{{ " open" if one.task | any_trouble }}>
+<summary>{{ "The task" if one.number else one.title }}</summary>{{ shown(one.task) }}</details>
+{%- if one.number -%}
 <h3>Answer</h3>
-<div class="answer">{{ code_and_outputs(one.answer, faults) }}</div>
+<div class="answer">{{ shown(one.answer) }}</div>
 <h3>Check</h3>
-<div class="check">{{ shown(one.check, faults) }}</div>
+<div class="check">{{ shown([one.check], with_code=false) }}</div>
 <details><summary>The code of the check</summary>{{ one.check.source | code }}</details>
-</section>
-{%- else -%}
-<section>
-<details{{ " open" if one.task | any_trouble }}><summary>{{ one.title }}</summary>
-{{ code_and_outputs(one.task, faults) }}</details>
-</section>
 {%- endif -%}
+</section>
 {%- endfor -%}
-{%- endif -%}
 </body>
 </html>
 """
 
 
+def _mathml(_, latex, display):
+    try:
+        return latex2mathml.converter.convert(latex, display=display)
+    except Exception:  # an unknown command: show the source of the formula
+        return f"<code>{escape(latex)}</code>"
+
+
 class Renderer(IPythonRenderer):
     """nbconvert's markdown with formulas as MathML, and links to the web only."""
 
-    def inline_math(self, body):
-        """Return a formula within a line."""
-        return _mathml(body, "inline")
-
-    def block_math(self, body):
-        """Return a formula on lines of its own."""
-        return _mathml(body, "block")
+    inline_math = functools.partialmethod(_mathml, display="inline")
+    block_math = functools.partialmethod(_mathml, display="block")
 
     def heading(self, text, level, **attributes):
         """Return a heading, or "" for headings of exercises, which the page has already."""
@@ -165,11 +159,11 @@ def write(submission, cells, faults, folder):
         folder: the folder in which to write `NN_topic.html`.
     """
     said = [submission.fault] if submission.fault else submission.said_of(0)
-    scores = list(submission.scores.items())
+    scores = iter(submission.scores.items())
     parts, number = [], 0
     for part in map(_part, _split(cells)):
         if "check" in part:
-            name, (points, most) = scores[number]
+            name, (points, most) = next(scores)
             number += 1
             part |= {"number": number, "points": f"{points:g}", "most": f"{most:g}"}
             part["title"] = part["title"] or name
@@ -177,18 +171,21 @@ def write(submission, cells, faults, folder):
         part["title"] = part["title"] or "Set-up"
         parts.append(part)
     points, most = submission.total
-    page = _template().render(
-        title=_heading(cells[0], "# ") or submission.source.stem,
-        student=submission.student,
-        name="" if submission.fault == "missing" else submission.path.name,
-        points=f"{points:g}",
-        most=f"{most:g}",
-        said=[faults[word] for word in said],
-        exercises=[part for part in parts if "check" in part],
-        parts=parts,
-        executed=not submission.fault,
-        faults=faults,
-        style=Markup(_STYLE),
+    page = (
+        _environment()
+        .from_string(_TEMPLATE)
+        .render(
+            title=_heading(cells[0], "# ") or submission.source.stem,
+            student=submission.student,
+            name="" if submission.fault == "missing" else submission.path.name,
+            points=f"{points:g}",
+            most=f"{most:g}",
+            said=[faults[word] for word in said],
+            parts=parts,
+            executed=not submission.fault,
+            faults=faults,
+            style=Markup(_STYLE),
+        )
     )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{submission.source.stem}.html").write_text(page, encoding="utf-8", errors="replace")
@@ -224,25 +221,16 @@ def _heading(cell, marks):
     return re.sub(r"[`*$]", "", cell.source.splitlines()[0][len(marks) :]) if is_one else ""
 
 
-@functools.cache
-def _template():
+def _environment():
     environment = Environment(autoescape=True)
+    render = MarkdownWithMath(renderer=Renderer(escape=False)).render
     environment.filters |= {
-        "markdown": _markdown,
-        "code": _code,
+        "markdown": lambda source: Markup(render(source)),
+        "code": lambda source: Markup(highlight(source, PythonLexer(), HtmlFormatter())),
         "outputs": _outputs,
         "any_trouble": _any_trouble,
     }
-    return environment.from_string(_TEMPLATE)
-
-
-def _markdown(source):
-    """Render a text of the exercises."""
-    return Markup(MarkdownWithMath(renderer=Renderer(escape=False)).render(source))
-
-
-def _code(source):
-    return Markup(highlight(source, PythonLexer(), HtmlFormatter()))
+    return environment
 
 
 def _any_trouble(cells):
@@ -278,10 +266,3 @@ def _data(data):
         if kind in data:
             return kind, base64.b64encode(base64.b64decode(data[kind])).decode(), ""
     return "text", strip_ansi(str(data["text/plain"])), ""
-
-
-def _mathml(latex, display):
-    try:
-        return latex2mathml.converter.convert(latex, display=display)
-    except Exception:  # an unknown command: show the source of the formula
-        return f"<code>{escape(latex)}</code>"

@@ -160,53 +160,48 @@ def find_submissions(folder, sources):
 
     Returns:
         A list of `Submission`: for each student one per exercise notebook that anyone handed in,
-        and one for each file that is not graded but may have been meant to be: a further copy, a
-        notebook without matching exercises or without student, other files if there is no notebook.
+        and one per file that is not graded but may be meant to be: a further copy, a notebook of
+        no exercises or no student, other files if there is no notebook.
 
     Raises:
         ValueError: there are no students.
     """
-    entries = sorted((entry for entry in Path(folder).iterdir()), key=lambda entry: entry.name)
-    students = [entry.name for entry in entries if entry.is_dir() and entry.name[0] != "."]
+    entries = sorted(Path(folder).iterdir())
+    students = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
     if not students:
         raise ValueError(f"no folders of students in {folder}")
     known = {path.stem: path for path in find_exercises(sources[0].parent)}
-    strays = [
-        Submission("", path, path, "nobody")
-        for path in entries
-        if path.suffix == ".ipynb" and not path.is_dir()
-    ]
+    loose = [path for path in entries if path.suffix == ".ipynb" and not path.is_dir()]
+    submissions = [Submission("", path, path, "nobody") for path in loose]
     handed_in = {}
     for student in students:
-        by_source = handed_in[student] = {}
-        files = _files(Path(folder) / student)
+        by_source, others = {}, []
+        handed_in[student] = by_source, others
+        files = [] if student.is_symlink() else _files(student)
         notebooks = [path for path in files if path.suffix == ".ipynb"]
         for path in notebooks:
             source, rank = _recognised(path, known.values())
             if named := source or known.get(path.stem):
-                by_source.setdefault(named, []).append(((*rank, path.stem != named.stem), path))
+                by_source.setdefault(named, []).append(((rank, path.stem != named.stem), path))
             else:
-                strays.append(Submission(student, path, path, "wrong name"))
+                others.append((path, "wrong name"))
         if not notebooks:
-            strays += [Submission(student, path, path, "no notebook") for path in files[:FEW]]
+            others += [(path, "no notebook") for path in files[:FEW]]
         for source, found in by_source.items():
             found.sort(key=lambda one: one[0])
             found[1:] = [one for one in found[1:] if one[0][0] != UNLIKE]
-            if source in sources:
-                copies = [path for _, path in found[1:]]
-                strays += [Submission(student, path, path, "extra copy") for path in copies]
-    wanted = [one for one in sources if any(one in found for found in handed_in.values())]
-    submissions = [one for one in strays if not one.student]
-    for student, by_source in handed_in.items():
+            others += [(path, "extra copy") for _, path in found[1:] if source in sources]
+    wanted = [one for one in sources if any(one in found for found, _ in handed_in.values())]
+    for student, (by_source, others) in handed_in.items():
         for source in wanted or sources:
             if source in by_source:
                 (_, path), *copies = by_source[source]
                 words = ("renamed",) * (path.stem != source.stem) + ("several",) * bool(copies)
-                submissions.append(Submission(student, path, source, words=words))
+                submissions.append(Submission(student.name, path, source, words=words))
             else:
-                path = Path(folder) / student / source.name
-                submissions.append(Submission(student, path, source, "missing"))
-        submissions += [one for one in strays if one.student == student]
+                path = student / source.name
+                submissions.append(Submission(student.name, path, source, "missing"))
+        submissions += [Submission(student.name, path, path, word) for path, word in others]
     return submissions
 
 
@@ -219,15 +214,14 @@ def _recognised(path, sources):
     try:
         cells = read(path)
     except Fault:
-        return None, (UNREADABLE,)
+        return None, UNREADABLE
     marks = {cell[key] for cell in cells for key in ("grade_id", "id", "source", "heading")}
-    num_shared = {source: len(marks & _marks(source)) for source in sources}
-    best = max(num_shared, key=num_shared.get)
-    if not num_shared[best]:
-        return None, (UNLIKE,)
+    best = max(sources, key=lambda source: len(marks & _marks(source)))
+    if not marks & _marks(best):
+        return None, UNLIKE
     handed_out = {tuple(cell.source.split()) for cell in _released(best)}
     touched = any(tuple(cell["source"].split()) not in handed_out for cell in cells)
-    return best, (ANSWERED if touched else UNTOUCHED,)
+    return best, ANSWERED if touched else UNTOUCHED
 
 
 @functools.cache
@@ -239,30 +233,23 @@ def _released(source):
 @functools.cache
 def _marks(source):
     """Return what identifies cells of these exercises: ids, headings, sources of checks."""
-    cells = _released(source)
-    texts = {cell.source for cell in cells if is_grade(cell)}
-    headings = {_heading(cell.cell_type, cell.source) for cell in cells}
-    ids = {cell.id for cell in cells} | set(map(grade_id, cells))
-    return (ids | headings | texts) - {""}
+    texts = {cell.source for cell in _released(source) if is_grade(cell)}
+    cells = map(read_cell, _released(source))
+    return texts | {cell[key] for cell in cells for key in ("grade_id", "id", "heading")} - {""}
 
 
-def _files(folder, depth=0):
-    """List the files in a folder and its subfolders, those in `exercises` first.
-
-    An entry named *.ipynb is listed even if it is no file.
-    """
-    found, below = [], []
-    if not folder.is_symlink():
-        for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
-            if entry.name.endswith(".ipynb"):
-                found.append(Path(entry.path))
-            elif entry.name[0] == ".":
-                continue
-            elif not entry.is_dir(follow_symlinks=False):
-                found.append(Path(entry.path))
-            elif depth < DEEP:
-                below += _files(Path(entry.path), depth + 1)
-    return sorted(found + below, key=lambda path: path.parent.name != "exercises")
+def _files(folder):
+    """List the files below a folder, those in `exercises` first; all that is named *.ipynb."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        paths = [Path(parent, name) for name in sorted(names + folders)]
+        paths = [path for path in paths if path.name[0] != "." or path.name.endswith(".ipynb")]
+        below = {path for path in paths if path.is_dir() and not path.is_symlink()}
+        below -= {path for path in paths if path.name.endswith(".ipynb")}
+        found += [path for path in paths if path not in below]
+        is_last = len(Path(parent).relative_to(folder).parts) == DEEP
+        folders[:] = [] if is_last else sorted(path.name for path in below)
+    return sorted(found, key=lambda path: path.parent.name != "exercises")
 
 
 class Fault(Exception):
@@ -333,29 +320,26 @@ def merge(source, cells):
     Raises:
         Fault: no cell belongs to these exercises.
     """
-    graded = {grade_id(cell): i for i, cell in enumerate(source.cells) if grade_id(cell)}
-    answers = [i for i in graded.values() if is_solution(source.cells[i])]
-    texts = {cell.source: i for i, cell in enumerate(source.cells) if i not in answers}
-    ids = {cell.id: i for i, cell in enumerate(source.cells)}
-    headings = {
-        line: i
-        for i, cell in enumerate(source.cells)
-        if (line := _heading(cell.cell_type, cell.source))
-    }
-    known = (graded, "grade_id"), (ids, "id"), (texts, "source"), (headings, "heading")
+    answers = [i for i, cell in enumerate(source.cells) if is_solution(cell)]
+    known = {"grade_id": {}, "id": {}, "source": {}, "heading": {}}  # places of cells
+    for i, cell in enumerate(map(read_cell, source.cells)):
+        for key, index in known.items():
+            if cell[key] and (key != "source" or i not in answers):
+                index[cell[key]] = i
     written = {i: [] for i in range(len(source.cells))}
     added = {i: [] for i in range(-1, len(source.cells))}
     order = []  # places of the answers, in the order of the submission
     place = -1
     for cell in cells:
-        places = [index[cell[key]] for index, key in known if cell[key] in index]
+        places = [index[cell[key]] for key, index in known.items() if cell[key] in index]
         if places:
             place = places[0]
             written[place].append(cell)
             order += [place] if place in answers and place not in order else []
         else:
             added[place].append(cell)
-    if not any(written[i] for i in (*graded.values(), *headings.values())):
+    exercises = *known["grade_id"].values(), *known["heading"].values()
+    if not any(written[i] for i in exercises):
         raise Fault("no answers")
     remarks = _select_answers(source, answers, order, written, added)
     merged = [_added(cell) for cell in added[-1]]
@@ -381,12 +365,9 @@ def _added(cell):
 def _select_answers(source, answers, order, written, added):
     """Select the cells that count as answers, and repair them if possible; return remarks.
 
-    Args:
-        source: the exercises without solutions, a notebook.
-        answers: places of the answers in it, in order.
-        order: the places of the answers in the order of the submission, without missing ones.
-        written: for each place its cells in the submission; reduced to those that count.
-        added: for each place the cells added after it; reduced to those that are no answer.
+    `answers`: places of the answers in `source`; `order`: the same in the order of the submission;
+    `written`, `added`: for each place its cells in the submission and those added after it. Both
+    are reduced to cells that count, and cells that are no answer.
     """
     blocks = SequenceMatcher(None, sorted(order), order, autojunk=False).get_matching_blocks()
     in_order = [place for block in blocks for place in order[block.b : block.b + block.size]]
@@ -417,14 +398,9 @@ def _select_answers(source, answers, order, written, added):
 
 
 def _pop_nearby_answer(source, i, added, anything):
-    """Remove from the added cells those that answer an exercise in another cell, and return them.
+    """Remove from the added cells those that answer exercise cell `i` instead, and return them.
 
-    Args:
-        source: the exercises without solutions, a notebook.
-        i: the place of the answer cell.
-        added: for each place the cells added after it; modified in place.
-        anything: whether to accept any code between heading and check if none of it defines the
-            names of the answer cell.
+    `anything`: accept any code between heading and check if none defines the names of the cell.
     """
     stub = source.cells[i].source
     checks = [place for place, cell in enumerate(source.cells) if is_grade(cell)]
@@ -458,14 +434,7 @@ def grade_id(cell):
 
 
 def execute(submission, cells, **how):
-    """Execute cells in a sandbox.
-
-    Args:
-        submission: the `Submission`, to which remarks are added.
-        cells: all cells of a notebook; outputs are stored in code cells, and faults in their
-            metadata.
-        how: the other arguments of `execution.execute`.
-    """
+    """Execute cells in a sandbox, see `execution.execute`; store outputs, faults and remarks."""
     code = [cell for cell in cells if cell.cell_type == "code"]
     checks = [0, *accumulate(map(is_grade, code))]  # number of checks before each cell
     given = [not grade_id(cell) for cell in code]
@@ -518,15 +487,7 @@ def _raised(cell):
 
 
 def grade(submission, **how):
-    """Grade a submission.
-
-    Args:
-        submission: a `Submission`, whose points are set.
-        how: the arguments of `execution.execute` other than the cells.
-
-    Returns:
-        The executed cells.
-    """
+    """Set the points of a submission, and return its cells; `how`: see `execution.execute`."""
     start = time.perf_counter()
     source = without_solutions(nbformat.read(submission.source, as_version=4))
     cells = source.cells
@@ -549,6 +510,8 @@ def grade(submission, **how):
 def grade_all(submissions, parallel, folder, **how):
     """Grade submissions, and write their feedback pages.
 
+    Those that exceed a time limit run again, alone: a busy machine must not cost them points.
+
     Args:
         submissions: a list of `Submission`, whose points are set.
         parallel: the number of notebooks to execute at a time.
@@ -568,49 +531,38 @@ def grade_all(submissions, parallel, folder, **how):
             print(f"{number} of {len(running)}  {one.summary}", file=sys.stderr, flush=True)
     except KeyboardInterrupt:
         os._exit(130)  # the sandboxes end with this process
-
-
-def grade_fairly(submissions, parallel, **how):
-    """Grade submissions; run those that exceeded a time limit again, alone on the machine.
-
-    Otherwise a busy machine would cost them points.
-    """
-    graded = [one for one in submissions if one.path != one.source]
-    grade_all(graded, parallel, **how)
-    slow = [one for one in graded if "time" in one.remark]
-    if parallel > 1 and len(graded) > 1 and slow:
+    slow = [one for one in submissions if "time" in one.remark]
+    if parallel > 1 and len(submissions) > 1 and slow:
         print(f"{len(slow)} of them ran out of time, and run again, alone", file=sys.stderr)
         for one in slow:
             one.scores, one.remarks, one.fault = {}, [], ""
-        grade_all(slow, 1, **how)
+        grade_all(slow, 1, folder, **how)
 
 
 def table(submissions):
     """Return a table of submissions: for each notebook, students and their points."""
-    blocks = []
+    blocks, by_notebook = [], {}
     graded = [one for one in submissions if one.scores]
-    for stem in dict.fromkeys(one.source.stem for one in graded):
-        chosen = [one for one in graded if one.source.stem == stem]
+    for one in graded:
+        by_notebook.setdefault(one.source.stem, []).append(one)
+    for stem, chosen in by_notebook.items():
         most = [f"{most:g}" for _, most in chosen[0].scores.values()]
-        rows = [[stem, *(str(i) for i in range(1, len(most) + 1)), "sum", ""]]
-        rows += [["points", *most, f"{sum(float(points) for points in most):g}", ""]]
+        rows = [[stem, *map(str, range(1, len(most) + 1)), "sum", ""]]
+        rows += [["points", *most, f"{chosen[0].total[1]:g}", ""]]
         for one in chosen:
             points = [f"{points:g}" for points, _ in one.scores.values()]
             rows += [[shown(one.student), *points, f"{one.total[0]:g}", one.remark]]
         blocks.append(rows)
-    notebooks = dict.fromkeys(one.source.stem for one in graded)
-    if len(notebooks) > 1:
-        rows = [["all notebooks", *(stem[:2] for stem in notebooks), "sum", ""]]
+    if len(by_notebook) > 1:
+        rows = [["all notebooks", *(stem[:2] for stem in by_notebook), "sum", ""]]
         for student in dict.fromkeys(one.student for one in graded):
             totals = {one.source.stem: one.total[0] for one in graded if one.student == student}
-            points = [f"{totals[stem]:g}" for stem in notebooks]
+            points = [f"{totals[stem]:g}" for stem in by_notebook]
             rows += [[shown(student), *points, f"{sum(totals.values()):g}", ""]]
         blocks.append(rows)
     if strays := [one for one in submissions if not one.scores]:
-        rows = [["other files", ""]]
-        blocks.append(
-            rows + [[shown(one.student), f"{shown(one.path.name)}: {one.fault}"] for one in strays]
-        )
+        named = [(shown(one.student), f"{shown(one.path.name)}: {one.fault}") for one in strays]
+        blocks.append([("other files", ""), *named])
     width = max(_width(row[0]) for rows in blocks for row in rows)
     return "\n\n".join("\n".join(_line(row, width) for row in rows) for rows in blocks)
 
@@ -644,15 +596,13 @@ def write_csv(submissions, path):
         writer = csv.writer(file)
         writer.writerow(["student", "notebook", "exercise", "points", "of", "remark", "meaning"])
         for one in submissions:
-            student = shown(one.student)
-            for number, (name, (points, most)) in enumerate(one.scores.items(), start=1):
+            notebook = one.source.stem if one.scores else shown(one.path.name)
+            scores = one.scores or {"": (0, 0)}
+            for number, (name, (points, most)) in enumerate(scores.items(), start=1):
                 words = [one.fault] if one.fault else one.said_of(0) + one.said_of(number)
                 meaning = " ".join(FAULTS[word] for word in words)
-                row = [student, one.source.stem, name, f"{points:g}", f"{most:g}"]
+                row = [shown(one.student), notebook, name, f"{points:g}", f"{most:g}"]
                 writer.writerow([*row, ", ".join(words), meaning])
-            if not one.scores:
-                row = [student, shown(one.path.name), "", "0", "0", one.fault]
-                writer.writerow([*row, FAULTS[one.fault]])
 
 
 def capacity():
@@ -688,11 +638,11 @@ def main(arguments=None):
         "packages": [
             importlib.util.find_spec(name).submodule_search_locations[0] for name in PACKAGES
         ],
-        "folder": options.build / "feedback",
         "cell_seconds": CELL_SECONDS,
         "notebook_seconds": NOTEBOOK_SECONDS,
     }
-    grade_fairly(submissions, parallel, **how)
+    graded = [one for one in submissions if one.path != one.source]  # all but strays
+    grade_all(graded, parallel, options.build / "feedback", **how)
     write_csv(submissions, options.build / "grades.csv")
     print(table(submissions), legend(submissions), sep="\n\n")
     students = len({one.student for one in submissions} - {""})

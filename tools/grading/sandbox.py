@@ -129,13 +129,9 @@ def check():
 
 
 def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVNULL):
-    """Start a program in a sandbox, without a terminal and with a new environment.
+    """Start a program as in `Sandbox`, without a terminal and with a new environment.
 
-    Args:
-        program, hidden, shown: as in `Sandbox`.
-        info: the file descriptor to which bwrap writes its process id.
-        passed: further file descriptors that the program inherits.
-        stderr: the target of error messages.
+    `info`: file descriptor to which bwrap writes its process id; `passed`: further ones to inherit.
     """
     # Not by --clearenv: process 1 is bwrap itself, and the program can read its environment.
     environment = {
@@ -165,12 +161,10 @@ def _start(program, info, hidden=(), shown=(), passed=(), stderr=subprocess.DEVN
 
 
 def _command(program, hidden, shown, refused, hosts, info):
-    """Return the command that runs a program in a sandbox.
+    """Return the command that runs a program as in `Sandbox`.
 
-    Args:
-        program, hidden, shown: as in `Sandbox`.
-        refused, hosts, info: file descriptors of the filter of system calls, of the contents of
-            /etc/hosts, and for the process id of bwrap.
+    File descriptors: `refused`: the filter of system calls; `hosts`: contents of /etc/hosts;
+    `info`: for the process id of bwrap.
     """
     mounts = ["--size", TMP, "--tmpfs", "/tmp"]  # first: Python may be installed in /tmp
     readable = [os.path.realpath(path) for path in (sys.base_prefix, sys.prefix, *shown)]
