@@ -23,7 +23,6 @@ import torch
 from gates import Gate
 from IPython.core.ultratb import VerboseTB
 
-import d2lpar
 import vgpu
 from vgpu import virtual_gpus
 from vgpu.operators import plans
@@ -347,45 +346,50 @@ def frozen():
 @pytest.fixture
 def devices(frozen):
     """The last two of eight virtual GPUs: should they hang, the tests of other files do not."""
-    before = signal.signal(signal.SIGALRM, give_up)
-    yield virtual_gpus(8)[6:]
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    d2lpar.virtual_gpus(2)
+    with no_hang():
+        yield virtual_gpus(8)[6:]
+    virtual_gpus(2)
 
 
 def give_up(*_):
     pytest.fail("it hangs")
 
 
-def operator(a, b):
-    x = torch.ones(3, 3, device=a)
-    return lambda: x + 1
+@contextlib.contextmanager
+def no_hang():
+    """Let the test fail at the alarms that it sets in the block."""
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
-def new_operator(a, b):
-    x = torch.ones(3, 3, device=a)
-
-    def call():
-        plans.plans_by_key.clear()
-        return x + 1
-
-    return call
-
-
-def operators_with_lists(a, b):
-    x = torch.ones(3, 3, device=a)
-    return lambda: (torch.cat([x, x]), x.topk(2), x.split(1), torch._foreach_add([x, x], 1))
-
-
-def views(a, b):
-    x = torch.ones(2, 3, device=a)
-    return lambda: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32))
+# Calls that need a tensor of ones on the first device, and the second device.
+SHORT = {
+    "operator": lambda x, b: x + 1,
+    "new_operator": lambda x, b: (plans.plans_by_key.clear(), x + 1),
+    "operators_with_lists": lambda x, b: (
+        torch.cat([x, x]),
+        x.topk(2),
+        x.split(1),
+        torch._foreach_add([x, x], 1),
+    ),
+    "views": lambda x, b: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32)),
+    "waiting_operators": lambda x, b: (x.nonzero(), x[0, 0].item(), x[x > 0]),
+    "allocation": lambda x, b: torch.empty(1000, device=x.device),
+    "copy_to_the_cpu": lambda x, b: (x.cpu(), x.to("cpu", non_blocking=True)),
+    "copy_between_devices": lambda x, b: x.to(b),
+}
 
 
-def waiting_operators(a, b):
-    x = torch.ones(2, 3, device=a)
-    return lambda: (x.nonzero(), x[0, 0].item(), x[x > 0])
+def short(name):
+    def case(a, b):
+        x = torch.ones(2, 3, device=a)
+        return lambda: SHORT[name](x, b)
+
+    return case
 
 
 def random_numbers(a, b):
@@ -428,10 +432,6 @@ def data(a, b):
     return call
 
 
-def allocation(a, b):
-    return lambda: torch.empty(1000, device=a)
-
-
 def allocation_of_what_a_stream_holds(a, b):
     registry.find(a).memory.set_limit(registry.find(a).memory.allocated + 3000)
     side = torch.vgpu.Stream(a)
@@ -470,16 +470,6 @@ def held(stream):
 def copy_to_a_device(a, b):
     x = torch.ones(3)
     return lambda: (x.to(a), x.pin_memory().to(a, non_blocking=True))
-
-
-def copy_to_the_cpu(a, b):
-    x = torch.ones(3, device=a)
-    return lambda: (x.cpu(), x.to("cpu", non_blocking=True))
-
-
-def copy_between_devices(a, b):
-    x = torch.ones(3, device=a)
-    return lambda: x.to(b)
 
 
 def events(a, b):
@@ -557,16 +547,16 @@ def first_op_of_an_engine(a, b):
     return call
 
 
-CASES = [
-    operator, new_operator, operators_with_lists, views, waiting_operators, random_numbers,
-    changes_of_layout, data, allocation, allocation_of_what_a_stream_holds, copy_to_a_device,
-    copy_to_the_cpu, copy_between_devices, events, streams, backward, first_op_of_an_engine,
-]  # fmt: skip
+LONG = (
+    random_numbers, changes_of_layout, data, allocation_of_what_a_stream_holds, copy_to_a_device,
+    events, streams, backward, first_op_of_an_engine,
+)  # fmt: skip
+CASES = {**{name: short(name) for name in SHORT}, **{case.__name__: case for case in LONG}}
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+@pytest.mark.parametrize("case", CASES)
 def test_an_interrupt_anywhere_does_no_harm(devices, case):
-    call = case(*devices)
+    call = CASES[case](*devices)
     prepare, check = (getattr(call, name, lambda: None) for name in ("prepare", "check"))
     for _ in range(2):  # the first lets torch import what it does
         prepare()
@@ -577,7 +567,7 @@ def test_an_interrupt_anywhere_does_no_harm(devices, case):
         check_answers(devices)
     places = []
     while True:
-        signal.alarm(30)  # see `give_up`
+        signal.alarm(30)  # see `no_hang`
         prepare()
         settle(devices)
         where = interrupted(call, len(places))
@@ -722,13 +712,12 @@ def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
             b + a
     except (RuntimeError, ValueError) as error:
         second = error
-    ours = os.path.dirname(vgpu.__file__)
-    assert any(path.startswith(ours) for path in files_of(first))
+    assert any(map(is_ours, files_of(first.__traceback__)))
     notebook.hide_frames(second)
     assert second.__context__ is first
     for error in (first, second):
-        assert files_of(error)[0] == __file__
-        assert not any(path.startswith(ours) for path in files_of(error))
+        files = files_of(error.__traceback__)
+        assert files[0] == __file__ and not any(map(is_ours, files))
 
 
 def test_ipython_shows_an_error_where_code_has_no_line():
@@ -747,9 +736,13 @@ def stopped():
     raise KeyboardInterrupt
 
 
-def files_of(error):
-    """Return the files of the frames of an error."""
-    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+def files_of(tb):
+    """Return the files of the frames of a traceback."""
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb)]
+
+
+def is_ours(path):
+    return path.startswith(os.path.dirname(vgpu.__file__))
 
 
 class Shell:
@@ -829,15 +822,15 @@ def waiting(monkeypatch):
 
 def test_a_cell_that_waits_for_a_stopped_one_says_so_once(adapted, waiting, capsys):
     shell, (first, second) = adapted(Shell()), virtual_gpus(2)
+    behind = "launched before the stop\n"
     waiting(shell, second, 3, KeyboardInterrupt())  # the gate is an operator, too
-    said = "vgpu:1 is still working off 4 operators launched before the stop\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == f"vgpu:1 is still working off 4 operators {behind}"
     waiting(shell, second, 3, None)
     assert capsys.readouterr().out == ""
     with Gate(first) as gate:
         waiting(shell, second, 0, KeyboardInterrupt())
-        said = "vgpu:0, vgpu:1 are still working off 2 operators launched before the stop\n"
-        assert capsys.readouterr().out == said
+        told = capsys.readouterr().out
+        assert told == f"vgpu:0, vgpu:1 are still working off 2 operators {behind}"
         waiting(shell, second, 0, None)  # vgpu:0 still is
         assert capsys.readouterr().out == ""
         gate.let_go()
@@ -890,9 +883,7 @@ def test_a_notebook_shows_an_error_without_the_frames_of_virtual_gpus(adapted):
     shell.handler(shell, caught.type, caught.value, caught.tb)
     [(kind, error, shown)] = shell.shown
     assert (kind, error) == (RuntimeError, caught.value)
-    ours = os.path.dirname(vgpu.__file__)
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(shown)]
-    assert files and not any(path.startswith(ours) for path in files)
+    assert files_of(shown) and not any(map(is_ours, files_of(shown)))
 
 
 def test_a_notebook_shows_a_syntax_error_as_one(adapted):

@@ -400,7 +400,7 @@ def test_others_have_time_to_say_why_they_fail_too(monkeypatch):
         pids = [None] * 2
         dist.all_gather_object(pids, os.getpid())
         if dist.get_rank() == 0:
-            raise RuntimeError("Connection closed by peer [127.0.0.1]")
+            raise RuntimeError("gloo: Connection closed by peer [127.0.0.1]")
         wait_until(lambda: not is_alive(pids[0]), 20)
         time.sleep(0.5)  # the agent looks each 0.1 s
         raise KeyError("the reason")
