@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from gates import Gate, run_what_can
 from modelling import fixed_gpus, flops, kernels, seconds_of
-from ranks import a_group, end_jobs, in_ranks
+from ranks import a_group, in_ranks
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -28,17 +28,6 @@ TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # 
 # last place of the dtype, for numbers of about 1
 HEADS, LENGTH, SIZE, WIDTH = 4, 6, 9, 8
 Q = 2, HEADS, LENGTH, WIDTH
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jobs():
-    yield
-    end_jobs()
-
-
-@pytest.fixture
-def device():
-    return virtual_gpus(2)[1]
 
 
 def tensors(*shapes, seed=0):

@@ -18,10 +18,27 @@ from vgpu.cuda.cuda_names import switch_on
 switch_on({gpus!r}, {visible!r})
 """
 BEGIN = """
-import os, sys
+import os, sys, warnings
 import torch
 from torch import nn
+
+def error(function, kind=RuntimeError):
+    try:
+        function()
+    except kind as error:
+        return str(error)
+    raise AssertionError("nothing was raised")
 """
+
+
+def stand_in(folder, module, code):
+    """Write a module, in its packages, for a program to import in place of the real one."""
+    *packages, name = module.split(".")
+    for package in packages:
+        folder = folder / package
+        folder.mkdir()
+        (folder / "__init__.py").touch()
+    (folder / f"{name}.py").write_text(code)
 
 
 def run(program, gpus="vgpu:2", visible=None):
@@ -112,12 +129,6 @@ def test_memory_that_a_stream_holds_is_cached():
 
 def test_errors_are_those_of_cuda():
     run("""
-    def error(function):
-        try:
-            function()
-        except RuntimeError as error:
-            return str(error)
-
     x = torch.ones(2).cuda()
     assert "CUDA error: invalid device ordinal" in error(lambda: x.cuda(7))
     assert error(lambda: x + torch.ones(2)).endswith("at least two devices, cuda:0 and cpu!")
@@ -265,7 +276,6 @@ def test_streams_events_and_memory():
 
 def test_flags_and_tools_are_accepted():
     run("""
-    import warnings
     warnings.simplefilter("error")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -297,12 +307,8 @@ def test_sparse_tensors_are_refused_by_name_and_with_a_cure():
         lambda: torch.sparse_coo_tensor([[0], [1]], [1.0], (2, 2), device="cuda"),
         lambda: torch.sparse_coo_tensor(torch.ones(1, 1).long().cuda(), dense[0, :1], (2,)),
     ):
-        try:
-            make()
-        except NotImplementedError as error:
-            assert "torch.sparse_c" in str(error) and "to_dense()" in str(error), error
-        else:
-            assert False, "it was not refused"
+        text = error(make, NotImplementedError)
+        assert "torch.sparse_c" in text and "to_dense()" in text, text
     assert torch.equal(x.to_sparse().to_dense().cuda(), dense)
     """)
 
@@ -315,12 +321,7 @@ def test_nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cur
         lambda: nested.cuda(), lambda: nested.to("cuda"), lambda: nested.to("cuda:1", torch.half),
         lambda: torch.nested.nested_tensor(rows, device="cuda") * 2,
     ):
-        try:
-            make()
-        except RuntimeError as error:
-            assert "strided layout" in str(error) and "torch.jagged" in str(error), error
-        else:
-            assert False, "it was not refused"
+        assert "strided layout" in error(make) and "torch.jagged" in error(make)
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
     assert jagged.is_cuda and jagged.values().shape == (6, 3)
     """)
@@ -329,7 +330,6 @@ def test_nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cur
 def test_what_waits_on_cuda_as_well_is_not_warned_of():
     """`allclose` reads its result; each rank of a published test had warned of it."""
     run("""
-    import warnings
     warnings.simplefilter("error")
     x = torch.ones(3, device="cuda")
     assert torch.allclose(x, x) and not torch.allclose(x, x + 1)
@@ -338,45 +338,31 @@ def test_what_waits_on_cuda_as_well_is_not_warned_of():
 
 def test_deepspeeds_own_adam_names_the_option_that_avoids_it(tmp_path):
     """A stand-in for the module: an extension that DeepSpeed compiles when it is made."""
-    folder = tmp_path / "deepspeed" / "ops" / "adam"
-    folder.mkdir(parents=True)
-    for each in (folder, folder.parent, folder.parent.parent):
-        (each / "__init__.py").write_text("")
-    (folder / "fused_adam.py").write_text("class FusedAdam:\n    pass\n")
+    stand_in(tmp_path, "deepspeed.ops.adam.fused_adam", "class FusedAdam: pass")
     run(f"""
-    import sys
     sys.path.insert(0, {str(tmp_path)!r})
     from deepspeed.ops.adam.fused_adam import FusedAdam
-
-    try:
-        FusedAdam([torch.ones(1)])
-    except NotImplementedError as error:
-        assert '"torch_adam": true' in str(error)
-    else:
-        assert False
+    text = error(lambda: FusedAdam([torch.ones(1)]), NotImplementedError)
+    assert '"torch_adam": true' in text
     """)
 
 
 def test_what_only_cuda_has_says_so_by_name():
     run("""
-    import sys, types, warnings
     import torch.utils.cpp_extension as extension
 
-    def error(function):
-        try:
-            function()
-        except NotImplementedError as error:
-            return str(error)
+    def refused(function):
+        return error(function, NotImplementedError)
 
-    assert "torch.cuda.CUDAGraph needs a real GPU" in error(lambda: torch.cuda.CUDAGraph())
-    assert "--training.disable_cuda_graphs" in error(lambda: torch.cuda.CUDAGraph())
+    assert "torch.cuda.CUDAGraph needs a real GPU" in refused(torch.cuda.CUDAGraph)
+    assert "--training.disable_cuda_graphs" in refused(torch.cuda.CUDAGraph)
     used = torch.cuda.device_memory_used()
     x = torch.ones(256, device="cuda")
     assert torch.cuda.device_memory_used() == used + 1024  # as nvidia-smi shows it
-    assert "torch.cuda.graph needs" in error(lambda: torch.cuda.graph(None))
-    assert "make_graphed_callables" in error(lambda: torch.cuda.make_graphed_callables(1, 2))
-    assert "the summary of vgpu run" in error(torch.cuda.utilization)
-    assert "torch.cuda.nccl.all_reduce needs" in error(lambda: torch.cuda.nccl.all_reduce([]))
+    assert "torch.cuda.graph needs" in refused(lambda: torch.cuda.graph(None))
+    assert "make_graphed_callables" in refused(lambda: torch.cuda.make_graphed_callables(1, 2))
+    assert "the summary of vgpu run" in refused(torch.cuda.utilization)
+    assert "torch.cuda.nccl.all_reduce needs" in refused(lambda: torch.cuda.nccl.all_reduce([]))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
         lambda: extension.load("fast", "b.cu"),
@@ -384,11 +370,11 @@ def test_what_only_cuda_has_says_so_by_name():
         lambda: extension.load_inline("fast", "", with_cuda=True),
         lambda: extension.CUDAExtension("fast", ["a.cpp"]),
     ):
-        assert "the CUDA extension 'fast' needs a real GPU" in error(make)
+        assert "the CUDA extension 'fast' needs a real GPU" in refused(make)
     x = torch.ones(2, device="cuda")
     torch.library.define("ours::mine", "(Tensor x) -> Tensor")
     torch.library.impl("ours::mine", "CUDA", lambda x: x)
-    assert "operator ours::mine has a kernel for CUDA only" in error(lambda: torch.ops.ours.mine(x))
+    assert "ours::mine has a kernel for CUDA only" in refused(lambda: torch.ops.ours.mine(x))
     torch.library.impl("ours::mine", "CPU", lambda x: x + 1)
     assert torch.ops.ours.mine(x).tolist() == [2, 2]
     with warnings.catch_warnings(record=True) as caught:
@@ -401,23 +387,14 @@ def test_what_only_cuda_has_says_so_by_name():
 
 def test_a_kernel_of_triton_says_its_name(tmp_path):
     """Of a Triton that stands for the real one, where that is not installed."""
-    folder = tmp_path / "triton" / "runtime"
-    folder.mkdir(parents=True)
-    for path in (tmp_path / "triton", folder):
-        (path / "__init__.py").write_text("")
-    (folder / "jit.py").write_text("class JITFunction:\n    def run(self): pass\n")
+    stand_in(tmp_path, "triton.runtime.jit", "class JITFunction:\n    def run(self): pass\n")
     run(f"""
-    import sys
     sys.path.insert(0, {str(tmp_path)!r})
     from triton.runtime.jit import JITFunction
     kernel = object.__new__(JITFunction)
     kernel.fn = len
-    try:
-        kernel.run(3, grid=(1,))
-    except NotImplementedError as error:
-        assert "the Triton kernel 'len' needs a real GPU" in str(error)
-    else:
-        raise AssertionError("it ran")
+    text = error(lambda: kernel.run(3, grid=(1,)), NotImplementedError)
+    assert "the Triton kernel 'len' needs a real GPU" in text
     """)
 
 

@@ -99,8 +99,6 @@ def test_a_machine_has_whole_numbers_of_gpus(name, value):
 @pytest.mark.parametrize("value", [-1e-9, float("nan")])
 def test_seconds_are_not_negative(value):
     with pytest.raises(ValueError, match=str(value)):
-        Machine("v100", host=value)
-    with pytest.raises(ValueError, match=str(value)):
         host_takes(value)
     with pytest.raises(ValueError, match="latency"):
         Machine("v100", network=Link(1.0, value))
@@ -187,22 +185,15 @@ def test_no_tile_of_a_product_in_float32_is_narrower_than_64():
     assert mine.product_seconds(narrow, **convolution) < mine.product_seconds(wide, **convolution)
 
 
-def test_one_row_more_takes_longer_and_small_products_reach_little():
-    mine, (tile, _) = gpu(), modelled_gpu.TILES[0]
-    full = mine.product_seconds(Product(1, tile, tile * 4, 4096))
-    assert mine.product_seconds(Product(1, tile + 1, tile * 4, 4096)) > full
-    small = Product(1, 1, 1, 4096)
-    assert mine.product_seconds(small) > 10 * small.flops / 1e9
-
-
-@pytest.mark.parametrize("waves", [1, 2, 5])
-def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves):
+@pytest.mark.parametrize(("waves", "k"), [(1, 4096), (2, 4096), (5, 4096), (8, 128)])
+def test_full_waves_of_the_largest_tiles_on_tensor_cores_begin_and_end(waves, k):
     """Four tiles of 256 x 128 at a time, each begins and ends, in 2.5 microseconds."""
-    mine, k = on_tensor_cores(tensor_efficiency=0.5), 4096
+    mine, peak = on_tensor_cores(tensor_efficiency=0.5), 8e9
     product = Product(1, 256 * waves, 128 * 4, k)
-    alone = 2 * 256 * 128 * k / (0.5 * 8e9 / 4)
+    alone = 2 * 256 * 128 * k / (0.5 * peak / 4)
     expected = waves * (2.5e-6 + alone)
     assert mine.product_seconds(product, torch.float16) == pytest.approx(expected, rel=1e-12)
+    assert mine.product_seconds(product) == gpu().product_seconds(product)
 
 
 def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
@@ -221,16 +212,6 @@ def test_the_sums_of_a_large_product_on_tensor_cores_are_not_split():
     small = Product(1, 512, 512, 8192)  # 1 MiB: up to eight parts
     filled = small.flops / 8e9
     assert mine.product_seconds(small, torch.float16) < 1.5 * filled
-
-
-def test_short_sums_are_slower_on_tensor_cores():
-    """As much work by an eighth of the length takes as many tiles more, which begin and end."""
-    peak, tile = 1e15, 256 * 128
-    mine = gpu(peaks={"float32": peak, "float16": peak}, tensor_efficiency=1.0)
-    long, short = Product(1, 256, 128 * 4, 1024), Product(1, 256 * 8, 128 * 4, 128)
-    seconds = [mine.product_seconds(each, torch.float16) for each in (long, short)]
-    alone = 2 * tile * 1024 / (peak / 4)
-    assert seconds == pytest.approx([2.5e-6 + alone, 8 * 2.5e-6 + alone])
 
 
 def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
@@ -269,16 +250,6 @@ def test_more_work_never_takes_less_time(dtype, peak):
         for more in ((m + 1, n, k), (m, n + 1, k), (m, n, k + 1)):
             longer = mine.product_seconds(Product(1, *more), dtype)
             assert longer >= seconds * (1 - 1e-12)
-
-
-def test_each_gpu_reaches_its_part_of_the_peak_of_tensor_cores():
-    mine, half = on_tensor_cores(), on_tensor_cores(tensor_efficiency=0.44)
-    huge = Product(1, 256 * 64, 128 * 64, 1 << 16)
-    assert mine.tensor_efficiency == modelled_gpu.TENSOR_CORE_EFFICIENCY == 0.88
-    ratio = half.product_seconds(huge, torch.float16) / mine.product_seconds(huge, torch.float16)
-    assert ratio == pytest.approx(2, rel=1e-3)
-    assert half.product_seconds(huge) == mine.product_seconds(huge)
-    assert "on tensor cores 0.44" in dict(half.rows())["fitted"]
 
 
 def test_networks_reach_the_part_of_their_wire_that_their_source_says():
@@ -339,7 +310,8 @@ def test_every_gpu_and_machine_says_where_its_figures_come_from(name):
     assert ours.bandwidth > ours.link.bandwidth
     rows = dict(ours.rows())
     assert ours.source in rows[ours.name]
-    for figure in (ours.product_efficiency, ours.memory_efficiency):
+    reached = ours.product_efficiency, ours.memory_efficiency, ours.tensor_efficiency
+    for figure in reached if "float16" in ours.peaks else reached[:2]:
         assert f"{figure:g}" in rows["fitted"]
     for machine in MACHINES.values():
         assert machine.gpu in GPUS.values() and machine.network in PRESETS.values()

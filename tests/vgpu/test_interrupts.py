@@ -366,30 +366,30 @@ def no_hang():
         signal.signal(signal.SIGALRM, before)
 
 
-# Calls that need a tensor of ones on the first device, and the second device.
-SHORT = {
-    "operator": lambda x, b: x + 1,
-    "new_operator": lambda x, b: (plans.plans_by_key.clear(), x + 1),
-    "operators_with_lists": lambda x, b: (
-        torch.cat([x, x]),
-        x.topk(2),
-        x.split(1),
-        torch._foreach_add([x, x], 1),
-    ),
-    "views": lambda x, b: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32)),
-    "waiting_operators": lambda x, b: (x.nonzero(), x[0, 0].item(), x[x > 0]),
-    "allocation": lambda x, b: torch.empty(1000, device=x.device),
-    "copy_to_the_cpu": lambda x, b: (x.cpu(), x.to("cpu", non_blocking=True)),
-    "copy_between_devices": lambda x, b: x.to(b),
-}
+def of_ones(name, function):
+    """Return a case of this name: a call with a tensor of ones on a device, and another device."""
 
-
-def short(name):
     def case(a, b):
         x = torch.ones(2, 3, device=a)
-        return lambda: SHORT[name](x, b)
+        return lambda: function(x, b)
 
+    case.__name__ = name
     return case
+
+
+operator = of_ones("operator", lambda x, b: x + 1)
+new_operator = of_ones("new_operator", lambda x, b: (plans.plans_by_key.clear(), x + 1))
+operators_with_lists = of_ones(
+    "operators_with_lists",
+    lambda x, b: (torch.cat([x, x]), x.topk(2), x.split(1), torch._foreach_add([x, x], 1)),
+)
+views = of_ones("views", lambda x, b: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32)))
+waiting_operators = of_ones(
+    "waiting_operators", lambda x, b: (x.nonzero(), x[0, 0].item(), x[x > 0])
+)
+allocation = of_ones("allocation", lambda x, b: torch.empty(1000, device=x.device))
+copy_to_the_cpu = of_ones("copy_to_the_cpu", lambda x, b: (x.cpu(), x.to("cpu", non_blocking=True)))
+copy_between_devices = of_ones("copy_between_devices", lambda x, b: x.to(b))
 
 
 def random_numbers(a, b):
@@ -547,16 +547,16 @@ def first_op_of_an_engine(a, b):
     return call
 
 
-LONG = (
-    random_numbers, changes_of_layout, data, allocation_of_what_a_stream_holds, copy_to_a_device,
-    events, streams, backward, first_op_of_an_engine,
-)  # fmt: skip
-CASES = {**{name: short(name) for name in SHORT}, **{case.__name__: case for case in LONG}}
+CASES = [
+    operator, new_operator, operators_with_lists, views, waiting_operators, random_numbers,
+    changes_of_layout, data, allocation, allocation_of_what_a_stream_holds, copy_to_a_device,
+    copy_to_the_cpu, copy_between_devices, events, streams, backward, first_op_of_an_engine,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
 def test_an_interrupt_anywhere_does_no_harm(devices, case):
-    call = CASES[case](*devices)
+    call = case(*devices)
     prepare, check = (getattr(call, name, lambda: None) for name in ("prepare", "check"))
     for _ in range(2):  # the first lets torch import what it does
         prepare()
