@@ -256,9 +256,8 @@ def test_no_tensor_is_shared_with_another_process(device, what):
 
 def test_pickle_keeps_what_a_tensor_is(device):
     for x in (
-        torch.arange(4, device=device),
         torch.rand(2, 3, device=device, requires_grad=True),
-        torch.rand(3, device=device, dtype=torch.float64).t(),
+        torch.rand(3, 2, device=device, dtype=torch.float64).t(),
         torch.tensor(3 + 4j, device=device),
         torch.zeros(0, 3, device=device),
         nn.Parameter(torch.ones(2, device=device), requires_grad=False),
@@ -310,7 +309,7 @@ def test_moving_a_module_keeps_its_parameters(device):
         assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
         assert {value.device for value in net.state_dict().values()} == {where}
         for parameter, value in zip(parameters, values, strict=True):
-            assert type(parameter) is nn.Parameter or isinstance(parameter, nn.Parameter)
+            assert isinstance(parameter, nn.Parameter)
             assert parameter.requires_grad and parameter.is_leaf
             close(parameter, value)
     net(torch.rand(4, 3, device=device)).exp().sum().backward()
@@ -321,14 +320,13 @@ def test_moving_a_module_keeps_its_parameters(device):
     assert parameters[0].dtype == torch.float64
 
 
-def test_swapping_keeps_gradients_and_hooks(device):
+def test_moving_a_module_keeps_its_gradients(device):
     net = nn.Linear(2, 2)
     net(torch.ones(1, 2)).sum().backward()
-    net.to(device)
-    assert net.weight.grad.device == device
+    net.to(device).half()
+    for each in net.weight, net.weight.grad:
+        assert each.device == device and each.dtype == torch.float16
     assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
-    net.half()
-    assert net.weight.dtype == torch.float16 and net.weight.device == device
 
 
 # -- optimizers
@@ -638,6 +636,8 @@ def test_factories(device):
         nn.Linear(2, 3, device=device).weight,
     ):
         assert y.device == device
+    assert x.new_tensor([1.0], requires_grad=True).requires_grad
+    assert not x.new_tensor([1.0]).requires_grad
     assert torch.arange(0, 1, 0.3, device=device).shape == (4,)
     assert torch.arange(0, 1, 0.2, device=device).shape == (5,)
     assert torch.zeros_like(x, device="cpu").device == CPU
@@ -748,12 +748,6 @@ def foreach(x):
     return pair[0] + pair[1] + torch.stack(torch._foreach_norm(pair)).sum()
 
 
-def sorted_out(x):
-    values, order = x.sort(1, descending=True)
-    top, where = x.topk(2)
-    return values.gather(1, order) + top.sum() + where.sum() + x.argmax() + x.unique().sum()
-
-
 def chunked(x):
     a, b = x.chunk(2, 1)
     c, d = x.split([1, 3], 1)
@@ -772,7 +766,6 @@ def chunked(x):
         assigned_data,
         dtypes,
         foreach,
-        sorted_out,
         chunked,
     ],
 )
@@ -830,12 +823,6 @@ def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
         y[3]
 
 
-def test_a_new_tensor_may_require_a_gradient(device):
-    x = torch.ones(2, device=device)
-    assert x.new_tensor([1.0], requires_grad=True).requires_grad
-    assert not x.new_tensor([1.0]).requires_grad
-
-
 def test_an_index_of_the_cpu_puts_values_without_changing_the_tensor(device):
     x, value = torch.zeros(3, device=device), torch.ones((), device=device)
     assert x.index_put((torch.tensor([2, 0]),), value).tolist() == [1, 0, 1] and not x.any()
@@ -874,15 +861,6 @@ def test_gradients_of_gradients(device):
     assert torch.autograd.gradcheck(lambda x: (x * x.exp()).sum(), x)
     jacobian = torch.autograd.functional.jacobian(lambda x: x**2, x.detach())
     close(jacobian, torch.diag(2 * x))
-
-
-def test_functions_of_functions(device):
-    x = torch.rand(3, device=device)
-    close(torch.func.grad(lambda x: x.sin().sum())(x), x.cos())
-    close(
-        torch.func.vmap(lambda row: row.sum())(torch.ones(4, 3, device=device)),
-        torch.full((4,), 3.0),
-    )
 
 
 def test_gradients_cross_devices(devices):
@@ -1039,7 +1017,6 @@ def test_lazy_modules_and_initialisation(device):
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
     assert net(torch.rand(4, 5, device=device)).device == device
     assert net[0].weight.shape == (3, 5)
-    nn.init.xavier_uniform_(net[0].weight)
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))

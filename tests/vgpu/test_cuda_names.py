@@ -53,8 +53,8 @@ def run(program, gpus="vgpu:2", visible=None):
     return done.stdout.split()
 
 
-def test_a_training_loop_gives_what_the_cpu_gives():
-    run("""
+PROGRAMS = {
+    "a_training_loop_gives_what_the_cpu_gives": """
     def train(device):
         torch.manual_seed(0)
         net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).double().to(device)
@@ -74,11 +74,8 @@ def test_a_training_loop_gives_what_the_cpu_gives():
     assert {p.device for p in net.parameters()} == {torch.device("cuda:0")}
     assert net[0].weight.grad.device == torch.device("cuda", 0)
     assert "device='cuda:0'" in repr(loss)
-    """)
-
-
-def test_devices_and_their_number():
-    run("""
+    """,
+    "devices_and_their_number": """
     assert torch.cuda.device_count() == 2 == torch.accelerator.device_count()
     assert torch.accelerator.current_accelerator() == torch.device("cuda")
     assert torch.get_device_module("cuda") is torch.cuda
@@ -110,25 +107,8 @@ def test_devices_and_their_number():
     assert torch.ones(1).is_cuda and torch.ones(1).dtype == torch.float16
     torch.set_default_tensor_type(torch.DoubleTensor)
     assert not torch.ones(1).is_cuda and torch.ones(1).dtype == torch.float64
-    """)
-
-
-def test_memory_that_a_stream_holds_is_cached():
-    run("""
-    side, x = torch.cuda.Stream(), torch.ones(1024, device="cuda")
-    before = torch.cuda.memory_allocated()
-    with torch.cuda.stream(side):
-        torch.cuda._sleep(10**9)
-    x.record_stream(side)
-    del x
-    assert torch.cuda.memory_allocated() == before - 4096
-    assert torch.cuda.memory_cached() == torch.cuda.memory_reserved() == 2**21  # a segment
-    assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved() == 2**21
-    """, "v100:1")  # fmt: skip
-
-
-def test_errors_are_those_of_cuda():
-    run("""
+    """,
+    "errors_are_those_of_cuda": """
     x = torch.ones(2).cuda()
     assert "CUDA error: invalid device ordinal" in error(lambda: x.cuda(7))
     assert error(lambda: x + torch.ones(2)).endswith("at least two devices, cuda:0 and cpu!")
@@ -137,11 +117,8 @@ def test_errors_are_those_of_cuda():
     torch.cuda.set_per_process_memory_fraction(1e-6)
     text = error(lambda: torch.empty(2**20, device="cuda"))
     assert "CUDA out of memory. " in text and "cuda:0" in text  # programs look for it
-    """)
-
-
-def test_mixed_precision():
-    run("""
+    """,
+    "mixed_precision": """
     net = nn.Linear(4, 4).cuda()
     trainer = torch.optim.SGD(net.parameters(), lr=0.1)
     x = torch.ones(2, 4, device="cuda")
@@ -165,11 +142,8 @@ def test_mixed_precision():
         assert net(x).dtype == torch.bfloat16 and net.cpu()(x.cpu()).dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert not torch.is_autocast_enabled("cuda")
-    """)
-
-
-def test_pinned_memory():
-    run("""
+    """,
+    "pinned_memory": """
     from torch.utils.data import DataLoader, TensorDataset
 
     data = TensorDataset(torch.arange(8.0), torch.arange(8))
@@ -179,11 +153,8 @@ def test_pinned_memory():
         assert x.is_cuda and x.cpu().tolist() == y.tolist()
     assert torch.empty(2, pin_memory=True).is_pinned() and not torch.empty(2).is_pinned()
     assert torch.full((2,), 3.0, pin_memory=True).tolist() == [3, 3]
-    """)
-
-
-def test_data_parallel():
-    run("""
+    """,
+    "data_parallel": """
     torch.manual_seed(0)
     net = nn.Linear(3, 2)
     x = torch.randn(4, 3)
@@ -194,11 +165,8 @@ def test_data_parallel():
     torch.testing.assert_close(got.cpu(), wanted)
     got.sum().backward()
     assert net.weight.grad.device == got.device == torch.device("cuda:0")
-    """)
-
-
-def test_checkpoints():
-    run("""
+    """,
+    "checkpoints": """
     import copy, io, pickle
 
     net = nn.Linear(2, 2).cuda(1)
@@ -223,11 +191,8 @@ def test_checkpoints():
     torch.optim.Adam(other.parameters()).load_state_dict(kept["trainer"])
     assert pickle.loads(pickle.dumps(net)).weight.device.index == 1
     assert copy.deepcopy(net).weight.is_cuda
-    """)
-
-
-def test_random_numbers():
-    run("""
+    """,
+    "random_numbers": """
     torch.manual_seed(3)
     a = torch.rand(2, device="cuda")
     torch.cuda.manual_seed_all(3)
@@ -243,11 +208,8 @@ def test_random_numbers():
     generator = torch.Generator(device="cuda").manual_seed(3)
     assert generator.device.type == "cuda"
     assert torch.equal(torch.rand(2, device="cuda", generator=generator), a)
-    """)
-
-
-def test_streams_events_and_memory():
-    run("""
+    """,
+    "streams_events_and_memory": """
     side, start, end = torch.cuda.Stream(), *(torch.cuda.Event(enable_timing=True) for _ in "12")
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -271,11 +233,8 @@ def test_streams_events_and_memory():
     assert "cuda:0" in torch.cuda.memory_summary()
     free, total = torch.cuda.mem_get_info()
     assert total == torch.cuda.get_device_properties(0).total_memory >= free
-    """)
-
-
-def test_flags_and_tools_are_accepted():
-    run("""
+    """,
+    "flags_and_tools_are_accepted": """
     warnings.simplefilter("error")
     torch.backends.cudnn.benchmark = torch.backends.cudnn.deterministic = True
     torch.backends.cuda.matmul.allow_tf32 = True
@@ -291,11 +250,8 @@ def test_flags_and_tools_are_accepted():
     with torch.profiler.profile(activities=activities) as profile:
         torch.ones(2, device="cuda") + 1
     assert "aten::add" in {event.key for event in profile.key_averages()}
-    """)
-
-
-def test_sparse_tensors_are_refused_by_name_and_with_a_cure():
-    run("""
+    """,
+    "sparse_tensors_are_refused_by_name_and_with_a_cure": """
     x, dense = torch.eye(3), torch.eye(3).cuda()
 
     def gradients():
@@ -310,11 +266,8 @@ def test_sparse_tensors_are_refused_by_name_and_with_a_cure():
         text = error(make, NotImplementedError)
         assert "torch.sparse_c" in text and "to_dense()" in text, text
     assert torch.equal(x.to_sparse().to_dense().cuda(), dense)
-    """)
-
-
-def test_nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cure():
-    run("""
+    """,
+    "nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cure": """
     rows = [torch.ones(2, 3), torch.ones(4, 3)]
     nested = torch.nested.nested_tensor(rows)
     for make in (
@@ -324,31 +277,14 @@ def test_nested_tensors_of_the_strided_layout_are_refused_by_name_and_with_a_cur
         assert "strided layout" in error(make) and "torch.jagged" in error(make)
     jagged = torch.nested.nested_tensor(rows, layout=torch.jagged).cuda()
     assert jagged.is_cuda and jagged.values().shape == (6, 3)
-    """)
-
-
-def test_what_waits_on_cuda_as_well_is_not_warned_of():
-    """`allclose` reads its result; each rank of a published test had warned of it."""
-    run("""
+    """,
+    # `allclose` reads its result; each rank of a published test had warned of it.
+    "what_waits_on_cuda_as_well_is_not_warned_of": """
     warnings.simplefilter("error")
     x = torch.ones(3, device="cuda")
     assert torch.allclose(x, x) and not torch.allclose(x, x + 1)
-    """)
-
-
-def test_deepspeeds_own_adam_names_the_option_that_avoids_it(tmp_path):
-    """A stand-in for the module: an extension that DeepSpeed compiles when it is made."""
-    stand_in(tmp_path, "deepspeed.ops.adam.fused_adam", "class FusedAdam: pass")
-    run(f"""
-    sys.path.insert(0, {str(tmp_path)!r})
-    from deepspeed.ops.adam.fused_adam import FusedAdam
-    text = error(lambda: FusedAdam([torch.ones(1)]), NotImplementedError)
-    assert '"torch_adam": true' in text
-    """)
-
-
-def test_what_only_cuda_has_says_so_by_name():
-    run("""
+    """,
+    "what_only_cuda_has_says_so_by_name": """
     import torch.utils.cpp_extension as extension
 
     def refused(function):
@@ -382,24 +318,8 @@ def test_what_only_cuda_has_says_so_by_name():
         assert torch.compile(lambda x: x + 1)(x).tolist() == [2, 2]
         assert torch.compile(mode="max-autotune")(len) is len
     assert len(caught) == 2 and "torch.compile does nothing" in str(caught[0].message)
-    """)
-
-
-def test_a_kernel_of_triton_says_its_name(tmp_path):
-    """Of a Triton that stands for the real one, where that is not installed."""
-    stand_in(tmp_path, "triton.runtime.jit", "class JITFunction:\n    def run(self): pass\n")
-    run(f"""
-    sys.path.insert(0, {str(tmp_path)!r})
-    from triton.runtime.jit import JITFunction
-    kernel = object.__new__(JITFunction)
-    kernel.fn = len
-    text = error(lambda: kernel.run(3, grid=(1,)), NotImplementedError)
-    assert "the Triton kernel 'len' needs a real GPU" in text
-    """)
-
-
-def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
-    run("""
+    """,
+    "a_child_by_fork_has_gpus_unless_its_parent_has_used_them": """
     import multiprocessing
 
     def work(queue):
@@ -421,6 +341,88 @@ def test_a_child_by_fork_has_gpus_unless_its_parent_has_used_them():
     assert answer() == 2
     torch.ones(1).cuda()
     assert "Cannot re-initialize CUDA in forked subprocess" in answer()
+    """,
+    # With a backend that stands for that of virtual GPUs: here each rank is alone.
+    "process_groups_of_nccl": """
+    import tempfile
+    import torch.distributed as dist
+
+    made = []
+
+    def create(store, rank, size, timeout):
+        made.append((rank, size))
+        return dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    if "VCCL" not in vars(dist.Backend):
+        dist.Backend.register_backend("vccl", create, devices=["vgpu"])
+    dist.Backend._plugins["VCCL"] = dist.Backend._BackendPlugin(create, False)
+    assert dist.is_nccl_available() and dist.is_backend_available("nccl")
+    assert dist.get_default_backend_for_device("cuda") == "nccl"
+    for options in (
+        {"backend": "nccl"}, {"backend": "nccl", "device_id": torch.device("cuda:1")}, {},
+        {"backend": "cpu:gloo,cuda:nccl"},
+    ):
+        made.clear()
+        name = tempfile.mktemp()
+        dist.init_process_group(init_method=f"file://{name}", rank=0, world_size=1, **options)
+        assert made == [(0, 1)], options
+        assert dist.get_backend() == options.get("backend", "undefined")
+        if options == {"backend": "nccl"}:
+            assert dist.get_backend(dist.new_group([0])) == "nccl" and len(made) == 2
+        dist.destroy_process_group()
+    """,
+    "tensors_that_wrap_others_are_on_cuda": """
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    weight = torch.ones(2, 2, device="cuda", requires_grad=True)
+    x = AsyncCollectiveTensor(torch.ones(2, 2, device="cuda"))
+    assert str(x.device) == "cuda:0" and x.is_cuda
+    (weight * x).sum().backward()
+    assert weight.grad.device == x.device
+    """,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_does_as_on_cuda(name):
+    run(PROGRAMS[name])
+
+
+def test_memory_that_a_stream_holds_is_cached():
+    run("""
+    side, x = torch.cuda.Stream(), torch.ones(1024, device="cuda")
+    before = torch.cuda.memory_allocated()
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(10**9)
+    x.record_stream(side)
+    del x
+    assert torch.cuda.memory_allocated() == before - 4096
+    assert torch.cuda.memory_cached() == torch.cuda.memory_reserved() == 2**21  # a segment
+    assert torch.cuda.max_memory_cached() == torch.cuda.max_memory_reserved() == 2**21
+    """, "v100:1")  # fmt: skip
+
+
+def test_deepspeeds_own_adam_names_the_option_that_avoids_it(tmp_path):
+    """A stand-in for the module: an extension that DeepSpeed compiles when it is made."""
+    stand_in(tmp_path, "deepspeed.ops.adam.fused_adam", "class FusedAdam: pass")
+    run(f"""
+    sys.path.insert(0, {str(tmp_path)!r})
+    from deepspeed.ops.adam.fused_adam import FusedAdam
+    text = error(lambda: FusedAdam([torch.ones(1)]), NotImplementedError)
+    assert '"torch_adam": true' in text
+    """)
+
+
+def test_a_kernel_of_triton_says_its_name(tmp_path):
+    """Of a Triton that stands for the real one, where that is not installed."""
+    stand_in(tmp_path, "triton.runtime.jit", "class JITFunction:\n    def run(self): pass\n")
+    run(f"""
+    sys.path.insert(0, {str(tmp_path)!r})
+    from triton.runtime.jit import JITFunction
+    kernel = object.__new__(JITFunction)
+    kernel.fn = len
+    text = error(lambda: kernel.run(3, grid=(1,)), NotImplementedError)
+    assert "the Triton kernel 'len' needs a real GPU" in text
     """)
 
 
@@ -462,49 +464,5 @@ def test_names_of_backends(given, ours):
     assert translate(given) == ours
 
 
-def test_process_groups_of_nccl():
-    """With a backend that stands for that of virtual GPUs: here each rank is alone."""
-    run("""
-    import tempfile
-    import torch.distributed as dist
-
-    made = []
-
-    def create(store, rank, size, timeout):
-        made.append((rank, size))
-        return dist.ProcessGroupGloo(store, rank, size, timeout)
-
-    if "VCCL" not in vars(dist.Backend):
-        dist.Backend.register_backend("vccl", create, devices=["vgpu"])
-    dist.Backend._plugins["VCCL"] = dist.Backend._BackendPlugin(create, False)
-    assert dist.is_nccl_available() and dist.is_backend_available("nccl")
-    assert dist.get_default_backend_for_device("cuda") == "nccl"
-    for options in (
-        {"backend": "nccl"}, {"backend": "nccl", "device_id": torch.device("cuda:1")}, {},
-        {"backend": "cpu:gloo,cuda:nccl"},
-    ):
-        made.clear()
-        name = tempfile.mktemp()
-        dist.init_process_group(init_method=f"file://{name}", rank=0, world_size=1, **options)
-        assert made == [(0, 1)], options
-        assert dist.get_backend() == options.get("backend", "undefined")
-        if options == {"backend": "nccl"}:
-            assert dist.get_backend(dist.new_group([0])) == "nccl" and len(made) == 2
-        dist.destroy_process_group()
-    """)
-
-
 def test_torchscript_knows_the_functions_that_were_replaced():
     run("import torch.distributed.optim")  # which compiles its optimizers
-
-
-def test_tensors_that_wrap_others_are_on_cuda():
-    run("""
-    from torch.distributed._functional_collectives import AsyncCollectiveTensor
-
-    weight = torch.ones(2, 2, device="cuda", requires_grad=True)
-    x = AsyncCollectiveTensor(torch.ones(2, 2, device="cuda"))
-    assert str(x.device) == "cuda:0" and x.is_cuda
-    (weight * x).sum().backward()
-    assert weight.grad.device == x.device
-    """)

@@ -371,8 +371,6 @@ def test_a_host_is_a_name_seconds_or_a_host():
     [
         ("fast", ValueError),
         (-1e-9, ValueError),
-        (float("inf"), ValueError),
-        (float("nan"), ValueError),
         (True, TypeError),
         (None, TypeError),
         ([1e-6], TypeError),

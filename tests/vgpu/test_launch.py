@@ -18,7 +18,6 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import fresh
 import hosts
@@ -312,17 +311,16 @@ def test_the_end_of_a_rank_is_noticed_at_once(monkeypatch):
 
 
 def test_a_rank_that_has_ended_does_not_keep_the_agent_busy(monkeypatch, impatient):
-    looks, look = [], agent.Agent._monitor_workers
+    alive, wait = [], agent.wait
 
-    def counted(self, group):
-        looks.append(self.settled)
-        return look(self, group)
+    def counted(sentinels, timeout):
+        alive.append(len(sentinels))
+        return wait(sentinels, timeout)
 
-    monkeypatch.setattr(agent.Agent, "_monitor_workers", counted)
+    monkeypatch.setattr(agent, "wait", counted)
     with pytest.raises(RuntimeError, match="rank 0 ended with exit code 3"):
         d2lpar.launch(lambda: time.sleep(1000) if dist.get_rank() else os._exit(3))
-    while_the_other_lives = [settled for settled in looks if settled]
-    assert 1 <= len(while_the_other_lives) <= 5  # 0.3 s, a look in 0.1
+    assert 1 <= alive.count(1) <= 5  # 0.3 s, a look in 0.1
 
 
 def test_exception_comes_back_as_it_was_and_ends_the_other_ranks(tmp_path, impatient):
@@ -635,28 +633,19 @@ def test_launch_from_another_thread(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch):
-    story = []
+def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch, tmp_path):
+    def run_out_of_memory(sentinels, timeout):
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
+        raise OSError("no more memory")
 
-    class Process:
-        def __init__(self, rank):
-            self.kill = lambda: story.append(f"kill {rank}")
-            self.join = lambda: story.append(f"join {rank}")
+    def work(folder):
+        (folder / str(os.getpid())).touch()
+        time.sleep(1000)
 
-    class Broken(agent.Agent):
-        processes = [Process(0), Process(1)]
-
-        def __init__(self, *_):
-            self.output = SimpleNamespace(close=lambda: story.append("close"))
-
-        def run(self):
-            story.append("run")
-            raise OSError("no more memory")
-
-    monkeypatch.setattr(agent, "Agent", Broken)
+    monkeypatch.setattr(agent, "wait", run_out_of_memory)
     with pytest.raises(OSError, match="no more memory"):
-        d2lpar.launch(print)
-    assert story == ["run", "kill 0", "kill 1", "join 0", "join 1", "close"]
+        d2lpar.launch(work, tmp_path)
+    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
 
 
 def test_what_a_rank_has_started_ends_with_it(started):
