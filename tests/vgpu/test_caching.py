@@ -6,12 +6,11 @@ There: kMinBlockSize 512, kSmallSize 1 MiB, kSmallBuffer 2 MiB, kMinLargeAlloc 1
 
 import gc
 import random
-import signal
 
 import pytest
 import torch
 from modelling import Fixed, fixed_gpus
-from test_interrupts import interrupted, no_hang
+from test_interrupts import interrupted_everywhere
 
 from vgpu import virtual_gpus
 from vgpu.runtime import registry
@@ -309,6 +308,12 @@ def test_at_least_as_much_is_reserved_as_allocated(device, memory):
 
 def test_an_interrupt_leaves_what_is_reserved_right(device):
     """It comes at each place, while news wait to be seen; what it interrupts is done again."""
+    kept = []
+
+    def prepare():
+        large = filled(12 * MIB)
+        kept.append(filled(1000))
+        del large
 
     def call():
         torch.vgpu.memory_reserved()
@@ -317,22 +322,12 @@ def test_an_interrupt_leaves_what_is_reserved_right(device):
 
     gc.collect()
     gc.freeze()  # so that the collections below take a moment only
-    places = []
-    with no_hang():
-        while True:
-            signal.alarm(30)
-            x, y = filled(12 * MIB), filled(1000)
-            del x
-            where = interrupted(call, EVERY * len(places))
-            assert reserved()[0] in (2 * MIB, 14 * MIB), where
-            del y
-            gc.collect()
-            torch.vgpu.empty_cache()
-            assert reserved()[0] == 0, where
-            if where is None:
-                break
-            places.append(where)
-    assert len(places) > 20, "hardly anything was interrupted"
+    for where in interrupted_everywhere(call, EVERY, at_least=20, prepare=prepare):
+        assert reserved()[0] in (2 * MIB, 14 * MIB), where
+        kept.clear()
+        gc.collect()
+        torch.vgpu.empty_cache()
+        assert reserved()[0] == 0, where
 
 
 def test_what_the_allocator_has_not_seen_does_not_grow_without_end():

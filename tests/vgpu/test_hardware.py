@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from modelling import Fixed, fixed_gpus, kernels, schedule, seconds_of
-from test_interrupts import interrupted
+from test_interrupts import interrupted_everywhere
 from torch import nn
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 from torch.utils.checkpoint import checkpoint
@@ -483,15 +483,9 @@ def test_a_thread_that_calls_a_module_while_the_clock_changes_goes_on():
 
 
 def test_an_interrupt_leaves_no_hook_of_modules():
-    places = []
-    while True:
-        where = interrupted(EAGER.start, len(places))
+    for where in interrupted_everywhere(EAGER.start, at_least=2):
         EAGER.stop()
         assert not _global_forward_pre_hooks and not _global_forward_hooks, where
-        if where is None:
-            break
-        places.append(where)
-    assert len(places) > 2, "hardly anything was interrupted"
 
 
 @pytest.mark.filterwarnings("ignore:Using `torch.compile:UserWarning")  # there is a hook
