@@ -18,6 +18,7 @@ import weakref
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import fresh
 import hosts
@@ -633,19 +634,28 @@ def test_launch_from_another_thread(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch, tmp_path):
-    def run_out_of_memory(sentinels, timeout):
-        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
-        raise OSError("no more memory")
+def test_an_error_of_the_agent_ends_all_ranks_and_waits_for_their_end(monkeypatch):
+    story = []
 
-    def work(folder):
-        (folder / str(os.getpid())).touch()
-        time.sleep(1000)
+    class Process:
+        def __init__(self, rank):
+            self.kill = lambda: story.append(f"kill {rank}")
+            self.join = lambda: story.append(f"join {rank}")
 
-    monkeypatch.setattr(agent, "wait", run_out_of_memory)
+    class Broken(agent.Agent):
+        processes = [Process(0), Process(1)]
+
+        def __init__(self, *_):
+            self.output = SimpleNamespace(close=lambda: story.append("close"))
+
+        def run(self):
+            story.append("run")
+            raise OSError("no more memory")
+
+    monkeypatch.setattr(agent, "Agent", Broken)
     with pytest.raises(OSError, match="no more memory"):
-        d2lpar.launch(work, tmp_path)
-    assert not any(is_alive(int(path.name)) for path in tmp_path.iterdir())
+        d2lpar.launch(print)
+    assert story == ["run", "kill 0", "kill 1", "join 0", "join 1", "close"]
 
 
 def test_what_a_rank_has_started_ends_with_it(started):
