@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from gates import Gate, run_what_can
 from modelling import fixed_gpus, flops, kernels, seconds_of
-from ranks import a_group, end_jobs, in_ranks
+from ranks import a_group, in_ranks
 from torch.distributed.tensor import DeviceMesh, DTensor, Shard, distribute_tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -23,20 +23,11 @@ from vgpu import clock, virtual_gpus
 attention = F.scaled_dot_product_attention
 FLASH, EFFICIENT = SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION
 MATH, CUDNN = SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION
+FUSED = [(torch.bfloat16, FLASH), (torch.float32, EFFICIENT)]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # some units in the
 # last place of the dtype, for numbers of about 1
 HEADS, LENGTH, SIZE, WIDTH = 4, 6, 9, 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jobs():
-    yield
-    end_jobs()
-
-
-@pytest.fixture
-def device():
-    return virtual_gpus(2)[1]
+Q = 2, HEADS, LENGTH, WIDTH
 
 
 def tensors(*shapes, seed=0):
@@ -102,11 +93,7 @@ def test_values_and_gradients_are_the_cpus(device, case, dtype):
     options = dict(CASES[case])
     size, groups = options.pop("size", LENGTH), options.pop("groups", HEADS)
     of_value, batch, mask = options.pop("of_value", WIDTH), options.pop("keys", 2), None
-    shapes = (
-        (2, HEADS, LENGTH, WIDTH),
-        (batch, groups, size, WIDTH),
-        (batch, groups, size, of_value),
-    )
+    shapes = Q, (batch, groups, size, WIDTH), (batch, groups, size, of_value)
     inputs = [x.to(dtype) for x in tensors(*shapes)]
     if "mask" in options:
         mask = options.pop("mask")
@@ -116,19 +103,22 @@ def test_values_and_gradients_are_the_cpus(device, case, dtype):
     mask = mask if mask is None or mask.dtype == torch.bool else mask.float()
     with sdpa_kernel(MATH):
         expected = both_passes(*(x.float() for x in inputs), mask=mask, **options)
-    tolerance = TOLERANCE[dtype]
-    with sdpa_kernel(MATH):
         plain = both_passes(*(x.to(device) for x in inputs), mask=there, **options)
-    for ours, plainly, theirs in zip(got, plain, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
-        torch.testing.assert_close(plainly, theirs, rtol=tolerance, atol=tolerance)
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
+    torch.testing.assert_close(got, expected, **tolerance)
+    torch.testing.assert_close(plain, expected, **tolerance)
 
 
 def test_results_have_the_layout_in_which_joining_the_heads_copies_nothing(device):
-    (x,) = tensors((2, HEADS, LENGTH, WIDTH))
+    (x,) = tensors(Q)
     for dtype in (torch.bfloat16, torch.float32):
         out = attention(*[x.to(device, dtype)] * 3).transpose(1, 2)
         assert out.is_contiguous() and out.view(2, LENGTH, -1).shape == (2, LENGTH, HEADS * WIDTH)
+
+
+def assert_close_sums(found, expected):
+    """Compare sums of float32 of less than 100 terms, within a thousand times their rounding."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
 
 
 # -- dropout
@@ -140,7 +130,7 @@ def with_dropout(x, seed, dtype=torch.float32):
 
 
 def test_dropout_draws_what_the_cpu_draws_from_the_same_seed(device):
-    (x,) = tensors((2, HEADS, LENGTH, WIDTH))
+    (x,) = tensors(Q)
     found = []
     for where in ("cpu", device):
         leaf = x.detach().to(where).requires_grad_()
@@ -148,15 +138,12 @@ def test_dropout_draws_what_the_cpu_draws_from_the_same_seed(device):
         out.square().sum().backward()
         found.append((out.detach().cpu(), leaf.grad.cpu()))
     for ours, theirs in zip(*found, strict=True):
-        # sums of float32, of less than 100 terms: a thousand times its rounding
-        torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4 * ours.abs().max().item())
+        assert_close_sums(theirs, ours)
     assert fused(lambda: with_dropout(x.to(device), 3)) == ["efficient_attention"]
 
 
 def test_the_gradient_of_dropout_is_the_slope_of_its_values(device):
-    x, step = (
-        each.to(device) for each in tensors((2, HEADS, LENGTH, WIDTH), (2, HEADS, LENGTH, WIDTH))
-    )
+    x, step = (each.to(device) for each in tensors(Q, Q))
     x.requires_grad_()
 
     def loss(x):
@@ -171,7 +158,7 @@ def test_the_gradient_of_dropout_is_the_slope_of_its_values(device):
 
 
 def test_flash_drops_what_the_other_kernel_drops_in_both_passes(device):
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0].bfloat16().float()
+    x = tensors(Q)[0].bfloat16().float()
     found = []
     for dtype, kind in ((torch.bfloat16, "flash"), (torch.float32, "efficient")):
         leaf = x.to(device).requires_grad_()
@@ -190,7 +177,7 @@ def test_flash_drops_what_the_other_kernel_drops_in_both_passes(device):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_checkpoints_drop_the_same_again(device, dtype):
     """Values and gradients with and without checkpoint, under one seed, of three layers."""
-    (x,) = tensors((2, HEADS, LENGTH, WIDTH))
+    (x,) = tensors(Q)
     found = []
 
     def layer(x):
@@ -209,7 +196,7 @@ def test_checkpoints_drop_the_same_again(device, dtype):
 
 
 def test_everything_is_dropped_at_1(device):
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0].to(device).requires_grad_()
+    x = tensors(Q)[0].to(device).requires_grad_()
     for dtype in (torch.float32, torch.bfloat16):
         out = attention(*[x.to(dtype)] * 3, dropout_p=1.0)
         assert not out.any()
@@ -221,7 +208,7 @@ def test_everything_is_dropped_at_1(device):
 @pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_without_gradients_the_values_are_the_same(device, without, dtype):
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0].to(device, dtype).requires_grad_()
+    x = tensors(Q)[0].to(device, dtype).requires_grad_()
     expected = attention(x, x, x, is_causal=True)
     with without():
         kinds = fused(lambda: attention(x, x, x, is_causal=True))
@@ -232,7 +219,7 @@ def test_without_gradients_the_values_are_the_same(device, without, dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_autocast_takes_the_kernel_of_its_dtype(device, dtype):
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0].to(device).requires_grad_()
+    x = tensors(Q)[0].to(device).requires_grad_()
 
     def program():
         with torch.autocast("vgpu", dtype):
@@ -247,20 +234,16 @@ def test_autocast_takes_the_kernel_of_its_dtype(device, dtype):
 @pytest.mark.parametrize("case", ["grad", "vmap"])
 def test_transformed_functions_get_the_same(device, case):
     (x,) = tensors((3, 2, HEADS, LENGTH, WIDTH))
+    program = torch.func.vmap(lambda x: attention(x, x, x))
     if case == "grad":
-        program = torch.func.grad(lambda x: attention(x, x, x).square().sum())
-        x = x[0]
-    else:
-        program = torch.func.vmap(lambda x: attention(x, x, x))
-    found, expected = program(x.to(device)).cpu(), program(x)
-    # sums of float32, of less than 100 terms: a thousand times its rounding
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+        program, x = torch.func.grad(lambda x: attention(x, x, x).square().sum()), x[0]
+    assert_close_sums(program(x.to(device)).cpu(), program(x))
 
 
 # -- which kernel
 
 
-def kind(dtype=torch.float32, mask=None, gqa=False, shape=(2, HEADS, LENGTH, WIDTH), **options):
+def kind(dtype=torch.float32, mask=None, gqa=False, shape=Q, **options):
     """Return which kernel is taken, on the current device: "flash", "efficient" or "math"."""
     queries = torch.zeros(shape, dtype=dtype, device="vgpu")
     keys = queries[:, :2] if gqa else queries
@@ -352,12 +335,10 @@ def test_a_program_may_allow_some_kernels_only(device, allowed, float32, bfloat1
     torch.vgpu.set_device(0)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "backend"), [(torch.bfloat16, FLASH), (torch.float32, EFFICIENT)]
-)
+@pytest.mark.parametrize(("dtype", "backend"), FUSED)
 def test_what_is_allowed_when_a_kernel_runs_does_not_matter_to_it(device, dtype, backend):
     """The CPU has no efficient kernel, and neither of them is allowed once the gate is open."""
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0].to(dtype)
+    x = tensors(Q)[0].to(dtype)
     expected = attention(x, x, x)
     x = x.to(device).requires_grad_()
     with sdpa_kernel(backend):
@@ -370,9 +351,6 @@ def test_what_is_allowed_when_a_kernel_runs_does_not_matter_to_it(device, dtype,
             gate.let_go()
             run_what_can()
     torch.testing.assert_close(out.detach().cpu(), expected)
-
-
-Q = 2, HEADS, LENGTH, WIDTH
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -405,7 +383,7 @@ def test_what_does_not_fit_is_refused_at_the_call_as_by_the_cpu(
 
 
 def test_a_mask_that_is_trained_gets_its_gradient(device):
-    x, bias = tensors((2, HEADS, LENGTH, WIDTH), (LENGTH, LENGTH))
+    x, bias = tensors(Q, (LENGTH, LENGTH))
     found = []
     for where in ("cpu", device):
         mask = bias.detach().to(where).requires_grad_()
@@ -427,10 +405,8 @@ def peak(length, backend, dtype=torch.bfloat16):
     return torch.vgpu.max_memory_allocated() - torch.vgpu.memory_allocated() + 2 * x.nbytes
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype"), [(FLASH, torch.bfloat16), (EFFICIENT, torch.float32)]
-)
-def test_memory_grows_with_the_length_and_not_with_its_square(backend, dtype):
+@pytest.mark.parametrize(("dtype", "backend"), FUSED)
+def test_memory_grows_with_the_length_and_not_with_its_square(dtype, backend):
     short, long = (peak(length, backend, dtype) for length in (4096, 8192))
     assert 1.9 < long / short < 2.05
     short, long = (peak(length, MATH, dtype) for length in (4096, 8192))
@@ -461,9 +437,8 @@ def test_flops_are_those_that_torch_counts(device, shapes, dtype):
 def test_a_causal_kernel_takes_about_half_of_the_time():
     (device,) = virtual_gpus(1, model="a100", values=False, host=0)
     x = torch.zeros(2, 32, 8192, 128, dtype=torch.bfloat16, device=device)
-    all_keys, causal = (
-        seconds_of(lambda flag=flag: attention(x, x, x, is_causal=flag)) for flag in (False, True)
-    )
+    all_keys = seconds_of(lambda: attention(x, x, x))
+    causal = seconds_of(lambda: attention(x, x, x, is_causal=True))
     assert causal == pytest.approx(all_keys / 2, rel=0.05)
 
 
@@ -507,7 +482,7 @@ def test_attention_of_dtensors_is_computed_part_by_part():
     devices = virtual_gpus(size)
     torch.vgpu.set_device(rank)
     mesh = DeviceMesh.from_group(a_group(), "vgpu")
-    x = tensors((2, HEADS, LENGTH, WIDTH))[0]
+    x = tensors(Q)[0]
     for dtype, dim in itertools.product((torch.float32, torch.bfloat16), (0, 1)):
         leaf = x.to(devices[rank], dtype).detach()
         leaf = distribute_tensor(leaf, mesh, [Shard(dim)]).requires_grad_()

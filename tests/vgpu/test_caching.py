@@ -6,21 +6,18 @@ There: kMinBlockSize 512, kSmallSize 1 MiB, kSmallBuffer 2 MiB, kMinLargeAlloc 1
 
 import gc
 import random
-import signal
 
 import pytest
 import torch
 from modelling import Fixed, fixed_gpus
-from test_interrupts import give_up, interrupted
+from test_interrupts import interrupted_everywhere
 
 from vgpu import virtual_gpus
 from vgpu.runtime import registry
 from vgpu.tensors.caching import CachingAllocator
 from vgpu.tensors.device_memory import MAX_PENDING
 
-KIB, MIB = 2**10, 2**20
-
-
+MIB = 2**20
 EVERY = 5  # of how many places for an interrupt one is tried, to save time
 NUMBER = 16  # of devices, of which one holds no tensors of tests before
 
@@ -88,12 +85,12 @@ def test_a_rest_of_a_large_block_stays_free_above_1_mib():
     made.free(2)
     made.allocate("again", 6 * MIB)
     assert made.reserved == 20 * MIB, "6 MiB are free"
-    made = caching(7 * MIB, 7 * MIB, 4 * MIB, 2 * MIB)
-    assert made.reserved == 20 * MIB, "2 MiB were left"
-    made = caching(7 * MIB, 7 * MIB, 5 * MIB - 512, MIB + 512)
-    assert made.reserved == 20 * MIB, "1 MiB and 512 bytes were left"
-    made = caching(7 * MIB, 7 * MIB, 5 * MIB, MIB + 512)
-    assert made.reserved == 40 * MIB, "1 MiB was not left"
+    for third, fourth, reserved in (
+        (4 * MIB, 2 * MIB, 20),
+        (5 * MIB - 512, MIB + 512, 20),
+        (5 * MIB, MIB + 512, 40),  # 1 MiB was not left
+    ):
+        assert caching(7 * MIB, 7 * MIB, third, fourth).reserved == reserved * MIB
 
 
 def test_a_rest_of_1_mib_does_not_become_part_of_what_is_free_behind_it():
@@ -118,21 +115,17 @@ def test_the_smallest_free_block_that_is_large_enough_is_taken():
     assert made.reserved == 54 * MIB
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (0, 2, 1), (1, 0, 2)])
-def test_free_neighbours_are_joined(order):
+@pytest.mark.parametrize(
+    ("freed", "size", "reserved"),
+    [((0, 1, 2), 20, 20), ((2, 1, 0), 20, 20), ((0, 2, 1), 20, 20), ((1, 0, 2), 20, 20)]
+    + [((0, 2), 9, 40)],  # each of the two is smaller
+)
+def test_free_neighbours_are_joined_and_no_others(freed, size, reserved):
     made = caching(6 * MIB, 6 * MIB, 8 * MIB)
-    for key in order:
+    for key in freed:
         made.free(key)
-    made.allocate("all", 20 * MIB)
-    assert made.reserved == 20 * MIB
-
-
-def test_what_is_free_on_both_sides_of_a_block_is_not_joined():
-    made = caching(6 * MIB, 6 * MIB, 8 * MIB)
-    made.free(0)
-    made.free(2)
-    made.allocate("larger than each", 9 * MIB)
-    assert made.reserved == 40 * MIB
+    made.allocate("new", size * MIB)
+    assert made.reserved == reserved * MIB
 
 
 def test_an_emptied_cache_has_the_segments_left_that_a_block_lies_in():
@@ -206,6 +199,7 @@ def filled(num_bytes, device="vgpu"):
 
 
 def reserved():
+    """Return the bytes reserved now, and at the peak."""
     return torch.vgpu.memory_reserved(), torch.vgpu.max_memory_reserved()
 
 
@@ -314,7 +308,12 @@ def test_at_least_as_much_is_reserved_as_allocated(device, memory):
 
 def test_an_interrupt_leaves_what_is_reserved_right(device):
     """It comes at each place, while news wait to be seen; what it interrupts is done again."""
-    alarm = signal.signal(signal.SIGALRM, give_up)
+    kept = []
+
+    def prepare():
+        large = filled(12 * MIB)
+        kept.append(filled(1000))
+        del large
 
     def call():
         torch.vgpu.memory_reserved()
@@ -323,25 +322,12 @@ def test_an_interrupt_leaves_what_is_reserved_right(device):
 
     gc.collect()
     gc.freeze()  # so that the collections below take a moment only
-    try:
-        places = []
-        while True:
-            signal.alarm(30)
-            x, y = filled(12 * MIB), filled(1000)
-            del x
-            where = interrupted(call, EVERY * len(places))
-            assert reserved()[0] in (2 * MIB, 14 * MIB), where
-            del y
-            gc.collect()
-            torch.vgpu.empty_cache()
-            assert reserved()[0] == 0, where
-            if where is None:
-                break
-            places.append(where)
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, alarm)
-    assert len(places) > 20, "hardly anything was interrupted"
+    for where in interrupted_everywhere(call, EVERY, at_least=20, prepare=prepare):
+        assert reserved()[0] in (2 * MIB, 14 * MIB), where
+        kept.clear()
+        gc.collect()
+        torch.vgpu.empty_cache()
+        assert reserved()[0] == 0, where
 
 
 def test_what_the_allocator_has_not_seen_does_not_grow_without_end():

@@ -93,11 +93,8 @@ def test_data_parallel_trains_batch_norm_and_defaults_to_all_devices(devices):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     losses = []
     for _ in range(8):
-        optimizer.zero_grad()
-        loss = F.cross_entropy(net(X), y.to(devices[0]))
-        loss.backward()
+        losses.append(gradients(net, X, y.to(devices[0]))[0].item())
         optimizer.step()
-        losses.append(loss.item())
     assert losses[-1] < losses[0] / 2
     assert net.module[1].running_mean.abs().sum() > 0
     state = {name: value.cpu() for name, value in net.module.state_dict().items()}
@@ -161,7 +158,6 @@ def saved(value, **options):
         ("cpu", "cpu"),
         (CPU, "cpu"),
         ("vgpu:0", "vgpu:0"),
-        (torch.device("cpu"), "cpu"),
         ({"vgpu:1": "vgpu:0"}, "vgpu:0"),
         ({"vgpu:1": "cpu"}, "cpu"),
     ],
@@ -260,9 +256,8 @@ def test_no_tensor_is_shared_with_another_process(device, what):
 
 def test_pickle_keeps_what_a_tensor_is(device):
     for x in (
-        torch.arange(4, device=device),
         torch.rand(2, 3, device=device, requires_grad=True),
-        torch.rand(3, device=device, dtype=torch.float64).t(),
+        torch.rand(3, 2, device=device, dtype=torch.float64).t(),
         torch.tensor(3 + 4j, device=device),
         torch.zeros(0, 3, device=device),
         nn.Parameter(torch.ones(2, device=device), requires_grad=False),
@@ -287,19 +282,13 @@ def test_deepcopy(device):
         twin[0].weight.zero_()
     assert net[0].weight.abs().sum() > 0
     x = torch.ones(3, device=device)
+    x.grad = torch.ones_like(x)
     y = copy.deepcopy([x, x, x.t()])
-    assert y[0] is y[1] and y[0] is not x
+    x.grad.zero_()
+    assert y[0] is y[1] and y[0] is not x and y[0].grad.tolist() == [1, 1, 1]
     with pytest.raises(RuntimeError, match="graph leaves|created explicitly by the user"):
         copy.deepcopy(x.requires_grad_() * 2)
     assert copy.copy(x) is not x
-
-
-def test_a_deep_copy_has_a_gradient_of_its_own(device):
-    x = torch.ones(2, device=device, requires_grad=True)
-    x.sum().backward()
-    twin = copy.deepcopy(x)
-    x.grad.zero_()
-    assert twin.grad.tolist() == [1, 1]
 
 
 def test_tied_parameters_stay_tied(device):
@@ -320,7 +309,7 @@ def test_moving_a_module_keeps_its_parameters(device):
         assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
         assert {value.device for value in net.state_dict().values()} == {where}
         for parameter, value in zip(parameters, values, strict=True):
-            assert type(parameter) is nn.Parameter or isinstance(parameter, nn.Parameter)
+            assert isinstance(parameter, nn.Parameter)
             assert parameter.requires_grad and parameter.is_leaf
             close(parameter, value)
     net(torch.rand(4, 3, device=device)).exp().sum().backward()
@@ -331,29 +320,34 @@ def test_moving_a_module_keeps_its_parameters(device):
     assert parameters[0].dtype == torch.float64
 
 
-def test_swapping_keeps_gradients_and_hooks(device):
+def test_moving_a_module_keeps_its_gradients(device):
     net = nn.Linear(2, 2)
     net(torch.ones(1, 2)).sum().backward()
-    net.to(device)
-    assert net.weight.grad.device == device
+    net.to(device).half()
+    for each in net.weight, net.weight.grad:
+        assert each.device == device and each.dtype == torch.float16
     assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
-    net.half()
-    assert net.weight.dtype == torch.float16 and net.weight.device == device
 
 
 # -- optimizers
 
-ALL_OPTIMIZERS = {
-    name: value
+NO_OPTIMIZERS = {"Optimizer", "SparseAdam"}  # the base; a virtual GPU has dense tensors only
+ALL_OPTIMIZERS = [
+    name
     for name, value in vars(torch.optim).items()
     if isinstance(value, type)
     and issubclass(value, torch.optim.Optimizer)
-    and value is not torch.optim.Optimizer
-}
-NO_OPTIMIZERS = {"SparseAdam": "needs sparse gradients; a virtual GPU has dense tensors only"}
+    and name not in NO_OPTIMIZERS
+]
+WITH_OPTIONS = [
+    ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
+    ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
+    ("RMSprop", {"centered": True, "momentum": 0.5}),
+]
 
 
-def steps(optimizer_class, where, matrices_only=False, **options):
+def steps(name, where, **options):
+    matrices_only = name == "Muon"
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 5, bias=not matrices_only), nn.Tanh(), nn.Linear(5, 3))
     if matrices_only:
@@ -361,7 +355,7 @@ def steps(optimizer_class, where, matrices_only=False, **options):
     X, y = (torch.rand(7, n).double().to(where) for n in (6, 3))
     net.double().to(where)
     parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    optimizer = optimizer_class(parameters, **options)
+    optimizer = getattr(torch.optim, name)(parameters, **options)
 
     def closure():
         optimizer.zero_grad()
@@ -374,51 +368,24 @@ def steps(optimizer_class, where, matrices_only=False, **options):
     return [parameter.detach().cpu() for parameter in net.parameters()]
 
 
-@pytest.mark.parametrize("name", [name for name in ALL_OPTIMIZERS if name not in NO_OPTIMIZERS])
-def test_optimizers_take_the_steps_of_the_cpu(name, device):
-    options = {"lr": 0.05} if name != "Adafactor" else {}
-    arguments = (ALL_OPTIMIZERS[name],)
-    only = name == "Muon"
-    got = steps(*arguments, device, only, **options)
-    wanted = steps(*arguments, CPU, only, **options)
-    for a, b in zip(got, wanted, strict=True):
-        torch.testing.assert_close(a, b)
-
-
-@pytest.mark.parametrize("foreach", [True, False])
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("SGD", {"momentum": 0.9, "nesterov": True, "weight_decay": 0.1}),
-        ("Adam", {"amsgrad": True, "weight_decay": 0.1}),
-        ("RMSprop", {"centered": True, "momentum": 0.5}),
-        ("Adam", {"capturable": False, "lr": torch.tensor(0.01)}),
+        *((name, {"lr": 0.05} if name != "Adafactor" else {}) for name in ALL_OPTIMIZERS),
+        *((name, {"lr": 0.05, "foreach": True, **options}) for name, options in WITH_OPTIONS),
+        *((name, {"lr": 0.05, "foreach": False, **options}) for name, options in WITH_OPTIONS),
+        ("Adam", {"lr": torch.tensor(0.01), "foreach": False}),  # with foreach torch refuses it
     ],
 )
-def test_optimizers_with_options(name, options, foreach, device):
-    if isinstance(options.get("lr"), torch.Tensor) and foreach:
-        pytest.skip("torch refuses a tensor as lr with foreach unless capturable")
-    options = {"lr": 0.05, "foreach": foreach, **options}
-    optimizer = ALL_OPTIMIZERS[name]
-    for a, b in zip(
-        steps(optimizer, device, **options), steps(optimizer, CPU, **options), strict=True
-    ):
-        torch.testing.assert_close(a, b)
+def test_optimizers_take_the_steps_of_the_cpu(name, options, device):
+    torch.testing.assert_close(steps(name, device, **options), steps(name, CPU, **options))
 
 
-def test_schedulers_and_clipping(device):
+def test_clipping(device):
     def train(where):
         torch.manual_seed(0)
         net = nn.Linear(4, 2).to(where)
         optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-        scheduler = torch.optim.lr_scheduler.SequentialLR(
-            optimizer,
-            [
-                torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2),
-                torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 4),
-            ],
-            milestones=[2],
-        )
         norms = []
         for _ in range(4):
             optimizer.zero_grad()
@@ -426,17 +393,12 @@ def test_schedulers_and_clipping(device):
             norms.append(nn.utils.clip_grad_norm_(net.parameters(), 1.0))
             nn.utils.clip_grad_value_(net.parameters(), 0.3)
             optimizer.step()
-            scheduler.step()
         return net, norms
 
-    net, norms = train(device)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        expected, expected_norms = train(CPU)
+    (net, norms), (expected, expected_norms) = train(device), train(CPU)
     close(net.weight, expected.weight)
     assert norms[0].device == device
-    for a, b in zip(norms, expected_norms, strict=True):
-        close(a, b)
+    close(torch.stack(norms), torch.stack(expected_norms))
     net.weight.grad = torch.full_like(net.weight, float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
         nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
@@ -600,13 +562,11 @@ def test_pinned_memory():
 
 def test_data_loader_pins(device):
     items = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
-    for workers in (0,):
-        loader = torch.utils.data.DataLoader(items, 4, pin_memory=True, num_workers=workers)
-        total = 0
-        for X, y in loader:
-            assert X.is_pinned() and y.is_pinned()
-            total += (X.to(device, non_blocking=True) + y.to(device, non_blocking=True)).sum()
-        assert total.item() == 90
+    total = 0
+    for X, y in torch.utils.data.DataLoader(items, 4, pin_memory=True):
+        assert X.is_pinned() and y.is_pinned()
+        total += (X.to(device, non_blocking=True) + y.to(device, non_blocking=True)).sum()
+    assert total.item() == 90
 
 
 # -- tensors
@@ -637,17 +597,11 @@ def test_repr_and_conversions(device):
 def test_numpy_is_refused_as_on_cuda(device):
     x = torch.ones(2, device=device)
     text = "can't convert vgpu:1 device type tensor to numpy. Use Tensor.cpu\\(\\) to copy"
-    with pytest.raises(TypeError, match=text):
-        x.numpy()
-    with pytest.raises(TypeError, match=text):
-        x.__array__()
-    assert x.cpu().numpy().tolist() == [1, 1]
-    assert x.numpy(force=True).tolist() == [1, 1]
-
-
-def test_numpy_takes_what_requires_a_gradient_by_force(device):
-    x = torch.ones(2, device=device, requires_grad=True)
-    assert x.numpy(force=True).tolist() == [1, 1]
+    for convert in x.numpy, x.__array__:
+        with pytest.raises(TypeError, match=text):
+            convert()
+    for way in x.cpu().numpy(), x.numpy(force=True), x.requires_grad_().numpy(force=True):
+        assert way.tolist() == [1, 1]
 
 
 def test_numpy_arrays_reach_the_device(device):
@@ -682,6 +636,8 @@ def test_factories(device):
         nn.Linear(2, 3, device=device).weight,
     ):
         assert y.device == device
+    assert x.new_tensor([1.0], requires_grad=True).requires_grad
+    assert not x.new_tensor([1.0]).requires_grad
     assert torch.arange(0, 1, 0.3, device=device).shape == (4,)
     assert torch.arange(0, 1, 0.2, device=device).shape == (5,)
     assert torch.zeros_like(x, device="cpu").device == CPU
@@ -792,12 +748,6 @@ def foreach(x):
     return pair[0] + pair[1] + torch.stack(torch._foreach_norm(pair)).sum()
 
 
-def sorted_out(x):
-    values, order = x.sort(1, descending=True)
-    top, where = x.topk(2)
-    return values.gather(1, order) + top.sum() + where.sum() + x.argmax() + x.unique().sum()
-
-
 def chunked(x):
     a, b = x.chunk(2, 1)
     c, d = x.split([1, 3], 1)
@@ -816,7 +766,6 @@ def chunked(x):
         assigned_data,
         dtypes,
         foreach,
-        sorted_out,
         chunked,
     ],
 )
@@ -846,22 +795,21 @@ def test_a_view_sees_what_is_written_to_its_base_and_the_other_way(device):
 
 def test_what_has_too_many_elements_is_not_written_out(device):
     out = torch.zeros(5, device=device)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with pytest.warns(UserWarning, match="was resized"):
         torch.add(torch.ones(3, device=device), 1, out=out)
     assert out.tolist() == [2, 2, 2]
-    assert any("was resized" in str(warning.message) for warning in caught)
 
 
 def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
     x = torch.zeros(4)
     index = torch.tensor([1], device=device)
-    with pytest.raises(RuntimeError):
-        x[index] = 1.0
-    with pytest.raises(RuntimeError):
-        x[index]
-    with pytest.raises(RuntimeError):
-        x.index_fill_(0, index, 1)
+    for reach in (
+        lambda: x.__setitem__(index, 1.0),
+        lambda: x[index],
+        lambda: x.index_fill_(0, index, 1),
+    ):
+        with pytest.raises(RuntimeError):
+            reach()
     assert x.sum() == 0
     x[0] = torch.ones((), device=device)
     x[2:] = torch.ones(2, device=device)
@@ -875,16 +823,9 @@ def test_indices_of_a_device_do_not_reach_into_the_cpu(device):
         y[3]
 
 
-def test_a_new_tensor_may_require_a_gradient(device):
-    x = torch.ones(2, device=device)
-    assert x.new_tensor([1.0], requires_grad=True).requires_grad
-    assert not x.new_tensor([1.0]).requires_grad
-
-
 def test_an_index_of_the_cpu_puts_values_without_changing_the_tensor(device):
     x, value = torch.zeros(3, device=device), torch.ones((), device=device)
-    assert x.index_put((torch.tensor([2, 0]),), value).tolist() == [1, 0, 1]
-    assert x.tolist() == [0] * 3
+    assert x.index_put((torch.tensor([2, 0]),), value).tolist() == [1, 0, 1] and not x.any()
 
 
 def test_comparisons(device):
@@ -922,15 +863,6 @@ def test_gradients_of_gradients(device):
     close(jacobian, torch.diag(2 * x))
 
 
-def test_functions_of_functions(device):
-    x = torch.rand(3, device=device)
-    close(torch.func.grad(lambda x: x.sin().sum())(x), x.cos())
-    close(
-        torch.func.vmap(lambda row: row.sum())(torch.ones(4, 3, device=device)),
-        torch.full((4,), 3.0),
-    )
-
-
 def test_gradients_cross_devices(devices):
     a, b = devices
     x = torch.ones(3, device=a, requires_grad=True)
@@ -947,18 +879,16 @@ def test_checkpoint(device):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1)).to(device)
     x = torch.rand(3, 4, device=device, requires_grad=True)
-    results = []
-    for run in (
-        lambda: net(x),
-        lambda: checkpoint(net, x, use_reentrant=False),
-        lambda: checkpoint(net, x, use_reentrant=True),
-    ):
+
+    def gradient(run):
         x.grad = None
         torch.manual_seed(5)
-        run().sum().backward()
-        results.append(x.grad)
-    close(results[1], results[0])
-    close(results[2], results[0])
+        run(x).sum().backward()
+        return x.grad
+
+    for reentrant in False, True:
+        got = gradient(lambda x, reentrant=reentrant: checkpoint(net, x, use_reentrant=reentrant))
+        close(got, gradient(net))
 
 
 def test_hooks(device):
@@ -1006,15 +936,11 @@ def test_inference_mode_evaluates_a_net(device):
     net = small_net().eval()
     nets = [net, copy.deepcopy(net).to(device)]
     with torch.inference_mode():
-        losses = [
-            F.cross_entropy(nets[0](X), y),
-            F.cross_entropy(nets[1](X.to(device)), y.to(device)),
-        ]
-        close(losses[1], losses[0])
-        assert losses[1].cpu().device == CPU and losses[1].is_inference()
-        assert losses[1].to("vgpu:0").device.index == 0
         output = nets[1](X.to(device))
-        assert (output.argmax(1) == y.to(device)).float().mean().item() <= 1
+        loss = F.cross_entropy(output, y.to(device))
+        close(loss, F.cross_entropy(nets[0](X), y))
+        assert loss.cpu().device == CPU and loss.is_inference()
+        assert loss.to("vgpu:0").device.index == 0
         assert "device='vgpu:1'" in repr(output)
         encoder = nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
         z = torch.rand(2, 3, 4)
@@ -1062,13 +988,9 @@ def test_gradients_accumulate_and_are_assigned(device):
 def test_modules_that_keep_state(device):
     torch.manual_seed(0)
     lstm = nn.LSTM(3, 4, batch_first=True)
-    attention = nn.TransformerEncoderLayer(8, 2, 16, dropout=0, batch_first=True).eval()
-    x, z = torch.rand(2, 5, 3), torch.rand(2, 5, 8)
-    with torch.no_grad():
-        wanted, expected = lstm(x)[0], attention(z)
+    x = torch.rand(2, 5, 3)
+    wanted = lstm(x)[0]
     close(lstm.to(device)(x.to(device))[0], wanted)
-    got = attention.to(device)(z.to(device))
-    close(got, expected)
     packed = nn.utils.rnn.pack_padded_sequence(x.to(device), [5, 3], batch_first=True)
     assert packed.data.device == device
     padded, lengths = nn.utils.rnn.pad_packed_sequence(lstm(packed)[0], batch_first=True)
@@ -1095,7 +1017,6 @@ def test_lazy_modules_and_initialisation(device):
     net = nn.Sequential(nn.LazyLinear(3), nn.ReLU(), nn.LazyBatchNorm1d()).to(device)
     assert net(torch.rand(4, 5, device=device)).device == device
     assert net[0].weight.shape == (3, 5)
-    nn.init.xavier_uniform_(net[0].weight)
     nn.init.trunc_normal_(net[0].weight)
     nn.init.orthogonal_(net[0].weight)
     close(net[0].weight @ net[0].weight.T, torch.eye(3))

@@ -26,13 +26,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
-from torch.utils._pytree import (
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_map,
-    tree_map_only,
-)
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_map
 
 import d2lpar
 
@@ -40,29 +34,14 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 INDEX = 1
 FEW = 25  # samples of an operator or a module, all of which run
-SPARSE = "a virtual GPU has dense tensors only"
-OP_EXCEPTIONS = {
-    "sparse.sampled_addmm": SPARSE,
-    "sparse.mm.reduce": SPARSE,
-    "to_sparse": SPARSE,
-}
-MODULE_EXCEPTIONS = {}
+SPARSE = {"sparse.sampled_addmm", "sparse.mm.reduce", "to_sparse"}
 # Modules with dropout of which torch says that training and evaluation do not differ.
 MODES_DIFFER = {"nn.Transformer", "nn.TransformerDecoderLayer"}
-UNINITIALISED = {
-    "empty",
-    "empty_like",
-    "empty_permuted",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-}
+UNINITIALISED = "empty empty_like empty_permuted empty_strided new_empty new_empty_strided".split()
 # On CUDA too these take their indices from the CPU.
 INDICES_ON_CPU = {"tensor_split"}
-# Another formula for the same value (a fused kernel on the CPU): relative, absolute.
-TOLERANCE = {"nn.functional.scaled_dot_product_attention": (1e-4, 1e-4)}
-
-
+# Another formula for the same value (a fused kernel on the CPU).
+TOLERANCE = {"nn.functional.scaled_dot_product_attention": {"rtol": 1e-4, "atol": 1e-4}}
 CPU = torch.device("cpu")
 
 
@@ -85,17 +64,9 @@ def trains_on_cpu(op):
 OPS = [op for op in op_db if runs_on_cpu(op)]
 
 
-def cases(items, name, exceptions):
-    return [
-        pytest.param(
-            item,
-            id=name(item),
-            marks=pytest.mark.xfail(reason=exceptions[name(item)], strict=True)
-            if name(item) in exceptions
-            else (),
-        )
-        for item in items
-    ]
+def marked(op):
+    refused = pytest.mark.xfail(reason="a virtual GPU has dense tensors only", strict=True)
+    return pytest.param(op, id=op_name(op), marks=[refused] if op_name(op) in SPARSE else [])
 
 
 @pytest.fixture(scope="module")
@@ -235,13 +206,11 @@ def gradients(sample, result, arguments):
     return torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
 
 
-@pytest.mark.parametrize("op", cases(OPS, op_name, OP_EXCEPTIONS))
+@pytest.mark.parametrize("op", map(marked, OPS))
 @pytest.mark.slow
 def test_operator_gives_what_it_gives_on_the_cpu(op, device):
     name = op_name(op)
-    tolerance = {}
-    if name in TOLERANCE:
-        tolerance["rtol"], tolerance["atol"] = TOLERANCE[name]
+    tolerance = TOLERANCE.get(name, {})
     ran = trained = 0
     for sample in varied(samples_of(op), lambda each: (each.input, each.args, each.kwargs)):
         original = (sample.input, *sample.args), sample.kwargs
@@ -299,8 +268,7 @@ def train_step(net, args, kwargs):
     """Return the outputs of `net` and what one step of SGD on their sum makes of it."""
     seed(1)
     output = net(*args, **kwargs)
-    tensors = [value for value in tree_flatten(output)[0] if isinstance(value, torch.Tensor)]
-    loss = sum(value.double().sum() for value in tensors if value.requires_grad)
+    loss = sum(value.double().sum() for value in leaves(output) if asks(value))
     if isinstance(loss, torch.Tensor):
         loss.backward()
     parameters = list(net.parameters())
@@ -315,7 +283,7 @@ def arguments_of_both(sample):
     return [(each.args, each.kwargs) for each in (sample.constructor_input, sample.forward_input)]
 
 
-@pytest.mark.parametrize("which", cases(NETS, net_name, MODULE_EXCEPTIONS))
+@pytest.mark.parametrize("which", NETS, ids=net_name)
 @pytest.mark.slow
 def test_module_trains_to_the_values_of_the_cpu(which, device):
     info, training = which
@@ -331,12 +299,8 @@ def test_module_trains_to_the_values_of_the_cpu(which, device):
         reference = info.module_cls(*made.args, **made.kwargs).double().train(training)
         assert modes_differ(info) or not any(reads_mode(type(m)) for m in reference.modules())
         net = copy.deepcopy(reference)
-        args, kwargs = sample.forward_input.args, sample.forward_input.kwargs
-        cpu_args, cpu_kwargs = tree_map_only(
-            torch.Tensor,
-            lambda t: t.detach().clone().requires_grad_(t.requires_grad),
-            (args, kwargs),
-        )
+        original = sample.forward_input.args, sample.forward_input.kwargs
+        cpu_args, cpu_kwargs = copied(original)
         lazy = any(map(is_lazy, reference.parameters()))
         try:
             if lazy:
@@ -346,11 +310,7 @@ def test_module_trains_to_the_values_of_the_cpu(which, device):
         except Exception:
             continue
         ran += 1
-        args, kwargs = tree_map_only(
-            torch.Tensor,
-            lambda t: t.detach().to(device).requires_grad_(t.requires_grad),
-            (args, kwargs),
-        )
+        args, kwargs = copied(original, device)
         net = net.to(device)
         if lazy:  # its parameters are made now, by several draws
             net(*args, **kwargs)
@@ -363,8 +323,6 @@ def test_module_trains_to_the_values_of_the_cpu(which, device):
 
 
 def test_exceptions_stay_under_one_percent():
-    assert set(OP_EXCEPTIONS) <= {op_name(op) for op in OPS}
+    assert SPARSE <= {op_name(op) for op in OPS}
     trained = {op_name(op) for op in OPS if trains_on_cpu(op)}
-    assert len(OP_EXCEPTIONS) < 0.01 * len(OPS)
-    assert len(trained & set(OP_EXCEPTIONS)) < 0.01 * len(trained)
-    assert len(MODULE_EXCEPTIONS) < 0.01 * len(module_db)
+    assert len(SPARSE) < 0.01 * len(OPS) and len(trained & SPARSE) < 0.01 * len(trained)

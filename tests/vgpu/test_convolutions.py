@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from modelling import kernels, seconds_of
+from torch import nn
 from torch.nn import functional as F
 
 from vgpu import virtual_gpus
@@ -61,12 +62,9 @@ def test_a_convolution_has_the_layout_of_images_or_weights_and_the_values_of_the
 
 def test_what_follows_a_convolution_of_channels_last_keeps_the_layout():
     virtual_gpus(1)
-    net = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU(), torch.nn.Conv2d(8, 8, 3)
-    )
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3))
     net = net.to("vgpu").to(memory_format=LAST)
-    x = torch.ones(2, 3, 9, 9, device="vgpu")  # only the weights say it
-    y = x
+    y = torch.ones(2, 3, 9, 9, device="vgpu")  # only the weights say it
     for layer in net:
         y = layer(y)
         assert y.is_contiguous(memory_format=LAST) and not y.is_contiguous(), layer
@@ -78,11 +76,10 @@ REACHED = 0.85  # of the bandwidth of the memory, as the model is fitted
 
 
 def one_kernel(name, program):
-    """Return the seconds of the only kernel of this name in a program, and its bytes."""
+    """Return the only kernel of this name in a program."""
     with kernels() as found:
         program()
-    kernel, *more = [each for each in found if each.name == name]
-    assert not more
+    (kernel,) = [each for each in found if each.name == name]
     return kernel
 
 
@@ -132,19 +129,16 @@ def test_winograd_computes_tiles_at_the_edges_whole(side):
     assert four.num_bytes == 2 * 4 * 36 * (40 * (16 + 24) + 16 * 24) and two.num_bytes == 0
 
 
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
+def test_other_convolutions_save_nothing():
+    for size, options in (
         ((512, 256, 3, 3), {"stride": 2}),
         ((512, 256, 3, 3), {"dilation": 2}),
         ((512, 128, 3, 3), {"groups": 2}),
         ((512, 256, 5, 5), {}),
         ((512, 256, 3, 1), {}),
-    ],
-)
-def test_other_convolutions_save_nothing(size, options):
-    _, kernel = of_convolution("v100", (64, 256, 58, 58), size, **options)
-    assert not kernel.products[0].ways
+    ):
+        _, kernel = of_convolution("v100", (64, 256, 58, 58), size, **options)
+        assert not kernel.products[0].ways, (size, options)
 
 
 def test_both_gradients_of_3x3_are_computed_with_fewer_products():
@@ -249,17 +243,15 @@ def test_tensor_cores_take_3x3_as_it_is():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_a_depthwise_convolution_of_3x3_takes_the_time_of_its_bytes(dtype):
     """torch has a kernel of its own, without tiles that one channel would leave empty."""
-    seconds, kernel = of_convolution(
-        "v100", (64, 256, 56, 56), (256, 1, 3, 3), dtype=dtype, groups=256, padding=1
-    )
+    sizes = (64, 256, 56, 56), (256, 1, 3, 3)
+    seconds, kernel = of_convolution("v100", *sizes, dtype, groups=256, padding=1)
     num_bytes = (2 * 64 * 256 * 56 * 56 + 256 * 9) * dtype.itemsize
     assert kernel.num_bytes == num_bytes
     assert seconds == pytest.approx(num_bytes / (0.85 * 900e9), rel=1e-6)
 
 
 def test_large_weights_of_a_depthwise_convolution_take_a_quarter_of_the_peak():
-    seconds, kernel = of_convolution(
-        "v100", (64, 256, 56, 56), (256, 1, 13, 13), groups=256, padding=6
-    )
+    sizes = (64, 256, 56, 56), (256, 1, 13, 13)
+    seconds, _ = of_convolution("v100", *sizes, groups=256, padding=6)
     flops = 2 * 64 * 256 * 56 * 56 * 13 * 13
     assert seconds == pytest.approx(flops / (0.25 * 15.7e12), rel=1e-6)

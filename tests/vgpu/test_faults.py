@@ -7,64 +7,36 @@ from pathlib import Path
 import fresh
 import pytest
 
+OF_A_TENSOR = """
+x = torch.rand(3, device=device, requires_grad=True)
+y = x.exp()
+{}
+y.sum().backward()
+"""
+OF_A_MODULE = """
+net = torch.nn.Linear(3, 3).to(device)
+{}
+net(torch.rand(2, 3, device=device)).sum().backward()
+"""
 FAULTS = {
     "a shape error in dispatch under a built-in backward": (
         "RuntimeError: shape '[17]' is invalid for input of size 3",
-        """
-        x = torch.rand(3, device=device, requires_grad=True)
-        x.register_hook(lambda grad: grad.view(17))
-        (x * 2).sum().backward()
-        """,
+        OF_A_TENSOR.format("x.register_hook(lambda grad: grad.view(17))"),
     ),
-    "an error in a tensor hook": (
-        "ZeroDivisionError: division by zero",
-        """
-        x = torch.rand(3, device=device, requires_grad=True)
-        y = x * 2
-        y.register_hook(lambda grad: 1 / 0)
-        y.sum().backward()
-        """,
-    ),
-    "an error in a hook of a node": (
-        "ZeroDivisionError: division by zero",
-        """
-        y = torch.rand(3, device=device, requires_grad=True) * 2
-        y.grad_fn.register_hook(lambda inputs, outputs: 1 / 0)
-        y.sum().backward()
-        """,
-    ),
-    "an error in a hook before a node": (
-        "ZeroDivisionError: division by zero",
-        """
-        y = torch.rand(3, device=device, requires_grad=True) * 2
-        y.grad_fn.register_prehook(lambda outputs: 1 / 0)
-        y.sum().backward()
-        """,
-    ),
-    "an error in a hook after accumulation": (
-        "ZeroDivisionError: division by zero",
-        """
-        x = torch.rand(3, device=device, requires_grad=True)
-        x.register_post_accumulate_grad_hook(lambda parameter: 1 / 0)
-        (x * 2).sum().backward()
-        """,
-    ),
-    "an error in a backward hook of a module": (
-        "ZeroDivisionError: division by zero",
-        """
-        net = torch.nn.Linear(3, 3).to(device)
-        net.register_full_backward_hook(lambda module, inputs, outputs: 1 / 0)
-        net(torch.rand(2, 3, device=device)).sum().backward()
-        """,
-    ),
-    "an error in a forward hook of a module": (
-        "ZeroDivisionError: division by zero",
-        """
-        net = torch.nn.Linear(3, 3).to(device)
-        net.register_forward_hook(lambda module, inputs, outputs: 1 / 0)
-        net(torch.rand(2, 3, device=device))
-        """,
-    ),
+    **{
+        f"an error in a hook {where}": (
+            "ZeroDivisionError: division by zero",
+            program.format(f"{register}(lambda *arguments: 1 / 0)"),
+        )
+        for where, program, register in (
+            ("of a tensor", OF_A_TENSOR, "y.register_hook"),
+            ("of a node", OF_A_TENSOR, "y.grad_fn.register_hook"),
+            ("before a node", OF_A_TENSOR, "y.grad_fn.register_prehook"),
+            ("after accumulation", OF_A_TENSOR, "x.register_post_accumulate_grad_hook"),
+            ("behind the backward of a module", OF_A_MODULE, "net.register_full_backward_hook"),
+            ("behind the forward of a module", OF_A_MODULE, "net.register_forward_hook"),
+        )
+    },
     "an error in autograd.Function.backward": (
         "ValueError: mine",
         """
@@ -99,19 +71,11 @@ FAULTS = {
     ),
     "a gradient whose size a hook changed": (
         "RuntimeError: hook '<lambda>' has changed the size of value",
-        """
-        y = torch.rand(3, device=device, requires_grad=True) * 2
-        y.register_hook(lambda grad: torch.rand(4, device=device))
-        y.sum().backward()
-        """,
+        OF_A_TENSOR.format("y.register_hook(lambda grad: torch.rand(4, device=device))"),
     ),
     "an error that autograd finds itself": (
         "RuntimeError: one of the variables needed for gradient computation has been modified",
-        """
-        y = torch.rand(3, device=device, requires_grad=True).exp()
-        y.add_(1)
-        y.sum().backward()
-        """,
+        OF_A_TENSOR.format("y.add_(1)"),
     ),
     "out of memory in the middle of backward": (
         "OutOfMemoryError: VGPU out of memory. Tried to allocate 1.00 MiB. vgpu:0 has a total "

@@ -26,6 +26,10 @@ def as_before():
     virtual_gpus(2)
 
 
+def freed(size):
+    return [("free_requested", size), ("free_completed", size)]
+
+
 def recorded(program, **options):
     """Return the actions and sizes that the history of device 0 has of a program."""
     history.record_memory_history(**options)
@@ -34,11 +38,10 @@ def recorded(program, **options):
     return [(entry["action"], entry["size"]) for entry in entries]
 
 
-def test_the_files_are_read_by_the_tools_of_torch():
+@pytest.mark.parametrize("gpus", ["vgpu:2", "v100:2"])
+def test_the_files_are_read_by_the_tools_of_torch(gpus):
     """The program is that of torch's documentation, "Understanding CUDA Memory Usage"."""
-    for gpus in ("vgpu:2", "v100:2"):
-        run(
-            """
+    run("""
     import pickle, tempfile
     from torch.cuda import _memory_viz as viz
 
@@ -73,9 +76,7 @@ def test_the_files_are_read_by_the_tools_of_torch():
                    for f in e["frames"])
     assert torch.cuda.memory_snapshot() == torch.cuda.memory._snapshot()["segments"]
     assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
-    """,
-            gpus,
-        )
+    """, gpus)  # fmt: skip
 
 
 def test_what_a_program_does_is_there_in_order():
@@ -90,17 +91,8 @@ def test_what_a_program_does_is_there_in_order():
         torch.empty(500, device=gpu)
         del y
 
-    assert recorded(program) == [
-        ("alloc", 4000),
-        ("alloc", 12),
-        ("free_requested", 4000),
-        ("free_completed", 4000),
-        ("alloc", 2000),
-        ("free_requested", 2000),
-        ("free_completed", 2000),
-        ("free_requested", 12),
-        ("free_completed", 12),
-    ]
+    expected = [("alloc", 4000), ("alloc", 12), *freed(4000), ("alloc", 2000), *freed(2000)]
+    assert recorded(program) == [*expected, *freed(12)]
     seen = history.snapshot()
     entry, (segment, *_) = seen["device_traces"][0][0], seen["segments"]
     assert set(entry) == {*KEYS["entry"].split()} and set(segment) == {*KEYS["segment"].split()}
@@ -131,19 +123,15 @@ def test_a_modelled_gpu_has_the_segments_of_cudas_allocator():
         ("alloc", 4000),
         ("segment_alloc", 20 * mib),
         ("alloc", 4 * mib),
-        ("free_requested", 4 * mib),
-        ("free_completed", 4 * mib),
+        *freed(4 * mib),
         ("alloc", 4 * mib),
-        ("free_requested", 4000),
-        ("free_completed", 4000),
-        ("free_requested", 4 * mib),
-        ("free_completed", 4 * mib),
+        *freed(4000),
+        *freed(4 * mib),
         ("segment_free", 2 * mib),
         ("segment_free", 20 * mib),
         ("segment_alloc", 2 * mib),
         ("alloc", 4),
-        ("free_requested", 4),
-        ("free_completed", 4),
+        *freed(4),
     ]
     entries = history.snapshot()["device_traces"][0]
     allocs = [entry["addr"] for entry in entries if entry["action"] == "alloc"]

@@ -23,7 +23,6 @@ import torch
 from gates import Gate
 from IPython.core.ultratb import VerboseTB
 
-import d2lpar
 import vgpu
 from vgpu import virtual_gpus
 from vgpu.devices.device import Device
@@ -31,7 +30,6 @@ from vgpu.operators import plans
 from vgpu.runtime import notebook, registry, scheduler, threads
 from vgpu.runtime.interrupts import held_back, steps
 from vgpu.runtime.scheduler import Op
-from vgpu.runtime.streams import _issuing
 from vgpu.tensors import tensor as tensor_module
 
 
@@ -347,45 +345,63 @@ def frozen():
 @pytest.fixture
 def devices(frozen):
     """The last two of eight virtual GPUs: should they hang, the tests of other files do not."""
-    before = signal.signal(signal.SIGALRM, give_up)
     yield virtual_gpus(8)[6:]
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
-    d2lpar.virtual_gpus(2)
+    virtual_gpus(2)
 
 
 def give_up(*_):
     pytest.fail("it hangs")
 
 
-def operator(a, b):
-    x = torch.ones(3, 3, device=a)
-    return lambda: x + 1
+def interrupted_everywhere(call, every=1, at_least=4, prepare=lambda: None):
+    """Prepare and call a function again and again, interrupted at one place after the other.
+
+    Args:
+        every: of how many places one is tried.
+        at_least: how many must be tried.
+
+    Yields:
+        where the interrupt came, and after the last place None. The test fails if a round hangs.
+    """
+    count, where = 0, ""
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        while where is not None:
+            signal.alarm(30)
+            prepare()
+            where = interrupted(call, every * count)
+            yield where
+            count += 1
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    assert count > at_least + 1, "hardly anything was interrupted"
 
 
-def new_operator(a, b):
-    x = torch.ones(3, 3, device=a)
+def of_ones(name, function):
+    """Return a case of this name: a call with a tensor of ones on a device, and another device."""
 
-    def call():
-        plans.plans_by_key.clear()
-        return x + 1
+    def case(a, b):
+        x = torch.ones(2, 3, device=a)
+        return lambda: function(x, b)
 
-    return call
-
-
-def operators_with_lists(a, b):
-    x = torch.ones(3, 3, device=a)
-    return lambda: (torch.cat([x, x]), x.topk(2), x.split(1), torch._foreach_add([x, x], 1))
+    case.__name__ = name
+    return case
 
 
-def views(a, b):
-    x = torch.ones(2, 3, device=a)
-    return lambda: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32))
-
-
-def waiting_operators(a, b):
-    x = torch.ones(2, 3, device=a)
-    return lambda: (x.nonzero(), x[0, 0].item(), x[x > 0])
+operator = of_ones("operator", lambda x, b: x + 1)
+new_operator = of_ones("new_operator", lambda x, b: (plans.plans_by_key.clear(), x + 1))
+operators_with_lists = of_ones(
+    "operators_with_lists",
+    lambda x, b: (torch.cat([x, x]), x.topk(2), x.split(1), torch._foreach_add([x, x], 1)),
+)
+views = of_ones("views", lambda x, b: (x.t()[1], x.view(-1), x.detach(), x.view(torch.int32)))
+waiting_operators = of_ones(
+    "waiting_operators", lambda x, b: (x.nonzero(), x[0, 0].item(), x[x > 0])
+)
+allocation = of_ones("allocation", lambda x, b: torch.empty(1000, device=x.device))
+copy_to_the_cpu = of_ones("copy_to_the_cpu", lambda x, b: (x.cpu(), x.to("cpu", non_blocking=True)))
+copy_between_devices = of_ones("copy_between_devices", lambda x, b: x.to(b))
 
 
 def random_numbers(a, b):
@@ -428,10 +444,6 @@ def data(a, b):
     return call
 
 
-def allocation(a, b):
-    return lambda: torch.empty(1000, device=a)
-
-
 def allocation_of_what_a_stream_holds(a, b):
     registry.find(a).memory.set_limit(registry.find(a).memory.allocated + 3000)
     side = torch.vgpu.Stream(a)
@@ -470,16 +482,6 @@ def held(stream):
 def copy_to_a_device(a, b):
     x = torch.ones(3)
     return lambda: (x.to(a), x.pin_memory().to(a, non_blocking=True))
-
-
-def copy_to_the_cpu(a, b):
-    x = torch.ones(3, device=a)
-    return lambda: (x.cpu(), x.to("cpu", non_blocking=True))
-
-
-def copy_between_devices(a, b):
-    x = torch.ones(3, device=a)
-    return lambda: x.to(b)
 
 
 def events(a, b):
@@ -575,21 +577,12 @@ def test_an_interrupt_anywhere_does_no_harm(devices, case):
         prepare()
         before = figures(devices)
         check_answers(devices)
-    places = []
-    while True:
-        signal.alarm(30)  # see `give_up`
-        prepare()
-        settle(devices)
-        where = interrupted(call, len(places))
+    for where in interrupted_everywhere(call, prepare=lambda: (prepare(), settle(devices))):
         settle(devices)
         check()
         prepare()
         assert quick_figures(devices) == before or figures(devices) == before, where
         check_answers(devices, where)
-        if where is None:
-            break
-        places.append(where)
-    assert len(places) > 4, "hardly anything was interrupted"
 
 
 def interrupted(call, number):
@@ -634,31 +627,23 @@ def quick_figures(devices):
 
 
 def check_answers(devices, where=None):
-    a, b = devices
-    x = torch.arange(3.0, device=a)
-    side = torch.vgpu.Stream(b)
-    with torch.vgpu.stream(side):
-        y = (x * 2).to(b) + 1
-    torch.vgpu.current_stream(b).wait_stream(side)
-    assert (y + 1).tolist() == [2, 4, 6]
-    check_locks(devices, where)
+    """In this thread and in another, which notices a lock that this one has left locked."""
+    answers = []
 
+    def ask():
+        a, b = devices
+        x = torch.arange(3.0, device=a)
+        side = torch.vgpu.Stream(b)
+        with torch.vgpu.stream(side):
+            y = (x * 2).to(b) + 1
+        torch.vgpu.current_stream(b).wait_stream(side)
+        answers.append((y + 1).tolist())
 
-def check_locks(devices, where):
-    """No lock of ours is left locked: the thread that left it would not notice, others would."""
-    locks = [_issuing, scheduler._ordering]
-    locks += [registry.find(device).memory._lock for device in devices]
-    taken = []
-
-    def take():
-        for lock in locks:
-            taken.append(lock.acquire(timeout=10))
-            lock.release()
-
-    thread = threading.Thread(target=take)
+    ask()
+    thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join()
-    assert taken == [True] * len(locks), where
+    thread.join(10)
+    assert answers == [[2, 4, 6]] * 2, where
 
 
 def test_an_error_in_backward_is_that_error_in_every_mode():
@@ -722,13 +707,12 @@ def test_no_frames_of_virtual_gpus_show_in_an_error_or_in_that_behind_it(cause):
             b + a
     except (RuntimeError, ValueError) as error:
         second = error
-    ours = os.path.dirname(vgpu.__file__)
-    assert any(path.startswith(ours) for path in files_of(first))
+    assert any(map(is_ours, files_of(first.__traceback__)))
     notebook.hide_frames(second)
     assert second.__context__ is first
     for error in (first, second):
-        assert files_of(error)[0] == __file__
-        assert not any(path.startswith(ours) for path in files_of(error))
+        files = files_of(error.__traceback__)
+        assert files[0] == __file__ and not any(map(is_ours, files))
 
 
 def test_ipython_shows_an_error_where_code_has_no_line():
@@ -747,9 +731,13 @@ def stopped():
     raise KeyboardInterrupt
 
 
-def files_of(error):
-    """Return the files of the frames of an error."""
-    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+def files_of(tb):
+    """Return the files of the frames of a traceback."""
+    return [frame.f_code.co_filename for frame, _ in traceback.walk_tb(tb)]
+
+
+def is_ours(path):
+    return path.startswith(os.path.dirname(vgpu.__file__))
 
 
 class Shell:
@@ -829,15 +817,15 @@ def waiting(monkeypatch):
 
 def test_a_cell_that_waits_for_a_stopped_one_says_so_once(adapted, waiting, capsys):
     shell, (first, second) = adapted(Shell()), virtual_gpus(2)
+    behind = "launched before the stop\n"
     waiting(shell, second, 3, KeyboardInterrupt())  # the gate is an operator, too
-    said = "vgpu:1 is still working off 4 operators launched before the stop\n"
-    assert capsys.readouterr().out == said
+    assert capsys.readouterr().out == f"vgpu:1 is still working off 4 operators {behind}"
     waiting(shell, second, 3, None)
     assert capsys.readouterr().out == ""
     with Gate(first) as gate:
         waiting(shell, second, 0, KeyboardInterrupt())
-        said = "vgpu:0, vgpu:1 are still working off 2 operators launched before the stop\n"
-        assert capsys.readouterr().out == said
+        told = capsys.readouterr().out
+        assert told == f"vgpu:0, vgpu:1 are still working off 2 operators {behind}"
         waiting(shell, second, 0, None)  # vgpu:0 still is
         assert capsys.readouterr().out == ""
         gate.let_go()
@@ -890,15 +878,9 @@ def test_a_notebook_shows_an_error_without_the_frames_of_virtual_gpus(adapted):
     shell.handler(shell, caught.type, caught.value, caught.tb)
     [(kind, error, shown)] = shell.shown
     assert (kind, error) == (RuntimeError, caught.value)
-    ours = os.path.dirname(vgpu.__file__)
-    files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(shown)]
-    assert files and not any(path.startswith(ours) for path in files)
-
-
-def test_a_notebook_shows_a_syntax_error_as_one(adapted):
-    shell = adapted(Shell())
+    assert files_of(shown) and not any(map(is_ours, files_of(shown)))
     shell.handler(shell, SyntaxError, SyntaxError("no"), None)
-    assert shell.shown == ["syntax"]
+    assert shell.shown[1:] == ["syntax"]
 
 
 def test_an_interrupt_after_a_bit_has_changed_puts_it_back(monkeypatch):
