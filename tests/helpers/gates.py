@@ -234,3 +234,10 @@ def in_thread(function):
     assert not thread.is_alive(), "the other thread did not end"
     if errors:
         raise errors[0]
+
+
+def in_threads(functions):
+    """Run functions in threads at the same time; raise here what one of them raised."""
+    with contextlib.ExitStack() as stack:
+        for function in functions:
+            stack.enter_context(in_thread(function))

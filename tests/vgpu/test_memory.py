@@ -1,5 +1,6 @@
 """Memory: what holds it, what gives it back, addresses and storages, and the figures of it."""
 
+import contextlib
 import copy
 import gc
 import threading
@@ -8,11 +9,14 @@ import weakref
 import numpy
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, in_threads
 
 from d2lpar import SavedBytes
 from vgpu import virtual_gpus
-from vgpu.runtime import registry
+from vgpu.operators.issuing import issue_function
+from vgpu.runtime import registry, scheduler
+from vgpu.runtime.scheduler import Op
+from vgpu.runtime.streams import StreamQueue
 
 MIB = 2**20
 
@@ -149,8 +153,6 @@ def test_what_an_op_was_given_is_free_when_it_has_run(devices):
 
     def work(values):
         return [values[0] * 2]
-
-    from vgpu.operators.issuing import issue_function
 
     y = issue_function("work", work, [x], [x._cell.layout])[0]
     torch.vgpu.synchronize()
@@ -366,17 +368,11 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
     tensors = [filled(devices[0], 100) for _ in range(200)]
 
     def free():
-        while True:
-            try:
+        with contextlib.suppress(IndexError):
+            while True:
                 tensors.pop()
-            except IndexError:
-                return
 
-    threads = [threading.Thread(target=free) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads([free] * 4)
     assert torch.vgpu.memory_allocated() == before
     assert registry.find(0).memory.num_blocks == torch.vgpu.memory_stats()["allocation.all.current"]
 
@@ -386,8 +382,6 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
 
 def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
     """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
-    from vgpu.runtime.streams import StreamQueue
-
     found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
     before = used(devices[0])
     tail = StreamQueue.tail
@@ -409,8 +403,6 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
 
 
 def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
-    from vgpu.runtime.scheduler import Op
-
     found = registry.find(devices[0])
     x, errors = torch.ones(3, device=devices[1]), []
 
@@ -430,8 +422,6 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
 def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
     devices, monkeypatch
 ):
-    from vgpu.runtime import scheduler
-
     found, ended, errors = registry.find(devices[0]), threading.Event(), []
     x = torch.ones(3, device=devices[1])
     torch.vgpu.synchronize(devices[1])
@@ -447,7 +437,7 @@ def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
         x.add_(1)
         with monkeypatch.context() as patched:
             patched.setattr(scheduler, "QUEUE_LIMIT", 2)
-            op = scheduler.Op("collects", "kernel", found.compute, destructor)
+            op = Op("collects", "kernel", found.compute, destructor)
             found.default_stream.issue(op)
             assert ended.wait(10), "the engine waits"
     assert "a destructor that waits for a virtual GPU" in errors[0]

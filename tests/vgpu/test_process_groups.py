@@ -3,7 +3,6 @@
 Each test runs in every rank of a job; see `ranks.in_ranks`.
 """
 
-import functools
 import gc
 import os
 import signal
@@ -11,6 +10,7 @@ import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
@@ -77,15 +77,6 @@ def combined(op, values):
     if op == Op.PRODUCT:
         return values.prod(0).to(values.dtype)
     return values.amin(0) if op == Op.MIN else values.amax(0)
-
-
-@in_ranks(2)
-def test_types_that_nccl_does_not_reduce_are_named():
-    rank, device, group = set_up()
-    x = torch.ones(2, dtype=torch.int16, device=device)
-    assert failure_of(lambda: group.allreduce([x])) == (
-        "TypeError: vccl, like NCCL, does not reduce torch.int16"
-    )
 
 
 def assert_same(actual, expected):
@@ -175,7 +166,7 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor():
 
 
 @in_ranks(2)
-def test_operations_on_bits_raise_as_with_nccl():
+def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise():
     rank, device, group = set_up()
     x = torch.ones(2, dtype=torch.int32, device=device)
     for op in (Op.BAND, Op.BOR, Op.BXOR):
@@ -183,6 +174,9 @@ def test_operations_on_bits_raise_as_with_nccl():
         raises(ValueError, "NCCL", dist.reduce, x, 0, op, group=group)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [2, 2]
+    raises(
+        TypeError, "^vccl, like NCCL, does not reduce torch.int16$", group.allreduce, [x.short()]
+    )
 
 
 @in_ranks(1, 2, 3)
@@ -295,15 +289,11 @@ def test_empty_tensors_go_everywhere():
 @in_ranks(2)
 def test_memory_formats_and_what_is_not_dense():
     rank, device, group = set_up()
-    values = numbers(rank, 2, 3, 4, 5).to(device)
-    x = values.to(memory_format=torch.channels_last)
-    dist.all_reduce(x, group=group)
-    assert x.is_contiguous(memory_format=torch.channels_last)
-    assert_same(x, of_all(2, 3, 4, 5).sum(0))
-    x = numbers(rank, 2, 3, 4, 5, 6).to(device).to(memory_format=torch.channels_last_3d)
-    dist.all_reduce(x, group=group)
-    assert x.is_contiguous(memory_format=torch.channels_last_3d)
-    assert_same(x, of_all(2, 3, 4, 5, 6).sum(0))
+    for layout, size in ((torch.channels_last, (2, 3, 4, 5)), (torch.channels_last_3d, [2] * 5)):
+        x = numbers(rank, *size).to(device).to(memory_format=layout)
+        dist.all_reduce(x, group=group)
+        assert x.is_contiguous(memory_format=layout)
+        assert_same(x, of_all(*size).sum(0))
     part = torch.arange(8.0, device=device)[2:6]
     dist.all_reduce(part, group=group)
     assert part.tolist() == [4, 6, 8, 10]
@@ -594,38 +584,27 @@ def test_a_stream_that_does_not_wait_sees_the_old_values():
         torch.vgpu.synchronize()
 
 
-@in_ranks(2)
-def test_collectives_of_a_group_follow_each_other_whatever_their_streams():
-    rank, device, group = set_up()
-    side = torch.vgpu.Stream(device)
-    x = torch.ones(3, device=device)
-    y = torch.ones(3, device=device)
-    torch.vgpu.synchronize()
-    with Gate(device, side):
-        with torch.vgpu.stream(side):
-            first = dist.all_reduce(x, group=group, async_op=True)
-        second = dist.all_reduce(y, group=group, async_op=True)
-        run_what_can()
-        assert not second.is_completed()
-    first.wait(), second.wait()
-    assert x.tolist() == y.tolist() == [2, 2, 2]
+@pytest.mark.parametrize("elsewhere", ["side stream", "other device"])
+def test_collectives_of_a_group_follow_each_other_wherever_they_are_issued(elsewhere):
+    def check():
+        mine, group = virtual_gpus(4)[2 * dist.get_rank() :][:2], a_group()
+        torch.vgpu.set_device(mine[1])
+        on, side = mine[1], torch.vgpu.Stream(mine[1])
+        if elsewhere == "other device":
+            on, side = mine[0], torch.vgpu.default_stream(mine[0])
+        x, y = torch.ones(3, device=on), torch.ones(3, device=mine[1])
+        torch.vgpu.synchronize(mine[0]), torch.vgpu.synchronize(mine[1])
+        with Gate(on, side):
+            with torch.vgpu.stream(side):
+                first = dist.all_reduce(x, group=group, async_op=True)
+            second = dist.all_reduce(y, group=group, async_op=True)
+            run_what_can()
+            assert not second.is_completed()
+        with torch.vgpu.device(on):
+            first.wait(), second.wait()
+        assert x.tolist() == y.tolist() == [2, 2, 2]
 
-
-@in_ranks(2)
-def test_collectives_of_a_group_follow_each_other_whatever_their_devices():
-    rank, devices = dist.get_rank(), virtual_gpus(4)
-    mine = devices[2 * rank : 2 * rank + 2]
-    group = a_group()
-    x, y = (torch.ones(3, device=device) for device in mine)
-    torch.vgpu.synchronize(), torch.vgpu.synchronize(mine[1])
-    with Gate(mine[0]):
-        first = dist.all_reduce(x, group=group, async_op=True)
-        second = dist.all_reduce(y, group=group, async_op=True)
-        run_what_can()
-        assert not second.is_completed()
-    with torch.vgpu.device(mine[0]):
-        first.wait(), second.wait()
-    assert x.tolist() == y.tolist() == [2, 2, 2]
+    job_of(2).run(check)
 
 
 @in_ranks(2)
@@ -880,47 +859,8 @@ def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
 # -- errors
 
 
-def disagreement(call):
-    """Assert that `call(rank, device, group)` fails in both ranks, with these words."""
-
-    def fails(*words):
-        rank, device, group = set_up()
-        text = failure_of(lambda: call(rank, device, group))
-        for word in ("disagree", "rank 0", "rank 1", *words):
-            assert word in text, text
-        again = failure_of(lambda: dist.all_reduce(torch.ones(2, device=device), group=group))
-        assert "failed before" in again and words[0] in again, again
-        new = a_group()
-        x = torch.ones(2, device=device)
-        dist.all_reduce(x, group=new)
-        assert x.tolist() == [2, 2]
-
-    return fails
-
-
 @in_ranks(2)
 def test_ranks_that_disagree_are_told_what_each_has_called():
-    def shapes(rank, device, group):
-        dist.all_reduce(torch.ones(3 + rank, device=device), group=group)
-
-    def dtypes(rank, device, group):
-        x = torch.ones(3, dtype=torch.float64 if rank else torch.float32, device=device)
-        dist.all_reduce(x, group=group)
-
-    def order(rank, device, group):
-        x = torch.ones(3, device=device)
-        dist.all_reduce(x, group=group) if rank else dist.broadcast(x, 0, group=group)
-
-    def roots(rank, device, group):
-        dist.broadcast(torch.ones(3, device=device), rank, group=group)
-
-    def operations(rank, device, group):
-        dist.all_reduce(torch.ones(3, device=device), Op.MAX if rank else Op.MIN, group=group)
-
-    def sizes(rank, device, group):
-        x = torch.ones(3 + rank, device=device)
-        (dist.send if rank else dist.recv)(x, 1 - rank, group=group)
-
     def kernel(rank, device, group):
         x = torch.ones(3, device=device)
         if rank:
@@ -934,13 +874,35 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
                 dist.all_reduce(x[:0], group=group)  # the group tells the rest
             raise
 
-    disagreement(shapes)("float32[3]", "float32[4]")
-    disagreement(dtypes)("float32[3]", "float64[3]")
-    disagreement(order)("all_reduce", "broadcast")
-    disagreement(roots)("root 0", "root 1")
-    disagreement(operations)("min", "max")
-    disagreement(sizes)("recv of message(3 of float32", "send of message(4 of float32")
-    disagreement(kernel)("but cannot", "index 7")
+    def ones(device, count=3, **options):
+        return torch.ones(count, device=device, **options)
+
+    reduce, broadcast = dist.all_reduce, dist.broadcast
+    for call, *words in (
+        (lambda r, d, g: reduce(ones(d, 3 + r), group=g), "float32[3]", "float32[4]"),
+        (
+            lambda r, d, g: reduce(ones(d, dtype=(torch.float32, torch.float64)[r]), group=g),
+            *("float32[3]", "float64[3]"),
+        ),
+        (lambda r, d, g: (broadcast, reduce)[r](ones(d), 0, group=g), "all_reduce", "broadcast"),
+        (lambda r, d, g: broadcast(ones(d), r, group=g), "root 0", "root 1"),
+        (lambda r, d, g: reduce(ones(d), (Op.MIN, Op.MAX)[r], group=g), "min", "max"),
+        (
+            lambda r, d, g: (dist.recv, dist.send)[r](ones(d, 3 + r), 1 - r, group=g),
+            *("recv of message(3 of float32", "send of message(4 of float32"),
+        ),
+        (kernel, "but cannot", "index 7"),
+    ):
+        rank, device, group = set_up()
+        text = failure_of(lambda: call(rank, device, group))  # noqa: B023
+        for word in ("disagree", "rank 0", "rank 1", *words):
+            assert word in text, text
+        for _ in range(2):
+            again = failure_of(lambda: reduce(ones(device), group=group))  # noqa: B023
+            assert "failed before" in again and words[0] in again, again
+        x = ones(device)
+        reduce(x, group=a_group())
+        assert x.tolist() == [2, 2, 2]
 
 
 @in_ranks(2)
@@ -955,31 +917,20 @@ def test_a_failed_collective_says_so_each_time_it_is_asked():
 
 @in_ranks(2)
 def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
-    def uneven(rank, device, group):
-        x = torch.ones(3, device=device)
-        dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], group=group)
+    def ones(*counts):
+        return [torch.ones(count, device=f"vgpu:{dist.get_rank()}") for count in counts]
 
-    def to_scatter(rank, device, group):
-        parts = [torch.ones(4, device=device) for _ in range(2)] if rank == 0 else None
-        dist.scatter(torch.ones(3, device=device), parts, 0, group=group)
-
-    def to_gather(rank, device, group):
-        parts = [torch.ones(2, device=device) for _ in range(2)] if rank == 0 else None
-        dist.gather(torch.ones(3, device=device), parts, 0, group=group)
-
-    def gathered(rank, device, group):
-        parts = [torch.ones(2 + 2 * rank, device=device) for _ in range(2)]
-        dist.all_gather(parts, torch.ones(3, device=device), group=group)
-
-    def reduced(rank, device, group):
-        parts = [torch.ones(2, device=device) for _ in range(2)]
-        dist.reduce_scatter(torch.ones(3, device=device), parts, group=group)
-
-    for call in (uneven, to_scatter, to_gather, gathered, reduced):
+    for call in (
+        lambda rank, x, **group: dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], **group),
+        lambda rank, x, **group: dist.scatter(x, None if rank else ones(4, 4), 0, **group),
+        lambda rank, x, **group: dist.gather(x, None if rank else ones(2, 2), 0, **group),
+        lambda rank, x, **group: dist.all_gather(ones(*[2 + 2 * rank] * 2), x, **group),
+        lambda rank, x, **group: dist.reduce_scatter(x, ones(2, 2), **group),
+    ):
         dist.barrier()
         rank, device, group = set_up(timeout=2)
-        text = failure_of(functools.partial(call, rank, device, group))
-        assert "nothing was raised" not in text, call.__name__
+        text = failure_of(partial(call, rank, *ones(3), group=group))
+        assert "nothing was raised" not in text
 
 
 @in_ranks(3)
@@ -1030,16 +981,6 @@ def test_a_message_that_nobody_sends_names_both():
     text = failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=group))
     tell("rank 0 gave up")
     assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in text, text
-
-
-@in_ranks(2)
-def test_the_second_error_of_a_group_is_the_first():
-    rank, device, group = set_up()
-    x = torch.ones(3 + rank, device=device)
-    text = failure_of(lambda: dist.all_reduce(x, group=group))
-    for _ in range(2):
-        again = failure_of(lambda: dist.broadcast(x, 0, group=group))
-        assert "failed before" in again and "float32[4]" in again and "float32[3]" in text
 
 
 @in_ranks(2)
