@@ -207,10 +207,10 @@ def a_group(ranks=None, timeout=PATIENCE):
     return dist.new_group(ranks, timedelta(seconds=timeout), "vccl")
 
 
-def set_up(timeout=PATIENCE, **figures):
+def set_up(timeout=PATIENCE, make=virtual_gpus, **figures):
     """Return this rank's number, its virtual GPU and a group of all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    devices = virtual_gpus(size, **figures)
+    devices = make(size, **figures)
     torch.vgpu.set_device(rank)
     return rank, devices[rank], a_group(timeout=timeout)
 

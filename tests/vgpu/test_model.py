@@ -4,11 +4,12 @@ import random
 import sys
 import threading
 from collections import Counter
+from functools import partial
 
 import fresh
 import pytest
 import torch
-from gates import recorded
+from gates import in_thread, in_threads, recorded
 from modelling import Fixed, fixed_gpus, room, sleep
 from torch import nn
 from torch.nn import functional as F
@@ -134,17 +135,6 @@ def test_overlapped_copies_hide_behind_kernels_but_for_one(n, copy, compute, dir
     assert clock() == copy + compute + (n - 1) * max(copy, compute)
 
 
-@pytest.mark.parametrize(("copy", "compute"), [(3, 5), (5, 3)])
-def test_copies_on_the_stream_of_the_kernels_hide_nothing(copy, compute):
-    (device,) = fixed_gpus(1, link=Link(1.0))
-    there, here = room(copy, device), room(copy)
-    for _ in range(4):
-        there.copy_(here, non_blocking=True)
-        sleep(device, compute)
-    torch.vgpu.synchronize()
-    assert clock() == 4 * (copy + compute)
-
-
 # -- backward, and its clock for each device
 
 
@@ -216,11 +206,7 @@ def threads_on_devices_of_their_own():
         x.exp()
 
     host_takes(1e-3)
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, index) for index in range(4)])
     last = clock()
     d2lpar.synchronize()
     return tuple(seconds[index] for index in range(4)) + (last, clock())
@@ -294,11 +280,9 @@ def test_the_clock_tells_the_same_to_the_last_digit_in_every_run(program, interv
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)
     try:
-        runs = {program() for _ in range(10)}
+        (seconds,) = {program() for _ in range(10)}
     finally:
         sys.setswitchinterval(before)
-    assert len(runs) == 1
-    (seconds,) = runs
     assert all(each > 0 for each in seconds)
 
 
@@ -326,32 +310,21 @@ def test_a_thread_begins_at_the_clock_of_its_starter_and_hands_its_own_back():
     assert clock() == 9
 
 
-def test_a_thread_of_an_earlier_simulation_does_not_change_the_clock():
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda go, seen: (host_takes(100), go.wait(30)),
+        lambda go, seen: (go.wait(30), seen.append(clock())),
+    ],
+)
+def test_a_thread_that_was_started_by_another_clock_begins_at_0_and_does_not_change_this(work):
     fixed_gpus(1)
-    go = threading.Event()
-
-    def work():
-        host_takes(100)
-        go.wait(30)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    fixed_gpus(1)
-    go.set()
-    thread.join()
-    assert clock() == 0
-
-
-def test_a_thread_that_was_started_by_another_clock_begins_at_0():
-    fixed_gpus(1)
-    go, seen = threading.Event(), []
     host_takes(100)
-    thread = threading.Thread(target=lambda: (go.wait(30), seen.append(clock())))
-    thread.start()
-    fixed_gpus(1)
-    go.set()
-    thread.join()
-    assert seen == [0] and clock() == 0
+    go, seen = threading.Event(), []
+    with in_thread(lambda: work(go, seen)):
+        fixed_gpus(1)
+        go.set()
+    assert {clock(), *seen} == {0}
 
 
 def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
@@ -363,14 +336,11 @@ def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
         made.append(torch.ones(3, device=device))  # issued at 11
 
     side = torch.vgpu.Stream(device)
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: made)
-    with recorded() as spans, torch.vgpu.stream(side):
+    with in_thread(work), recorded() as spans, torch.vgpu.stream(side):
+        wait_until(lambda: made)
         side.wait_stream(torch.vgpu.default_stream(device))
         made[0] + 1
     assert [op.issued for op in spans if op.name == "aten.add"] == [12]
-    thread.join()
 
 
 # -- the same program by both clocks

@@ -20,12 +20,12 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
 from types import SimpleNamespace
 
-import fresh
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
 from gates import frame_in, in_thread
-from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, sleep
+from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, room, sleep
 from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -61,14 +61,7 @@ def jobs():
 
 def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, **figures):
     """Return this rank's number, its modelled GPU and a group of all ranks."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    device = fixed_gpus(size, peer_link=peer_link, **figures)[rank]
-    torch.vgpu.set_device(rank)
-    return rank, device, a_group(timeout=timeout)
-
-
-def room(num_bytes, device):
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    return ranks.set_up(timeout, fixed_gpus, peer_link=peer_link, **figures)
 
 
 def end():
@@ -93,16 +86,6 @@ def with_and_without_values(*sizes):
 
 
 # -- times by hand
-
-
-@with_and_without_values(2, 3)
-def test_a_collective_begins_when_the_last_rank_is_ready(values):
-    rank, device, group = set_up(values=values)
-    k = dist.get_world_size()
-    sleep(device, 2 + 3 * rank)
-    dist.all_reduce(room(12, device), group=group)
-    assert clock() == 0  # the host has waited for nothing
-    assert end() == 2 + 3 * (k - 1) + 2 * (k - 1) * 12 / k
 
 
 @with_and_without_values(2)
@@ -138,27 +121,6 @@ def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
     got.wait(), sent.wait()
     both = everywhere(end())
     assert both == [15, 15]
-
-
-@with_and_without_values(3)
-def test_a_pipeline_over_three_ranks(values):
-    """Rank 0 computes 2 s, sends 1 s; each next rank the same; three micro-batches."""
-    rank, device, group = set_up(values=values)
-    ends = []
-    for _ in range(3):
-        x = room(1, device)
-        if rank > 0:
-            dist.recv(x, rank - 1, group=group)
-        sleep(device, 2)
-        event = torch.vgpu.Event(enable_timing=True)
-        event.record()
-        if rank < 2:
-            dist.isend(x, rank + 1, group=group)
-        event.synchronize()
-        ends.append(clock())
-    torch.vgpu.synchronize()
-    assert ends[0] == 2 + 3 * rank
-    assert ends == sorted(ends) and len({*ends}) == 3
 
 
 @with_and_without_values(3)
@@ -463,17 +425,14 @@ def test_ranks_that_wait_in_other_groups_are_told_where_each_is(values):
 
 @in_ranks(3)
 def test_a_group_may_be_without_rank_0():
-    rank = dist.get_rank()
-    device = fixed_gpus(3, peer_link=BYTE_A_SECOND)[rank]
-    torch.vgpu.set_device(rank)
+    rank, device, everyone = set_up()
     group = a_group([1, 2])
     if rank:
         sleep(device, rank)
         dist.all_reduce(room(4, device), group=group)
         assert end() == 6
-    everyone = a_group()
     dist.all_reduce(room(3, device), group=everyone)
-    assert end() == (10 if rank else 10)
+    assert end() == 10
 
 
 @with_and_without_values(2)
@@ -657,56 +616,18 @@ def steps(device, group=None):
     return times, [parameter.grad for parameter in net.parameters()]
 
 
-FAKE = """
-import sys, torch, torch.distributed as dist
-from vgpu import virtual_gpus
-from torch.testing._internal.distributed.fake_pg import FakeStore
-sys.path[:0] = {folders}
-from test_modelled_groups import steps
-for values in (True, False):
-    for size in (2, 3, 1024):
-        (device,) = virtual_gpus(1, model={model}, values=values)
-        dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
-        print(repr(steps(device)[0]))
-        dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("model", ["'dgx1'", "'p3.16xlarge'"])
-def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
+@pytest.mark.parametrize("model", ["dgx1", "p3.16xlarge"])
+def test_one_rank_of_equal_ones_takes_the_time_of_all(model):
     def real(values):
-        rank, size = dist.get_rank(), dist.get_world_size()
-        device = virtual_gpus(size, model=eval(model), values=values)[rank]
-        torch.vgpu.set_device(rank)
-        return steps(device, group=a_group())[0]
+        _, device, group = ranks.set_up(model=model, values=values)
+        return steps(device, group)[0]
 
-    folders = [os.path.dirname(path) for path in (__file__, fresh.__file__)]
-    ran = fresh.run(FAKE.format(folders=folders, model=model), fresh.SET_UP)
-    assert ran.returncode == 0, ran.stderr
-    lines = iter(ran.stdout.splitlines())
     for values in (True, False):
-        for size in (2, 3):
-            found = {repr(seconds) for seconds in job_of(size).run(real, values)}
-            assert found == {next(lines)}
-        next(lines)
-
-
-@pytest.mark.parametrize(("peer_link", "seconds"), [(None, 17.0), (1.0, 17.0), (0.25, 33.0)])
-def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_link, seconds):
-    fixed_gpus(1, gpus=1, peer_link=peer_link and Link(peer_link), network=Link(0.5, latency=0.5))
-    with equal_ranks(2):
-        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
-        assert end() == seconds
-
-
-@pytest.mark.parametrize(("k", "seconds"), [(2, 8.0), (4, 24.5)])
-def test_equal_ranks_that_fill_a_machine_use_no_network(k, seconds):
-    """2 ranks: 8 bytes at 1 byte a second. 4: 12 bytes at a half, 2 of 6 steps between machines."""
-    link, network = Link(1.0), Link(0.5, latency=0.25)
-    fixed_gpus(1, gpus=2, peer_link=link, network=network)
-    with equal_ranks(k):
-        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
-        assert end() == seconds
+        for size in (2, 3, 1024):
+            (device,) = virtual_gpus(1, model=model, values=values)
+            with equal_ranks(size):
+                alone = steps(device)[0]
+            assert size > 3 or job_of(size).run(real, values) == [alone] * size
 
 
 # -- which way a group goes
@@ -722,6 +643,22 @@ def seconds_of_sum(group=None, num_bytes=8):
     return end() - begun
 
 
+@pytest.mark.parametrize(
+    ("k", "gpus", "peer_link", "network", "seconds"),
+    [
+        (2, 1, None, Link(0.5, latency=0.5), 17),
+        (2, 1, Link(1.0), Link(0.5, latency=0.5), 17),
+        (2, 1, Link(0.25), Link(0.5, latency=0.5), 33),
+        (2, 2, Link(1.0), Link(0.5, latency=0.25), 8),  # they fill a machine
+        (4, 2, Link(1.0), Link(0.5, latency=0.25), 24.5),  # 12 bytes, 2 of 6 steps between them
+    ],
+)
+def test_equal_ranks_use_the_slower_of_link_and_network(k, gpus, peer_link, network, seconds):
+    fixed_gpus(1, gpus=gpus, peer_link=peer_link, network=network)
+    with equal_ranks(k):
+        assert seconds_of_sum() == seconds
+
+
 @pytest.mark.parametrize("cards", [1, 2, 8])
 def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
     """Each of 8 ranks of a machine has an eighth of what its cards move, a byte a second each."""
@@ -733,12 +670,6 @@ def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
         assert seconds_of_sum(two) == 12 / (2 * cards / 8)
         assert seconds_of_sum() == 15 / cards
         assert dist.new_group(range(8, 16)) == dist.GroupMember.NON_GROUP_MEMBER
-
-
-def test_a_link_that_is_narrower_than_the_network_decides():
-    fixed_gpus(1, gpus=2, peer_link=Link(0.25), network=Link(100.0))
-    with equal_ranks(4):
-        assert seconds_of_sum(dist.new_group([0, 2])) == 8 / 0.25
 
 
 @pytest.mark.parametrize("by", ["equal_ranks", "FakeStore()"])
@@ -785,59 +716,48 @@ def test_hybrid_sharding_gathers_inside_machines_and_sums_between():
     assert names == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 2, "all_reduce": 2}
 
 
+def sums_of_ranks(size, groups, **figures):
+    """Return how long a sum takes in each group, for one equal rank; assert: for real ones, too."""
+
+    def real():
+        set_up(**figures)
+        mine, found = [a_group(members) for members in groups], []
+        for members, group in zip(groups, mine, strict=True):
+            dist.barrier(a_group())
+            found.append(seconds_of_sum(group) if dist.get_rank() in members else None)
+        return found
+
+    fixed_gpus(1, **figures)
+    with equal_ranks(size):
+        alone = [seconds_of_sum(dist.new_group(members)) for members in groups]
+    assert job_of(size).run(real)[0] == pytest.approx(alone)
+    return alone
+
+
 @pytest.mark.parametrize("cards", [1, 2])
 def test_real_ranks_go_the_ways_of_equal_ranks(cards):
     machine = {"gpus": 2, "network_cards": cards, "network": Link(0.5, latency=0.25)}
-    groups = [0, 1], [0, 2], [0, 1, 2, 3]
-
-    def real():
-        set_up(peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
-        mine = [a_group(ranks) for ranks in groups]
-        rank, found = dist.get_rank(), []
-        for ranks, group in zip(groups, mine, strict=True):
-            dist.barrier(a_group())
-            found.append(seconds_of_sum(group) if rank in ranks else None)
-        return found
-
-    fixed_gpus(1, peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
-    with equal_ranks(4):
-        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups]
+    machine["peer_link"] = Link(4.0, latency=0.5, startup=2.0)
     part = cards * 0.5 / 2
-    assert expected == [
+    assert sums_of_ranks(4, ([0, 1], [0, 2], [0, 1, 2, 3]), **machine) == [
         2 + 2 * 0.5 + 8 / 4,
         2 + 2 * 0.25 + 8 / part,
         2 + 2 * 0.25 + 4 * 0.5 + 12 / (2 * part),  # 2 of the 6 steps are between machines
     ]
-    assert job_of(4).run(real)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("cards", [1, 2])
 def test_ranks_of_a_machine_that_is_not_full_share_its_cards_among_fewer(cards):
     """Of 3 ranks on machines of 2 the third has all cards, a byte a second each, to itself."""
-    machine = {"gpus": 2, "network_cards": cards, "network": Link(1.0)}
-    groups = [0, 2], [0, 1, 2], [2, 4]
-
-    def real():
-        set_up(peer_link=Link(100.0), **machine)
-        mine = [a_group(ranks) for ranks in groups[:2]]
-        rank, found = dist.get_rank(), []
-        for ranks, group in zip(groups, mine, strict=False):
-            dist.barrier(a_group())
-            found.append(seconds_of_sum(group) if rank in ranks else None)
-        return found
-
-    fixed_gpus(1, peer_link=Link(100.0), **machine)
-    with equal_ranks(3):
-        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups[:2]]
-    assert expected == [
+    machine = {"gpus": 2, "network_cards": cards, "network": Link(1.0), "peer_link": Link(100.0)}
+    assert sums_of_ranks(3, ([0, 2], [0, 1, 2]), **machine) == [
         8 / (cards / 2),  # the half of the first decides
         10 / cards,  # 2 halves, and a whole
     ]
-    assert job_of(3).run(real)[0] == pytest.approx(expected)
     with equal_ranks(5):
         assert seconds_of_sum(dist.new_group([0, 1, 4])) == 10 / cards
         assert seconds_of_sum(dist.new_group([0, 1, 2, 4])) == 12 / (cards / 2)
-    fixed_gpus(1, gpus=4, peer_link=Link(100.0), network_cards=cards, network=Link(1.0))
+    fixed_gpus(1, **{**machine, "gpus": 4})
     with equal_ranks(7):
         assert seconds_of_sum(dist.new_group([0, 1, 4])) == pytest.approx(10 / (cards / 3))
 
@@ -1089,10 +1009,9 @@ def test_equal_ranks_need_a_modelled_gpu():
 
 @in_ranks(2, 3)
 def test_gradients_of_ddp_are_those_of_the_whole_batch():
-    rank, size = dist.get_rank(), dist.get_world_size()
-    device = virtual_gpus(size, model="v100")[rank]
-    torch.vgpu.set_device(rank)
-    _, found = steps(device, group=a_group())
+    size = dist.get_world_size()
+    _, device, group = ranks.set_up(model="v100")
+    _, found = steps(device, group)
     torch.manual_seed(1)
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
     for r in range(size):
@@ -1123,6 +1042,7 @@ def test_messages_to_the_keeper_do_not_wait_for_others():
 @in_ranks(2)
 def test_simulations_and_groups_leave_no_threads_or_connections():
     def left():
+        dist.barrier()
         gc.collect()
         wait_until(lambda: not keepers())
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -1131,29 +1051,19 @@ def test_simulations_and_groups_leave_no_threads_or_connections():
         targets = "_welcome", "_serve", "_look_after", "_listen"
         return [t for t in threading.enumerate() if any(name in t.name for name in targets)]
 
-    def use(times):
+    def use(times, then=lambda: None):
         for _ in range(times):
             _, device, group = set_up()
             dist.all_reduce(room(4, device), group=group)
             assert end() == 4
-            dist.destroy_process_group(group)
-
-    def leave_behind(times):
-        for _ in range(times):
-            _, device, group = set_up()
-            dist.all_reduce(room(4, device), group=group)
-            assert end() == 4
-            virtual_gpus(1)
+            then()
             dist.destroy_process_group(group)
 
     use(2)
-    dist.barrier()
     before = left()
     use(10)
-    dist.barrier()
     assert left() == before
-    leave_behind(10)
-    dist.barrier()
+    use(10, then=lambda: virtual_gpus(1))
     assert left() == before
 
 

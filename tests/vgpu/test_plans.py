@@ -87,7 +87,8 @@ def test_what_is_queued_keeps_the_default_dtype_of_its_issue(change, in_use, def
     torch.vgpu.synchronize(device)
     with Gate(device) as gate:
         y = x / 2
-        virtual_gpus(3 if in_use else 2)
+        if not in_use:
+            virtual_gpus(2)
         with gate.opened_later():
             change()
     virtual_gpus(3)

@@ -884,7 +884,10 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
             lambda r, d, g: reduce(ones(d, dtype=(torch.float32, torch.float64)[r]), group=g),
             *("float32[3]", "float64[3]"),
         ),
-        (lambda r, d, g: (broadcast, reduce)[r](ones(d), 0, group=g), "all_reduce", "broadcast"),
+        (
+            lambda r, d, g: reduce(ones(d), group=g) if r else broadcast(ones(d), 0, group=g),
+            *("all_reduce", "broadcast"),
+        ),
         (lambda r, d, g: broadcast(ones(d), r, group=g), "root 0", "root 1"),
         (lambda r, d, g: reduce(ones(d), (Op.MIN, Op.MAX)[r], group=g), "min", "max"),
         (

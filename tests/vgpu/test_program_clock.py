@@ -4,13 +4,13 @@ import logging
 import os
 import pickle
 import sys
-import threading
 import time
 import timeit
 from types import ModuleType
 
 import pytest
 import torch
+from gates import in_thread
 from modelling import fixed_gpus
 from programs import vgpu, written
 from torch.utils import benchmark
@@ -182,9 +182,8 @@ def test_another_thread_that_waits_is_told_the_time_of_the_model(device, waits):
     for _ in range(program_clock.WAITS + 1):
         waits()
         time.time()
-    thread = threading.Thread(target=watch)
-    thread.start()
-    thread.join()
+    with in_thread(watch):
+        pass
     assert len(told) == 100
     assert told[-1] - told[0] < 1e-3
     assert told[0] - start == pytest.approx(10, abs=1e-3), "not before the thread began"
@@ -246,9 +245,8 @@ def test_each_thread_reads_its_own_clock(device):
         read.append(time.perf_counter() - begun)
 
     run_a_kernel(device)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    with in_thread(work):
+        pass
     assert read == [pytest.approx(4, abs=1e-5), pytest.approx(8, abs=1e-5)]
     assert time.perf_counter() - begun == pytest.approx(8, abs=1e-5)
 

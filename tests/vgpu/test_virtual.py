@@ -297,26 +297,6 @@ def test_a_copy_of_another_dtype_and_layout(devices):
 # -- streams and events
 
 
-def test_work_of_a_waiting_stream_runs_after_the_event(devices):
-    x = torch.zeros(3, device=devices[0])
-    side = torch.vgpu.Stream(devices[0])
-    torch.vgpu.synchronize()
-    with recorded() as recording:
-        torch.vgpu._sleep(0.02)
-        x += 1
-        event = torch.vgpu.current_stream().record_event()
-        torch.vgpu._sleep(0.02)
-        side.wait_event(event)
-        with torch.vgpu.stream(side):
-            y = torch.mul(x, 5)
-    (added,) = named(recording, "aten.add_")
-    (multiplied,) = named(recording, "aten.mul")
-    assert added.end <= multiplied.start
-    assert multiplied.stream == side.stream_id
-    assert any(op.kind == "wait" and op.engine == "stream" for op in recording)
-    assert y.tolist() == [5, 5, 5]
-
-
 def test_event_lets_a_stream_of_another_device_wait(devices):
     a, b = devices
     other = torch.vgpu.current_stream(b)
@@ -328,29 +308,6 @@ def test_event_lets_a_stream_of_another_device_wait(devices):
         with gate.opened_later():
             other.synchronize()
     assert y.tolist() == [2, 2, 2]
-
-
-def test_wait_stream_covers_what_was_issued_so_far(devices):
-    side = torch.vgpu.Stream(devices[0])
-    copied = torch.vgpu.Event()
-    host = torch.ones(10).pin_memory()
-    with Gate(devices[0]):
-        side.wait_stream(torch.vgpu.current_stream())
-        with torch.vgpu.stream(side):
-            host.to(devices[0], non_blocking=True)
-            copied.record()
-        assert not copied.query()
-    copied.synchronize()
-
-
-def test_streams_without_a_wait_are_independent(devices):
-    host = torch.ones(10).pin_memory()
-    side = torch.vgpu.Stream(devices[0])
-    with Gate(devices[0]) as gate:
-        with torch.vgpu.stream(side):
-            host.to(devices[0], non_blocking=True)
-        side.synchronize()
-        assert not gate.open.is_set()
 
 
 def test_reading_without_a_wait_gives_the_documented_error(devices):
@@ -731,17 +688,12 @@ def test_a_backward_that_failed_keeps_no_gradients_that_it_did_not_come_to(devic
     assert torch.vgpu.memory_allocated(devices[0]) == used
 
 
-def test_a_module_is_moved_though_weak_references_know_its_parameters(devices):
-    net = torch.nn.Linear(3, 2)
-    values, known = net.weight.tolist(), weakref.ref(net.weight)
-    net.to(devices[0])
-    assert known() is net.weight and net.weight.device == devices[0]
-    net.to(devices[1])
-    assert known() is net.weight and net.weight.tolist() == values
+def test_tensors_that_weak_references_know_are_not_swapped_by_programs(devices):
     alone = torch.ones(2)
     known = weakref.ref(alone)
-    with pytest.raises(RuntimeError, match="weakref"):  # as before
+    with pytest.raises(RuntimeError, match="weakref"):  # as without virtual GPUs
         torch.utils.swap_tensors(alone, torch.zeros(2))
+    assert known() is alone
 
 
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):

@@ -118,6 +118,7 @@ NEEDS_VALUES = {
     "bool": lambda x: bool(x[0] > 0),
     "if": lambda x: 1 if x[0] else 0,
     "int": lambda x: int(x[0]),
+    "item of a bool": lambda x: x.isnan().any().item(),
     "index": lambda x: [1, 2][x[0].long()],
     "nonzero": lambda x: x.nonzero(),
     "masks": lambda x: x[x > 0],
@@ -258,23 +259,12 @@ def test_a_tensor_that_was_written_without_values_has_none(write):
     virtual_gpus(2, model="v100", values=False)
     write(x)
     torch.vgpu.synchronize()
+    assert other.tolist() == [6] * 3
     virtual_gpus(2)
     for tensor in (x, x[:2]):
         with pytest.raises(RuntimeError, match=r"virtual_gpus\(values=False\)"):
             tensor.tolist()
     assert other.tolist() == [6] * 3
-
-
-def test_tensors_from_before_keep_their_values():
-    (device,) = virtual_gpus(1)
-    x = torch.full((3,), 5.0, device=device)
-    virtual_gpus(1, model="v100", values=False)
-    y = x + 1
-    assert x.tolist() == [5] * 3
-    virtual_gpus(1, model="v100")
-    assert x.tolist() == [5] * 3
-    with pytest.raises(RuntimeError, match="values=False"):
-        y.tolist()
 
 
 @pytest.mark.parametrize(
@@ -321,11 +311,6 @@ def test_grad_scaler_takes_its_steps(device):
     scaler.step(trainer)
     scaler.update()
     assert len(trainer.state) == 2
-
-
-def test_the_item_of_a_bool_is_refused(device):
-    with pytest.raises(RuntimeError, match="item of a bool needs the values"):
-        torch.ones(3, device=device).isnan().any().item()
 
 
 # -- small tensors
