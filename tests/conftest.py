@@ -27,9 +27,11 @@ def no_windows(monkeypatch):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def wall_clock_for_the_next_file():
-    """Leave no modelled GPUs behind: `launch` gives its ranks those of this process."""
+def wall_clock_and_no_ranks_for_the_next_file():
+    """Leave no modelled GPUs behind: `launch` gives its ranks those of this process; no ranks."""
     yield
+    if ranks := sys.modules.get("ranks"):
+        ranks.end_jobs()
     if setup := sys.modules.get("vgpu.runtime.device_setup"):
         setup.virtual_gpus(2)
 

@@ -24,9 +24,9 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from gates import frame_in, in_thread
+from gates import awaited_by, frame_in, in_thread
 from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, room, sleep
-from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
+from ranks import PATIENCE, a_group, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -53,15 +53,14 @@ from vgpu.modelled.hardware import Machine
 pytestmark = pytest.mark.waits
 
 
-@pytest.fixture(scope="module", autouse=True)
-def jobs():
-    yield
-    end_jobs()
+def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, values=True, **figures):
+    """Return this rank's number, its modelled GPU and a group of all ranks.
 
-
-def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, **figures):
-    """Return this rank's number, its modelled GPU and a group of all ranks."""
-    return ranks.set_up(timeout, fixed_gpus, peer_link=peer_link, **figures)
+    Where `values` is None, the GPU is a virtual one, by the wall clock.
+    """
+    if values is None:
+        return ranks.set_up(timeout)
+    return ranks.set_up(timeout, fixed_gpus, peer_link=peer_link, values=values, **figures)
 
 
 def end():
@@ -70,11 +69,11 @@ def end():
     return clock()
 
 
-def with_and_without_values(*sizes):
-    """Let a test run in every rank, with values and without: its argument."""
+def with_and_without_values(*sizes, and_by_the_wall_clock=False):
+    """Let a test run in every rank, with values and without: its argument, see `set_up`."""
 
     def decorate(function):
-        @pytest.mark.parametrize("values", [True, False])
+        @pytest.mark.parametrize("values", [True, False, None][: 2 + and_by_the_wall_clock])
         @pytest.mark.parametrize("size", sizes)
         def test(size, values):
             job_of(size).run(function, values)
@@ -435,25 +434,29 @@ def test_a_group_may_be_without_rank_0():
     assert end() == 10
 
 
-@with_and_without_values(2)
+@with_and_without_values(2, and_by_the_wall_clock=True)
 def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
     rank, device, group = set_up(values=values)
+    x = torch.ones(3, device=device)
     if rank == 1:
         hear("interrupted")
-    dist.all_reduce(room(4, device), group=group)
+    dist.all_reduce(x, group=group)
     if rank == 0:
         main = threading.main_thread().ident
 
+        def waits():
+            return awaited_by(main) or frame_in(main, simulation.Simulation.ask_and_wait)
+
         def interrupt():
-            wait_until(lambda: frame_in(main, simulation.Simulation.ask_and_wait) is not None)
+            wait_until(lambda: waits() is not None)
             signal.pthread_kill(main, signal.SIGINT)
 
         with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
             torch.vgpu.synchronize()
         tell("interrupted")
-    assert end() == 4
-    dist.all_reduce(room(4, device), group=group)
-    assert end() == 8
+    assert x.tolist() == [2, 2, 2]
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [4, 4, 4]
 
 
 @with_and_without_values(2)
@@ -473,17 +476,19 @@ def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
     torch.vgpu.synchronize()
 
 
-@with_and_without_values(2)
+@with_and_without_values(2, and_by_the_wall_clock=True)
 def test_a_data_loader_forks_while_a_collective_is_under_way(values):
     rank, device, group = set_up(values=values)
+    x = torch.ones(3, device=device)
     if rank == 1:
         hear("loaded")
-    dist.all_reduce(room(4, device), group=group, async_op=True)
+    work = dist.all_reduce(x, group=group, async_op=True)
     if rank == 0:
         loader = DataLoader(list(range(4)), batch_size=2, num_workers=1)
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         tell("loaded")
-    assert end() == 4
+    work.wait()
+    assert x.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -132,10 +132,3 @@ def test_modelled_gpus_account_for_it():
         assert allocated() == base + 4000
     finally:
         d2lpar.virtual_gpus(1)
-
-
-def test_pinned_memory_of_c_code(device):
-    tensor = torch.zeros(5, pin_memory=True)
-    assert tensor.is_pinned() and tensor[2:].is_pinned()
-    assert not torch.zeros(5).is_pinned()
-    assert tensor.to(device, non_blocking=True).sum().item() == 0

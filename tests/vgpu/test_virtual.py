@@ -688,14 +688,6 @@ def test_a_backward_that_failed_keeps_no_gradients_that_it_did_not_come_to(devic
     assert torch.vgpu.memory_allocated(devices[0]) == used
 
 
-def test_tensors_that_weak_references_know_are_not_swapped_by_programs(devices):
-    alone = torch.ones(2)
-    known = weakref.ref(alone)
-    with pytest.raises(RuntimeError, match="weakref"):  # as without virtual GPUs
-        torch.utils.swap_tensors(alone, torch.zeros(2))
-    assert known() is alone
-
-
 def test_a_module_that_did_not_fit_can_be_moved_once_it_fits(devices):
     gc.collect()
     used = torch.vgpu.memory_allocated(devices[0])
@@ -768,19 +760,6 @@ def test_random_numbers_are_the_cpus_whatever_the_other_device_draws(devices):
     assert all(map(ne, a[1:], expected[1:]))
 
 
-def test_seeds_of_devices(devices):
-    with torch.vgpu.device(1):
-        torch.vgpu.manual_seed(11)
-    x = torch.rand(3, device=devices[1]).tolist()
-    torch.vgpu.manual_seed_all(11)
-    assert torch.rand(3, device=devices[0]).tolist() == x
-    assert torch.rand(3, device=devices[1]).tolist() == x
-    assert torch.rand(3, device=devices[1]).tolist() != x
-    torch.vgpu.manual_seed(12)
-    assert torch.rand(3, device=devices[1]).tolist() != x
-    assert torch.vgpu.initial_seed() == 12
-
-
 def test_random_state_can_be_put_back(devices):
     with Gate(devices[1]) as gate:
         torch.rand(3, device=devices[1])
@@ -794,21 +773,6 @@ def test_random_state_can_be_put_back(devices):
     with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
         assert torch.rand(5, device=devices[1]).tolist() == x
     assert torch.rand(5, device=devices[1]).tolist() == x
-
-
-def test_streams_do_not_change_the_order_of_random_draws(devices):
-    torch.manual_seed(0)
-    expected = [torch.rand(2000, device=devices[0]).sum().item() for _ in range(6)]
-    assert len({*expected}) == 6
-    streams = [torch.vgpu.Stream(devices[0]) for _ in range(3)]
-    torch.manual_seed(0)
-    sums = []
-    with Gate(devices[0], streams[0]):
-        for i in range(6):
-            with torch.vgpu.stream(streams[i % 3]):
-                sums.append(torch.rand(2000, device=devices[0]).sum())
-    torch.vgpu.synchronize()
-    assert [value.item() for value in sums] == expected
 
 
 # -- threads and processes
