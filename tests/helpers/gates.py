@@ -227,7 +227,7 @@ def in_thread(function):
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield thread
     thread.join(30)

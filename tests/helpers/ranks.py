@@ -145,6 +145,19 @@ def in_ranks(*sizes, **options):
     return decorate
 
 
+def in_group(*sizes, **figures):
+    """Let a test run in every rank, as `in_ranks` does, with what `set_up(**figures)` returns."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def in_rank():
+            function(*set_up(**figures))
+
+        return in_ranks(*sizes)(in_rank)
+
+    return decorate
+
+
 # -- in a rank
 
 

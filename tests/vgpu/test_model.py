@@ -10,13 +10,12 @@ import fresh
 import pytest
 import torch
 from gates import in_thread, in_threads, recorded
-from modelling import Fixed, fixed_gpus, room, sleep
+from modelling import Fixed, fixed_gpus, room, seconds_of, sleep
 from torch import nn
 from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.chapters import distributed_data_parallel
 from d2lpar.chapters.pipeline_parallelism import (
     gpipe,
     one_forward_one_backward,
@@ -25,7 +24,6 @@ from d2lpar.chapters.pipeline_parallelism import (
     split_layers,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
-from d2lpar.chapters.tensor_parallelism import strategies
 from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
@@ -386,46 +384,11 @@ def on_side_streams(devices):
     with torch.vgpu.stream(side):
         y = F.dropout(x @ x)
         there = torch.rand(64).pin_memory().to(devices[0], non_blocking=True)
+        back = torch.zeros(64, 64).pin_memory().copy_(y.detach(), non_blocking=True)
     torch.vgpu.current_stream(devices[0]).wait_stream(side)
     (y * there).sum().backward()
-    return [y, x.grad, x.grad.to(devices[1])]
-
-
-def loop_that_reads(devices):
-    """Chapters 02 and 03: a loop that waits for each result, on two devices in turn."""
-    xs = [torch.rand(16, 16, device=device) for device in devices]
-    for i in range(6):
-        xs[i % 2] = xs[i % 2] @ xs[i % 2] / 16
-        xs[i % 2].sum().item()
-    return xs
-
-
-def copies_of_results(devices):
-    """Chapter 04: an event for each result, a side stream, and pinned buffers."""
-    x, side = torch.rand(32, 32, device=devices[0]), torch.vgpu.Stream(devices[0])
-    buffers = [torch.zeros(32, 32).pin_memory() for _ in range(4)]
-    for buffer in buffers:
-        y = x @ x
-        event = torch.vgpu.current_stream(devices[0]).record_event()
-        with torch.vgpu.stream(side):
-            side.wait_event(event)
-            buffer.copy_(y, non_blocking=True)
-        y.record_stream(side)
     side.synchronize()
-    return buffers
-
-
-def from_scratch(devices):
-    """Chapters 05 to 07 and 11: replicas, gradients summed by a ring or by hand, then SGD."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    X, y = torch.rand(8, 6), torch.arange(8) % 3
-    split = strategies.split_by_data(net, X, y, devices, 0.1)
-    for _ in range(2):
-        split.step()
-    return [
-        *distributed_data_parallel.data_parallel_step(net, X, y, devices, 0.1),
-        *split.unsplit().parameters(),
-    ]
+    return [y, back, x.grad, x.grad.to(devices[1])]
 
 
 PROGRAMS = [
@@ -434,9 +397,6 @@ PROGRAMS = [
     pipeline,
     sharded,
     on_side_streams,
-    loop_that_reads,
-    copies_of_results,
-    from_scratch,
 ]
 
 
@@ -627,18 +587,10 @@ def test_the_newer_names_of_tf32_are_read():
     matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
     (device,) = virtual_gpus(1, model="a100", values=False)
     x = torch.ones(4096, 4096, device=device)
-
-    def seconds():
-        torch.vgpu.synchronize()
-        start = clock()
-        x @ x
-        torch.vgpu.synchronize()
-        return clock() - start
-
+    in_float32 = seconds_of(lambda: x @ x)
     try:
-        in_float32 = seconds()
         matmul.fp32_precision = "tf32"
-        assert seconds() < in_float32 / 4
+        assert seconds_of(lambda: x @ x) < in_float32 / 4
     finally:
         matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision(before)

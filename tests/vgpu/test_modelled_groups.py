@@ -49,6 +49,7 @@ from vgpu.distributed.routes import Route
 from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
 from vgpu.modelled import simulation
 from vgpu.modelled.hardware import Machine
+from vgpu.runtime import scheduler
 
 pytestmark = pytest.mark.waits
 
@@ -69,14 +70,14 @@ def end():
     return clock()
 
 
-def with_and_without_values(*sizes, and_by_the_wall_clock=False):
-    """Let a test run in every rank, with values and without: its argument, see `set_up`."""
+def with_and_without_values(*sizes, and_by_the_wall_clock=False, **figures):
+    """Let a test run in every rank, with values and without; give it what `set_up` returns."""
 
     def decorate(function):
         @pytest.mark.parametrize("values", [True, False, None][: 2 + and_by_the_wall_clock])
         @pytest.mark.parametrize("size", sizes)
         def test(size, values):
-            job_of(size).run(function, values)
+            job_of(size).run(lambda: function(*set_up(values=values, **figures)))
 
         test.__name__ = function.__name__
         return test
@@ -88,8 +89,7 @@ def with_and_without_values(*sizes, and_by_the_wall_clock=False):
 
 
 @with_and_without_values(2)
-def test_a_collective_overlaps_what_does_not_wait_for_it(values):
-    rank, device, group = set_up(values=values)
+def test_a_collective_overlaps_what_does_not_wait_for_it(rank, device, group):
     sleep(device, 1 + rank)
     work = dist.all_reduce(room(10, device), group=group, async_op=True)  # 2 to 12
     sleep(device, 4)
@@ -100,9 +100,8 @@ def test_a_collective_overlaps_what_does_not_wait_for_it(values):
     assert end() == 13
 
 
-@with_and_without_values(2)
-def test_launches_and_latency_count(values):
-    rank, device, group = set_up(launch=1, peer_link=Link(1.0, latency=0.25), values=values)
+@with_and_without_values(2, launch=1, peer_link=Link(1.0, latency=0.25))
+def test_launches_and_latency_count(rank, device, group):
     x = room(8, device)
     begun = clock()
     host_takes(5 * rank)
@@ -111,8 +110,7 @@ def test_launches_and_latency_count(values):
 
 
 @with_and_without_values(2)
-def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
-    rank, device, group = set_up(values=values)
+def test_messages_both_ways_overlap_though_receives_are_posted_early(rank, device, group):
     x, y = room(10, device), room(10, device)
     got = dist.irecv(y, 1 - rank, group=group)
     sleep(device, 3 + 2 * rank)
@@ -123,9 +121,8 @@ def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
 
 
 @with_and_without_values(3)
-def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(values):
+def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(rank, device, group):
     """Two of other groups that were waited for meet meanwhile; the next one finds the link busy."""
-    rank, device, group = set_up(values=values)
     pairs = {other: a_group([0, other]) for other in (1, 2)}
     side = torch.vgpu.Stream(device)
     if rank:
@@ -139,17 +136,14 @@ def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(values):
     assert end() == (45 if rank == 1 else 47)
 
 
-@with_and_without_values(2)
-def test_ranks_in_two_machines_use_the_network(values):
-    network = Link(0.5, latency=1)
-    rank, device, group = set_up(values=values, gpus=1, network=network)
+@with_and_without_values(2, gpus=1, network=Link(0.5, latency=1))
+def test_ranks_in_two_machines_use_the_network(rank, device, group):
     dist.all_reduce(room(8, device), group=group)
     assert end() == 2 * 1 + 8 / 0.5
 
 
-@with_and_without_values(2)
-def test_a_barrier_takes_the_host_along(values):
-    rank, device, group = set_up(values=values, peer_link=None)
+@with_and_without_values(2, peer_link=None)
+def test_a_barrier_takes_the_host_along(rank, device, group):
     sleep(device, 3 * rank)
     dist.barrier(group=group)
     assert clock() == 3
@@ -158,29 +152,31 @@ def test_a_barrier_takes_the_host_along(values):
 # -- against a reference
 
 
+def calls(seed, size, groups):
+    """Yield random calls that all ranks draw alike: (kind, number of a group, bytes, message)."""
+    choices = random.Random(seed)
+    for _ in range(12):
+        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
+        group = choices.randrange(len(groups))
+        yield kind, group, choices.randint(1, 9) * 6, choices.sample(range(size), 2)
+
+
 def program(rank, seed, subsets, groups, device, hosts_sleep=False):
     """Issue a random program; return the host's time after each of its calls, and its end.
 
     All ranks draw the same calls, and each its own kernels and whether its host waits.
     """
-    choices, own = random.Random(seed), random.Random(seed * 100 + rank)
-    ends = []
-    for _ in range(12):
-        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
-        members = choices.choice(subsets)
-        group = groups[subsets.index(members)]
-        num_bytes = choices.randint(1, 9) * 6
+    own, ends = random.Random(seed * 100 + rank), []
+    for kind, number, num_bytes, (first, second) in calls(seed, 3, groups):
+        members, group = subsets[number], groups[number]
         seconds, waits = own.randint(0, 5), own.random() < 0.3
-        first, second = choices.sample(range(3), 2)
         if hosts_sleep and random.random() < 0.3:
             time.sleep(random.random() * 0.1)
         sleep(device, seconds)
-        if kind in ("all_reduce", "broadcast") and rank in members:
-            x = room(num_bytes, device)
-            if kind == "all_reduce":
-                dist.all_reduce(x, group=group)
-            else:
-                dist.broadcast(x, members[0], group=group)
+        if kind == "all_reduce" and rank in members:
+            dist.all_reduce(room(num_bytes, device), group=group)
+        elif kind == "broadcast" and rank in members:
+            dist.broadcast(room(num_bytes, device), members[0], group=group)
         elif kind == "message" and rank == first:
             dist.send(room(num_bytes, device), second, group=groups[0])
         elif kind == "message" and rank == second:
@@ -188,8 +184,7 @@ def program(rank, seed, subsets, groups, device, hosts_sleep=False):
         if waits:
             torch.vgpu.synchronize()
         ends.append(clock())
-    torch.vgpu.synchronize()
-    return [*ends, clock()]
+    return [*ends, end()]
 
 
 def reference(size, seed, groups):
@@ -198,41 +193,30 @@ def reference(size, seed, groups):
     As every call waits for the one before it on its rank, there is one time for each rank: that
     of its stream. A collective sets those of its ranks to its end.
     """
-    choices = random.Random(seed)
     owns = [random.Random(seed * 100 + rank) for rank in range(size)]
     now, hosts, ends = [0.0] * size, [0.0] * size, [[] for _ in range(size)]
-    for _ in range(12):
-        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
-        group = choices.choice(groups)
-        num_bytes = choices.randint(1, 9) * 6
+    for kind, number, num_bytes, message in calls(seed, size, groups):
         drawn = [(own.randint(0, 5), own.random() < 0.3) for own in owns]
-        first, second = choices.sample(range(size), 2)
         for rank, (seconds, _) in enumerate(drawn):
             now[rank] += seconds
-        ranks, seconds = [], 0
+        members, seconds = groups[number], num_bytes
         if kind == "all_reduce":
-            k, ranks = len(group), group
-            seconds = 2 * (k - 1) * num_bytes / k
-        elif kind == "broadcast":
-            ranks, seconds = group, num_bytes
-        elif kind == "message":
-            ranks, seconds = [first, second], num_bytes
-        if ranks:
-            end = max(now[rank] for rank in ranks) + seconds
-            for rank in ranks:
-                now[rank] = end
+            seconds = 2 * (len(members) - 1) * num_bytes / len(members)
+        elif kind != "broadcast":
+            members = message if kind == "message" else []
+        end = max((now[rank] for rank in members), default=0) + seconds
+        for rank in members:
+            now[rank] = end
         for rank, (_, waits) in enumerate(drawn):
             if waits:
                 hosts[rank] = now[rank]
             ends[rank].append(hosts[rank])
-    for rank in range(size):
-        ends[rank].append(now[rank])
-    return ends
+    return [[*ends[rank], now[rank]] for rank in range(size)]
 
 
 @with_and_without_values(3)
-def test_random_programs_take_the_time_of_a_naive_reference(values):
-    subsets = [[0, 1, 2], [0, 1], [1, 2]]
+def test_random_programs_take_the_time_of_a_naive_reference(*_):
+    subsets, values = [[0, 1, 2], [0, 1], [1, 2]], scheduler.clock.values
     for seed in range(6):
         rank, device, group = set_up(values=values)
         groups = [group, a_group([0, 1]), a_group([1, 2])]
@@ -245,9 +229,8 @@ def test_random_programs_take_the_time_of_a_naive_reference(values):
 
 
 @with_and_without_values(2)
-def test_ranks_do_not_wait_for_values_where_one_has_none(values):
+def test_ranks_do_not_wait_for_values_where_one_has_none(rank, device, group):
     """Small tensors that follow from small ones have values in any case, others have not."""
-    rank, device, group = set_up(values=values)
     x = torch.zeros(4, device=device)
     dist.scatter(x, [torch.ones(4, device=device)] * 2 if rank == 0 else None, 0, group=group)
     dist.recv(x, 0, group=group) if rank else dist.send(x, 1, group=group)
@@ -263,6 +246,7 @@ def test_ranks_do_not_wait_for_values_where_one_has_none(values):
     (dist.recv if rank == 0 else dist.send)(z, 1 - rank, group=group)
     torch.vgpu.synchronize()
     no_values = [-(2**63)] * 2  # as of any whole numbers that nothing was computed for
+    values = scheduler.clock.values
     assert y.tolist() == ([2, 4] if values else no_values)
     assert z.tolist() == ([1, 2] if values else no_values)
 
@@ -285,8 +269,7 @@ def test_five_runs_give_the_same_digits_however_the_hosts_dawdle():
 
 
 @with_and_without_values(2)
-def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
-    rank, device, group = set_up(values=values)
+def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(rank, device, group):
     x = room(4, device)
     sleep(device, 3)
     dist.all_reduce(x, group=group)
@@ -299,9 +282,8 @@ def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
 
 
 @with_and_without_values(3)
-def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
+def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(rank, device, _):
     """Rank 0 needs rank 1, which needs rank 2 first, and both hosts wait for rank 0."""
-    rank, device, _ = set_up(values=values)
     pairs = {pair: a_group(list(pair)) for pair in ((1, 2), (0, 1))}
     for pair, group in pairs.items():
         if rank in pair:
@@ -315,7 +297,7 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
 
 
 @with_and_without_values(2)
-def test_a_host_that_works_is_not_overtaken(values):
+def test_a_host_that_works_is_not_overtaken(*_):
     """What rank 0 issues after it was asked to go on is ready before its second kernel."""
     with pytest.MonkeyPatch.context() as patch:
         is_busy, answers = Member.is_busy, []
@@ -324,7 +306,7 @@ def test_a_host_that_works_is_not_overtaken(values):
         patch.setattr(
             Member, "is_busy", lambda member: answers.append(is_busy(member)) or answers[-1]
         )
-        rank, device, group = set_up(values=values)
+        rank, device, group = set_up(values=scheduler.clock.values)
         x = room(4, device)
         if rank == 0:
             side = torch.vgpu.Stream(device)
@@ -359,8 +341,7 @@ def test_a_host_that_works_for_long_is_overtaken_in_the_end():
 
 
 @with_and_without_values(2)
-def test_ranks_that_disagree_are_told_so(values):
-    rank, device, group = set_up(values=values)
+def test_ranks_that_disagree_are_told_so(rank, device, group):
     text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=group))
     assert "rank 0: all_reduce(uint8[3], sum)" in text, text
     assert "rank 1: all_reduce(uint8[4], sum)" in text, text
@@ -371,9 +352,8 @@ def test_ranks_that_disagree_are_told_so(values):
     assert end() == 4
 
 
-@with_and_without_values(2)
-def test_a_rank_that_ends_before_a_collective_is_named(values):
-    rank, device, group = set_up(values=values, timeout=3)
+@with_and_without_values(2, timeout=3)
+def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     if rank == 1:
         sleep(device, 1)
         dist.destroy_process_group(group)
@@ -382,9 +362,8 @@ def test_a_rank_that_ends_before_a_collective_is_named(values):
     assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
 
 
-@with_and_without_values(3)
-def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values):
-    rank, device, group = set_up(values=values, timeout=2)
+@with_and_without_values(3, timeout=2)
+def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])
     if rank == 1:
         hear("rank 0 is done"), hear("rank 2 is done")
@@ -400,9 +379,8 @@ def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values
     tell(f"rank {rank} is done")
 
 
-@with_and_without_values(2)
-def test_a_rank_that_comes_too_late_is_told_so(values):
-    rank, device, group = set_up(values=values, timeout=2)
+@with_and_without_values(2, timeout=2)
+def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     if rank == 1:
         hear("rank 0 gave up")
     text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
@@ -412,9 +390,8 @@ def test_a_rank_that_comes_too_late_is_told_so(values):
     assert ("rank 1 joined after that" in text) == (rank == 1), text
 
 
-@with_and_without_values(2)
-def test_ranks_that_wait_in_other_groups_are_told_where_each_is(values):
-    rank, device, group = set_up(values=values, timeout=5)  # a rank may be a second late
+@with_and_without_values(2, timeout=5)  # a rank may be a second late
+def test_ranks_that_wait_in_other_groups_are_told_where_each_is(rank, device, group):
     groups = group, a_group(timeout=5)
     text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=groups[rank]))
     assert f"rank {rank} waited 5 s in all_reduce(uint8[{3 + rank}], sum)" in text, text
@@ -422,21 +399,8 @@ def test_ranks_that_wait_in_other_groups_are_told_where_each_is(values):
     assert "did not join" not in text
 
 
-@in_ranks(3)
-def test_a_group_may_be_without_rank_0():
-    rank, device, everyone = set_up()
-    group = a_group([1, 2])
-    if rank:
-        sleep(device, rank)
-        dist.all_reduce(room(4, device), group=group)
-        assert end() == 6
-    dist.all_reduce(room(3, device), group=everyone)
-    assert end() == 10
-
-
 @with_and_without_values(2, and_by_the_wall_clock=True)
-def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
-    rank, device, group = set_up(values=values)
+def test_an_interrupt_while_waiting_leaves_the_process_usable(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("interrupted")
@@ -460,9 +424,8 @@ def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
 
 
 @with_and_without_values(2)
-def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
+def test_a_collective_that_another_issues_later_holds_up_no_kernel(rank, device, group):
     """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
-    rank, device, group = set_up(values=values)
     if rank == 0:
         work = dist.all_reduce(room(4, device), group=group, async_op=True)
         sleep(device, 3), sleep(device, 3)
@@ -477,8 +440,7 @@ def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
 
 
 @with_and_without_values(2, and_by_the_wall_clock=True)
-def test_a_data_loader_forks_while_a_collective_is_under_way(values):
-    rank, device, group = set_up(values=values)
+def test_a_data_loader_forks_while_a_collective_is_under_way(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("loaded")

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from gates import in_thread
+from gates import in_thread, in_threads
 from waiting import wait_until
 
 import d2lpar
@@ -75,8 +75,7 @@ def test_a_child_of_any_thread_is_ours():
             found.append(seconds_of_others() - start)
             process.communicate(b"\n")
 
-    with in_thread(work):
-        pass
+    in_threads([work])
     assert found[0] > 0.9 * SECONDS
 
 

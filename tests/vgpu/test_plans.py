@@ -261,19 +261,20 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     assert plans.find_plan(raised[0])
 
 
-@pytest.mark.parametrize("same", [1, 2])
-def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, monkeypatch):
+@pytest.mark.parametrize("places", ["abb", "aab", "aa"])
+def test_exceptions_from_elsewhere_pass_through_shape_inference(device, places, monkeypatch):
     """They come from one handler, called at two places; the shape inference raises none itself."""
-    calls = []
+    calls, left = [], list(places)
 
     def handler():
         raise TimeoutError
 
     def infer(call):
         calls.append(tuple(call.key))
-        if len(calls) <= same:
+        place = left.pop(0) if left else ""
+        if place == "a":
             handler()
-        if len(calls) <= 3:
+        if place == "b":
             handler()
 
     monkeypatch.setattr(issuing.Call, "infer", infer)
@@ -281,20 +282,6 @@ def test_exceptions_from_elsewhere_pass_through_shape_inference(device, same, mo
     with pytest.raises(TimeoutError):
         torch.ones(3, 11, device=device)
     assert plans.find_plan(calls[0]) is None
-
-
-def test_an_exception_from_elsewhere_passes_where_there_is_no_plan(device, monkeypatch):
-    calls = []
-
-    def infer(call):
-        calls.append(tuple(call.key))
-        if len(calls) < 3:
-            raise TimeoutError
-
-    monkeypatch.setattr(issuing.Call, "infer", infer)
-    plans.plans_by_key.clear()
-    with pytest.raises(TimeoutError):
-        torch.ones(3, 11, device=device)
 
 
 def test_a_number_of_the_cpu_may_change_after_the_call(device):
@@ -329,20 +316,6 @@ def test_no_more_plans_are_kept_than_fit(device, monkeypatch):
         assert (x + 1).shape == (n,)
         x.nonzero()
         assert len(plans.plans_by_key) <= 30
-
-
-@pytest.mark.parametrize("name", ["hfft", "ifft", "ihfft", "ihfftn", "rfft", "irfft"])
-def test_gradients_of_fourier_transforms(device, name):
-    function = getattr(torch.fft, name)
-
-    def gradient(where):
-        torch.manual_seed(0)
-        x = torch.rand(4, 6).to(where).requires_grad_()
-        y = function(x)
-        (y.abs() ** 2 * torch.arange(1, y.shape[-1] + 1, device=where)).sum().backward()
-        return x.grad
-
-    torch.testing.assert_close(gradient(device).cpu(), gradient("cpu"))
 
 
 @pytest.mark.parametrize("name", ["add", "mul"])

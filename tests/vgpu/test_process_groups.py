@@ -1,6 +1,6 @@
 """torch.distributed on virtual GPUs by the wall clock: values, order, links and errors.
 
-Each test runs in every rank of a job; see `ranks.in_ranks`.
+Most tests run in every rank of a job; see `ranks.in_group`.
 """
 
 import gc
@@ -22,6 +22,7 @@ from ranks import (
     everywhere,
     failure_of,
     hear,
+    in_group,
     in_ranks,
     job_of,
     set_up,
@@ -94,9 +95,8 @@ def raises(kind, text, function, *args, **kwargs):
 # -- values
 
 
-@in_ranks(1, 2, 3)
-def test_all_reduce_of_every_number_by_every_operation():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_all_reduce_of_every_number_by_every_operation(rank, device, group):
     for dtype in (*FLOATS, *INTS):
         for op in OPS:
             x = numbers(rank, 2, 5, dtype=dtype).to(device)
@@ -104,10 +104,9 @@ def test_all_reduce_of_every_number_by_every_operation():
             assert_same(x, combined(op, of_all(2, 5, dtype=dtype)))
 
 
-@in_ranks(2)
-def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl():
+@in_group(2)
+def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device, group):
     """FuncSumPostDiv::divide in NCCL's reduce_kernel.h divides the magnitude."""
-    rank, device, group = set_up()
     for dtype in (torch.int8, torch.int32, torch.int64):
         mine = torch.tensor([[-3, 5, -1, 3], [-2, -8, 0, 4]][rank], dtype=dtype)  # -5, -3, -1, 7
         x = mine.to(device)
@@ -118,9 +117,8 @@ def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl():
         assert part.tolist() == [[-2, -1], [0, 3]][rank]
 
 
-@in_ranks(2, 3)
-def test_all_reduce_of_truth_values_is_any_or_all():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
     for op, expected in (
         (Op.SUM, [True, True, False]),
         (Op.MAX, [True, True, False]),
@@ -133,9 +131,8 @@ def test_all_reduce_of_truth_values_is_any_or_all():
     raises(TypeError, "AVG with boolean inputs", dist.all_reduce, x, Op.AVG, group=group)
 
 
-@in_ranks(1, 3)
-def test_all_reduce_of_complex_numbers_sums_them():
-    rank, device, group = set_up()
+@in_group(1, 3)
+def test_all_reduce_of_complex_numbers_sums_them(rank, device, group):
     x = torch.complex(numbers(rank, 4), numbers(rank + 1, 4)).to(device)
     dist.all_reduce(x, group=group)
     k = dist.get_world_size()
@@ -143,9 +140,8 @@ def test_all_reduce_of_complex_numbers_sums_them():
     assert_same(x, torch.complex(of_all(4).sum(0), later.sum(0)))
 
 
-@in_ranks(2)
-def test_premultiplied_sum_by_a_number_and_by_a_tensor():
-    rank, device, group = set_up()
+@in_group(2)
+def test_premultiplied_sum_by_a_number_and_by_a_tensor(rank, device, group):
     for dtype in (torch.float32, torch.float64):
         for factor in (0.5, torch.tensor([0.5], dtype=dtype, device=device)):
             x = numbers(rank, 4, dtype=dtype).to(device)
@@ -156,9 +152,8 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor():
     raises(TypeError, "PreMulSum Data type", dist.all_reduce, x, op, group=group)
 
 
-@in_ranks(2)
-def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise():
-    rank, device, group = set_up()
+@in_group(2)
+def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise(rank, device, group):
     x = torch.ones(2, dtype=torch.int32, device=device)
     for op in (Op.BAND, Op.BOR, Op.BXOR):
         raises(ValueError, "NCCL", dist.all_reduce, x, op, group=group)
@@ -170,9 +165,8 @@ def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise():
     )
 
 
-@in_ranks(1, 2, 3)
-def test_reduce_leaves_the_result_with_the_root():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_reduce_leaves_the_result_with_the_root(rank, device, group):
     k = dist.get_world_size()
     for root in range(k):
         for op in OPS:
@@ -218,9 +212,8 @@ def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
     as_on_gloo(call)
 
 
-@in_ranks(1, 2, 3)
-def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum(rank, device, group):
     k = dist.get_world_size()
     for op in OPS:
         whole = numbers(rank, k, 4)
@@ -233,9 +226,8 @@ def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum():
         assert_same(out, expected)
 
 
-@in_ranks(1, 2, 3)
-def test_all_to_all_even_and_uneven():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_all_to_all_even_and_uneven(rank, device, group):
     k = dist.get_world_size()
     x = torch.arange(k * 2.0) + 100 * rank
     out = torch.zeros(k * 2, device=device)
@@ -256,9 +248,8 @@ def test_all_to_all_even_and_uneven():
     assert_same(torch.cat(outputs), expected)
 
 
-@in_ranks(2, 3)
-def test_empty_tensors_go_everywhere():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_empty_tensors_go_everywhere(rank, device, group):
     k = dist.get_world_size()
     empty = torch.empty(0, 4, device=device)
     dist.all_reduce(empty, group=group)
@@ -277,9 +268,8 @@ def test_empty_tensors_go_everywhere():
     assert x.item() == k
 
 
-@in_ranks(2)
-def test_memory_formats_and_what_is_not_dense():
-    rank, device, group = set_up()
+@in_group(2)
+def test_memory_formats_and_what_is_not_dense(rank, device, group):
     for layout, size in ((torch.channels_last, (2, 3, 4, 5)), (torch.channels_last_3d, [2] * 5)):
         x = numbers(rank, *size).to(device).to(memory_format=layout)
         dist.all_reduce(x, group=group)
@@ -311,9 +301,8 @@ def test_functional_collectives_take_tensors_that_are_not_dense():
     assert whole.tolist() == torch.cat([each.t() for each in of_all(2, 4)]).tolist()
 
 
-@in_ranks(2)
-def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call():
-    rank, device, group = set_up()
+@in_group(2)
+def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call(rank, device, group):
     x = torch.ones(3, device=device)
     elsewhere = torch.ones(3, device=f"vgpu:{1 - rank}")
     outs = [x, elsewhere]
@@ -324,9 +313,8 @@ def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call():
     raises(ValueError, "itself|own rank|same", dist.send, x, rank, group=group)
 
 
-@in_ranks(2, 3)
-def test_calls_that_are_coalesced_give_one_work():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_calls_that_are_coalesced_give_one_work(rank, device, group):
     k = dist.get_world_size()
     tensors = [numbers(rank + i, 3).to(device) for i in range(3)]
     with dist._coalescing_manager(group=group, device=device, async_ops=True) as work:
@@ -349,9 +337,8 @@ def test_calls_that_are_coalesced_give_one_work():
         assert_same(part, k * numbers(rank + i, 2))
 
 
-@in_ranks(2, 3)
-def test_objects_travel():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_objects_travel(rank, device, group):
     k = dist.get_world_size()
     objects = [None] * k
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank}, group=group)
@@ -370,9 +357,8 @@ def test_objects_travel():
 # -- messages
 
 
-@in_ranks(2, 3)
-def test_messages_go_around_a_ring():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_messages_go_around_a_ring(rank, device, group):
     k = dist.get_world_size()
     sent, received = numbers(rank, 4).to(device), torch.zeros(4, device=device)
     works = dist.batch_isend_irecv(
@@ -386,9 +372,8 @@ def test_messages_go_around_a_ring():
     assert_same(received, numbers((rank - 1) % k, 4))
 
 
-@in_ranks(2)
-def test_several_messages_under_way_keep_their_order():
-    rank, device, group = set_up()
+@in_group(2)
+def test_several_messages_under_way_keep_their_order(rank, device, group):
     tensors = [torch.full((2,), float(10 * rank + i), device=device) for i in range(4)]
     if rank == 0:
         works = [dist.isend(x, 1, group=group, tag=i) for i, x in enumerate(tensors)]
@@ -404,9 +389,8 @@ def test_several_messages_under_way_keep_their_order():
     assert [x[0].item() for x in both] == [rank, 1 - rank]
 
 
-@in_ranks(2)
-def test_a_message_from_anyone_raises_as_with_nccl():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_message_from_anyone_raises_as_with_nccl(rank, device, group):
     x = torch.ones(2, device=device)
     raises(RuntimeError, "cannot receive from any source", dist.recv, x, None, group=group)
 
@@ -414,9 +398,8 @@ def test_a_message_from_anyone_raises_as_with_nccl():
 # -- groups
 
 
-@in_ranks(3)
-def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
-    rank, device, group = set_up()
+@in_group(3)
+def test_subgroups_work_beside_each_other_and_know_their_own_ranks(rank, device, group):
     pairs = {pair: a_group(list(pair)) for pair in ((0, 1), (1, 2), (0, 2))}
     sums = {}
     for pair, members in pairs.items():
@@ -438,9 +421,8 @@ def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
         assert y.tolist() == [1, 1]
 
 
-@in_ranks(2)
-def test_tensors_on_the_cpu_go_through_gloo():
-    rank, device, group = set_up()
+@in_group(2)
+def test_tensors_on_the_cpu_go_through_gloo(rank, device, group):
     x = numbers(rank, 3)
     dist.all_reduce(x, group=group)
     assert_same(x, of_all(3).sum(0))
@@ -476,9 +458,8 @@ def test_a_default_group_chooses_by_device(backend, tmp_path):
     job_of(2).run(initialized, backend, str(tmp_path), last=True)
 
 
-@in_ranks(2)
-def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
-    rank, device, _ = set_up()
+@in_group(2)
+def test_a_gloo_group_refuses_tensors_on_virtual_gpus(rank, device, _):
     x = torch.ones(3, device=device)
     for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
         raises(RuntimeError, "vccl", call)
@@ -488,9 +469,8 @@ def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
 # -- what is asynchronous, and what waits for what
 
 
-@in_ranks(2)
-def test_a_collective_returns_before_the_others_have_come():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_collective_returns_before_the_others_have_come(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 0:
         dist.all_reduce(x, group=group)  # which waits for it, but not the host
@@ -507,9 +487,8 @@ def test_a_collective_returns_before_the_others_have_come():
         assert x.tolist() == [4, 4, 4]
 
 
-@in_ranks(2)
-def test_a_message_waits_for_no_other_rank_and_no_collective():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_message_waits_for_no_other_rank_and_no_collective(rank, device, group):
     x, y = torch.ones(3, device=device), torch.full((3,), float(rank), device=device)
     if rank == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
@@ -530,9 +509,8 @@ def test_a_message_waits_for_no_other_rank_and_no_collective():
     assert x.tolist() == [2, 2, 2]
 
 
-@in_ranks(2)
-def test_a_collective_waits_for_earlier_work_of_its_stream_only():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_collective_waits_for_earlier_work_of_its_stream_only(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.zeros(3, device=device)
     with Gate(device) as gate:
@@ -556,9 +534,8 @@ def test_a_collective_waits_for_earlier_work_of_its_stream_only():
         assert not gate.open.is_set()
 
 
-@in_ranks(2)
-def test_a_stream_that_does_not_wait_sees_the_old_values():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_stream_that_does_not_wait_sees_the_old_values(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.ones(3, device=device)
     torch.vgpu.synchronize()
@@ -598,9 +575,8 @@ def test_collectives_of_a_group_follow_each_other_wherever_they_are_issued(elsew
     job_of(2).run(check)
 
 
-@in_ranks(2)
-def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
-    rank, device, group = set_up()
+@in_group(2)
+def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, device, group):
     torch.vgpu.synchronize()
     gc.collect()
     before = torch.vgpu.memory_allocated(device)
@@ -625,9 +601,8 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
     assert torch.vgpu.memory_allocated(device) == before
 
 
-@in_ranks(2)
-def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp():
-    rank, device, group = set_up()
+@in_group(2)
+def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, device, group):
     net = torch.nn.Linear(1, 1, bias=False).to(device)
     ddp = torch.nn.parallel.DistributedDataParallel(
         net, process_group=group, gradient_as_bucket_view=True
@@ -645,9 +620,8 @@ def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp():
     gc.collect()
 
 
-@in_ranks(2)
-def test_a_barrier_lets_the_host_wait():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_barrier_lets_the_host_wait(rank, device, group):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if rank == 0:
@@ -660,9 +634,8 @@ def test_a_barrier_lets_the_host_wait():
     dist.monitored_barrier(group=dist.group.WORLD)
 
 
-@in_ranks(2)
-def test_futures_have_the_tensors_and_call_back_behind_them():
-    rank, device, group = set_up()
+@in_group(2)
+def test_futures_have_the_tensors_and_call_back_behind_them(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 has asked")
@@ -681,9 +654,8 @@ def test_futures_have_the_tensors_and_call_back_behind_them():
 # -- spans and links
 
 
-@in_ranks(2, 3)
-def test_recorded_spans_tell_the_bytes():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_recorded_spans_tell_the_bytes(rank, device, group):
     k = dist.get_world_size()
     x = torch.ones(6 * k, device=device)
     whole = torch.ones(k, 6 * k, device=device)
@@ -720,9 +692,8 @@ def test_recorded_spans_tell_the_bytes():
 LINK = Link(1e6, latency=1e-3)
 
 
-@in_ranks(2, 3)
-def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
-    rank, device, group = set_up(peer_link=LINK)
+@in_group(2, 3, peer_link=LINK)
+def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula(rank, device, group):
     k, n = dist.get_world_size(), 30000
     x = torch.zeros(n, dtype=torch.uint8, device=device)
     whole = torch.zeros(k * n, dtype=torch.uint8, device=device)
@@ -740,20 +711,8 @@ def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
         assert min(end[i] for end in ends) - max(each[i] for each in issued) >= seconds
 
 
-@in_ranks(2)
-def test_the_slowest_link_counts_for_all_ranks():
-    rank = dist.get_rank()
-    _, device, group = set_up(peer_link=[Link(1e9), Link(1e6)])
-    x = torch.zeros(50000, dtype=torch.uint8, device=device)
-    with recorded() as spans:
-        dist.all_reduce(x, group=group)
-    (span,) = named(spans, "all_reduce")
-    assert span.end - span.issued >= 0.05, rank
-
-
-@in_ranks(2)
-def test_collectives_of_several_groups_share_a_link():
-    rank, device, _ = set_up(peer_link=LINK)
+@in_group(2, peer_link=LINK)
+def test_collectives_of_several_groups_share_a_link(rank, device, _):
     groups = [a_group() for _ in range(4)]
     tensors = [torch.zeros(20000, dtype=torch.uint8, device=device) for _ in groups]
     torch.vgpu.synchronize()
@@ -766,9 +725,8 @@ def test_collectives_of_several_groups_share_a_link():
     assert max(span.end for span in found) - found[0].issued >= 4 * 0.022
 
 
-@in_ranks(2)
-def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both():
-    rank, device, group = set_up(peer_link=LINK)
+@in_group(2, peer_link=LINK)
+def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both(rank, device, group):
     found = registry.find(device)
     x = torch.zeros(40000, dtype=torch.uint8, device=device)
     with recorded() as spans:
@@ -894,9 +852,8 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
         assert x.tolist() == [2, 2, 2]
 
 
-@in_ranks(2)
-def test_a_failed_collective_says_so_each_time_it_is_asked():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_failed_collective_says_so_each_time_it_is_asked(rank, device, group):
     work = dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)
     wait_until(work.is_completed)
     for _ in range(2):
@@ -922,9 +879,8 @@ def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
         assert "nothing was raised" not in text
 
 
-@in_ranks(3)
-def test_a_rank_that_never_comes_is_named():
-    rank, device, group = set_up(timeout=2)
+@in_group(3, timeout=2)
+def test_a_rank_that_never_comes_is_named(rank, device, group):
     if rank == 1:
         hear("rank 0 gave up"), hear("rank 2 gave up")
         return
@@ -937,21 +893,23 @@ def test_a_rank_that_never_comes_is_named():
         x.tolist()
 
 
-@in_ranks(2)
-def test_a_group_may_be_given_another_time_out():
-    rank, device, group = set_up(timeout=LIMIT)
+@in_group(2, timeout=LIMIT)
+def test_who_waits_in_vain_says_for_whom_and_for_as_long_as_the_group_may(_, device, group):
+    other = a_group(timeout=2)
     group.set_timeout(timedelta(seconds=1))
-    if rank == 1:
-        hear("rank 0 gave up")  # it does not wait for as long as at first
+    if dist.get_rank() == 1:
+        hear("rank 0 gave up")
         return
-    text = failure_of(lambda: dist.all_reduce(torch.ones(3, device=device), group=group))
+    x = torch.ones(3, device=device)
+    texts = failure_of(lambda: dist.all_reduce(x, group=group))
+    texts += failure_of(lambda: dist.recv(x, 1, group=other))
     tell("rank 0 gave up")
-    assert "rank 0 waited 1 s in all_reduce" in text, text
+    assert "rank 0 waited 1 s in all_reduce" in texts
+    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in texts, texts
 
 
-@in_ranks(2)
-def test_a_rank_that_comes_too_late_is_told_so():
-    rank, device, group = set_up(timeout=2)
+@in_group(2, timeout=2)
+def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 gave up")
@@ -961,20 +919,8 @@ def test_a_rank_that_comes_too_late_is_told_so():
     assert "rank 0" in text and "rank 1" in text, text
 
 
-@in_ranks(2)
-def test_a_message_that_nobody_sends_names_both():
-    rank, device, group = set_up(timeout=2)
-    if rank == 1:
-        hear("rank 0 gave up")
-        return
-    text = failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=group))
-    tell("rank 0 gave up")
-    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in text, text
-
-
-@in_ranks(2)
-def test_what_was_issued_before_the_first_error_fails_by_it():
-    rank, device, group = set_up()
+@in_group(2)
+def test_what_was_issued_before_the_first_error_fails_by_it(rank, device, group):
     with Gate(device):
         works = [dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)]
         works += [dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)]
@@ -985,9 +931,8 @@ def test_what_was_issued_before_the_first_error_fails_by_it():
     assert "failed before: the ranks disagree" in again
 
 
-@in_ranks(2)
-def test_groups_come_and_go_without_leaving_threads_or_engines():
-    rank, device, _ = set_up()
+@in_group(2)
+def test_groups_come_and_go_without_leaving_threads_or_engines(rank, device, _):
 
     def use(times):
         for _ in range(times):
@@ -1009,9 +954,8 @@ def test_groups_come_and_go_without_leaving_threads_or_engines():
     assert torch.vgpu.memory_allocated(device) == memory
 
 
-@in_ranks(2)
-def test_a_group_that_is_destroyed_runs_what_it_was_given():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_group_that_is_destroyed_runs_what_it_was_given(rank, device, group):
     x = torch.ones(3, device=device)
     with Gate(device) as gate:
         work = dist.all_reduce(x, group=group, async_op=True)
@@ -1035,9 +979,8 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     assert torch.ones(3, device="vgpu:0").sum().item() == 3
 
 
-@in_ranks(2)
-def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
-    rank, device, group = set_up()
+@in_group(2)
+def test_all_to_all_writes_dense_tensors_only_whatever_their_parts(rank, device, group):
     x = numbers(rank, 2, 2, 2).to(device)
     strided = torch.full((2, 2, 2), -1.0, device=device).permute(0, 2, 1)
     for output, value in ((strided, x), (torch.zeros_like(x), x.permute(0, 2, 1))):
@@ -1061,10 +1004,9 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
         member.report("end")
 
 
-@in_ranks(2)
-def test_a_wait_with_a_timeout_lasts_no_longer():
+@in_group(2)
+def test_a_wait_with_a_timeout_lasts_no_longer(rank, device, group):
     """Rank 1 takes part once rank 0 has given up, so that no wait can be long enough by chance."""
-    rank, device, group = set_up()
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 has given up")

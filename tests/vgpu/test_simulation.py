@@ -5,6 +5,7 @@ What `Naive` knows is compared with it only: kernels, copies, streams, events, w
 
 import random
 from collections import defaultdict
+from functools import partialmethod
 from types import SimpleNamespace
 
 import fresh
@@ -19,16 +20,6 @@ from vgpu.modelled import simulation
 from vgpu.runtime import engines, registry, scheduler
 
 # -- kernels and streams
-
-
-def test_kernels_of_a_stream_follow_each_other_and_the_host_goes_on():
-    (device,) = fixed_gpus(1)
-    with schedule() as found:
-        for seconds in (2, 3, 1):
-            sleep(device, seconds)
-        assert clock() == 0
-    assert found == [(0, "compute", 0, 2), (0, "compute", 2, 5), (0, "compute", 5, 6)]
-    assert clock() == 6
 
 
 def test_ties_are_broken_by_device_and_stream_where_launches_take_no_time():
@@ -61,68 +52,23 @@ def test_the_host_waits_for_pageable_memory_which_is_slower():
     assert clock() == 8 + 3 + 5
 
 
-def rooms(devices):
-    """Return three bytes on each of some GPUs."""
-    return [room(3, device) for device in devices]
-
-
-@pytest.mark.parametrize("to_device", [True, False])
 @pytest.mark.parametrize(
-    ("gpus", "per_switch", "starts"),
-    [(None, 1, [0, 0, 0, 0]), (None, 2, [0, 3, 0, 3]), (2, 2, [0, 3, 0, 3]), (3, 2, [0, 3, 0, 0])],
-)
-def test_gpus_of_one_switch_share_its_link(to_device, gpus, per_switch, starts):
-    """A switch is in one machine: with three GPUs in each, the third has one to itself."""
-    devices = fixed_gpus(
-        4, link=BYTE_A_SECOND, gpus=gpus, gpus_per_switch=per_switch, network=BYTE_A_SECOND
-    )
-    with schedule() as found:
-        for tensor in rooms(devices):
-            if to_device:
-                tensor.copy_(room(3), non_blocking=True)
-            else:
-                room(3).copy_(tensor, non_blocking=True)
-    assert times(found) == [(start, start + 3) for start in starts]
-
-
-NETWORK = {"gpus": 2, "network": Link(0.5, 1.0)}
-TWO_CARDS = {**NETWORK, "gpus": 4, "network_cards": 2}
-
-
-@pytest.mark.parametrize(
-    ("machine", "copies"),
+    ("gpus", "cards", "copies"),
     [
-        # out of the first machine, into the second; the same way, behind it
-        (NETWORK, {(0, 2): (0, 7), (1, 3): (7, 14)}),
-        # from two machines into a third, whose network they share
-        (NETWORK, {(0, 4): (0, 7), (2, 5): (7, 14)}),
-        # inside a machine: behind the first there is one way out of device 0
-        (NETWORK, {(0, 2): (0, 7), (0, 1): (7, 10), (1, 0): (10, 13)}),
-        # next to each other they share a network card, and go into other cards in any case
-        (TWO_CARDS, {(0, 4): (0, 7), (1, 6): (7, 14)}),
-        (TWO_CARDS, {(0, 4): (0, 7), (2, 6): (0, 7)}),
+        (2, 1, {(0, 2): (0, 7), (1, 4): (7, 14)}),  # out of one machine
+        (2, 1, {(0, 4): (0, 7), (2, 5): (7, 14)}),  # into one
+        (4, 2, {(0, 4): (0, 7), (1, 6): (7, 14)}),  # out of one card, into two
+        (4, 2, {(0, 4): (0, 7), (2, 6): (0, 7)}),
     ],
-    ids="out_of_one into_one inside one_card two_cards".split(),
 )
-def test_gpus_of_a_machine_share_its_network(machine, copies):
-    devices = fixed_gpus(8, peer_link=BYTE_A_SECOND, **machine)
-    here, there = rooms(devices), rooms(devices)
+def test_gpus_of_a_machine_share_its_network_and_neighbours_a_card(gpus, cards, copies):
+    figures = {"gpus": gpus, "network": Link(0.5, 1.0), "network_cards": cards}
+    devices = fixed_gpus(8, peer_link=BYTE_A_SECOND, **figures)
+    here, there = ([room(3, device) for device in devices] for _ in range(2))
     with schedule() as found:
         for source, target in copies:
             there[target].copy_(here[source], non_blocking=True)
     assert times(found) == [*copies.values()]
-    assert torch.vgpu.current_stream(devices[0]).query()
-
-
-def test_a_network_carries_copies_in_both_directions_at_the_same_time():
-    devices = fixed_gpus(4, peer_link=BYTE_A_SECOND, **NETWORK)
-    here, there = rooms(devices), rooms(devices)
-    with schedule() as found:
-        there[2].copy_(here[0], non_blocking=True)
-        with torch.vgpu.stream(torch.vgpu.Stream(devices[1])):
-            with torch.vgpu.stream(torch.vgpu.Stream(devices[2])):
-                there[1].copy_(here[2], non_blocking=True)
-    assert times(found) == [(0, 7), (0, 7)]
 
 
 # -- the host
@@ -167,19 +113,11 @@ def test_item_waits_for_its_stream_only():
     assert clock() == 1 + 100
 
 
-def test_host_takes_lets_the_host_arrive_later():
-    (device,) = fixed_gpus(1)
-    with schedule() as found:
-        sleep(device, 2)
-        host_takes(5)
-        assert clock() == 5
-        sleep(device, 2)
-        host_takes(0)
-        assert clock() == 5
-    assert times(found) == [(0, 2), (5, 7)]
-    for seconds in (-1, float("nan")):
-        with pytest.raises(ValueError, match=str(seconds)):
-            host_takes(seconds)
+@pytest.mark.parametrize("seconds", [-1, float("nan")])
+def test_the_host_takes_no_negative_time(seconds):
+    fixed_gpus(1)
+    with pytest.raises(ValueError, match=str(seconds)):
+        host_takes(seconds)
 
 
 def test_a_stream_that_is_asked_again_and_again_is_done_in_the_end():
@@ -223,23 +161,6 @@ def test_elapsed_time_is_between_the_ends_of_what_came_before():
     assert second.elapsed_time(first) == 4000
     with pytest.raises(ValueError, match="recorded"):
         first.elapsed_time(unrecorded)
-
-
-def test_the_host_is_at_most_a_thousand_ops_ahead_of_an_engine():
-    (device,) = fixed_gpus(1)
-    limit = scheduler.QUEUE_LIMIT
-    for _ in range(limit):
-        sleep(device, 1)
-    assert clock() == 0
-    sleep(device, 1)
-    assert clock() == limit // 2
-    for _ in range(limit // 2 - 1):
-        sleep(device, 1)
-    assert clock() == limit // 2
-    sleep(device, 1)
-    assert clock() == limit
-    torch.vgpu.synchronize()
-    assert clock() == limit + limit // 2 + 1
 
 
 def test_who_comes_when_another_thread_has_waited_for_room_goes_on():
@@ -443,13 +364,13 @@ class Player:
     def kernel(self, stream, seconds):
         sleep(stream[0], seconds, self.streams[stream])
 
-    def h2d(self, stream, seconds, target, blocking):
+    def copy(self, to_device, stream, seconds, target, blocking):
+        ends = self.memory[stream[0]][:seconds], room(seconds)
+        to, source = ends if to_device else ends[::-1]
         with torch.vgpu.stream(self.streams[stream]):
-            self.memory[stream[0]][:seconds].copy_(room(seconds), non_blocking=not blocking)
+            to.copy_(source, non_blocking=not blocking)
 
-    def d2h(self, stream, seconds, target, blocking):
-        with torch.vgpu.stream(self.streams[stream]):
-            room(seconds).copy_(self.memory[stream[0]][:seconds], non_blocking=not blocking)
+    h2d, d2h = partialmethod(copy, True), partialmethod(copy, False)
 
     def p2p(self, stream, seconds, target):
         with torch.vgpu.stream(self.streams[stream]), torch.vgpu.stream(self.streams[target]):
@@ -483,9 +404,9 @@ def test_random_programs_run_as_in_a_naive_simulation(seed, monkeypatch):
     for module in (scheduler, simulation):
         monkeypatch.setattr(module, "QUEUE_LIMIT", limit)
     for _ in range(25):
-        num_devices, launch = rng.randint(1, 3), rng.randint(1, 3)
+        num_devices, launch = rng.randint(1, 4), rng.randint(1, 3)
         over_link, per_switch = rng.random() < 0.5, rng.randint(1, 2)
-        per_machine = rng.choice([None, 2])
+        per_machine = rng.choice([None, 2, 3])
         program = random_program(rng, num_devices)
         naive = Naive(launch, limit, per_machine or num_devices, per_switch, over_link)
         naive.run(program)

@@ -625,17 +625,10 @@ def test_kernels_that_are_ready_at_once_run_in_the_order_of_their_issue(devices)
 
 def test_all_hosts_that_wait_for_an_op_go_on(devices):
     gate = Gate(devices[0])
-    hosts = [
-        threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
-        for _ in range(3)
-    ]
-    for host in hosts:
-        host.start()
-    wait_until(lambda: len(gate.op.waiters or ()) == 3)
-    gate.let_go()
-    for host in hosts:
-        host.join(10)
-    assert not any(host.is_alive() for host in hosts)
+    wait = partial(scheduler.wait, gate.op, devices[0])
+    with in_thread(wait), in_thread(wait), in_thread(wait):
+        wait_until(lambda: len(gate.op.waiters or ()) == 3)
+        gate.let_go()
 
 
 def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeypatch):
@@ -648,10 +641,8 @@ def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeyp
         return clock()
 
     monkeypatch.setattr(scheduler, "perf_counter", clock_at_which_the_op_ends)
-    host = threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
-    host.start()
-    host.join(10)
-    assert gate.op.done and not host.is_alive()
+    in_threads([partial(scheduler.wait, gate.op, devices[0])])
+    assert gate.op.done
 
 
 def test_an_op_that_has_run_keeps_none_of_those_before_it(devices):
@@ -726,10 +717,7 @@ def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices,
 
     monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 2)
     monkeypatch.setattr(scheduler, "closed_gate", closed_gate_when_there_is_room)
-    host = threading.Thread(target=lambda: x.add_(1).add_(1), daemon=True)
-    host.start()
-    host.join(10)
-    assert not host.is_alive()
+    in_threads([lambda: x.add_(1).add_(1)])
     monkeypatch.undo()
     assert x.item() == 2
 

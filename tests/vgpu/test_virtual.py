@@ -15,7 +15,6 @@ import torch
 from gates import (
     Gate,
     LateClock,
-    in_thread,
     in_threads,
     named,
     overlap,
@@ -378,8 +377,7 @@ def test_a_thread_has_its_own_current_stream_and_device(devices):
         seen.append((torch.vgpu.current_device(), torch.vgpu.current_stream(0)))
 
     with torch.vgpu.stream(torch.vgpu.Stream(devices[0])), torch.vgpu.device(devices[1]):
-        with in_thread(work):
-            pass
+        in_threads([work])
     assert seen == [(0, torch.vgpu.default_stream(0))]
 
 
@@ -866,15 +864,8 @@ print("child", process.exitcode, flush=True)
 process.kill()
 released.set()
 
-class Items(torch.utils.data.Dataset):
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return torch.tensor([float(index)])
-
 loader = torch.utils.data.DataLoader(
-    Items(), 4, num_workers=1, pin_memory=True, multiprocessing_context="fork"
+    torch.arange(8.0), 4, num_workers=1, pin_memory=True, multiprocessing_context="fork"
 )
 for batch in loader:
     print("batch", batch.is_pinned(), batch.to(a, non_blocking=True).sum().item(), flush=True)
