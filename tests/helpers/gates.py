@@ -227,10 +227,17 @@ def in_thread(function):
         except BaseException as error:
             errors.append(error)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     yield thread
     thread.join(30)
     assert not thread.is_alive(), "the other thread did not end"
     if errors:
         raise errors[0]
+
+
+def in_threads(functions):
+    """Run functions in threads at the same time; raise here what one of them raised."""
+    with contextlib.ExitStack() as stack:
+        for function in functions:
+            stack.enter_context(in_thread(function))

@@ -145,6 +145,19 @@ def in_ranks(*sizes, **options):
     return decorate
 
 
+def in_group(*sizes, **figures):
+    """Let a test run in every rank, as `in_ranks` does, with what `set_up(**figures)` returns."""
+
+    def decorate(function):
+        @functools.wraps(function)
+        def in_rank():
+            function(*set_up(**figures))
+
+        return in_ranks(*sizes)(in_rank)
+
+    return decorate
+
+
 # -- in a rank
 
 
@@ -207,10 +220,10 @@ def a_group(ranks=None, timeout=PATIENCE):
     return dist.new_group(ranks, timedelta(seconds=timeout), "vccl")
 
 
-def set_up(timeout=PATIENCE, **figures):
+def set_up(timeout=PATIENCE, make=virtual_gpus, **figures):
     """Return this rank's number, its virtual GPU and a group of all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    devices = virtual_gpus(size, **figures)
+    devices = make(size, **figures)
     torch.vgpu.set_device(rank)
     return rank, devices[rank], a_group(timeout=timeout)
 

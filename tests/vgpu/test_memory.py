@@ -1,5 +1,6 @@
 """Memory: what holds it, what gives it back, addresses and storages, and the figures of it."""
 
+import contextlib
 import copy
 import gc
 import threading
@@ -8,11 +9,14 @@ import weakref
 import numpy
 import pytest
 import torch
-from gates import Gate
+from gates import Gate, in_threads
 
 from d2lpar import SavedBytes
 from vgpu import virtual_gpus
-from vgpu.runtime import registry
+from vgpu.operators.issuing import issue_function
+from vgpu.runtime import registry, scheduler
+from vgpu.runtime.scheduler import Op
+from vgpu.runtime.streams import StreamQueue
 
 MIB = 2**20
 
@@ -100,9 +104,6 @@ def test_data_that_torch_refuses_changes_nothing(devices):
     assert (x.data_ptr(), x.dtype, x.shape) == (address, torch.float32, (1000,))
     assert x.sum().item() == 1000
     assert used(devices[0]) == before
-
-
-def test_data_that_torch_refuses_leaves_a_tensor_conjugated(devices):
     x = torch.tensor([1 + 2j], device=devices[0], requires_grad=True)
     x.data = x.data.conj()
     with pytest.raises(RuntimeError, match="must be floating point"):
@@ -140,30 +141,22 @@ def test_an_error_that_was_raised_holds_no_memory(devices):
 
 
 def test_what_an_op_was_given_is_free_when_it_has_run(devices):
-    host = torch.ones(1000).pin_memory()
+    host, array = torch.ones(1000).pin_memory(), numpy.ones(1000)
     x = torch.empty(1000, device=devices[0])
     x.copy_(host, non_blocking=True)
+    y = torch.from_numpy(array).to(devices[0])
     torch.vgpu.synchronize()
-    host = weakref.ref(host)
-    assert host() is None
+    host, array = weakref.ref(host), weakref.ref(array)
+    gc.collect()
+    assert host() is None and array() is None
 
     def work(values):
         return [values[0] * 2]
 
-    from vgpu.operators.issuing import issue_function
-
-    y = issue_function("work", work, [x], [x._cell.layout])[0]
+    z = issue_function("work", work, [x], [x._cell.layout])[0]
     torch.vgpu.synchronize()
     work = weakref.ref(work)
-    assert work() is None and y.sum().item() == 2000
-
-
-def test_a_copy_that_has_run_does_not_hold_what_it_was_given(devices):
-    array = numpy.ones(1000)
-    x = torch.from_numpy(array).to(devices[0])
-    array = weakref.ref(array)
-    gc.collect()
-    assert array() is None and x.sum().item() == 1000
+    assert work() is None and z.sum().item() == 2000 and y.sum().item() == 1000
 
 
 def test_an_output_that_grows_to_what_only_the_values_tell_is_accounted(devices):
@@ -288,23 +281,6 @@ def test_the_peak_does_not_count_what_was_given_back(devices):
     assert torch.vgpu.max_memory_allocated() == before
 
 
-def test_the_peak_does_not_count_what_was_given_back_where_more_was_held_before(devices):
-    before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
-    torch.vgpu.reset_peak_memory_stats()
-    x = filled(devices[0], 1000)
-    with Gate(devices[0], side):
-        x.record_stream(side)
-        del x
-        y = filled(devices[0], 1000)
-    side.synchronize()
-    assert torch.vgpu.memory_reserved() == before + 1000
-    assert torch.vgpu.max_memory_reserved() == before + 2000
-    del y
-    z = filled(devices[0], 1000)
-    assert torch.vgpu.max_memory_allocated() == before + 1000
-    del z
-
-
 def test_what_a_stream_holds_is_reserved(devices):
     before, side = used(devices[0]), torch.vgpu.Stream(devices[0])
     torch.vgpu.reset_peak_memory_stats()
@@ -324,29 +300,28 @@ def test_what_a_stream_holds_is_reserved(devices):
             torch.vgpu.reset_peak_memory_stats()
         with pytest.raises(ValueError, match=f"must be at least the {before + 2000} bytes"):
             virtual_gpus(2, memory=before + 1500)
+    side.synchronize()
+    assert torch.vgpu.memory_reserved() == before + 1000
+    assert torch.vgpu.max_memory_reserved() == before + 2000
     del y
+    z = filled(devices[0], 1000)  # the peak does not count what was given back before
+    assert torch.vgpu.max_memory_allocated() == before + 1000
+    del z
 
 
 def test_a_summary_names_the_device_and_its_figures(devices):
     virtual_gpus(2, memory=64 * MIB)
-    x = filled(devices[1], 3 * MIB)
-    lines = torch.vgpu.memory_summary(1).splitlines()
-    assert lines[0].startswith("vgpu:1: 64.00 MiB")
-    allocated = next(line.split() for line in lines if line.startswith("allocated"))
-    assert float(allocated[1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
-    del x
-
-
-def test_a_summary_adds_what_streams_hold(devices):
-    side = torch.vgpu.Stream(devices[0])
-    x, y = filled(devices[0], 3 * MIB), filled(devices[0], 2 * MIB)
-    with Gate(devices[0], side):
+    side = torch.vgpu.Stream(devices[1])
+    x, y = filled(devices[1], 3 * MIB), filled(devices[1], 2 * MIB)
+    with Gate(devices[1], side):
         x.record_stream(side)
         del x
-        lines = torch.vgpu.memory_summary(0).splitlines()
-        reserved = torch.vgpu.memory_reserved(0)
-    figures = next(line.split()[-2:] for line in lines if line.startswith("and held"))
-    assert float(figures[0]) == round(reserved / MIB, 2)
+        lines = torch.vgpu.memory_summary(1).splitlines()
+        reserved = torch.vgpu.memory_reserved(1)
+    assert lines[0].startswith("vgpu:1: 64.00 MiB")
+    figures = {line[:8]: line.split() for line in lines}
+    assert float(figures["allocate"][1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
+    assert float(figures["and held"][-2]) == round(reserved / MIB, 2)
     del y
 
 
@@ -366,17 +341,11 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
     tensors = [filled(devices[0], 100) for _ in range(200)]
 
     def free():
-        while True:
-            try:
+        with contextlib.suppress(IndexError):
+            while True:
                 tensors.pop()
-            except IndexError:
-                return
 
-    threads = [threading.Thread(target=free) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
+    in_threads([free] * 4)
     assert torch.vgpu.memory_allocated() == before
     assert registry.find(0).memory.num_blocks == torch.vgpu.memory_stats()["allocation.all.current"]
 
@@ -386,8 +355,6 @@ def test_memory_is_accounted_whichever_thread_frees(devices):
 
 def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypatch):
     """`collect` asks a stream what it has to do; a destructor that runs there collects as well."""
-    from vgpu.runtime.streams import StreamQueue
-
     found, side = registry.find(devices[0]), torch.vgpu.Stream(devices[0])
     before = used(devices[0])
     tail = StreamQueue.tail
@@ -409,8 +376,6 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
 
 
 def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
-    from vgpu.runtime.scheduler import Op
-
     found = registry.find(devices[0])
     x, errors = torch.ones(3, device=devices[1]), []
 
@@ -430,8 +395,6 @@ def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):
 def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
     devices, monkeypatch
 ):
-    from vgpu.runtime import scheduler
-
     found, ended, errors = registry.find(devices[0]), threading.Event(), []
     x = torch.ones(3, device=devices[1])
     torch.vgpu.synchronize(devices[1])
@@ -447,7 +410,7 @@ def test_a_destructor_that_waits_for_room_in_the_thread_of_an_engine_is_refused(
         x.add_(1)
         with monkeypatch.context() as patched:
             patched.setattr(scheduler, "QUEUE_LIMIT", 2)
-            op = scheduler.Op("collects", "kernel", found.compute, destructor)
+            op = Op("collects", "kernel", found.compute, destructor)
             found.default_stream.issue(op)
             assert ended.wait(10), "the engine waits"
     assert "a destructor that waits for a virtual GPU" in errors[0]

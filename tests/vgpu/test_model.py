@@ -4,18 +4,18 @@ import random
 import sys
 import threading
 from collections import Counter
+from functools import partial
 
 import fresh
 import pytest
 import torch
-from gates import recorded
-from modelling import Fixed, fixed_gpus, room, sleep
+from gates import in_thread, in_threads, recorded
+from modelling import Fixed, fixed_gpus, room, seconds_of, sleep
 from torch import nn
 from torch.nn import functional as F
 from waiting import wait_until
 
 import d2lpar
-from d2lpar.chapters import distributed_data_parallel
 from d2lpar.chapters.pipeline_parallelism import (
     gpipe,
     one_forward_one_backward,
@@ -24,7 +24,6 @@ from d2lpar.chapters.pipeline_parallelism import (
     split_layers,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
-from d2lpar.chapters.tensor_parallelism import strategies
 from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
@@ -134,17 +133,6 @@ def test_overlapped_copies_hide_behind_kernels_but_for_one(n, copy, compute, dir
     assert clock() == copy + compute + (n - 1) * max(copy, compute)
 
 
-@pytest.mark.parametrize(("copy", "compute"), [(3, 5), (5, 3)])
-def test_copies_on_the_stream_of_the_kernels_hide_nothing(copy, compute):
-    (device,) = fixed_gpus(1, link=Link(1.0))
-    there, here = room(copy, device), room(copy)
-    for _ in range(4):
-        there.copy_(here, non_blocking=True)
-        sleep(device, compute)
-    torch.vgpu.synchronize()
-    assert clock() == 4 * (copy + compute)
-
-
 # -- backward, and its clock for each device
 
 
@@ -216,11 +204,7 @@ def threads_on_devices_of_their_own():
         x.exp()
 
     host_takes(1e-3)
-    threads = [threading.Thread(target=work, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads([partial(work, index) for index in range(4)])
     last = clock()
     d2lpar.synchronize()
     return tuple(seconds[index] for index in range(4)) + (last, clock())
@@ -294,11 +278,9 @@ def test_the_clock_tells_the_same_to_the_last_digit_in_every_run(program, interv
     before = sys.getswitchinterval()
     sys.setswitchinterval(interval)
     try:
-        runs = {program() for _ in range(10)}
+        (seconds,) = {program() for _ in range(10)}
     finally:
         sys.setswitchinterval(before)
-    assert len(runs) == 1
-    (seconds,) = runs
     assert all(each > 0 for each in seconds)
 
 
@@ -326,32 +308,21 @@ def test_a_thread_begins_at_the_clock_of_its_starter_and_hands_its_own_back():
     assert clock() == 9
 
 
-def test_a_thread_of_an_earlier_simulation_does_not_change_the_clock():
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda go, seen: (host_takes(100), go.wait(30)),
+        lambda go, seen: (go.wait(30), seen.append(clock())),
+    ],
+)
+def test_a_thread_that_was_started_by_another_clock_begins_at_0_and_does_not_change_this(work):
     fixed_gpus(1)
-    go = threading.Event()
-
-    def work():
-        host_takes(100)
-        go.wait(30)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    fixed_gpus(1)
-    go.set()
-    thread.join()
-    assert clock() == 0
-
-
-def test_a_thread_that_was_started_by_another_clock_begins_at_0():
-    fixed_gpus(1)
-    go, seen = threading.Event(), []
     host_takes(100)
-    thread = threading.Thread(target=lambda: (go.wait(30), seen.append(clock())))
-    thread.start()
-    fixed_gpus(1)
-    go.set()
-    thread.join()
-    assert seen == [0] and clock() == 0
+    go, seen = threading.Event(), []
+    with in_thread(lambda: work(go, seen)):
+        fixed_gpus(1)
+        go.set()
+    assert {clock(), *seen} == {0}
 
 
 def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
@@ -363,14 +334,11 @@ def test_an_op_is_not_issued_before_what_another_thread_issued_for_it():
         made.append(torch.ones(3, device=device))  # issued at 11
 
     side = torch.vgpu.Stream(device)
-    thread = threading.Thread(target=work)
-    thread.start()
-    wait_until(lambda: made)
-    with recorded() as spans, torch.vgpu.stream(side):
+    with in_thread(work), recorded() as spans, torch.vgpu.stream(side):
+        wait_until(lambda: made)
         side.wait_stream(torch.vgpu.default_stream(device))
         made[0] + 1
     assert [op.issued for op in spans if op.name == "aten.add"] == [12]
-    thread.join()
 
 
 # -- the same program by both clocks
@@ -416,46 +384,11 @@ def on_side_streams(devices):
     with torch.vgpu.stream(side):
         y = F.dropout(x @ x)
         there = torch.rand(64).pin_memory().to(devices[0], non_blocking=True)
+        back = torch.zeros(64, 64).pin_memory().copy_(y.detach(), non_blocking=True)
     torch.vgpu.current_stream(devices[0]).wait_stream(side)
     (y * there).sum().backward()
-    return [y, x.grad, x.grad.to(devices[1])]
-
-
-def loop_that_reads(devices):
-    """Chapters 02 and 03: a loop that waits for each result, on two devices in turn."""
-    xs = [torch.rand(16, 16, device=device) for device in devices]
-    for i in range(6):
-        xs[i % 2] = xs[i % 2] @ xs[i % 2] / 16
-        xs[i % 2].sum().item()
-    return xs
-
-
-def copies_of_results(devices):
-    """Chapter 04: an event for each result, a side stream, and pinned buffers."""
-    x, side = torch.rand(32, 32, device=devices[0]), torch.vgpu.Stream(devices[0])
-    buffers = [torch.zeros(32, 32).pin_memory() for _ in range(4)]
-    for buffer in buffers:
-        y = x @ x
-        event = torch.vgpu.current_stream(devices[0]).record_event()
-        with torch.vgpu.stream(side):
-            side.wait_event(event)
-            buffer.copy_(y, non_blocking=True)
-        y.record_stream(side)
     side.synchronize()
-    return buffers
-
-
-def from_scratch(devices):
-    """Chapters 05 to 07 and 11: replicas, gradients summed by a ring or by hand, then SGD."""
-    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-    X, y = torch.rand(8, 6), torch.arange(8) % 3
-    split = strategies.split_by_data(net, X, y, devices, 0.1)
-    for _ in range(2):
-        split.step()
-    return [
-        *distributed_data_parallel.data_parallel_step(net, X, y, devices, 0.1),
-        *split.unsplit().parameters(),
-    ]
+    return [y, back, x.grad, x.grad.to(devices[1])]
 
 
 PROGRAMS = [
@@ -464,9 +397,6 @@ PROGRAMS = [
     pipeline,
     sharded,
     on_side_streams,
-    loop_that_reads,
-    copies_of_results,
-    from_scratch,
 ]
 
 
@@ -657,18 +587,10 @@ def test_the_newer_names_of_tf32_are_read():
     matmul, before = torch.backends.cuda.matmul, torch.get_float32_matmul_precision()
     (device,) = virtual_gpus(1, model="a100", values=False)
     x = torch.ones(4096, 4096, device=device)
-
-    def seconds():
-        torch.vgpu.synchronize()
-        start = clock()
-        x @ x
-        torch.vgpu.synchronize()
-        return clock() - start
-
+    in_float32 = seconds_of(lambda: x @ x)
     try:
-        in_float32 = seconds()
         matmul.fp32_precision = "tf32"
-        assert seconds() < in_float32 / 4
+        assert seconds_of(lambda: x @ x) < in_float32 / 4
     finally:
         matmul.fp32_precision = "ieee"
         torch.set_float32_matmul_precision(before)

@@ -20,13 +20,13 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
 from types import SimpleNamespace
 
-import fresh
 import pytest
+import ranks
 import torch
 import torch.distributed as dist
-from gates import frame_in, in_thread
-from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, sleep
-from ranks import PATIENCE, a_group, end_jobs, everywhere, failure_of, hear, in_ranks, job_of, tell
+from gates import awaited_by, frame_in, in_thread
+from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, room, sleep
+from ranks import PATIENCE, a_group, everywhere, failure_of, hear, in_ranks, job_of, tell
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -49,26 +49,19 @@ from vgpu.distributed.routes import Route
 from vgpu.distributed.timekeeper import NEVER, Keeper, Member, Post
 from vgpu.modelled import simulation
 from vgpu.modelled.hardware import Machine
+from vgpu.runtime import scheduler
 
 pytestmark = pytest.mark.waits
 
 
-@pytest.fixture(scope="module", autouse=True)
-def jobs():
-    yield
-    end_jobs()
+def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, values=True, **figures):
+    """Return this rank's number, its modelled GPU and a group of all ranks.
 
-
-def set_up(timeout=PATIENCE, peer_link=BYTE_A_SECOND, **figures):
-    """Return this rank's number, its modelled GPU and a group of all ranks."""
-    rank, size = dist.get_rank(), dist.get_world_size()
-    device = fixed_gpus(size, peer_link=peer_link, **figures)[rank]
-    torch.vgpu.set_device(rank)
-    return rank, device, a_group(timeout=timeout)
-
-
-def room(num_bytes, device):
-    return torch.empty(num_bytes, dtype=torch.uint8, device=device)
+    Where `values` is None, the GPU is a virtual one, by the wall clock.
+    """
+    if values is None:
+        return ranks.set_up(timeout)
+    return ranks.set_up(timeout, fixed_gpus, peer_link=peer_link, values=values, **figures)
 
 
 def end():
@@ -77,14 +70,14 @@ def end():
     return clock()
 
 
-def with_and_without_values(*sizes):
-    """Let a test run in every rank, with values and without: its argument."""
+def with_and_without_values(*sizes, and_by_the_wall_clock=False, **figures):
+    """Let a test run in every rank, with values and without; give it what `set_up` returns."""
 
     def decorate(function):
-        @pytest.mark.parametrize("values", [True, False])
+        @pytest.mark.parametrize("values", [True, False, None][: 2 + and_by_the_wall_clock])
         @pytest.mark.parametrize("size", sizes)
         def test(size, values):
-            job_of(size).run(function, values)
+            job_of(size).run(lambda: function(*set_up(values=values, **figures)))
 
         test.__name__ = function.__name__
         return test
@@ -95,19 +88,8 @@ def with_and_without_values(*sizes):
 # -- times by hand
 
 
-@with_and_without_values(2, 3)
-def test_a_collective_begins_when_the_last_rank_is_ready(values):
-    rank, device, group = set_up(values=values)
-    k = dist.get_world_size()
-    sleep(device, 2 + 3 * rank)
-    dist.all_reduce(room(12, device), group=group)
-    assert clock() == 0  # the host has waited for nothing
-    assert end() == 2 + 3 * (k - 1) + 2 * (k - 1) * 12 / k
-
-
 @with_and_without_values(2)
-def test_a_collective_overlaps_what_does_not_wait_for_it(values):
-    rank, device, group = set_up(values=values)
+def test_a_collective_overlaps_what_does_not_wait_for_it(rank, device, group):
     sleep(device, 1 + rank)
     work = dist.all_reduce(room(10, device), group=group, async_op=True)  # 2 to 12
     sleep(device, 4)
@@ -118,9 +100,8 @@ def test_a_collective_overlaps_what_does_not_wait_for_it(values):
     assert end() == 13
 
 
-@with_and_without_values(2)
-def test_launches_and_latency_count(values):
-    rank, device, group = set_up(launch=1, peer_link=Link(1.0, latency=0.25), values=values)
+@with_and_without_values(2, launch=1, peer_link=Link(1.0, latency=0.25))
+def test_launches_and_latency_count(rank, device, group):
     x = room(8, device)
     begun = clock()
     host_takes(5 * rank)
@@ -129,8 +110,7 @@ def test_launches_and_latency_count(values):
 
 
 @with_and_without_values(2)
-def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
-    rank, device, group = set_up(values=values)
+def test_messages_both_ways_overlap_though_receives_are_posted_early(rank, device, group):
     x, y = room(10, device), room(10, device)
     got = dist.irecv(y, 1 - rank, group=group)
     sleep(device, 3 + 2 * rank)
@@ -141,30 +121,8 @@ def test_messages_both_ways_overlap_though_receives_are_posted_early(values):
 
 
 @with_and_without_values(3)
-def test_a_pipeline_over_three_ranks(values):
-    """Rank 0 computes 2 s, sends 1 s; each next rank the same; three micro-batches."""
-    rank, device, group = set_up(values=values)
-    ends = []
-    for _ in range(3):
-        x = room(1, device)
-        if rank > 0:
-            dist.recv(x, rank - 1, group=group)
-        sleep(device, 2)
-        event = torch.vgpu.Event(enable_timing=True)
-        event.record()
-        if rank < 2:
-            dist.isend(x, rank + 1, group=group)
-        event.synchronize()
-        ends.append(clock())
-    torch.vgpu.synchronize()
-    assert ends[0] == 2 + 3 * rank
-    assert ends == sorted(ends) and len({*ends}) == 3
-
-
-@with_and_without_values(3)
-def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(values):
+def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(rank, device, group):
     """Two of other groups that were waited for meet meanwhile; the next one finds the link busy."""
-    rank, device, group = set_up(values=values)
     pairs = {other: a_group([0, other]) for other in (1, 2)}
     side = torch.vgpu.Stream(device)
     if rank:
@@ -178,17 +136,14 @@ def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(values):
     assert end() == (45 if rank == 1 else 47)
 
 
-@with_and_without_values(2)
-def test_ranks_in_two_machines_use_the_network(values):
-    network = Link(0.5, latency=1)
-    rank, device, group = set_up(values=values, gpus=1, network=network)
+@with_and_without_values(2, gpus=1, network=Link(0.5, latency=1))
+def test_ranks_in_two_machines_use_the_network(rank, device, group):
     dist.all_reduce(room(8, device), group=group)
     assert end() == 2 * 1 + 8 / 0.5
 
 
-@with_and_without_values(2)
-def test_a_barrier_takes_the_host_along(values):
-    rank, device, group = set_up(values=values, peer_link=None)
+@with_and_without_values(2, peer_link=None)
+def test_a_barrier_takes_the_host_along(rank, device, group):
     sleep(device, 3 * rank)
     dist.barrier(group=group)
     assert clock() == 3
@@ -197,29 +152,31 @@ def test_a_barrier_takes_the_host_along(values):
 # -- against a reference
 
 
+def calls(seed, size, groups):
+    """Yield random calls that all ranks draw alike: (kind, number of a group, bytes, message)."""
+    choices = random.Random(seed)
+    for _ in range(12):
+        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
+        group = choices.randrange(len(groups))
+        yield kind, group, choices.randint(1, 9) * 6, choices.sample(range(size), 2)
+
+
 def program(rank, seed, subsets, groups, device, hosts_sleep=False):
     """Issue a random program; return the host's time after each of its calls, and its end.
 
     All ranks draw the same calls, and each its own kernels and whether its host waits.
     """
-    choices, own = random.Random(seed), random.Random(seed * 100 + rank)
-    ends = []
-    for _ in range(12):
-        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
-        members = choices.choice(subsets)
-        group = groups[subsets.index(members)]
-        num_bytes = choices.randint(1, 9) * 6
+    own, ends = random.Random(seed * 100 + rank), []
+    for kind, number, num_bytes, (first, second) in calls(seed, 3, groups):
+        members, group = subsets[number], groups[number]
         seconds, waits = own.randint(0, 5), own.random() < 0.3
-        first, second = choices.sample(range(3), 2)
         if hosts_sleep and random.random() < 0.3:
             time.sleep(random.random() * 0.1)
         sleep(device, seconds)
-        if kind in ("all_reduce", "broadcast") and rank in members:
-            x = room(num_bytes, device)
-            if kind == "all_reduce":
-                dist.all_reduce(x, group=group)
-            else:
-                dist.broadcast(x, members[0], group=group)
+        if kind == "all_reduce" and rank in members:
+            dist.all_reduce(room(num_bytes, device), group=group)
+        elif kind == "broadcast" and rank in members:
+            dist.broadcast(room(num_bytes, device), members[0], group=group)
         elif kind == "message" and rank == first:
             dist.send(room(num_bytes, device), second, group=groups[0])
         elif kind == "message" and rank == second:
@@ -227,8 +184,7 @@ def program(rank, seed, subsets, groups, device, hosts_sleep=False):
         if waits:
             torch.vgpu.synchronize()
         ends.append(clock())
-    torch.vgpu.synchronize()
-    return [*ends, clock()]
+    return [*ends, end()]
 
 
 def reference(size, seed, groups):
@@ -237,41 +193,30 @@ def reference(size, seed, groups):
     As every call waits for the one before it on its rank, there is one time for each rank: that
     of its stream. A collective sets those of its ranks to its end.
     """
-    choices = random.Random(seed)
     owns = [random.Random(seed * 100 + rank) for rank in range(size)]
     now, hosts, ends = [0.0] * size, [0.0] * size, [[] for _ in range(size)]
-    for _ in range(12):
-        kind = choices.choice(["all_reduce", "broadcast", "message", "kernel"])
-        group = choices.choice(groups)
-        num_bytes = choices.randint(1, 9) * 6
+    for kind, number, num_bytes, message in calls(seed, size, groups):
         drawn = [(own.randint(0, 5), own.random() < 0.3) for own in owns]
-        first, second = choices.sample(range(size), 2)
         for rank, (seconds, _) in enumerate(drawn):
             now[rank] += seconds
-        ranks, seconds = [], 0
+        members, seconds = groups[number], num_bytes
         if kind == "all_reduce":
-            k, ranks = len(group), group
-            seconds = 2 * (k - 1) * num_bytes / k
-        elif kind == "broadcast":
-            ranks, seconds = group, num_bytes
-        elif kind == "message":
-            ranks, seconds = [first, second], num_bytes
-        if ranks:
-            end = max(now[rank] for rank in ranks) + seconds
-            for rank in ranks:
-                now[rank] = end
+            seconds = 2 * (len(members) - 1) * num_bytes / len(members)
+        elif kind != "broadcast":
+            members = message if kind == "message" else []
+        end = max((now[rank] for rank in members), default=0) + seconds
+        for rank in members:
+            now[rank] = end
         for rank, (_, waits) in enumerate(drawn):
             if waits:
                 hosts[rank] = now[rank]
             ends[rank].append(hosts[rank])
-    for rank in range(size):
-        ends[rank].append(now[rank])
-    return ends
+    return [[*ends[rank], now[rank]] for rank in range(size)]
 
 
 @with_and_without_values(3)
-def test_random_programs_take_the_time_of_a_naive_reference(values):
-    subsets = [[0, 1, 2], [0, 1], [1, 2]]
+def test_random_programs_take_the_time_of_a_naive_reference(*_):
+    subsets, values = [[0, 1, 2], [0, 1], [1, 2]], scheduler.clock.values
     for seed in range(6):
         rank, device, group = set_up(values=values)
         groups = [group, a_group([0, 1]), a_group([1, 2])]
@@ -284,9 +229,8 @@ def test_random_programs_take_the_time_of_a_naive_reference(values):
 
 
 @with_and_without_values(2)
-def test_ranks_do_not_wait_for_values_where_one_has_none(values):
+def test_ranks_do_not_wait_for_values_where_one_has_none(rank, device, group):
     """Small tensors that follow from small ones have values in any case, others have not."""
-    rank, device, group = set_up(values=values)
     x = torch.zeros(4, device=device)
     dist.scatter(x, [torch.ones(4, device=device)] * 2 if rank == 0 else None, 0, group=group)
     dist.recv(x, 0, group=group) if rank else dist.send(x, 1, group=group)
@@ -302,6 +246,7 @@ def test_ranks_do_not_wait_for_values_where_one_has_none(values):
     (dist.recv if rank == 0 else dist.send)(z, 1 - rank, group=group)
     torch.vgpu.synchronize()
     no_values = [-(2**63)] * 2  # as of any whole numbers that nothing was computed for
+    values = scheduler.clock.values
     assert y.tolist() == ([2, 4] if values else no_values)
     assert z.tolist() == ([1, 2] if values else no_values)
 
@@ -324,8 +269,7 @@ def test_five_runs_give_the_same_digits_however_the_hosts_dawdle():
 
 
 @with_and_without_values(2)
-def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
-    rank, device, group = set_up(values=values)
+def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(rank, device, group):
     x = room(4, device)
     sleep(device, 3)
     dist.all_reduce(x, group=group)
@@ -338,9 +282,8 @@ def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(values):
 
 
 @with_and_without_values(3)
-def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
+def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(rank, device, _):
     """Rank 0 needs rank 1, which needs rank 2 first, and both hosts wait for rank 0."""
-    rank, device, _ = set_up(values=values)
     pairs = {pair: a_group(list(pair)) for pair in ((1, 2), (0, 1))}
     for pair, group in pairs.items():
         if rank in pair:
@@ -354,7 +297,7 @@ def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(values):
 
 
 @with_and_without_values(2)
-def test_a_host_that_works_is_not_overtaken(values):
+def test_a_host_that_works_is_not_overtaken(*_):
     """What rank 0 issues after it was asked to go on is ready before its second kernel."""
     with pytest.MonkeyPatch.context() as patch:
         is_busy, answers = Member.is_busy, []
@@ -363,7 +306,7 @@ def test_a_host_that_works_is_not_overtaken(values):
         patch.setattr(
             Member, "is_busy", lambda member: answers.append(is_busy(member)) or answers[-1]
         )
-        rank, device, group = set_up(values=values)
+        rank, device, group = set_up(values=scheduler.clock.values)
         x = room(4, device)
         if rank == 0:
             side = torch.vgpu.Stream(device)
@@ -398,8 +341,7 @@ def test_a_host_that_works_for_long_is_overtaken_in_the_end():
 
 
 @with_and_without_values(2)
-def test_ranks_that_disagree_are_told_so(values):
-    rank, device, group = set_up(values=values)
+def test_ranks_that_disagree_are_told_so(rank, device, group):
     text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=group))
     assert "rank 0: all_reduce(uint8[3], sum)" in text, text
     assert "rank 1: all_reduce(uint8[4], sum)" in text, text
@@ -410,9 +352,8 @@ def test_ranks_that_disagree_are_told_so(values):
     assert end() == 4
 
 
-@with_and_without_values(2)
-def test_a_rank_that_ends_before_a_collective_is_named(values):
-    rank, device, group = set_up(values=values, timeout=3)
+@with_and_without_values(2, timeout=3)
+def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     if rank == 1:
         sleep(device, 1)
         dist.destroy_process_group(group)
@@ -421,9 +362,8 @@ def test_a_rank_that_ends_before_a_collective_is_named(values):
     assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
 
 
-@with_and_without_values(3)
-def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values):
-    rank, device, group = set_up(values=values, timeout=2)
+@with_and_without_values(3, timeout=2)
+def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])
     if rank == 1:
         hear("rank 0 is done"), hear("rank 2 is done")
@@ -439,9 +379,8 @@ def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(values
     tell(f"rank {rank} is done")
 
 
-@with_and_without_values(2)
-def test_a_rank_that_comes_too_late_is_told_so(values):
-    rank, device, group = set_up(values=values, timeout=2)
+@with_and_without_values(2, timeout=2)
+def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     if rank == 1:
         hear("rank 0 gave up")
     text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
@@ -451,9 +390,8 @@ def test_a_rank_that_comes_too_late_is_told_so(values):
     assert ("rank 1 joined after that" in text) == (rank == 1), text
 
 
-@with_and_without_values(2)
-def test_ranks_that_wait_in_other_groups_are_told_where_each_is(values):
-    rank, device, group = set_up(values=values, timeout=5)  # a rank may be a second late
+@with_and_without_values(2, timeout=5)  # a rank may be a second late
+def test_ranks_that_wait_in_other_groups_are_told_where_each_is(rank, device, group):
     groups = group, a_group(timeout=5)
     text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=groups[rank]))
     assert f"rank {rank} waited 5 s in all_reduce(uint8[{3 + rank}], sum)" in text, text
@@ -461,46 +399,33 @@ def test_ranks_that_wait_in_other_groups_are_told_where_each_is(values):
     assert "did not join" not in text
 
 
-@in_ranks(3)
-def test_a_group_may_be_without_rank_0():
-    rank = dist.get_rank()
-    device = fixed_gpus(3, peer_link=BYTE_A_SECOND)[rank]
-    torch.vgpu.set_device(rank)
-    group = a_group([1, 2])
-    if rank:
-        sleep(device, rank)
-        dist.all_reduce(room(4, device), group=group)
-        assert end() == 6
-    everyone = a_group()
-    dist.all_reduce(room(3, device), group=everyone)
-    assert end() == (10 if rank else 10)
-
-
-@with_and_without_values(2)
-def test_an_interrupt_while_waiting_leaves_the_process_usable(values):
-    rank, device, group = set_up(values=values)
+@with_and_without_values(2, and_by_the_wall_clock=True)
+def test_an_interrupt_while_waiting_leaves_the_process_usable(rank, device, group):
+    x = torch.ones(3, device=device)
     if rank == 1:
         hear("interrupted")
-    dist.all_reduce(room(4, device), group=group)
+    dist.all_reduce(x, group=group)
     if rank == 0:
         main = threading.main_thread().ident
 
+        def waits():
+            return awaited_by(main) or frame_in(main, simulation.Simulation.ask_and_wait)
+
         def interrupt():
-            wait_until(lambda: frame_in(main, simulation.Simulation.ask_and_wait) is not None)
+            wait_until(lambda: waits() is not None)
             signal.pthread_kill(main, signal.SIGINT)
 
         with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
             torch.vgpu.synchronize()
         tell("interrupted")
-    assert end() == 4
-    dist.all_reduce(room(4, device), group=group)
-    assert end() == 8
+    assert x.tolist() == [2, 2, 2]
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [4, 4, 4]
 
 
 @with_and_without_values(2)
-def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
+def test_a_collective_that_another_issues_later_holds_up_no_kernel(rank, device, group):
     """Rank 0 goes on with its kernels; only then does rank 1's host issue the collective."""
-    rank, device, group = set_up(values=values)
     if rank == 0:
         work = dist.all_reduce(room(4, device), group=group, async_op=True)
         sleep(device, 3), sleep(device, 3)
@@ -514,17 +439,18 @@ def test_a_collective_that_another_issues_later_holds_up_no_kernel(values):
     torch.vgpu.synchronize()
 
 
-@with_and_without_values(2)
-def test_a_data_loader_forks_while_a_collective_is_under_way(values):
-    rank, device, group = set_up(values=values)
+@with_and_without_values(2, and_by_the_wall_clock=True)
+def test_a_data_loader_forks_while_a_collective_is_under_way(rank, device, group):
+    x = torch.ones(3, device=device)
     if rank == 1:
         hear("loaded")
-    dist.all_reduce(room(4, device), group=group, async_op=True)
+    work = dist.all_reduce(x, group=group, async_op=True)
     if rank == 0:
         loader = DataLoader(list(range(4)), batch_size=2, num_workers=1)
         assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
         tell("loaded")
-    assert end() == 4
+    work.wait()
+    assert x.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize("killed", [0, 1])
@@ -657,56 +583,18 @@ def steps(device, group=None):
     return times, [parameter.grad for parameter in net.parameters()]
 
 
-FAKE = """
-import sys, torch, torch.distributed as dist
-from vgpu import virtual_gpus
-from torch.testing._internal.distributed.fake_pg import FakeStore
-sys.path[:0] = {folders}
-from test_modelled_groups import steps
-for values in (True, False):
-    for size in (2, 3, 1024):
-        (device,) = virtual_gpus(1, model={model}, values=values)
-        dist.init_process_group("vccl", store=FakeStore(), rank=0, world_size=size)
-        print(repr(steps(device)[0]))
-        dist.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("model", ["'dgx1'", "'p3.16xlarge'"])
-def test_one_rank_of_a_fake_store_takes_the_time_of_equal_ranks(model):
+@pytest.mark.parametrize("model", ["dgx1", "p3.16xlarge"])
+def test_one_rank_of_equal_ones_takes_the_time_of_all(model):
     def real(values):
-        rank, size = dist.get_rank(), dist.get_world_size()
-        device = virtual_gpus(size, model=eval(model), values=values)[rank]
-        torch.vgpu.set_device(rank)
-        return steps(device, group=a_group())[0]
+        _, device, group = ranks.set_up(model=model, values=values)
+        return steps(device, group)[0]
 
-    folders = [os.path.dirname(path) for path in (__file__, fresh.__file__)]
-    ran = fresh.run(FAKE.format(folders=folders, model=model), fresh.SET_UP)
-    assert ran.returncode == 0, ran.stderr
-    lines = iter(ran.stdout.splitlines())
     for values in (True, False):
-        for size in (2, 3):
-            found = {repr(seconds) for seconds in job_of(size).run(real, values)}
-            assert found == {next(lines)}
-        next(lines)
-
-
-@pytest.mark.parametrize(("peer_link", "seconds"), [(None, 17.0), (1.0, 17.0), (0.25, 33.0)])
-def test_equal_ranks_in_two_machines_use_the_slower_of_link_and_network(peer_link, seconds):
-    fixed_gpus(1, gpus=1, peer_link=peer_link and Link(peer_link), network=Link(0.5, latency=0.5))
-    with equal_ranks(2):
-        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
-        assert end() == seconds
-
-
-@pytest.mark.parametrize(("k", "seconds"), [(2, 8.0), (4, 24.5)])
-def test_equal_ranks_that_fill_a_machine_use_no_network(k, seconds):
-    """2 ranks: 8 bytes at 1 byte a second. 4: 12 bytes at a half, 2 of 6 steps between machines."""
-    link, network = Link(1.0), Link(0.5, latency=0.25)
-    fixed_gpus(1, gpus=2, peer_link=link, network=network)
-    with equal_ranks(k):
-        dist.all_reduce(torch.empty(8, dtype=torch.uint8, device="vgpu"))
-        assert end() == seconds
+        for size in (2, 3, 1024):
+            (device,) = virtual_gpus(1, model=model, values=values)
+            with equal_ranks(size):
+                alone = steps(device)[0]
+            assert size > 3 or job_of(size).run(real, values) == [alone] * size
 
 
 # -- which way a group goes
@@ -722,6 +610,22 @@ def seconds_of_sum(group=None, num_bytes=8):
     return end() - begun
 
 
+@pytest.mark.parametrize(
+    ("k", "gpus", "peer_link", "network", "seconds"),
+    [
+        (2, 1, None, Link(0.5, latency=0.5), 17),
+        (2, 1, Link(1.0), Link(0.5, latency=0.5), 17),
+        (2, 1, Link(0.25), Link(0.5, latency=0.5), 33),
+        (2, 2, Link(1.0), Link(0.5, latency=0.25), 8),  # they fill a machine
+        (4, 2, Link(1.0), Link(0.5, latency=0.25), 24.5),  # 12 bytes, 2 of 6 steps between them
+    ],
+)
+def test_equal_ranks_use_the_slower_of_link_and_network(k, gpus, peer_link, network, seconds):
+    fixed_gpus(1, gpus=gpus, peer_link=peer_link, network=network)
+    with equal_ranks(k):
+        assert seconds_of_sum() == seconds
+
+
 @pytest.mark.parametrize("cards", [1, 2, 8])
 def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
     """Each of 8 ranks of a machine has an eighth of what its cards move, a byte a second each."""
@@ -733,12 +637,6 @@ def test_a_group_gets_its_ranks_parts_of_their_machines_cards(cards):
         assert seconds_of_sum(two) == 12 / (2 * cards / 8)
         assert seconds_of_sum() == 15 / cards
         assert dist.new_group(range(8, 16)) == dist.GroupMember.NON_GROUP_MEMBER
-
-
-def test_a_link_that_is_narrower_than_the_network_decides():
-    fixed_gpus(1, gpus=2, peer_link=Link(0.25), network=Link(100.0))
-    with equal_ranks(4):
-        assert seconds_of_sum(dist.new_group([0, 2])) == 8 / 0.25
 
 
 @pytest.mark.parametrize("by", ["equal_ranks", "FakeStore()"])
@@ -785,59 +683,48 @@ def test_hybrid_sharding_gathers_inside_machines_and_sums_between():
     assert names == {"all_gather_into_tensor": 4, "reduce_scatter_tensor": 2, "all_reduce": 2}
 
 
+def sums_of_ranks(size, groups, **figures):
+    """Return how long a sum takes in each group, for one equal rank; assert: for real ones, too."""
+
+    def real():
+        set_up(**figures)
+        mine, found = [a_group(members) for members in groups], []
+        for members, group in zip(groups, mine, strict=True):
+            dist.barrier(a_group())
+            found.append(seconds_of_sum(group) if dist.get_rank() in members else None)
+        return found
+
+    fixed_gpus(1, **figures)
+    with equal_ranks(size):
+        alone = [seconds_of_sum(dist.new_group(members)) for members in groups]
+    assert job_of(size).run(real)[0] == pytest.approx(alone)
+    return alone
+
+
 @pytest.mark.parametrize("cards", [1, 2])
 def test_real_ranks_go_the_ways_of_equal_ranks(cards):
     machine = {"gpus": 2, "network_cards": cards, "network": Link(0.5, latency=0.25)}
-    groups = [0, 1], [0, 2], [0, 1, 2, 3]
-
-    def real():
-        set_up(peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
-        mine = [a_group(ranks) for ranks in groups]
-        rank, found = dist.get_rank(), []
-        for ranks, group in zip(groups, mine, strict=True):
-            dist.barrier(a_group())
-            found.append(seconds_of_sum(group) if rank in ranks else None)
-        return found
-
-    fixed_gpus(1, peer_link=Link(4.0, latency=0.5, startup=2.0), **machine)
-    with equal_ranks(4):
-        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups]
+    machine["peer_link"] = Link(4.0, latency=0.5, startup=2.0)
     part = cards * 0.5 / 2
-    assert expected == [
+    assert sums_of_ranks(4, ([0, 1], [0, 2], [0, 1, 2, 3]), **machine) == [
         2 + 2 * 0.5 + 8 / 4,
         2 + 2 * 0.25 + 8 / part,
         2 + 2 * 0.25 + 4 * 0.5 + 12 / (2 * part),  # 2 of the 6 steps are between machines
     ]
-    assert job_of(4).run(real)[0] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("cards", [1, 2])
 def test_ranks_of_a_machine_that_is_not_full_share_its_cards_among_fewer(cards):
     """Of 3 ranks on machines of 2 the third has all cards, a byte a second each, to itself."""
-    machine = {"gpus": 2, "network_cards": cards, "network": Link(1.0)}
-    groups = [0, 2], [0, 1, 2], [2, 4]
-
-    def real():
-        set_up(peer_link=Link(100.0), **machine)
-        mine = [a_group(ranks) for ranks in groups[:2]]
-        rank, found = dist.get_rank(), []
-        for ranks, group in zip(groups, mine, strict=False):
-            dist.barrier(a_group())
-            found.append(seconds_of_sum(group) if rank in ranks else None)
-        return found
-
-    fixed_gpus(1, peer_link=Link(100.0), **machine)
-    with equal_ranks(3):
-        expected = [seconds_of_sum(dist.new_group(ranks)) for ranks in groups[:2]]
-    assert expected == [
+    machine = {"gpus": 2, "network_cards": cards, "network": Link(1.0), "peer_link": Link(100.0)}
+    assert sums_of_ranks(3, ([0, 2], [0, 1, 2]), **machine) == [
         8 / (cards / 2),  # the half of the first decides
         10 / cards,  # 2 halves, and a whole
     ]
-    assert job_of(3).run(real)[0] == pytest.approx(expected)
     with equal_ranks(5):
         assert seconds_of_sum(dist.new_group([0, 1, 4])) == 10 / cards
         assert seconds_of_sum(dist.new_group([0, 1, 2, 4])) == 12 / (cards / 2)
-    fixed_gpus(1, gpus=4, peer_link=Link(100.0), network_cards=cards, network=Link(1.0))
+    fixed_gpus(1, **{**machine, "gpus": 4})
     with equal_ranks(7):
         assert seconds_of_sum(dist.new_group([0, 1, 4])) == pytest.approx(10 / (cards / 3))
 
@@ -1089,10 +976,9 @@ def test_equal_ranks_need_a_modelled_gpu():
 
 @in_ranks(2, 3)
 def test_gradients_of_ddp_are_those_of_the_whole_batch():
-    rank, size = dist.get_rank(), dist.get_world_size()
-    device = virtual_gpus(size, model="v100")[rank]
-    torch.vgpu.set_device(rank)
-    _, found = steps(device, group=a_group())
+    size = dist.get_world_size()
+    _, device, group = ranks.set_up(model="v100")
+    _, found = steps(device, group)
     torch.manual_seed(1)
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
     for r in range(size):
@@ -1123,6 +1009,7 @@ def test_messages_to_the_keeper_do_not_wait_for_others():
 @in_ranks(2)
 def test_simulations_and_groups_leave_no_threads_or_connections():
     def left():
+        dist.barrier()
         gc.collect()
         wait_until(lambda: not keepers())
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -1131,29 +1018,19 @@ def test_simulations_and_groups_leave_no_threads_or_connections():
         targets = "_welcome", "_serve", "_look_after", "_listen"
         return [t for t in threading.enumerate() if any(name in t.name for name in targets)]
 
-    def use(times):
+    def use(times, then=lambda: None):
         for _ in range(times):
             _, device, group = set_up()
             dist.all_reduce(room(4, device), group=group)
             assert end() == 4
-            dist.destroy_process_group(group)
-
-    def leave_behind(times):
-        for _ in range(times):
-            _, device, group = set_up()
-            dist.all_reduce(room(4, device), group=group)
-            assert end() == 4
-            virtual_gpus(1)
+            then()
             dist.destroy_process_group(group)
 
     use(2)
-    dist.barrier()
     before = left()
     use(10)
-    dist.barrier()
     assert left() == before
-    leave_behind(10)
-    dist.barrier()
+    use(10, then=lambda: virtual_gpus(1))
     assert left() == before
 
 

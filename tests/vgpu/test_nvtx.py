@@ -59,10 +59,7 @@ def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
         thread.join()
         assert nvtx.range_pop() == -1
         """,
-        "--gpus",
-        "1",
-        "--model",
-        "v100",
+        *("--gpus", "1", "--model", "v100"),
     )
     taken = [
         (event["row"], event["name"], round(event["dur"] / OPERATOR, 6))
@@ -99,8 +96,7 @@ def test_ranges_that_overlap_get_rows_of_their_own_and_count_as_no_work(tmp_path
         x + 1
         nvtx.range_end(second)
         """,
-        "--gpus",
-        "1",
+        *("--gpus", "1"),
     )
     rows = {event["name"]: event["row"] for event in found}
     assert rows == {

@@ -3,12 +3,12 @@
 import os
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from gates import in_thread, in_threads
 from waiting import wait_until
 
 import d2lpar
@@ -65,7 +65,7 @@ def test_children_and_grandchildren_are_ours_also_once_they_have_ended():
 
 
 def test_a_child_of_any_thread_is_ours():
-    start, ended = seconds_of_others(), threading.Event()
+    start, found = seconds_of_others(), []
 
     def work():
         rest = "print(flush=True)\ninput()"
@@ -74,11 +74,9 @@ def test_a_child_of_any_thread_is_ours():
             process.stdout.readline()
             found.append(seconds_of_others() - start)
             process.communicate(b"\n")
-        ended.set()
 
-    found = []
-    threading.Thread(target=work).start()
-    assert ended.wait(60) and found[0] > 0.9 * SECONDS
+    in_threads([work])
+    assert found[0] > 0.9 * SECONDS
 
 
 def test_ranks_are_ours_and_say_nothing(tmp_path):
@@ -94,10 +92,8 @@ def test_ranks_are_ours_and_say_nothing(tmp_path):
         (tmp_path / "seen").touch()
 
     start, found = seconds_of_others(), []
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    assert d2lpar.launch(work, str(tmp_path), nproc=1) == [None]
-    watcher.join()
+    with in_thread(watch):
+        assert d2lpar.launch(work, str(tmp_path), nproc=1) == [None]
     assert found[0] > 0.9 * SECONDS
     assert seconds_of_others() - start > 0.9 * SECONDS
 

@@ -1,35 +1,33 @@
 """torch.distributed on virtual GPUs by the wall clock: values, order, links and errors.
 
-Each test runs in every rank of a job; see `ranks.in_ranks`.
+Most tests run in every rank of a job; see `ranks.in_group`.
 """
 
-import functools
 import gc
 import os
 import signal
-import threading
 import time
 import warnings
 from datetime import timedelta
+from functools import partial
 
 import pytest
 import torch
 import torch.distributed as dist
-from gates import Gate, awaited_by, in_thread, named, recorded, run_what_can
+from gates import Gate, named, recorded, run_what_can
 from modelling import member_of
 from ranks import (
     LIMIT,
     a_group,
-    end_jobs,
     everywhere,
     failure_of,
     hear,
+    in_group,
     in_ranks,
     job_of,
     set_up,
     tell,
 )
-from torch.utils.data import DataLoader
 from waiting import wait_until
 
 from vgpu import Link, virtual_gpus
@@ -47,12 +45,6 @@ Op = dist.ReduceOp
 OPS = [Op.SUM, Op.AVG, Op.MIN, Op.MAX, Op.PRODUCT]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 INTS = [torch.int8, torch.uint8, torch.int32, torch.int64]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def jobs():
-    yield
-    end_jobs()
 
 
 def numbers(rank, *shape, dtype=torch.float32):
@@ -79,15 +71,6 @@ def combined(op, values):
     return values.amin(0) if op == Op.MIN else values.amax(0)
 
 
-@in_ranks(2)
-def test_types_that_nccl_does_not_reduce_are_named():
-    rank, device, group = set_up()
-    x = torch.ones(2, dtype=torch.int16, device=device)
-    assert failure_of(lambda: group.allreduce([x])) == (
-        "TypeError: vccl, like NCCL, does not reduce torch.int16"
-    )
-
-
 def assert_same(actual, expected):
     assert actual.dtype == expected.dtype
     torch.testing.assert_close(actual.cpu(), expected, check_device=False)
@@ -112,9 +95,8 @@ def raises(kind, text, function, *args, **kwargs):
 # -- values
 
 
-@in_ranks(1, 2, 3)
-def test_all_reduce_of_every_number_by_every_operation():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_all_reduce_of_every_number_by_every_operation(rank, device, group):
     for dtype in (*FLOATS, *INTS):
         for op in OPS:
             x = numbers(rank, 2, 5, dtype=dtype).to(device)
@@ -122,10 +104,9 @@ def test_all_reduce_of_every_number_by_every_operation():
             assert_same(x, combined(op, of_all(2, 5, dtype=dtype)))
 
 
-@in_ranks(2)
-def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl():
+@in_group(2)
+def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl(rank, device, group):
     """FuncSumPostDiv::divide in NCCL's reduce_kernel.h divides the magnitude."""
-    rank, device, group = set_up()
     for dtype in (torch.int8, torch.int32, torch.int64):
         mine = torch.tensor([[-3, 5, -1, 3], [-2, -8, 0, 4]][rank], dtype=dtype)  # -5, -3, -1, 7
         x = mine.to(device)
@@ -136,9 +117,8 @@ def test_an_average_of_integers_is_rounded_towards_zero_as_in_nccl():
         assert part.tolist() == [[-2, -1], [0, 3]][rank]
 
 
-@in_ranks(2, 3)
-def test_all_reduce_of_truth_values_is_any_or_all():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_all_reduce_of_truth_values_is_any_or_all(rank, device, group):
     for op, expected in (
         (Op.SUM, [True, True, False]),
         (Op.MAX, [True, True, False]),
@@ -151,9 +131,8 @@ def test_all_reduce_of_truth_values_is_any_or_all():
     raises(TypeError, "AVG with boolean inputs", dist.all_reduce, x, Op.AVG, group=group)
 
 
-@in_ranks(1, 3)
-def test_all_reduce_of_complex_numbers_sums_them():
-    rank, device, group = set_up()
+@in_group(1, 3)
+def test_all_reduce_of_complex_numbers_sums_them(rank, device, group):
     x = torch.complex(numbers(rank, 4), numbers(rank + 1, 4)).to(device)
     dist.all_reduce(x, group=group)
     k = dist.get_world_size()
@@ -161,9 +140,8 @@ def test_all_reduce_of_complex_numbers_sums_them():
     assert_same(x, torch.complex(of_all(4).sum(0), later.sum(0)))
 
 
-@in_ranks(2)
-def test_premultiplied_sum_by_a_number_and_by_a_tensor():
-    rank, device, group = set_up()
+@in_group(2)
+def test_premultiplied_sum_by_a_number_and_by_a_tensor(rank, device, group):
     for dtype in (torch.float32, torch.float64):
         for factor in (0.5, torch.tensor([0.5], dtype=dtype, device=device)):
             x = numbers(rank, 4, dtype=dtype).to(device)
@@ -174,20 +152,21 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor():
     raises(TypeError, "PreMulSum Data type", dist.all_reduce, x, op, group=group)
 
 
-@in_ranks(2)
-def test_operations_on_bits_raise_as_with_nccl():
-    rank, device, group = set_up()
+@in_group(2)
+def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise(rank, device, group):
     x = torch.ones(2, dtype=torch.int32, device=device)
     for op in (Op.BAND, Op.BOR, Op.BXOR):
         raises(ValueError, "NCCL", dist.all_reduce, x, op, group=group)
         raises(ValueError, "NCCL", dist.reduce, x, 0, op, group=group)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [2, 2]
+    raises(
+        TypeError, "^vccl, like NCCL, does not reduce torch.int16$", group.allreduce, [x.short()]
+    )
 
 
-@in_ranks(1, 2, 3)
-def test_reduce_leaves_the_result_with_the_root():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_reduce_leaves_the_result_with_the_root(rank, device, group):
     k = dist.get_world_size()
     for root in range(k):
         for op in OPS:
@@ -233,9 +212,8 @@ def test_all_gather_in_a_list_and_in_one_tensor_as_with_gloo():
     as_on_gloo(call)
 
 
-@in_ranks(1, 2, 3)
-def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum(rank, device, group):
     k = dist.get_world_size()
     for op in OPS:
         whole = numbers(rank, k, 4)
@@ -248,9 +226,8 @@ def test_reduce_scatter_leaves_each_rank_its_part_of_the_sum():
         assert_same(out, expected)
 
 
-@in_ranks(1, 2, 3)
-def test_all_to_all_even_and_uneven():
-    rank, device, group = set_up()
+@in_group(1, 2, 3)
+def test_all_to_all_even_and_uneven(rank, device, group):
     k = dist.get_world_size()
     x = torch.arange(k * 2.0) + 100 * rank
     out = torch.zeros(k * 2, device=device)
@@ -271,9 +248,8 @@ def test_all_to_all_even_and_uneven():
     assert_same(torch.cat(outputs), expected)
 
 
-@in_ranks(2, 3)
-def test_empty_tensors_go_everywhere():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_empty_tensors_go_everywhere(rank, device, group):
     k = dist.get_world_size()
     empty = torch.empty(0, 4, device=device)
     dist.all_reduce(empty, group=group)
@@ -292,18 +268,13 @@ def test_empty_tensors_go_everywhere():
     assert x.item() == k
 
 
-@in_ranks(2)
-def test_memory_formats_and_what_is_not_dense():
-    rank, device, group = set_up()
-    values = numbers(rank, 2, 3, 4, 5).to(device)
-    x = values.to(memory_format=torch.channels_last)
-    dist.all_reduce(x, group=group)
-    assert x.is_contiguous(memory_format=torch.channels_last)
-    assert_same(x, of_all(2, 3, 4, 5).sum(0))
-    x = numbers(rank, 2, 3, 4, 5, 6).to(device).to(memory_format=torch.channels_last_3d)
-    dist.all_reduce(x, group=group)
-    assert x.is_contiguous(memory_format=torch.channels_last_3d)
-    assert_same(x, of_all(2, 3, 4, 5, 6).sum(0))
+@in_group(2)
+def test_memory_formats_and_what_is_not_dense(rank, device, group):
+    for layout, size in ((torch.channels_last, (2, 3, 4, 5)), (torch.channels_last_3d, [2] * 5)):
+        x = numbers(rank, *size).to(device).to(memory_format=layout)
+        dist.all_reduce(x, group=group)
+        assert x.is_contiguous(memory_format=layout)
+        assert_same(x, of_all(*size).sum(0))
     part = torch.arange(8.0, device=device)[2:6]
     dist.all_reduce(part, group=group)
     assert part.tolist() == [4, 6, 8, 10]
@@ -330,9 +301,8 @@ def test_functional_collectives_take_tensors_that_are_not_dense():
     assert whole.tolist() == torch.cat([each.t() for each in of_all(2, 4)]).tolist()
 
 
-@in_ranks(2)
-def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call():
-    rank, device, group = set_up()
+@in_group(2)
+def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call(rank, device, group):
     x = torch.ones(3, device=device)
     elsewhere = torch.ones(3, device=f"vgpu:{1 - rank}")
     outs = [x, elsewhere]
@@ -343,9 +313,8 @@ def test_tensors_elsewhere_and_sizes_that_do_not_fit_raise_at_the_call():
     raises(ValueError, "itself|own rank|same", dist.send, x, rank, group=group)
 
 
-@in_ranks(2, 3)
-def test_calls_that_are_coalesced_give_one_work():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_calls_that_are_coalesced_give_one_work(rank, device, group):
     k = dist.get_world_size()
     tensors = [numbers(rank + i, 3).to(device) for i in range(3)]
     with dist._coalescing_manager(group=group, device=device, async_ops=True) as work:
@@ -368,9 +337,8 @@ def test_calls_that_are_coalesced_give_one_work():
         assert_same(part, k * numbers(rank + i, 2))
 
 
-@in_ranks(2, 3)
-def test_objects_travel():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_objects_travel(rank, device, group):
     k = dist.get_world_size()
     objects = [None] * k
     dist.all_gather_object(objects, {"rank": rank, "text": "x" * rank}, group=group)
@@ -389,9 +357,8 @@ def test_objects_travel():
 # -- messages
 
 
-@in_ranks(2, 3)
-def test_messages_go_around_a_ring():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_messages_go_around_a_ring(rank, device, group):
     k = dist.get_world_size()
     sent, received = numbers(rank, 4).to(device), torch.zeros(4, device=device)
     works = dist.batch_isend_irecv(
@@ -405,9 +372,8 @@ def test_messages_go_around_a_ring():
     assert_same(received, numbers((rank - 1) % k, 4))
 
 
-@in_ranks(2)
-def test_several_messages_under_way_keep_their_order():
-    rank, device, group = set_up()
+@in_group(2)
+def test_several_messages_under_way_keep_their_order(rank, device, group):
     tensors = [torch.full((2,), float(10 * rank + i), device=device) for i in range(4)]
     if rank == 0:
         works = [dist.isend(x, 1, group=group, tag=i) for i, x in enumerate(tensors)]
@@ -423,9 +389,8 @@ def test_several_messages_under_way_keep_their_order():
     assert [x[0].item() for x in both] == [rank, 1 - rank]
 
 
-@in_ranks(2)
-def test_a_message_from_anyone_raises_as_with_nccl():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_message_from_anyone_raises_as_with_nccl(rank, device, group):
     x = torch.ones(2, device=device)
     raises(RuntimeError, "cannot receive from any source", dist.recv, x, None, group=group)
 
@@ -433,9 +398,8 @@ def test_a_message_from_anyone_raises_as_with_nccl():
 # -- groups
 
 
-@in_ranks(3)
-def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
-    rank, device, group = set_up()
+@in_group(3)
+def test_subgroups_work_beside_each_other_and_know_their_own_ranks(rank, device, group):
     pairs = {pair: a_group(list(pair)) for pair in ((0, 1), (1, 2), (0, 2))}
     sums = {}
     for pair, members in pairs.items():
@@ -457,9 +421,8 @@ def test_subgroups_work_beside_each_other_and_know_their_own_ranks():
         assert y.tolist() == [1, 1]
 
 
-@in_ranks(2)
-def test_tensors_on_the_cpu_go_through_gloo():
-    rank, device, group = set_up()
+@in_group(2)
+def test_tensors_on_the_cpu_go_through_gloo(rank, device, group):
     x = numbers(rank, 3)
     dist.all_reduce(x, group=group)
     assert_same(x, of_all(3).sum(0))
@@ -495,9 +458,8 @@ def test_a_default_group_chooses_by_device(backend, tmp_path):
     job_of(2).run(initialized, backend, str(tmp_path), last=True)
 
 
-@in_ranks(2)
-def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
-    rank, device, _ = set_up()
+@in_group(2)
+def test_a_gloo_group_refuses_tensors_on_virtual_gpus(rank, device, _):
     x = torch.ones(3, device=device)
     for call in (lambda: dist.all_reduce(x), lambda: dist.broadcast(x, 0)):
         raises(RuntimeError, "vccl", call)
@@ -507,9 +469,8 @@ def test_a_gloo_group_refuses_tensors_on_virtual_gpus():
 # -- what is asynchronous, and what waits for what
 
 
-@in_ranks(2)
-def test_a_collective_returns_before_the_others_have_come():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_collective_returns_before_the_others_have_come(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 0:
         dist.all_reduce(x, group=group)  # which waits for it, but not the host
@@ -526,9 +487,8 @@ def test_a_collective_returns_before_the_others_have_come():
         assert x.tolist() == [4, 4, 4]
 
 
-@in_ranks(2)
-def test_a_message_waits_for_no_other_rank_and_no_collective():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_message_waits_for_no_other_rank_and_no_collective(rank, device, group):
     x, y = torch.ones(3, device=device), torch.full((3,), float(rank), device=device)
     if rank == 0:
         work = dist.all_reduce(x, group=group, async_op=True)
@@ -549,9 +509,8 @@ def test_a_message_waits_for_no_other_rank_and_no_collective():
     assert x.tolist() == [2, 2, 2]
 
 
-@in_ranks(2)
-def test_a_collective_waits_for_earlier_work_of_its_stream_only():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_collective_waits_for_earlier_work_of_its_stream_only(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.zeros(3, device=device)
     with Gate(device) as gate:
@@ -575,9 +534,8 @@ def test_a_collective_waits_for_earlier_work_of_its_stream_only():
         assert not gate.open.is_set()
 
 
-@in_ranks(2)
-def test_a_stream_that_does_not_wait_sees_the_old_values():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_stream_that_does_not_wait_sees_the_old_values(rank, device, group):
     side = torch.vgpu.Stream(device)
     x = torch.ones(3, device=device)
     torch.vgpu.synchronize()
@@ -594,43 +552,31 @@ def test_a_stream_that_does_not_wait_sees_the_old_values():
         torch.vgpu.synchronize()
 
 
-@in_ranks(2)
-def test_collectives_of_a_group_follow_each_other_whatever_their_streams():
-    rank, device, group = set_up()
-    side = torch.vgpu.Stream(device)
-    x = torch.ones(3, device=device)
-    y = torch.ones(3, device=device)
-    torch.vgpu.synchronize()
-    with Gate(device, side):
-        with torch.vgpu.stream(side):
-            first = dist.all_reduce(x, group=group, async_op=True)
-        second = dist.all_reduce(y, group=group, async_op=True)
-        run_what_can()
-        assert not second.is_completed()
-    first.wait(), second.wait()
-    assert x.tolist() == y.tolist() == [2, 2, 2]
+@pytest.mark.parametrize("elsewhere", ["side stream", "other device"])
+def test_collectives_of_a_group_follow_each_other_wherever_they_are_issued(elsewhere):
+    def check():
+        mine, group = virtual_gpus(4)[2 * dist.get_rank() :][:2], a_group()
+        torch.vgpu.set_device(mine[1])
+        on, side = mine[1], torch.vgpu.Stream(mine[1])
+        if elsewhere == "other device":
+            on, side = mine[0], torch.vgpu.default_stream(mine[0])
+        x, y = torch.ones(3, device=on), torch.ones(3, device=mine[1])
+        torch.vgpu.synchronize(mine[0]), torch.vgpu.synchronize(mine[1])
+        with Gate(on, side):
+            with torch.vgpu.stream(side):
+                first = dist.all_reduce(x, group=group, async_op=True)
+            second = dist.all_reduce(y, group=group, async_op=True)
+            run_what_can()
+            assert not second.is_completed()
+        with torch.vgpu.device(on):
+            first.wait(), second.wait()
+        assert x.tolist() == y.tolist() == [2, 2, 2]
+
+    job_of(2).run(check)
 
 
-@in_ranks(2)
-def test_collectives_of_a_group_follow_each_other_whatever_their_devices():
-    rank, devices = dist.get_rank(), virtual_gpus(4)
-    mine = devices[2 * rank : 2 * rank + 2]
-    group = a_group()
-    x, y = (torch.ones(3, device=device) for device in mine)
-    torch.vgpu.synchronize(), torch.vgpu.synchronize(mine[1])
-    with Gate(mine[0]):
-        first = dist.all_reduce(x, group=group, async_op=True)
-        second = dist.all_reduce(y, group=group, async_op=True)
-        run_what_can()
-        assert not second.is_completed()
-    with torch.vgpu.device(mine[0]):
-        first.wait(), second.wait()
-    assert x.tolist() == y.tolist() == [2, 2, 2]
-
-
-@in_ranks(2)
-def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
-    rank, device, group = set_up()
+@in_group(2)
+def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done(rank, device, group):
     torch.vgpu.synchronize()
     gc.collect()
     before = torch.vgpu.memory_allocated(device)
@@ -655,9 +601,8 @@ def test_memory_of_a_tensor_is_accounted_until_its_collective_is_done():
     assert torch.vgpu.memory_allocated(device) == before
 
 
-@in_ranks(2)
-def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp():
-    rank, device, group = set_up()
+@in_group(2)
+def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp(rank, device, group):
     net = torch.nn.Linear(1, 1, bias=False).to(device)
     ddp = torch.nn.parallel.DistributedDataParallel(
         net, process_group=group, gradient_as_bucket_view=True
@@ -675,9 +620,8 @@ def test_what_follows_a_backward_pass_waits_for_the_collectives_of_ddp():
     gc.collect()
 
 
-@in_ranks(2)
-def test_a_barrier_lets_the_host_wait():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_barrier_lets_the_host_wait(rank, device, group):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if rank == 0:
@@ -690,9 +634,8 @@ def test_a_barrier_lets_the_host_wait():
     dist.monitored_barrier(group=dist.group.WORLD)
 
 
-@in_ranks(2)
-def test_futures_have_the_tensors_and_call_back_behind_them():
-    rank, device, group = set_up()
+@in_group(2)
+def test_futures_have_the_tensors_and_call_back_behind_them(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 has asked")
@@ -711,23 +654,8 @@ def test_futures_have_the_tensors_and_call_back_behind_them():
 # -- spans and links
 
 
-def traffic(k, n):
-    """Return what each call costs: (name, call, bytes) for tensors of n bytes a rank."""
-    return {
-        "all_reduce": 2 * (k - 1) * n // k,
-        "broadcast": n,
-        "reduce": n,
-        "all_gather_into_tensor": (k - 1) * n,
-        "reduce_scatter_tensor": (k - 1) * n,
-        "all_to_all_single": (k - 1) * n // k,
-        "gather": (k - 1) * n,
-        "scatter": (k - 1) * n,
-    }
-
-
-@in_ranks(2, 3)
-def test_recorded_spans_tell_the_bytes():
-    rank, device, group = set_up()
+@in_group(2, 3)
+def test_recorded_spans_tell_the_bytes(rank, device, group):
     k = dist.get_world_size()
     x = torch.ones(6 * k, device=device)
     whole = torch.ones(k, 6 * k, device=device)
@@ -744,7 +672,16 @@ def test_recorded_spans_tell_the_bytes():
             (dist.send if rank == 0 else dist.recv)(x, 1 - rank, group=group)
     found = [span for span in spans if span.kind == "collective"]
     message = found.pop() if rank < 2 else None
-    assert {span.name: span.num_bytes for span in found} == traffic(k, 24 * k)
+    assert {span.name: span.num_bytes for span in found} == {
+        "all_reduce": 2 * (k - 1) * 24,
+        "broadcast": 24 * k,
+        "reduce": 24 * k,
+        "all_gather_into_tensor": (k - 1) * 24 * k,
+        "reduce_scatter_tensor": (k - 1) * 24 * k,
+        "all_to_all_single": (k - 1) * 24,
+        "gather": (k - 1) * 24 * k,
+        "scatter": (k - 1) * 24 * k,
+    }
     assert {span.engine for span in found} == {"collectives"}
     if message:
         engine = "send 1" if rank == 0 else "recv 0"
@@ -755,9 +692,8 @@ def test_recorded_spans_tell_the_bytes():
 LINK = Link(1e6, latency=1e-3)
 
 
-@in_ranks(2, 3)
-def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
-    rank, device, group = set_up(peer_link=LINK)
+@in_group(2, 3, peer_link=LINK)
+def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula(rank, device, group):
     k, n = dist.get_world_size(), 30000
     x = torch.zeros(n, dtype=torch.uint8, device=device)
     whole = torch.zeros(k * n, dtype=torch.uint8, device=device)
@@ -775,20 +711,8 @@ def test_a_link_keeps_a_collective_for_the_seconds_of_the_formula():
         assert min(end[i] for end in ends) - max(each[i] for each in issued) >= seconds
 
 
-@in_ranks(2)
-def test_the_slowest_link_counts_for_all_ranks():
-    rank = dist.get_rank()
-    _, device, group = set_up(peer_link=[Link(1e9), Link(1e6)])
-    x = torch.zeros(50000, dtype=torch.uint8, device=device)
-    with recorded() as spans:
-        dist.all_reduce(x, group=group)
-    (span,) = named(spans, "all_reduce")
-    assert span.end - span.issued >= 0.05, rank
-
-
-@in_ranks(2)
-def test_collectives_of_several_groups_share_a_link():
-    rank, device, _ = set_up(peer_link=LINK)
+@in_group(2, peer_link=LINK)
+def test_collectives_of_several_groups_share_a_link(rank, device, _):
     groups = [a_group() for _ in range(4)]
     tensors = [torch.zeros(20000, dtype=torch.uint8, device=device) for _ in groups]
     torch.vgpu.synchronize()
@@ -801,9 +725,8 @@ def test_collectives_of_several_groups_share_a_link():
     assert max(span.end for span in found) - found[0].issued >= 4 * 0.022
 
 
-@in_ranks(2)
-def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both():
-    rank, device, group = set_up(peer_link=LINK)
+@in_group(2, peer_link=LINK)
+def test_a_message_keeps_one_direction_of_the_link_and_a_collective_both(rank, device, group):
     found = registry.find(device)
     x = torch.zeros(40000, dtype=torch.uint8, device=device)
     with recorded() as spans:
@@ -880,47 +803,8 @@ def test_a_text_of_many_tensors_has_some_shapes_and_all_elements():
 # -- errors
 
 
-def disagreement(call):
-    """Assert that `call(rank, device, group)` fails in both ranks, with these words."""
-
-    def fails(*words):
-        rank, device, group = set_up()
-        text = failure_of(lambda: call(rank, device, group))
-        for word in ("disagree", "rank 0", "rank 1", *words):
-            assert word in text, text
-        again = failure_of(lambda: dist.all_reduce(torch.ones(2, device=device), group=group))
-        assert "failed before" in again and words[0] in again, again
-        new = a_group()
-        x = torch.ones(2, device=device)
-        dist.all_reduce(x, group=new)
-        assert x.tolist() == [2, 2]
-
-    return fails
-
-
 @in_ranks(2)
 def test_ranks_that_disagree_are_told_what_each_has_called():
-    def shapes(rank, device, group):
-        dist.all_reduce(torch.ones(3 + rank, device=device), group=group)
-
-    def dtypes(rank, device, group):
-        x = torch.ones(3, dtype=torch.float64 if rank else torch.float32, device=device)
-        dist.all_reduce(x, group=group)
-
-    def order(rank, device, group):
-        x = torch.ones(3, device=device)
-        dist.all_reduce(x, group=group) if rank else dist.broadcast(x, 0, group=group)
-
-    def roots(rank, device, group):
-        dist.broadcast(torch.ones(3, device=device), rank, group=group)
-
-    def operations(rank, device, group):
-        dist.all_reduce(torch.ones(3, device=device), Op.MAX if rank else Op.MIN, group=group)
-
-    def sizes(rank, device, group):
-        x = torch.ones(3 + rank, device=device)
-        (dist.send if rank else dist.recv)(x, 1 - rank, group=group)
-
     def kernel(rank, device, group):
         x = torch.ones(3, device=device)
         if rank:
@@ -934,18 +818,42 @@ def test_ranks_that_disagree_are_told_what_each_has_called():
                 dist.all_reduce(x[:0], group=group)  # the group tells the rest
             raise
 
-    disagreement(shapes)("float32[3]", "float32[4]")
-    disagreement(dtypes)("float32[3]", "float64[3]")
-    disagreement(order)("all_reduce", "broadcast")
-    disagreement(roots)("root 0", "root 1")
-    disagreement(operations)("min", "max")
-    disagreement(sizes)("recv of message(3 of float32", "send of message(4 of float32")
-    disagreement(kernel)("but cannot", "index 7")
+    def ones(device, count=3, **options):
+        return torch.ones(count, device=device, **options)
+
+    reduce, broadcast = dist.all_reduce, dist.broadcast
+    for call, *words in (
+        (lambda r, d, g: reduce(ones(d, 3 + r), group=g), "float32[3]", "float32[4]"),
+        (
+            lambda r, d, g: reduce(ones(d, dtype=(torch.float32, torch.float64)[r]), group=g),
+            *("float32[3]", "float64[3]"),
+        ),
+        (
+            lambda r, d, g: reduce(ones(d), group=g) if r else broadcast(ones(d), 0, group=g),
+            *("all_reduce", "broadcast"),
+        ),
+        (lambda r, d, g: broadcast(ones(d), r, group=g), "root 0", "root 1"),
+        (lambda r, d, g: reduce(ones(d), (Op.MIN, Op.MAX)[r], group=g), "min", "max"),
+        (
+            lambda r, d, g: (dist.recv, dist.send)[r](ones(d, 3 + r), 1 - r, group=g),
+            *("recv of message(3 of float32", "send of message(4 of float32"),
+        ),
+        (kernel, "but cannot", "index 7"),
+    ):
+        rank, device, group = set_up()
+        text = failure_of(lambda: call(rank, device, group))  # noqa: B023
+        for word in ("disagree", "rank 0", "rank 1", *words):
+            assert word in text, text
+        for _ in range(2):
+            again = failure_of(lambda: reduce(ones(device), group=group))  # noqa: B023
+            assert "failed before" in again and words[0] in again, again
+        x = ones(device)
+        reduce(x, group=a_group())
+        assert x.tolist() == [2, 2, 2]
 
 
-@in_ranks(2)
-def test_a_failed_collective_says_so_each_time_it_is_asked():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_failed_collective_says_so_each_time_it_is_asked(rank, device, group):
     work = dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)
     wait_until(work.is_completed)
     for _ in range(2):
@@ -955,36 +863,24 @@ def test_a_failed_collective_says_so_each_time_it_is_asked():
 
 @in_ranks(2)
 def test_parts_of_sizes_that_do_not_fit_raise_in_both_ranks():
-    def uneven(rank, device, group):
-        x = torch.ones(3, device=device)
-        dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], group=group)
+    def ones(*counts):
+        return [torch.ones(count, device=f"vgpu:{dist.get_rank()}") for count in counts]
 
-    def to_scatter(rank, device, group):
-        parts = [torch.ones(4, device=device) for _ in range(2)] if rank == 0 else None
-        dist.scatter(torch.ones(3, device=device), parts, 0, group=group)
-
-    def to_gather(rank, device, group):
-        parts = [torch.ones(2, device=device) for _ in range(2)] if rank == 0 else None
-        dist.gather(torch.ones(3, device=device), parts, 0, group=group)
-
-    def gathered(rank, device, group):
-        parts = [torch.ones(2 + 2 * rank, device=device) for _ in range(2)]
-        dist.all_gather(parts, torch.ones(3, device=device), group=group)
-
-    def reduced(rank, device, group):
-        parts = [torch.ones(2, device=device) for _ in range(2)]
-        dist.reduce_scatter(torch.ones(3, device=device), parts, group=group)
-
-    for call in (uneven, to_scatter, to_gather, gathered, reduced):
+    for call in (
+        lambda rank, x, **group: dist.all_to_all_single(x.clone(), x, [1, 2], [1, 2], **group),
+        lambda rank, x, **group: dist.scatter(x, None if rank else ones(4, 4), 0, **group),
+        lambda rank, x, **group: dist.gather(x, None if rank else ones(2, 2), 0, **group),
+        lambda rank, x, **group: dist.all_gather(ones(*[2 + 2 * rank] * 2), x, **group),
+        lambda rank, x, **group: dist.reduce_scatter(x, ones(2, 2), **group),
+    ):
         dist.barrier()
         rank, device, group = set_up(timeout=2)
-        text = failure_of(functools.partial(call, rank, device, group))
-        assert "nothing was raised" not in text, call.__name__
+        text = failure_of(partial(call, rank, *ones(3), group=group))
+        assert "nothing was raised" not in text
 
 
-@in_ranks(3)
-def test_a_rank_that_never_comes_is_named():
-    rank, device, group = set_up(timeout=2)
+@in_group(3, timeout=2)
+def test_a_rank_that_never_comes_is_named(rank, device, group):
     if rank == 1:
         hear("rank 0 gave up"), hear("rank 2 gave up")
         return
@@ -997,21 +893,23 @@ def test_a_rank_that_never_comes_is_named():
         x.tolist()
 
 
-@in_ranks(2)
-def test_a_group_may_be_given_another_time_out():
-    rank, device, group = set_up(timeout=LIMIT)
+@in_group(2, timeout=LIMIT)
+def test_who_waits_in_vain_says_for_whom_and_for_as_long_as_the_group_may(_, device, group):
+    other = a_group(timeout=2)
     group.set_timeout(timedelta(seconds=1))
-    if rank == 1:
-        hear("rank 0 gave up")  # it does not wait for as long as at first
+    if dist.get_rank() == 1:
+        hear("rank 0 gave up")
         return
-    text = failure_of(lambda: dist.all_reduce(torch.ones(3, device=device), group=group))
+    x = torch.ones(3, device=device)
+    texts = failure_of(lambda: dist.all_reduce(x, group=group))
+    texts += failure_of(lambda: dist.recv(x, 1, group=other))
     tell("rank 0 gave up")
-    assert "rank 0 waited 1 s in all_reduce" in text, text
+    assert "rank 0 waited 1 s in all_reduce" in texts
+    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in texts, texts
 
 
-@in_ranks(2)
-def test_a_rank_that_comes_too_late_is_told_so():
-    rank, device, group = set_up(timeout=2)
+@in_group(2, timeout=2)
+def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 gave up")
@@ -1021,30 +919,8 @@ def test_a_rank_that_comes_too_late_is_told_so():
     assert "rank 0" in text and "rank 1" in text, text
 
 
-@in_ranks(2)
-def test_a_message_that_nobody_sends_names_both():
-    rank, device, group = set_up(timeout=2)
-    if rank == 1:
-        hear("rank 0 gave up")
-        return
-    text = failure_of(lambda: dist.recv(torch.ones(3, device=device), 1, group=group))
-    tell("rank 0 gave up")
-    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in text, text
-
-
-@in_ranks(2)
-def test_the_second_error_of_a_group_is_the_first():
-    rank, device, group = set_up()
-    x = torch.ones(3 + rank, device=device)
-    text = failure_of(lambda: dist.all_reduce(x, group=group))
-    for _ in range(2):
-        again = failure_of(lambda: dist.broadcast(x, 0, group=group))
-        assert "failed before" in again and "float32[4]" in again and "float32[3]" in text
-
-
-@in_ranks(2)
-def test_what_was_issued_before_the_first_error_fails_by_it():
-    rank, device, group = set_up()
+@in_group(2)
+def test_what_was_issued_before_the_first_error_fails_by_it(rank, device, group):
     with Gate(device):
         works = [dist.all_reduce(torch.ones(3 + rank, device=device), group=group, async_op=True)]
         works += [dist.all_reduce(torch.ones(1, device=device), group=group, async_op=True)]
@@ -1055,47 +931,8 @@ def test_what_was_issued_before_the_first_error_fails_by_it():
     assert "failed before: the ranks disagree" in again
 
 
-@in_ranks(2)
-def test_an_interrupt_while_waiting_leaves_the_process_usable():
-    rank, device, group = set_up()
-    x = torch.ones(3, device=device)
-    if rank == 1:
-        hear("interrupted")
-    dist.all_reduce(x, group=group)
-    if rank == 0:
-        main = threading.main_thread().ident
-
-        def interrupt():
-            wait_until(lambda: awaited_by(main) is not None)
-            signal.pthread_kill(main, signal.SIGINT)
-
-        with in_thread(interrupt), pytest.raises(KeyboardInterrupt):
-            x.tolist()
-        tell("interrupted")
-    assert x.tolist() == [2, 2, 2]
-    dist.all_reduce(x, group=group)
-    assert x.tolist() == [4, 4, 4]
-
-
-@in_ranks(2)
-def test_a_data_loader_forks_while_a_collective_is_under_way():
-    rank, device, group = set_up()
-    x = torch.ones(3, device=device)
-    if rank == 1:
-        hear("loaded")
-    work = dist.all_reduce(x, group=group, async_op=True)
-    if rank == 0:
-        loader = DataLoader(list(range(4)), batch_size=2, num_workers=1)
-        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
-        assert not work.is_completed()
-        tell("loaded")
-    work.wait()
-    assert x.tolist() == [2, 2, 2]
-
-
-@in_ranks(2)
-def test_groups_come_and_go_without_leaving_threads_or_engines():
-    rank, device, _ = set_up()
+@in_group(2)
+def test_groups_come_and_go_without_leaving_threads_or_engines(rank, device, _):
 
     def use(times):
         for _ in range(times):
@@ -1117,9 +954,8 @@ def test_groups_come_and_go_without_leaving_threads_or_engines():
     assert torch.vgpu.memory_allocated(device) == memory
 
 
-@in_ranks(2)
-def test_a_group_that_is_destroyed_runs_what_it_was_given():
-    rank, device, group = set_up()
+@in_group(2)
+def test_a_group_that_is_destroyed_runs_what_it_was_given(rank, device, group):
     x = torch.ones(3, device=device)
     with Gate(device) as gate:
         work = dist.all_reduce(x, group=group, async_op=True)
@@ -1143,9 +979,8 @@ def test_a_rank_that_is_killed_is_noticed_by_the_others():
     assert torch.ones(3, device="vgpu:0").sum().item() == 3
 
 
-@in_ranks(2)
-def test_all_to_all_writes_dense_tensors_only_whatever_their_parts():
-    rank, device, group = set_up()
+@in_group(2)
+def test_all_to_all_writes_dense_tensors_only_whatever_their_parts(rank, device, group):
     x = numbers(rank, 2, 2, 2).to(device)
     strided = torch.full((2, 2, 2), -1.0, device=device).permute(0, 2, 1)
     for output, value in ((strided, x), (torch.zeros_like(x), x.permute(0, 2, 1))):
@@ -1169,10 +1004,9 @@ def test_an_error_of_the_keeper_of_the_time_fails_what_waits_for_it(monkeypatch)
         member.report("end")
 
 
-@in_ranks(2)
-def test_a_wait_with_a_timeout_lasts_no_longer():
+@in_group(2)
+def test_a_wait_with_a_timeout_lasts_no_longer(rank, device, group):
     """Rank 1 takes part once rank 0 has given up, so that no wait can be long enough by chance."""
-    rank, device, group = set_up()
     x = torch.ones(3, device=device)
     if rank == 1:
         hear("rank 0 has given up")

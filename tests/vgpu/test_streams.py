@@ -17,6 +17,7 @@ from gates import (
     LateClock,
     frame_in,
     in_thread,
+    in_threads,
     named,
     overlap,
     recorded,
@@ -96,76 +97,34 @@ class Through(torch.autograd.Function):
         return ctx.function(grad), None
 
 
-def as_it_is(grad):
+def as_it_is(grad, *others):
     return grad
-
-
-def sorted_out(grad):
-    return grad.sort().values
-
-
-def view_of_a_view(grad):
-    return (grad * 1).view(torch.int32).view(torch.float32)
-
-
-def into_a_view(grad):
-    """Write a tensor that was there before through a view of it."""
-    into_a_view.target[1:].add_(grad[1:])
-    return into_a_view.target
-
-
-def from_the_other_device(grad):
-    return from_the_other_device.target.copy_(from_the_other_device.source)
-
-
-def through_the_other_device(grad):
-    return grad.to("vgpu:1").to("vgpu:0")
-
-
-def through_a_list(grad):
-    """Write a tensor that was there before by an operator that takes a list."""
-    torch._foreach_add_([into_a_view.target], [grad])
-    return into_a_view.target
-
-
-def in_one_vector(grad):
-    return comm.pack([grad])
-
-
-def stacked(grad):
-    return torch.stack([grad, grad]).sum(0)
 
 
 @pytest.mark.parametrize(
     ("write", "read", "expected"),
-    [
-        (sorted_out, as_it_is, [2, 2, 2]),
-        (view_of_a_view, as_it_is, [2, 2, 2]),
-        (into_a_view, as_it_is, [0, 2, 2]),
-        (through_a_list, as_it_is, [2, 2, 2]),
-        (in_one_vector, as_it_is, [2, 2, 2]),
-        (from_the_other_device, as_it_is, [14, 14, 14]),
-        (torch.neg, through_the_other_device, [-2, -2, -2]),
-        (torch.neg, stacked, [-4, -4, -4]),
+    [  # functions of the gradient, of a tensor that was there before, and of one of the other GPU
+        (lambda grad, *_: grad.sort().values, as_it_is, [2, 2, 2]),
+        (lambda g, *_: (g * 1).view(torch.int32).view(torch.float32), as_it_is, [2, 2, 2]),
+        (lambda g, there, _: (there[1:].add_(g[1:]), there)[1], as_it_is, [0, 2, 2]),
+        (lambda g, there, _: (torch._foreach_add_([there], [g]), there)[1], as_it_is, [2, 2, 2]),
+        (lambda grad, *_: comm.pack([grad]), as_it_is, [2, 2, 2]),
+        (lambda grad, there, other: there.copy_(other), as_it_is, [14, 14, 14]),
+        (lambda g, *_: g.neg(), lambda g, *_: g.to("vgpu:1").to("vgpu:0"), [-2, -2, -2]),
+        (lambda g, *_: g.neg(), lambda g, *_: torch.stack([g, g]).sum(0), [-4, -4, -4]),
     ],
+    ids="sorted view_of_view into_view list one_vector from_other through_other stack".split(),
 )
-def test_backward_waits_however_a_gradient_is_written_and_read(
-    devices, write, read, expected, monkeypatch
-):
-    targets = torch.zeros(2, 3, device=devices[0])
-    source = torch.full((3,), 7.0, device=devices[1])
-    # Not left there: later tests count what is in use.
-    monkeypatch.setattr(into_a_view, "target", targets[0], raising=False)
-    monkeypatch.setattr(from_the_other_device, "target", targets[1], raising=False)
-    monkeypatch.setattr(from_the_other_device, "source", source, raising=False)
+def test_backward_waits_however_a_gradient_is_written_and_read(devices, write, read, expected):
+    tensors = torch.zeros(3, device=devices[0]), torch.full((3,), 7.0, device=devices[1])
     reading, writing = (torch.vgpu.Stream(devices[0]) for _ in range(2))
     x = torch.ones(3, device=devices[0], requires_grad=True)
     torch.vgpu.synchronize()
     with use(reading):
-        y = Through.apply(x * 2, read)
+        y = Through.apply(x * 2, lambda grad: read(grad, *tensors))
     writing.wait_stream(reading)
     with use(writing):
-        loss = Through.apply(y, write).sum()
+        loss = Through.apply(y, lambda grad: write(grad, *tensors)).sum()
     for device in devices:
         torch.vgpu.synchronize(device)
     with Gate(devices[0], writing):
@@ -261,29 +220,6 @@ def test_the_stream_that_calls_backward_waits_for_its_end(devices):
         tenfold = grad * 10
     torch.vgpu.synchronize()
     assert tenfold.tolist() == [20] * 3
-
-
-def test_a_stream_that_a_function_chooses_in_its_backward_is_used(devices):
-    side = torch.vgpu.Stream(devices[0])
-
-    class Function(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            with use(side):
-                return grad.neg()
-
-    x = torch.ones(3, device=devices[0], requires_grad=True)
-    with use(torch.vgpu.Stream(devices[0])):
-        loss = Function.apply(x).sum()
-    torch.vgpu.synchronize()
-    with recorded() as spans:
-        loss.backward()
-    assert [op.stream for op in named(spans, "aten.neg")] == [side.stream_id]
-    assert x.grad.tolist() == [-1] * 3
 
 
 def test_a_stream_that_a_function_chooses_in_its_backward_is_waited_for(devices):
@@ -441,19 +377,6 @@ def test_a_copy_is_written_no_earlier_than_writing_takes(devices, monkeypatch):
     assert 0 < landed - written < 20e-3
 
 
-def test_a_copy_between_devices_waits_for_the_current_stream_of_the_target(devices):
-    source, target = torch.ones(4, device=devices[0]), torch.zeros(4, device=devices[1])
-    torch.vgpu.synchronize(0)
-    torch.vgpu.synchronize(1)
-    with Gate(devices[1]):
-        old = target + 0
-        target.copy_(source)
-        new = target + 0
-        run_what_can()
-        assert not torch.vgpu.current_stream(devices[0]).query(), "it did not wait for the target"
-    assert (old.tolist(), new.tolist()) == ([0] * 4, [1] * 4)
-
-
 # -- streams and events
 
 
@@ -549,16 +472,6 @@ def test_a_stream_that_was_left_is_not_left_again(devices):
         torch.vgpu.set_stream(torch.vgpu.default_stream(0))
 
 
-def test_a_stream_context_restores_and_takes_none(devices):
-    side = torch.vgpu.Stream(devices[1])
-    with torch.vgpu.StreamContext(side):
-        assert torch.vgpu.current_stream() == side
-    assert torch.vgpu.current_device() == 0
-    with torch.vgpu.StreamContext(None):
-        assert torch.vgpu.current_device() == 0
-    assert isinstance(torch.vgpu.stream(side), torch.vgpu.StreamContext)
-
-
 def test_blocks_that_an_interrupt_left_entered_are_left_from_the_innermost(devices):
     current = torch.vgpu.current_device, *(partial(torch.vgpu.current_stream, d) for d in devices)
     before = [now() for now in current]
@@ -647,11 +560,6 @@ def test_a_stream_that_is_told_to_wait_many_times_waits_for_the_first_too(device
         assert not side.query()
 
 
-def test_a_device_by_the_number_of_none_changes_nothing(devices):
-    with torch.vgpu.device(1), torch.vgpu.device(-1):
-        assert torch.vgpu.current_device() == 1
-
-
 # -- which of the ops that are ready an engine takes
 
 
@@ -717,17 +625,10 @@ def test_kernels_that_are_ready_at_once_run_in_the_order_of_their_issue(devices)
 
 def test_all_hosts_that_wait_for_an_op_go_on(devices):
     gate = Gate(devices[0])
-    hosts = [
-        threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
-        for _ in range(3)
-    ]
-    for host in hosts:
-        host.start()
-    wait_until(lambda: len(gate.op.waiters or ()) == 3)
-    gate.let_go()
-    for host in hosts:
-        host.join(10)
-    assert not any(host.is_alive() for host in hosts)
+    wait = partial(scheduler.wait, gate.op, devices[0])
+    with in_thread(wait), in_thread(wait), in_thread(wait):
+        wait_until(lambda: len(gate.op.waiters or ()) == 3)
+        gate.let_go()
 
 
 def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeypatch):
@@ -740,10 +641,8 @@ def test_an_op_that_ends_just_before_a_host_is_noted_as_waiting(devices, monkeyp
         return clock()
 
     monkeypatch.setattr(scheduler, "perf_counter", clock_at_which_the_op_ends)
-    host = threading.Thread(target=scheduler.wait, args=(gate.op, devices[0]), daemon=True)
-    host.start()
-    host.join(10)
-    assert gate.op.done and not host.is_alive()
+    in_threads([partial(scheduler.wait, gate.op, devices[0])])
+    assert gate.op.done
 
 
 def test_an_op_that_has_run_keeps_none_of_those_before_it(devices):
@@ -784,10 +683,7 @@ def test_a_hundred_thousand_operators_in_a_row(devices, monkeypatch):
 
 
 def wait_until_held_back(host):
-    deadline = time.monotonic() + 30
-    while frame_in(host, scheduler.ReadyQueue.wait_for_room) is None:
-        assert time.monotonic() < deadline, "the host was not held back"
-        time.sleep(1e-4)
+    wait_until(lambda: frame_in(host, scheduler.ReadyQueue.wait_for_room), seconds=30)
 
 
 def test_the_host_waits_when_it_is_too_far_ahead(devices):
@@ -821,10 +717,7 @@ def test_room_that_comes_just_before_a_host_is_noted_as_waiting_is_seen(devices,
 
     monkeypatch.setattr(scheduler, "QUEUE_LIMIT", 2)
     monkeypatch.setattr(scheduler, "closed_gate", closed_gate_when_there_is_room)
-    host = threading.Thread(target=lambda: x.add_(1).add_(1), daemon=True)
-    host.start()
-    host.join(10)
-    assert not host.is_alive()
+    in_threads([lambda: x.add_(1).add_(1)])
     monkeypatch.undo()
     assert x.item() == 2
 
@@ -885,22 +778,16 @@ def test_copies_of_two_devices_to_each_other_overlap(devices, monkeypatch):
 
 
 def test_streams_made_by_several_threads_are_all_waited_for(devices):
-    found, start = registry.find(devices[0]), threading.Barrier(4)
-    made = [[] for _ in range(4)]
+    found, start, made = registry.find(devices[0]), threading.Barrier(4), []
 
-    def make(mine):
+    def make():
         start.wait(30)
-        for _ in range(200):
-            mine.append(torch.vgpu.Stream(devices[0]))
+        made.extend([torch.vgpu.Stream(devices[0]) for _ in range(200)])
 
-    threads = [threading.Thread(target=make, args=(mine,)) for mine in made]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    streams = [stream._stream for mine in made for stream in mine]
-    assert set(streams) <= set(found.streams)
-    assert len({stream.index for stream in streams}) == len(streams)
+    in_threads([make] * 4)
+    streams = {stream._stream for stream in made}
+    assert streams <= set(found.streams)
+    assert len({stream.index for stream in streams}) == 800
 
 
 def test_a_stream_that_takes_its_waits_while_it_is_given_one(devices, monkeypatch):
@@ -980,23 +867,6 @@ def test_an_interrupted_backward_ends_when_a_stream_is_used(devices, monkeypatch
             assert not torch.vgpu.current_stream().query()
     assert type(threads.thread.current) is threads.CurrentStreams
     assert x.grad.tolist() == [2] * 3
-
-
-def test_a_backward_that_is_not_joined_yet_is_joined_when_a_stream_is_used(devices):
-    """An interrupt may end the pass before its caller's streams wait for it."""
-    from vgpu.runtime.threads import thread
-
-    x = torch.ones(3, device=devices[0], requires_grad=True)
-    side = torch.vgpu.Stream(devices[0])
-    with use(side):
-        y = x * 2
-    torch.vgpu.synchronize()
-    torch.vgpu.current_stream().wait_stream(side)
-    y.sum().backward()
-    assert thread.current.unjoined is not None
-    torch.vgpu.current_stream()
-    assert thread.current.unjoined is None
-    assert x.grad.tolist() == [2, 2, 2]
 
 
 def test_copies_of_a_list_block_only_where_they_must(devices, monkeypatch):
