@@ -207,15 +207,6 @@ def test_download_replaces_a_damaged_cache(tmp_path, online):
     assert online.calls == 1
 
 
-def test_missing_torchvision_is_a_reason(monkeypatch, online, capsys):
-    def missing():
-        raise ModuleNotFoundError("No module named 'torchvision'")
-
-    monkeypatch.setattr(_d2l, "import_torchvision", missing)
-    assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
-    assert "(No module named 'torchvision')" in capsys.readouterr().out
-
-
 @contextlib.contextmanager
 def serving(folder):
     """Serve a folder on this machine; yields its address and the list of paths asked for."""
