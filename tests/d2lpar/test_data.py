@@ -169,13 +169,16 @@ def online(monkeypatch, contents):
     return fake
 
 
-def test_downloads_once_into_the_cache(tmp_path, online):
-    assert name_and_first_batch()[0] == "Fashion-MNIST"
-    SOURCE.forget()
-    assert name_and_first_batch()[0] == "Fashion-MNIST"
+@pytest.mark.parametrize("damaged", [False, True])
+def test_downloads_once_into_the_cache_and_replaces_damaged_files(tmp_path, online, damaged):
+    raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
+    if damaged:
+        write(raw, {**online.contents, "train-images-idx3-ubyte": b""})
+    for _ in range(2):
+        assert name_and_first_batch()[0] == "Fashion-MNIST"
+        SOURCE.forget()
     assert online.calls == 1
     assert online.time_limits == [sources.STALL_SECONDS]
-    raw = tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw"
     assert {path.name for path in raw.iterdir()} == set(SOURCE.files)
 
 
@@ -196,15 +199,6 @@ def test_wrong_download_is_not_kept(tmp_path, online, capsys):
     assert name_and_first_batch()[0] == "synthetic Fashion-MNIST"
     assert "cannot be downloaded (t10k-images-idx3-ubyte is wrong" in capsys.readouterr().out
     assert not list((tmp_path / "cache").rglob("*ubyte*"))
-
-
-def test_download_replaces_a_damaged_cache(tmp_path, online):
-    raw = write(tmp_path / "cache" / "d2lpar" / "FashionMNIST" / "raw", online.contents)
-    (raw / "train-images-idx3-ubyte").write_bytes(b"")
-    assert name_and_first_batch()[0] == "Fashion-MNIST"
-    SOURCE.forget()
-    assert name_and_first_batch()[0] == "Fashion-MNIST"
-    assert online.calls == 1
 
 
 @contextlib.contextmanager
