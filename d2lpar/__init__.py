@@ -33,7 +33,7 @@ _NAMES = {  # what all chapters use comes first
     "plotting.figures": ("new_figure",),
     "timelines.timeline": ("Mark", "Timeline"),
     "timelines.schedule": ("plot_schedule",),
-    "memory": ("SavedBytes", "peak_bytes"),
+    "memory_use": ("SavedBytes", "peak_bytes"),
 }
 _OF_VGPU = (  # what chapters take from the engine
     "virtual_gpus",

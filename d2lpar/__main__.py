@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import functools
+import os
 import sys
 
 
@@ -34,7 +35,13 @@ def main(arguments=None):
         plan.error("--price requires --tokens, for example --tokens 300B")
     from d2lpar.chapters.planning_a_training_run.planning import run
 
-    return run(options, plan.error)
+    try:
+        code = run(options, plan.error)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has enough lines, as in `d2lpar plan | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
+        return 1
+    return code
 
 
 def _positive(text):

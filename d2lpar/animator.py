@@ -12,9 +12,10 @@ SHARE = 0.03  # largest fraction of the training time to spend on drawing
 class Animator:
     """Plot curves in a figure that updates while a cell runs, as d2l's class of this name does.
 
-    In a notebook the figure is redrawn in place, at most 3 % of the time, and once more when the
-    cell ends, which stores it. If `xlim` rises, a progress bar above the axes shows how far the
-    newest point is, until the cell ends. Outside a notebook points are recorded, but not drawn.
+    In a notebook the figure is redrawn in place, and drawing takes at most 3 % of the time. The end
+    of the cell draws it once more, and the notebook stores that. If `xlim` is (minimum, maximum), a
+    progress bar above the axes shows the position of the newest point until the cell ends. Outside
+    a notebook points are recorded, but not drawn.
 
     Args:
         xlabel, ylabel: labels of the axes.

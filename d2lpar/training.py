@@ -15,7 +15,7 @@ class Accumulator:
         self.data = [0.0] * n
 
     def add(self, *args):
-        """Add to each sum its number or one-element tensor; a tensor on a GPU blocks the host.
+        """Add one number or one-element tensor to each sum; blocks until a GPU has computed it.
 
         Raises:
             ValueError: the number of arguments is not `n`.

@@ -14,27 +14,38 @@ ORDER = 0x6A72  # offset of the seed that shuffles the images
 
 
 class Brush:
-    """Random numbers for n square images of `side` pixels."""
+    """Random numbers for n square images of `side` pixels, (n, 1, 1) where nothing else is said."""
 
     def __init__(self, n, generator, side):
-        self.n, self.generator, self.side = n, generator, side
+        self.n, self.side = n, side
+        self.rand, self.randn = (
+            functools.partial(draw, generator=generator, device="cpu")
+            for draw in (torch.rand, torch.randn)
+        )
 
     def uniform(self, low, high):
-        """Return uniform numbers between two bounds, (n, 1, 1)."""
-        return low + (high - low) * torch.rand(self.n, 1, 1, generator=self.generator, device="cpu")
+        return low + (high - low) * self.rand(self.n, 1, 1)
 
     def normal(self, mean, std):
-        """Return normal numbers, (n, 1, 1)."""
-        return mean + std * torch.randn(self.n, 1, 1, generator=self.generator, device="cpu")
+        return mean + std * self.randn(self.n, 1, 1)
 
     def chance(self, probability):
-        """Return booleans that are True with a probability, (n, 1, 1)."""
-        return torch.rand(self.n, 1, 1, generator=self.generator, device="cpu") < probability
+        """Return booleans that are True with a probability."""
+        return self.rand(self.n, 1, 1) < probability
+
+    def mixed(self, *parts):
+        """Return numbers, each from one of several ranges (probability, low, high)."""
+        draw, value, total = self.uniform(0, 1), None, 0.0
+        for probability, low, high in parts:
+            sample = self.uniform(low, high)
+            value = sample if value is None else torch.where(draw < total, value, sample)
+            total += probability
+        return value
 
     def noise(self, knots=None):
         """Return normal noise per pixel, or on a grid of knots x knots, interpolated linearly."""
         knots = knots or self.side
-        grid = torch.randn(self.n, knots, knots, generator=self.generator, device="cpu")
+        grid = self.randn(self.n, knots, knots)
         if knots == self.side:
             return grid
         at = torch.linspace(0, knots - 1, self.side, device="cpu").view(self.side, 1)
@@ -89,21 +100,12 @@ def paint(tone, mask, value):
     return torch.lerp(tone, value, mask.to(tone.dtype))
 
 
-def mixed(b, *parts):
-    """Return numbers, each from one of several ranges (probability, low, high), (n, 1, 1)."""
-    draw, value, total = b.uniform(0, 1), None, 0.0
-    for probability, low, high in parts:
-        sample = b.uniform(low, high)
-        value = sample if value is None else torch.where(draw < total, value, sample)
-        total += probability
-    return value
-
-
-def draw_classes(drawings, shape, num_images, seed):
+def draw_classes(classes, draw, shape, num_images, seed):
     """Draw a balanced, shuffled data set.
 
     Args:
-        drawings: for each class a function from n and a generator to n images in [0, 1].
+        classes: a list; its order is that of the labels.
+        draw: a function of a class, n and a generator that returns n images in [0, 1].
         shape: (channels, height, width).
         num_images: a multiple of the number of classes.
         seed: seeds the random numbers; the images do not depend on the number of cores.
@@ -111,16 +113,16 @@ def draw_classes(drawings, shape, num_images, seed):
     Returns:
         Images (num_images, *shape) and labels (num_images,), both uint8.
     """
-    each, rest = divmod(num_images, len(drawings))
+    each, rest = divmod(num_images, len(classes))
     if rest or not each:
-        raise ValueError(f"num_images must be a multiple of {len(drawings)}: got {num_images}")
+        raise ValueError(f"num_images must be a multiple of {len(classes)}: got {num_images}")
     images = torch.empty(num_images, *shape, dtype=torch.uint8, device="cpu")
     labels = torch.empty(num_images, dtype=torch.uint8, device="cpu")
     # Another seed: shuffling after manual_seed(seed) would repeat it and sort images by class.
     order = torch.randperm(num_images, generator=_generator(seed + ORDER), device="cpu")
 
     def draw_chunk(number, label, rows):
-        drawn = drawings[label](len(rows), _generator(seed + 1000 * number))
+        drawn = draw(classes[label], len(rows), _generator(seed + 1000 * number))
         images[rows] = (drawn * 255).to(torch.uint8).view(-1, *shape)
         labels[rows] = label
 

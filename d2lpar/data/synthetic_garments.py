@@ -12,7 +12,7 @@ tensors that broadcast to (n, 28, 28), for n images at once.
 import torch
 
 from d2lpar.data import drawing
-from d2lpar.data.drawing import cover, knots, largest, mixed, paint, stroke
+from d2lpar.data.drawing import cover, knots, largest, paint, stroke
 
 SIDE = 28  # pixels
 SHAPE = (1, SIDE, SIDE)
@@ -46,7 +46,7 @@ def stripes(b, t, low, high):
 
 def textured(b, plain=0.5, horizontal=0.2, vertical=0.1, checked=0.1):
     """Return the tone of a fabric: brightness, shading and, by chance, a pattern."""
-    base = torch.where(b.chance(0.25), b.uniform(0.12, 0.5), b.uniform(0.5, 1.0))
+    base = b.mixed((0.25, 0.12, 0.5), (0.75, 0.5, 1.0))
     second = b.uniform(0.1, 1.0)
     draw = b.uniform(0, 1)
     across = (draw > plain) & (draw < plain + horizontal + checked)
@@ -91,8 +91,8 @@ def top(b, sleeve, width, hem, flare, button, collar, print_=0.0, rib=0.0, open_
     tone = paint(tone, gap * b.uniform(0.3, 0.95), b.uniform(0, 0.12))
 
     draw = b.uniform(0, 1)
-    ends = torch.where(b.chance(0.15), b.uniform(-7, -2), b.uniform(14, 15))
-    contrast = torch.where(b.chance(0.5), b.uniform(0.0, 0.4), b.uniform(0.7, 1.1))
+    ends = b.mixed((0.15, -7, -2), (0.85, 14, 15))
+    contrast = b.mixed((0.5, 0.0, 0.4), (0.5, 0.7, 1.1))
     line = cover(ax - b.uniform(0.3, 0.9)) * ((y < ends) & (draw < button))
     tone = paint(tone, line * b.uniform(0.4, 1), contrast)
     dots = stripes(b, y, 2.6, 4.5) * ((y < ends) & (draw < 0.6 * button)) * b.uniform(0.3, 0.9)
@@ -109,7 +109,7 @@ def top(b, sleeve, width, hem, flare, button, collar, print_=0.0, rib=0.0, open_
 
     head = slice(0, 11)  # rows of neckline and collar
     hx, hy = ax[:, head], y[:, head] - neck_y
-    depth = torch.where(b.chance(0.3), b.uniform(2.0, 6.0), b.uniform(0.3, 2.2))
+    depth = b.mixed((0.3, 2.0, 6.0), (0.7, 0.3, 2.2))
     neckline = (hx / (neck - 0.6)).square_() + (hy / depth).square() - 1
     outer, inner = (neck - 1.2, b.uniform(0.1, 0.5)), (b.uniform(0.2, 0.6), depth + 0.8)
     wing = cover(stroke(hx, hy, outer, inner, 1.1)) * b.chance(collar) * b.uniform(0.4, 1)
@@ -133,7 +133,7 @@ def sleeves(b, ax, shoulder, sleeve, upper, cuff):
 
 
 def t_shirt(b):
-    sleeve = mixed(b, (0.84, 0.18, 0.42), (0.1, 0.0, 0.12), (0.06, 0.45, 1.0))
+    sleeve = b.mixed((0.84, 0.18, 0.42), (0.1, 0.0, 0.12), (0.06, 0.45, 1.0))
     hem = b.normal(11.8, 1.1)
     return top(b, sleeve, b.normal(7.5, 0.8), hem, 0.0, button=0.04, collar=0.05, print_=0.45)
 
@@ -146,7 +146,7 @@ def trouser(b):
     end = torch.where(b.chance(0.12), b.uniform(4, 10), b.normal(12.8, 0.4))
     outer = knots(y, (-13.0, waist), (-8.0, hip), (0.0, (hip + ankle) / 2), (13.0, ankle))
     crotch = b.normal(-6.0, 1.2)
-    spread = torch.where(b.chance(0.2), b.uniform(0, 0.5), b.uniform(0.4, 2.4))
+    spread = b.mixed((0.2, 0, 0.5), (0.8, 0.4, 2.4))
     inner = knots(y, (crotch, -0.6), (crotch + 3, 0.25 * spread), (13.0, spread))
     mask = cover(largest(ax - outer, -13.0 - y, y - end)) * cover(inner - ax)
     tone = textured(b, plain=0.78, horizontal=0.05, vertical=0.12, checked=0.03)
@@ -158,7 +158,7 @@ def trouser(b):
 
 
 def pullover(b):
-    sleeve = mixed(b, (0.94, 0.82, 1.05), (0.06, 0.4, 0.8))
+    sleeve = b.mixed((0.94, 0.82, 1.05), (0.06, 0.4, 0.8))
     hem = b.normal(11.0, 1.1)
     width = b.normal(7.5, 0.8)
     return top(b, sleeve, width, hem, -0.2, button=0.05, collar=0.05, print_=0.2, rib=0.7)
@@ -166,11 +166,11 @@ def pullover(b):
 
 def dress(b):
     x, y, ax = b.x, b.y, b.x.abs()
-    sleeve = mixed(b, (0.55, 0.0, 0.04), (0.3, 0.15, 0.45), (0.15, 0.6, 1.0))
+    sleeve = b.mixed((0.55, 0.0, 0.04), (0.3, 0.15, 0.45), (0.15, 0.6, 1.0))
     neck_y = b.normal(-12.6, 0.3)
     chest = b.normal(4.0, 0.7)
     waist = chest - b.uniform(0.0, 1.6)
-    hem_width = waist + torch.where(b.chance(0.5), b.uniform(0.2, 2.5), b.uniform(2.0, 7.0))
+    hem_width = waist + b.mixed((0.5, 0.2, 2.5), (0.5, 2.0, 7.0))
     waist_y = b.uniform(-5, 1)
     hem = b.normal(12.6, 0.6)
     shoulder = (neck_y, chest - b.uniform(0.4, 2.4))
@@ -192,14 +192,14 @@ def dress(b):
 
 
 def coat(b):
-    sleeve = mixed(b, (0.96, 0.82, 1.08), (0.04, 0.4, 0.8))
-    hem = mixed(b, (0.8, 11.8, 13.8), (0.2, 9.5, 11.5))
+    sleeve = b.mixed((0.96, 0.82, 1.08), (0.04, 0.4, 0.8))
+    hem = b.mixed((0.8, 11.8, 13.8), (0.2, 9.5, 11.5))
     width = b.normal(6.9, 0.8)
     return top(b, sleeve, width, hem, 1.2, button=0.88, collar=0.5, rib=0.1, open_front=0.45)
 
 
 def shirt(b):
-    sleeve = mixed(b, (0.5, 0.78, 1.05), (0.42, 0.2, 0.5), (0.08, 0.0, 0.12))
+    sleeve = b.mixed((0.5, 0.78, 1.05), (0.42, 0.2, 0.5), (0.08, 0.0, 0.12))
     hem = b.normal(11.8, 1.0)
     return top(b, sleeve, b.normal(6.7, 0.8), hem, 0.2, button=0.78, collar=0.78, print_=0.08)
 
@@ -242,7 +242,7 @@ def shoe(b, shaft, holes, heel, laces):
     mask = torch.maximum(opened, sole_mask)
 
     tone = textured(b, plain=0.85, horizontal=0.05, vertical=0.05, checked=0.02)
-    sole_tone = torch.where(b.chance(0.5), b.uniform(0.6, 1.1), b.uniform(0.1, 0.6))
+    sole_tone = b.mixed((0.5, 0.6, 1.1), (0.5, 0.1, 0.6))
     tone = paint(tone, sole_mask * (1 - opened), sole_tone)
     mark = stroke(x, y, (b.normal(0, 2), floor - 1.5), (b.normal(4, 2), floor - 5.5), 0.8)
     tone = paint(tone, cover(mark) * b.chance(laces * 0.7) * b.uniform(0.3, 1), b.uniform(0, 1.1))
@@ -257,15 +257,15 @@ def shoe(b, shaft, holes, heel, laces):
 
 
 def sandal(b):
-    shaft = mixed(b, (0.6, -4.5, 2.5), (0.4, -9.0, -3.0))
-    heel = mixed(b, (0.5, 0.0, 0.5), (0.5, 1.5, 9.0))
-    holes = mixed(b, (0.88, 0.45, 0.75), (0.12, 0.1, 0.4))
+    shaft = b.mixed((0.6, -4.5, 2.5), (0.4, -9.0, -3.0))
+    heel = b.mixed((0.5, 0.0, 0.5), (0.5, 1.5, 9.0))
+    holes = b.mixed((0.88, 0.45, 0.75), (0.12, 0.1, 0.4))
     return shoe(b, shaft, holes, heel, laces=0.1)
 
 
 def sneaker(b):
-    shaft = mixed(b, (0.88, -3.2, 0.6), (0.12, -6.5, -3.0))
-    holes = mixed(b, (0.95, 0.0, 0.0), (0.05, 0.05, 0.3))
+    shaft = b.mixed((0.88, -3.2, 0.6), (0.12, -6.5, -3.0))
+    holes = b.mixed((0.95, 0.0, 0.0), (0.05, 0.05, 0.3))
     return shoe(b, shaft, holes, b.uniform(0, 0.6), laces=0.7)
 
 
@@ -296,8 +296,8 @@ def bag(b):
 
 
 def ankle_boot(b):
-    shaft = mixed(b, (0.84, -13.0, -7.5), (0.16, -7.5, -4.0))
-    heel = mixed(b, (0.55, 0.0, 1.2), (0.45, 1.2, 5.5))
+    shaft = b.mixed((0.84, -13.0, -7.5), (0.16, -7.5, -4.0))
+    heel = b.mixed((0.55, 0.0, 1.2), (0.45, 1.2, 5.5))
     return shoe(b, shaft, b.uniform(0, 0), heel, laces=0.3)
 
 
@@ -306,10 +306,10 @@ GARMENTS = (t_shirt, trouser, pullover, dress, coat, sandal, shirt, sneaker, bag
 SHOES = (sandal, sneaker, ankle_boot)
 
 
-def _drawing(garment):
-    return lambda n, generator: garment(GarmentBrush(n, generator, lying=garment in SHOES))
+def _images(garment, n, generator):
+    return garment(GarmentBrush(n, generator, lying=garment in SHOES))
 
 
 def draw(num_images, seed):
     """Draw a data set of synthetic garments with `drawing.draw_classes`."""
-    return drawing.draw_classes([_drawing(g) for g in GARMENTS], SHAPE, num_images, seed)
+    return drawing.draw_classes(GARMENTS, _images, SHAPE, num_images, seed)

@@ -40,8 +40,7 @@ class Canvas(drawing.Brush):
 
     def color(self):
         """Return random, mostly light colours, (n, 3, 1, 1)."""
-        rgb = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
-        return 1 - 0.75 * rgb * self.uniform(0.3, 1.0)[:, None]
+        return 1 - 0.75 * self.rand(self.n, 3, 1, 1) * self.uniform(0.3, 1.0)[:, None]
 
     def ground(self):
         """Return random dark colours, (n, 3, 1, 1)."""
@@ -67,10 +66,10 @@ class Canvas(drawing.Brush):
     def lit(self):
         """Return the images under random light, with camera noise."""
         px, py = drawing.pixels(SIDE)
-        cast = torch.rand(self.n, 3, 1, 1, generator=self.generator, device="cpu")
-        light = self.uniform(0.55, 1.2)[:, None] * (0.8 + 0.4 * cast)
+        cast = 0.8 + 0.4 * self.rand(self.n, 3, 1, 1)
+        light = self.uniform(0.55, 1.2)[:, None] * cast
         light = light * (1 + self.normal(0, 0.25) * (self.slope(px, py) - 0.5))[:, None]
-        grain = torch.randn(self.image.shape, generator=self.generator, device="cpu")
+        grain = self.randn(self.image.shape)
         return (self.image.clamp(0, 1) * light + 0.02 * grain).clamp(0, 1)
 
 
@@ -230,15 +229,12 @@ OBJECTS = (car, truck, bus, boat, plane, bird, fish, house, mug, teapot)
 CLASSES = tuple(function.__name__ for function in OBJECTS)
 
 
-def _drawing(function):
-    def drawn(n, generator):
-        canvas = Canvas(n, generator)
-        function(canvas)
-        return canvas.lit()
-
-    return drawn
+def _images(function, n, generator):
+    canvas = Canvas(n, generator)
+    function(canvas)
+    return canvas.lit()
 
 
 def draw(num_images, seed):
     """Draw a data set of synthetic objects in colour with `drawing.draw_classes`."""
-    return drawing.draw_classes([_drawing(f) for f in OBJECTS], SHAPE, num_images, seed)
+    return drawing.draw_classes(OBJECTS, _images, SHAPE, num_images, seed)

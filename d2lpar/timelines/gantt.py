@@ -1,8 +1,10 @@
 """The Gantt chart of a timeline."""
 
+import itertools
 from collections import defaultdict
 
 from d2lpar.plotting.figures import KINDS, PHASES, WIDE, new_figure, style
+from d2lpar.timelines.schedule import named_bar, remove_wide_texts
 from vgpu.recording import lanes, union
 
 _ENGINES = {
@@ -13,13 +15,9 @@ _ENGINES = {
     "collectives": "collectives",
     "stream": "stream waits",
 }
-
 _GAP = 0.35  # between devices, in rows
-
-_FEW = 60  # spans of a row: up to so many, long ones get edges
-
+_FEW = 60  # maximum number of spans in a row whose long spans get edges
 PIXELS = 1500  # horizontal resolution of a chart
-
 MIN_WIDTH = 4  # pixels: minimum width of an isolated span or one with edges
 
 
@@ -135,35 +133,14 @@ def _draw_phases(figure, axes, phases, part, scale):
     from matplotlib.patches import Patch
 
     names = list(dict.fromkeys(mark.name for _, mark in phases))
-    bands = {name: PHASES[i % len(PHASES)] for i, name in enumerate(names)}
-    texts = []
+    looks = {
+        name: {"facecolor": colour, "hatch": hatch, "edgecolor": "#a8a8a8"}
+        for name, (colour, hatch) in zip(names, itertools.cycle(PHASES))
+    }
+    bars = []
     for lane, mark in phases:
-        colour, hatch = bands[mark.name]
-        start, end = scale * max(mark.start, part[0]), scale * min(mark.end, part[1])
-        rectangle = axes.barh(
-            lane + 0.5,
-            end - start,
-            0.86,
-            start,
-            color=colour,
-            hatch=hatch,
-            edgecolor="#a8a8a8",
-            linewidth=0.5,
-            zorder=3,
-        )[0]
-        text = axes.text(
-            (start + end) / 2, lane + 0.5, mark.name, ha="center", va="center", fontsize=8, zorder=4
-        )
-        texts.append((mark.name, rectangle, text))
-    figure.draw_without_rendering()
-    named = set()
-    for name, rectangle, text in texts:
-        if text.get_window_extent().width < rectangle.get_window_extent().width:
-            named.add(name)
-        else:
-            text.remove()
-    return [
-        Patch(label=name, facecolor=bands[name][0], hatch=bands[name][1], edgecolor="#a8a8a8")
-        for name in names
-        if name not in named
-    ]
+        place = [scale * max(mark.start, part[0]), scale * min(mark.end, part[1])]
+        bars.append(named_bar(axes, lane + 0.5, 0.86, place, mark.name))
+        bars[-1][0].set(**looks[mark.name])
+    fit = remove_wide_texts(figure, bars)
+    return [Patch(label=name, **looks[name]) for name in names if name not in fit]

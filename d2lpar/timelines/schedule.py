@@ -4,6 +4,7 @@ from d2lpar.plotting.figures import PHASES, WIDE, new_figure, style
 from vgpu.recording import lanes
 
 _PAPER = {"facecolor": "w", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # under a text
+_EDGE = "#606060"
 
 
 def plot_schedule(rows, title=None, unit=None):
@@ -35,7 +36,7 @@ def plot_schedule(rows, title=None, unit=None):
     words = list(dict.fromkeys(mark.name.split()[0] for mark in marks))
     looks = {word: PHASES[i % len(PHASES)] for i, word in enumerate(words)}
     figure, [[axes]] = new_figure(figsize=(WIDE, 1.2 + 0.3 * len(rows)))
-    texts = []
+    bars = []
     with style():
         axes.set(xlabel=f"time ({unit})", title=title, ylim=(len(rows), 0))
         axes.set_xlim(0, (end - start) * scale)
@@ -46,22 +47,38 @@ def plot_schedule(rows, title=None, unit=None):
         for i, row in enumerate(rows.values()):
             for lane, mark in lanes(row):
                 height = 0.84 / (1 + max(lane for lane, _ in lanes(row)))
-                left, right = (scale * (moment - start) for moment in (mark.start, mark.end))
+                place = [scale * (moment - start) for moment in (mark.start, mark.end)]
                 word, _, rest = mark.name.partition(" ")
-                colour, hatch = looks[word]
                 middle = i + 0.08 + (lane + 0.5) * height
-                bar = axes.barh(middle, right - left, 0.95 * height, left, color=colour)[0]
-                bar.set(hatch=hatch, edgecolor="#606060", linewidth=0.5, zorder=3)
-                text = axes.text((left + right) / 2, middle, rest or word, fontsize=8, zorder=4)
-                text.set(ha="center", va="center", bbox=_PAPER)
-                texts.append((bar, text))
+                bar = named_bar(axes, middle, 0.95 * height, place, rest or word)
+                bar[0].set(facecolor=looks[word][0], hatch=looks[word][1], edgecolor=_EDGE)
+                bar[1].set(bbox=_PAPER)
+                bars.append(bar)
         handles = [
-            Patch(label=word, facecolor=looks[word][0], hatch=looks[word][1], edgecolor="#606060")
-            for word in words
+            Patch(label=word, facecolor=colour, hatch=hatch, edgecolor=_EDGE)
+            for word, (colour, hatch) in looks.items()
         ]
         figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)))
-    figure.draw_without_rendering()
-    for bar, text in texts:
-        if text.get_window_extent().width > bar.get_window_extent().width:
-            text.remove()
+    remove_wide_texts(figure, bars)
     return figure
+
+
+def named_bar(axes, middle, height, place, name):
+    """Draw a bar between two times, `place`, with a name in it; return the bar and the text."""
+    start, end = place
+    bar = axes.barh(middle, end - start, height, start, linewidth=0.5, zorder=3)[0]
+    text = axes.text((start + end) / 2, middle, name, ha="center", va="center", fontsize=8)
+    text.set(zorder=4)
+    return bar, text
+
+
+def remove_wide_texts(figure, bars):
+    """Remove the texts that are wider than their bars; return the names of the others."""
+    figure.draw_without_rendering()
+    fit = set()
+    for bar, text in bars:
+        if text.get_window_extent().width <= bar.get_window_extent().width:
+            fit.add(text.get_text())
+        else:
+            text.remove()
+    return fit

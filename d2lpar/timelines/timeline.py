@@ -201,27 +201,26 @@ class Timeline:
         Raises:
             ValueError: the device, kind, engine or phase is unknown.
         """
-        spans = list(self.spans)
-        if device is not None:
-            device = self._known(device)
-            spans = [span for span in spans if span.device == device]
         if kind is not None:
             _check_one_of(kind, KINDS, "kind")
-            spans = [span for span in spans if span.kind == kind]
         if engine is not None:
-            known = dict.fromkeys([*ENGINES, *(span.engine for span in spans)])
+            known = dict.fromkeys([*ENGINES, *(span.engine for span in self.spans)])
             _check_one_of(engine, known, "engine")
-            spans = [span for span in spans if span.engine == engine]
-        if stream is not None:
-            stream = getattr(stream, "stream_id", stream)
-            spans = [span for span in spans if span.stream == stream]
-        if name is not None:
-            spans = [span for span in spans if name in span.name]
         if mark is not None:
             _check_one_of(mark, sorted({mark.name for mark in self.marks}), "phase")
-            phases = [phase for phase in self.marks if phase.name == mark]
-            spans = [span for span in spans if any(_launched_in(span, each) for each in phases)]
-        return spans
+        phases = [phase for phase in self.marks if phase.name == mark]
+        device = None if device is None else self._known(device)
+        stream = getattr(stream, "stream_id", stream)
+        return [
+            span
+            for span in self.spans
+            if device in (None, span.device)
+            and kind in (None, span.kind)
+            and engine in (None, span.engine)
+            and stream in (None, span.stream)
+            and (name is None or name in span.name)
+            and (mark is None or any(_launched_in(span, phase) for phase in phases))
+        ]
 
     def busy(self, device, kind="kernel"):
         """Return the seconds in which a device ran at least one span of a kind."""

@@ -5,29 +5,29 @@ import subprocess
 import sys
 
 import pytest
-from nbclient import NotebookClient
-from nbformat.v4 import new_code_cell, new_notebook
+from kernels import execute
 
 from d2lpar import Animator, animator
 
 
-def test_points_are_kept_as_d2l_keeps_them():
-    curves = Animator(xlabel="epoch", legend=["train loss", "train acc", "test acc"])
+@pytest.mark.parametrize(
+    ("points", "X", "Y"),
+    [
+        (
+            [(0.5, (2, 0.1, None)), (1, (None, 0.3, 0.25))],
+            [[0.5], [0.5, 1], [1]],
+            [[2], [0.1, 0.3], [0.25]],
+        ),
+        ([(1, 3)], [[1]], [[3]]),  # a point of the only curve
+        ([([1, 2], [3, 4])], [[1], [2]], [[3], [4]]),  # an x for each curve
+    ],
+)
+def test_points_are_kept_as_d2l_keeps_them(points, X, Y):
+    curves = Animator()
     assert curves.X is None and curves.Y is None
-    curves.add(0.5, (2.0, 0.1, None))
-    curves.add(1, (1.5, 0.3, None))
-    curves.add(1, (None, None, 0.25))
-    assert curves.X == [[0.5, 1], [0.5, 1], [1]]
-    assert curves.Y == [[2.0, 1.5], [0.1, 0.3], [0.25]]
-
-
-def test_a_number_is_a_point_of_the_first_curve_and_each_curve_may_have_its_x():
-    curves = Animator()
-    curves.add(1, 3)
-    assert (curves.X, curves.Y) == ([[1]], [[3]])
-    curves = Animator()
-    curves.add([1, 2], [3, 4])
-    assert (curves.X, curves.Y) == ([[1], [2]], [[3], [4]])
+    for point in points:
+        curves.add(*point)
+    assert (curves.X, curves.Y) == (X, Y)
 
 
 def test_more_numbers_than_curves_are_refused_and_no_point_is_lost():
@@ -97,31 +97,16 @@ assert "matplotlib" not in sys.modules and len(curves.X[0]) == 100
     assert done.stdout == done.stderr == ""
 
 
-def execute(*sources):
-    """Execute cells in a kernel; return the notebook and the messages about displays."""
-    messages = []
-
-    class Client(NotebookClient):
-        def process_message(self, msg, cell, cell_index):
-            if msg["msg_type"] in ("display_data", "update_display_data", "clear_output"):
-                messages.append(msg["msg_type"])
-            return super().process_message(msg, cell, cell_index)
-
-    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
-    Client(notebook, timeout=60).execute()
-    return notebook, messages
-
-
 def test_a_notebook_has_one_figure_that_shows_the_last_point_without_words():
     add = "for epoch in range(50):\n    curves.add(epoch, (0.5, {}))"
-    notebook, messages = execute(
+    cells, messages = execute(
         "import d2lpar, io\ncurves = d2lpar.Animator('epoch', legend=['a', 'b'])",
         add.format("epoch"),
         "picture = io.BytesIO()\ncurves.draw().savefig(picture)\n"
         "import base64\nprint(base64.b64encode(picture.getvalue()).decode())",
         add.format("-epoch"),
     )
-    first, second, expected, third = notebook.cells
+    first, second, expected, third = cells
     assert first.outputs == [] and len(second.outputs) == 1
     assert second.outputs[0].data["text/plain"] == "<Figure>"
     # after the third cell has added its points to the same figure
@@ -136,21 +121,20 @@ def test_a_notebook_has_one_figure_that_shows_the_last_point_without_words():
 def test_a_cell_that_ends_early_stores_a_figure_without_a_bar():
     start = "import d2lpar\ncurves = d2lpar.Animator(xlim=[0, 10])\ncurves.add(4, 1)\n"
     count = "print(len(curves.axes[0].patches), end=' ')"
-    notebook, _ = execute(start + count, count)
-    printed = ["".join(o.get("text", "") for o in cell.outputs) for cell in notebook.cells]
+    cells, _ = execute(start + count, count)
+    printed = ["".join(o.get("text", "") for o in cell.outputs) for cell in cells]
     assert printed == ["2 ", "0 "]
 
 
 def test_what_came_too_early_is_drawn_when_the_cell_ends_even_by_an_error():
-    sources = (
+    (_, second, third), _ = execute(
         "import d2lpar\nfrom d2lpar import animator\nanimator.SHARE = 1e-9",
         "curves = d2lpar.Animator()\ncurves.add(1, 1)\ncurves.add(2, 2)\n1 / 0",
         "len(curves.fig.axes[0].lines[0].get_xdata())",
+        allow_errors=True,
     )
-    notebook = new_notebook(cells=[new_code_cell(source) for source in sources])
-    NotebookClient(notebook, timeout=60, allow_errors=True).execute()
-    assert notebook.cells[2].outputs[0].data["text/plain"] == "2"
-    assert [output.output_type for output in notebook.cells[1].outputs] == ["display_data", "error"]
+    assert third.outputs[0].data["text/plain"] == "2"
+    assert [output.output_type for output in second.outputs] == ["display_data", "error"]
 
 
 def test_drawing_takes_its_share_of_the_time(monkeypatch):

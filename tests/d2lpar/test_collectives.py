@@ -3,7 +3,6 @@ import torch
 from held import held, run_what_is_ready
 
 import d2lpar
-from d2lpar import collectives
 from d2lpar.collectives import allgather, allreduce
 from d2lpar.timelines.timeline import Timeline
 
@@ -31,20 +30,12 @@ def test_sum_lands_in_every_tensor_with_the_same_bits(algorithm, k, shape):
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_other_layouts_types_and_parameters(algorithm):
-    integers = replicas(3, (5,), torch.int64)
-    expected = sum(integers)
-    allreduce(integers, algorithm)
-    assert all(torch.equal(tensor, expected) for tensor in integers)
-
-    transposed = [tensor.T for tensor in replicas(3, (4, 5))]
-    expected = sum(transposed)
-    allreduce(transposed, algorithm)
-    assert all(torch.equal(tensor, expected) for tensor in transposed)
-
     params = [tensor.requires_grad_() for tensor in replicas(3, (4,))]
-    expected = sum(param.detach() for param in params)
-    allreduce(params, algorithm)
-    assert all(torch.equal(param, expected) and param.is_leaf for param in params)
+    transposed = [tensor.T for tensor in replicas(3, (4, 5))]
+    for data in (replicas(3, (5,), torch.int64), transposed, params):
+        expected = sum(tensor.detach() for tensor in data)
+        allreduce(data, algorithm)
+        assert all(torch.equal(tensor, expected) and tensor.is_leaf for tensor in data)
 
 
 def test_star_is_the_default():
@@ -54,24 +45,28 @@ def test_star_is_the_default():
     assert torch.equal(data[3], star[3])
 
 
-def test_errors_give_values():
-    with pytest.raises(ValueError, match="the list is empty"):
-        allreduce([])
-    with pytest.raises(ValueError, match=r"tensor 1 is torch.float32 of shape \(3,\), tensor 0"):
-        allreduce([torch.ones(2), torch.ones(3)])
-    with pytest.raises(ValueError, match="torch.float64"):
-        allreduce([torch.ones(2), torch.ones(2, dtype=torch.float64)])
-    ones = torch.ones(2)
-    for function in (allreduce, collectives.allgather):
-        for data, i in (([None, None], 0), ([ones, torch.ones(2), None], 2)):
-            with pytest.raises(
-                ValueError, match=rf"tensor {i} of {len(data)} is None, .*backward\("
-            ):
-                function(data)
-    with pytest.raises(ValueError, match="must be distinct: 0 and 2 are the same tensor"):
-        allreduce([ones, torch.ones(2), ones])
+ONES = torch.ones(2)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ([], "the list is empty"),
+        ([ONES, torch.ones(3)], r"tensor 1 is torch.float32 of shape \(3,\), tensor 0"),
+        ([ONES, ONES.double()], "torch.float64"),
+        ([None, None], r"tensor 0 of 2 is None, .*backward\("),
+        ([ONES, ONES + 1, None], r"tensor 2 of 3 is None, .*backward\("),
+        ([ONES, ONES + 1, ONES], "must be distinct: 0 and 2 are the same tensor"),
+    ],
+)
+def test_errors_give_values(data, text):
+    with pytest.raises(ValueError, match=text):
+        allreduce(data)
+    if None in data[-1:]:
+        with pytest.raises(ValueError, match=text):
+            allgather(data)
     with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring"):
-        allreduce([ones], "mesh")
+        allreduce([ONES], "mesh")
 
 
 def elements_sent(algorithm, k, numel):

@@ -37,6 +37,8 @@ def test_without_d2l_the_error_says_how_to_install_it(no_d2l):
     with pytest.raises(AttributeError, match="show_trace_2d.*pip install --no-deps d2l==1.0.3"):
         d2lpar.show_trace_2d  # noqa: B018
     assert not hasattr(d2lpar, "show_trace_2d")
+    with pytest.raises(AttributeError, match=r"'Bencmark' \(did you mean 'Benchmark'\?\), and d2l"):
+        d2lpar.Bencmark  # noqa: B018
 
 
 def test_install_command_names_the_torchvision_of_this_torch(monkeypatch):
@@ -44,60 +46,37 @@ def test_install_command_names_the_torchvision_of_this_torch(monkeypatch):
     assert "'torchvision==0.28.*'" in _d2l.install_command()
 
 
-def test_an_error_in_d2l_is_an_attribute_error_that_names_it(tmp_path):
-    (tmp_path / "d2l").mkdir()
-    (tmp_path / "d2l" / "__init__.py").touch()
-    (tmp_path / "d2l" / "torch.py").write_text("import surely_not_installed")
-    (tmp_path / "torchvision.py").touch()
-    code = """
-    import d2lpar
-    try:
-        d2lpar.show_images
-    except AttributeError as error:
-        print(error)
-    """
-    assert "No module named 'surely_not_installed'" in run(code, tmp_path)
-
-
-def test_names_come_from_d2l_and_are_kept(tmp_path):
-    (tmp_path / "d2l").mkdir()
-    (tmp_path / "d2l" / "__init__.py").touch()
-    (tmp_path / "d2l" / "torch.py").write_text("loads = []\ndef show_images(): return 1\n")
-    (tmp_path / "torchvision.py").touch()
-    code = """
-    import d2lpar
-    print(d2lpar.show_images(), "show_images" in vars(d2lpar))
-    try:
-        d2lpar.nonsense
-    except AttributeError as error:
-        print(error)
-    """
-    assert run(code, tmp_path).split("\n")[:2] == [
-        "1 True",
-        "neither module 'd2lpar' nor d2l.torch has an attribute 'nonsense'",
-    ]
-
-
-@pytest.mark.parametrize("name, meant", [("Bencmark", "Benchmark"), ("show_imags", "show_images")])
-def test_a_name_spelt_alike_is_suggested(tmp_path, name, meant):
-    """Of ours, or of d2l's."""
-    (tmp_path / "d2l").mkdir()
-    (tmp_path / "d2l" / "__init__.py").touch()
-    (tmp_path / "d2l" / "torch.py").write_text("def show_images(): return 1\n")
-    (tmp_path / "torchvision.py").touch()
+def asked_of_d2l(name, folder, module):
+    """Ask d2lpar for a name; return what is printed where a module stands for d2l.torch."""
+    (folder / "d2l").mkdir()
+    (folder / "d2l" / "__init__.py").touch()
+    (folder / "d2l" / "torch.py").write_text(module)
+    (folder / "torchvision.py").touch()
     code = f"""
     import d2lpar
     try:
-        d2lpar.{name}
+        print(d2lpar.{name}, "{name}" in vars(d2lpar))
     except AttributeError as error:
         print(error)
     """
-    assert f"has an attribute '{name}' (did you mean '{meant}'?)" in run(code, tmp_path)
+    return run(code, folder).splitlines()[0]
 
 
-def test_without_d2l_a_name_of_ours_is_suggested(no_d2l):
-    with pytest.raises(AttributeError, match=r"'Bencmark' \(did you mean 'Benchmark'\?\), and d2l"):
-        d2lpar.Bencmark  # noqa: B018
+SHOWS = "loads = []\nshow_images = 'shown'"
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "printed"),
+    [
+        ("show_images", SHOWS, "shown True"),
+        ("nonsense", SHOWS, "neither module 'd2lpar' nor d2l.torch has an attribute 'nonsense'"),
+        ("Bencmark", SHOWS, "has an attribute 'Bencmark' (did you mean 'Benchmark'?)"),
+        ("show_imags", SHOWS, "has an attribute 'show_imags' (did you mean 'show_images'?)"),
+        ("show_images", "import surely_lost", "No module named 'surely_lost'"),
+    ],
+)
+def test_names_come_from_d2l_or_the_error_helps(tmp_path, name, module, printed):
+    assert printed in asked_of_d2l(name, tmp_path, module)
 
 
 FAKE_TORCHVISION = """

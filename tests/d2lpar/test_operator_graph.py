@@ -1,4 +1,5 @@
 import gc
+import itertools
 import threading
 import weakref
 
@@ -39,6 +40,10 @@ def names(graph):
 
 def reads(graph):
     return [node.reads for node in graph.nodes]
+
+
+def waits(graph):
+    return [node.waits for node in graph.nodes]
 
 
 def test_program_on_one_device(device):
@@ -86,7 +91,7 @@ def test_readers_before_and_after_a_change_in_place(device):
         y.sub_(z)
     assert names(graph) == ["add", "add_", "mul", "sub_"]
     assert reads(graph) == [(), (), (1,), (0, 2)]
-    assert [node.waits for node in graph.nodes] == [(), (0,), (), ()]
+    assert waits(graph) == [(), (0,), (), ()]
     assert [node.level for node in graph.nodes] == [0, 1, 2, 3]
     assert graph.nodes[3].before == {0, 1, 2}
     assert graph.independent_pairs() == []
@@ -103,7 +108,7 @@ def test_a_change_waits_only_for_readers_that_nothing_else_orders(device):
         x.add_(b)
         x.add_(1)
     assert reads(graph) == [(), (0,), (), (2,), (3,)]
-    assert [node.waits for node in graph.nodes] == [(), (), (), (1,), ()]
+    assert waits(graph) == [(), (), (), (1,), ()]
     assert graph.nodes[3].before == {0, 1, 2}
 
 
@@ -120,7 +125,7 @@ def test_views_stand_for_the_memory_that_they_share(device):
         torch.ops.aten._unsafe_view(y, [9]) + 1
     assert names(graph) == ["mul_", "mm", "zero_", "sum", "add"]
     assert reads(graph) == [(), (0,), (0,), (2,), (1,)]
-    assert [node.waits for node in graph.nodes] == [(), (), (1,), (), ()]
+    assert waits(graph) == [(), (), (1,), (), ()]
 
 
 def test_results_written_to_given_tensors(device):
@@ -132,7 +137,7 @@ def test_results_written_to_given_tensors(device):
         x.copy_(y)
         torch._foreach_mul_([x, out], 2.0)
     assert reads(graph)[:4] == [(), (), (1,), (0,)]
-    assert [node.waits for node in graph.nodes][:4] == [(), (0,), (), (1,)]
+    assert waits(graph)[:4] == [(), (0,), (), (1,)]
     assert set().union(*reads(graph)[4:]) == {1, 3} and 2 in graph.nodes[-1].before
 
 
@@ -210,6 +215,8 @@ def test_gradients_of_two_halves_do_not_depend_on_each_other(devices):
 
 def test_no_tensor_is_kept_alive(device):
     """Neither while it records, nor afterwards: its memory can be used again at once."""
+    accel = torch.get_device_module(device)
+    before = accel.memory_allocated(device) if device != CPU else 0
     with OperatorGraph() as graph:
         x = torch.ones(1000, device=device)
         y = x + 1
@@ -217,18 +224,10 @@ def test_no_tensor_is_kept_alive(device):
         del x, y
         gc.collect()
         assert [ref() for ref in kept] == [None, None]
+        if device != CPU:
+            accel.synchronize(device)
+            assert accel.memory_allocated(device) == before
     assert len(graph.nodes) == 2
-
-
-def test_virtual_memory_is_free_while_a_graph_records(devices):
-    accel = torch.get_device_module(devices[0])
-    before = accel.memory_allocated(devices[0])
-    with OperatorGraph():
-        for _ in range(3):
-            x = torch.ones(1000, device=devices[0]) + 1
-            del x
-        accel.synchronize(devices[0])
-        assert accel.memory_allocated(devices[0]) == before
 
 
 def test_new_memory_in_the_place_of_old(device):
@@ -255,14 +254,10 @@ def test_a_graph_starts_anew_and_cannot_be_entered_twice():
     assert (x + 1).sum() == 12 and len(graph.nodes) == 1
     with graph:
         x.add_(1)  # has a reader in the graph that was
-    assert [node.waits for node in graph.nodes] == [()]
-
-
-def test_an_error_passes_and_what_ran_before_it_stays():
-    graph = OperatorGraph()
+    assert waits(graph) == [()]
     with pytest.raises(RuntimeError, match="size"), graph:
         torch.ones(2) + torch.ones(3)
-    assert names(graph) == ["ones", "ones"]
+    assert names(graph) == ["ones", "ones"]  # what ran before the error
     assert torch.ones(2).sum() == 2 and len(graph.nodes) == 2
 
 
@@ -297,14 +292,8 @@ def test_picture(devices):
     figure = program(*devices).plot("A program")
     [axes] = figure.axes
     assert axes.get_title() == "A program" and axes.get_xlabel() == "level"
-    assert [text.get_text() for text in boxes(axes)] == [
-        "full",
-        "add",
-        "copy",
-        "add",
-        "copy",
-        "mul",
-    ]
+    labels = [text.get_text() for text in boxes(axes)]
+    assert labels == ["full", "add", "copy", "add", "copy", "mul"]
     assert [text.get_position()[0] for text in boxes(axes)] == [0, 1, 1, 2, 3, 4]
     rows = dict(zip(axes.get_yticks(), (t.get_text() for t in axes.get_yticklabels()), strict=True))
     at = [rows[text.get_position()[1]] for text in boxes(axes)]
@@ -321,20 +310,17 @@ def test_arrows_end_beside_the_boxes(devices):
     places = drawn(figure)
     assert [text.get_text() for text in boxes(figure.axes[0])] == labels
     ends = [(0, 1), (0, 2), (2, 3), (3, 4), (1, 5), (4, 5)]
-    found = []
-    for text in figure.axes[0].texts:
-        if getattr(text, "arrow_patch", None) is None:
-            continue
-        points = text.anncoords.transform(text.xyann), text.xycoords.transform(text.xy)
-        near = [
-            [
-                i
-                for i, box in enumerate(places)
-                if box.padded(6).contains(*point) and not box.contains(*point)
-            ]
-            for point in points
-        ]
-        found.append(tuple(i for [i] in near))
+
+    def beside(point):
+        near = [box.padded(6).contains(*point) and not box.contains(*point) for box in places]
+        assert sum(near) == 1
+        return near.index(True)
+
+    found = [
+        (beside(text.anncoords.transform(text.xyann)), beside(text.xycoords.transform(text.xy)))
+        for text in figure.axes[0].texts
+        if getattr(text, "arrow_patch", None)
+    ]
     assert sorted(found) == sorted(ends)
     assert not places[0].padded(20).overlaps(places[1])
 
@@ -348,8 +334,7 @@ def test_boxes_do_not_overlap(devices):
                 torch.nn.functional.silu(x)
     places = drawn(graph.plot())
     assert len(places) == 16
-    for i, one in enumerate(places):
-        assert not any(one.overlaps(other) for other in places[:i])
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(places, 2))
 
 
 def test_what_overwrites_gets_a_dashed_arrow():
@@ -358,17 +343,10 @@ def test_what_overwrites_gets_a_dashed_arrow():
         x + 1
         x.add_(1)
         x + 1
-    waits, reads = arrows(graph.plot().axes[0])
-    assert waits.get_linestyle() != "solid" == reads.get_linestyle()
-    assert waits.get_edgecolor() != reads.get_edgecolor()
-    assert waits.get_linewidth() > reads.get_linewidth()
-
-
-def test_what_cannot_be_drawn():
-    with pytest.raises(ValueError, match="nothing to draw"):
-        OperatorGraph().plot()
-    with pytest.raises(ValueError, match="labels must have length 4: got 2"):
-        program(CPU, CPU).plot(labels=["a", "b"])
+    waiting, reading = arrows(graph.plot().axes[0])
+    assert waiting.get_linestyle() != "solid" == reading.get_linestyle()
+    assert waiting.get_edgecolor() != reading.get_edgecolor()
+    assert waiting.get_linewidth() > reading.get_linewidth()
 
 
 def test_a_graph_draws_itself_in_a_cell(monkeypatch):
@@ -377,8 +355,11 @@ def test_a_graph_draws_itself_in_a_cell(monkeypatch):
     monkeypatch.setattr("d2lpar.plotting.figures.in_notebook", lambda: True)
     shown = graph._repr_mimebundle_()
     assert set(shown) == {"image/png", "text/plain"} and shown["text/plain"] == "<OperatorGraph>"
-    assert OperatorGraph()._repr_mimebundle_() == {}
-    assert str(OperatorGraph()) == ""
+    assert OperatorGraph()._repr_mimebundle_() == {} and str(OperatorGraph()) == ""
+    with pytest.raises(ValueError, match="nothing to draw"):
+        OperatorGraph().plot()
+    with pytest.raises(ValueError, match="labels must have length 4: got 2"):
+        graph.plot(labels=["a", "b"])
 
 
 def test_a_long_graph_can_be_drawn():

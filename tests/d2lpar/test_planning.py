@@ -1,6 +1,8 @@
 """The steps of GPT in a layout, and `d2lpar plan`: what fits, what it takes, and what it says."""
 
+import os
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -198,6 +200,15 @@ def test_a_network_that_fits_nowhere(rows, capsys):
     del rows[:2]
     code, out = plan(capsys, "--gpus", "4")
     assert code == 1 and "MFU" not in out and "Refused: 3 of 3 layouts." in out
+
+
+def test_a_closed_pipe_ends_the_command(rows, monkeypatch):
+    """As in `d2lpar plan | head -1`: neither the table nor the flush at exit has a traceback."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w") as pipe, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", pipe)
+        assert command.main(["plan", "--gpus", "4", "--parameters", "3.6B"]) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,30 +1,25 @@
 import base64
-import contextlib
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+import itertools
 from types import SimpleNamespace
 
 import pytest
 import torch
+from kernels import execute
 from matplotlib import colors
 
 from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
-from d2lpar.plotting import figures
+from d2lpar.plotting import charts, figures
 from d2lpar.plotting.charts import plot_bars, plot_curves, plot_stacks
 from d2lpar.plotting.progress import progress
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_timeline
 from d2lpar.timelines.schedule import plot_schedule
 from d2lpar.timelines.timeline import Mark
-from vgpu import Span, virtual_gpus
+from vgpu import Span
 
-ROOT = Path(__file__).parents[2]
 GPU0, GPU1 = torch.device("cuda", 0), torch.device("cuda", 1)
 
 
@@ -58,29 +53,20 @@ def pieces(figure, row):
 
 
 def test_gantt_has_a_row_for_each_device_and_engine_and_one_for_the_host():
-    figure = plot_timeline(
-        timeline(
-            [
-                span(GPU1, "compute", 0.2, 0.6),
-                span(GPU0, "host", 0.1, 1.0, "wait"),
-                span(GPU0, "d2h", 0.5, 0.8, "copy"),
-                span(GPU0, "stream", 0.1, 0.2, "wait"),
-            ]
-        )
-    )
-    assert row_labels(figure) == [
-        "cuda:0 compute",
-        "cuda:0 copy to host",
-        "cuda:0 stream waits",
-        "cuda:1 compute",
-        "host waits",
-    ]
+    spans = [span(GPU1, "compute", 0.2, 0.6), span(GPU0, "host", 0.1, 1.0, "wait")]
+    spans += [span(GPU0, "d2h", 0.5, 0.8, "copy"), span(GPU0, "stream", 0.1, 0.2, "wait")]
+    figure = plot_timeline(timeline(spans))
+    drawn = {
+        "cuda:0 compute": [],
+        "cuda:0 copy to host": [pytest.approx((500, 800))],
+        "cuda:0 stream waits": [pytest.approx((100, 200))],
+        "cuda:1 compute": [pytest.approx((200, 600))],
+        "host waits": [pytest.approx((100, 1000))],
+    }
+    assert row_labels(figure) == list(drawn)
     places = figure.axes[0].get_yticks()
     assert figure.axes[0].yaxis_inverted() and list(places) == sorted(places)
-    assert pieces(figure, "cuda:0 compute") == []
-    assert pieces(figure, "cuda:1 compute") == [pytest.approx((200, 600))]
-    assert pieces(figure, "cuda:0 copy to host") == [pytest.approx((500, 800))]
-    assert pieces(figure, "host waits") == [pytest.approx((100, 1000))]
+    assert {row: pieces(figure, row) for row in drawn} == drawn
     assert legend_labels(figure) == ["kernel", "copy", "wait"]
     assert figure.axes[0].get_xlabel() == "time (ms)"
     assert figure.axes[0].get_xlim() == (0, 1000)
@@ -152,7 +138,7 @@ def test_phases_are_named_where_there_is_room_and_else_in_the_legend():
     assert legend_labels(figure) == ["kernel", "update"]
     assert row_labels(figure) == ["host", "cuda:0 compute", "cuda:1 compute"]
     drawn = boxes(figure, texts)
-    assert not any(a.overlaps(b) for i, a in enumerate(drawn) for b in drawn[:i])
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(drawn, 2))
 
 
 def test_phases_are_cut_to_the_part_that_is_drawn():
@@ -174,7 +160,7 @@ def test_nothing_overlaps_in_a_chart_of_many_rows():
     figure = plot_timeline(timeline(spans))
     labels = boxes(figure, figure.axes[0].get_yticklabels())
     assert len(labels) == 10
-    assert not any(a.overlaps(b) for i, a in enumerate(labels) for b in labels[:i])
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(labels, 2))
     [legend] = boxes(figure, figure.legends)
     assert not legend.overlaps(figure.axes[0].get_tightbbox())
     assert legend.y0 >= 0 and min(box.x0 for box in labels) >= 0
@@ -210,52 +196,29 @@ def test_figures_do_not_belong_to_pyplot():
     assert pyplot.get_fignums() == []
 
 
-@contextlib.contextmanager
-def modelled():
-    """Model GPUs in the block, and put them back on the wall clock."""
-    virtual_gpus(1, model="v100", values=False)
-    try:
-        yield
-    finally:
-        virtual_gpus(1)
-
-
-def test_bars():
+def test_bars(monkeypatch):
     figure = plot_bars(["1 GPU", "2 GPUs"], [2.0, None], [2.5, 1.25], "time (s)", "Measured")
     [axes] = figure.axes
     assert [bar.get_height() for group in axes.containers for bar in group] == [2.0, 2.5, 1.25]
     assert [text.get_text() for text in axes.texts] == ["2", "2.5", "1.25"]
     assert legend_labels(figure) == ["predicted", "measured"]
     assert [label.get_text() for label in axes.get_xticklabels()] == ["1 GPU", "2 GPUs"]
-    with modelled():
-        assert legend_labels(plot_bars(["a"], [1], [2], "s")) == ["predicted", "modelled"]
+    monkeypatch.setattr(charts, "hardware_name", lambda: "V100-SXM2-16GB")
+    assert legend_labels(plot_bars(["a"], [1], [2], "s")) == ["predicted", "modelled"]
     with pytest.raises(ValueError, match="measured must have 2 values, one per label: got 1"):
         plot_bars(["a", "b"], [1, 2], [1], "s")
 
 
-def test_bars_are_no_wider_than_a_cell_in_a_window_of_1024_pixels():
-    labels = [f"label {i}" for i in range(9)]
-    bars = plot_bars(labels, [1] * 9, [1] * 9, "s")
-    stacks = plot_stacks({label: {"part": 1} for label in labels}, "s")
-    for figure in (bars, stacks):
-        assert figure.get_size_inches()[0] * figure.dpi <= 760
-
-
-def test_counts_have_no_fractions_below_their_axis():
+def test_ticks_of_counts_are_whole_and_a_logarithmic_axis_has_plain_numbers():
     x = list(range(1, 21))
     figure = plot_curves(x, {"loss": x}, "step", "loss")
     figure.draw_without_rendering()
     assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())
-
-
-def test_a_logarithmic_axis_has_plain_numbers():
-    for y, expected in (([0.15, 0.7], ["0.2", "0.3", "0.4", "0.6"]), ([1, 10**6], ["1", "1e+06"])):
+    for y, expected in (([0.15, 0.7], {"0.2", "0.3", "0.4", "0.6"}), ([1, 10**6], {"1", "1e+06"})):
         figure = plot_curves([1, 2], {"a": y}, "x", "y", yscale="log")
         figure.draw_without_rendering()
-        labels = (
-            figure.axes[0].yaxis.get_majorticklabels() + figure.axes[0].yaxis.get_minorticklabels()
-        )
-        assert {*expected} <= {label.get_text() for label in labels}
+        labels = figure.axes[0].get_yticklabels(which="both")
+        assert expected <= {label.get_text() for label in labels}
 
 
 def test_curves():
@@ -269,13 +232,11 @@ def test_curves():
     looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in lines]
     a, b, measured, predicted = (figures.LINES[i] for i in (2, 3, 0, 1))
     assert looks == [a, measured, b, predicted, a, b]
-    names = ["ring, predicted", "ring, measured", "tree, predicted", "tree, measured"]
-    lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
-    assert [line.get_color() for line in lines] == [figures.PREDICTED, figures.MEASURED] * 2
-    assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
-    as_modelled = [name.replace("measured", "modelled") for name in names]
-    others = plot_curves([1], {name: [1] for name in as_modelled}, "x", "y").axes[0].lines
-    assert [line.get_color() for line in others] == [line.get_color() for line in lines]
+    for kind in ("measured", "modelled"):
+        names = ["ring, predicted", f"ring, {kind}", "tree, predicted", f"tree, {kind}"]
+        lines = plot_curves([1], {name: [1] for name in names}, "x", "y").axes[0].lines
+        assert [line.get_color() for line in lines] == [figures.PREDICTED, figures.MEASURED] * 2
+        assert len({(line.get_linestyle(), line.get_marker()) for line in lines}) == 4
     with pytest.raises(ValueError, match="curve 'ideal' must have 2 values, one per x: got 3"):
         plot_curves([1, 2], {}, "x", "y", ideal=[1, 2, 3])
 
@@ -284,11 +245,7 @@ def test_points_have_their_names_beside_them():
     figure = plot_points({"nets": {"A": (1, 2)}, "GPUs": {"B": (3, 40), "C": (5, 6)}}, "x", "y")
     [axes] = figure.axes
     places = {text.get_text(): (text.xy, text.get_ha()) for text in axes.texts}
-    assert places == {
-        "A": ((1, 2), "right"),
-        "B": ((3, 40), "left"),
-        "C": ((5, 6), "left"),
-    }
+    assert places == {"A": ((1, 2), "right"), "B": ((3, 40), "left"), "C": ((5, 6), "left")}
     assert [len(line.get_xdata()) for line in axes.lines] == [1, 2]
     assert {line.get_linestyle() for line in axes.lines} == {"None"}
     joined = plot_points({"one": {"A": (1, 2), "B": (2, 1)}}, "x", "y", xscale="log", joined=True)
@@ -313,109 +270,41 @@ def test_runs_without_a_result_are_counted_and_not_drawn():
         plot_runs(runs, "batch", "steps", [45])
 
 
-def test_progress_of_a_short_loop_shows_nothing(capsys):
-    assert list(progress(range(4), "epoch 1", delay=60)) == list(range(4))
-    assert capsys.readouterr() == ("", "")
-
-
 def test_progress_ends_on_a_line_without_times(capsys):
+    assert list(progress(range(4), "a short loop", delay=60)) == list(range(4))
+    assert capsys.readouterr() == ("", "")
     assert list(progress(range(40), "epoch 1")) == list(range(40))
     captured = capsys.readouterr()
     assert captured.out == ""
     last = captured.err.rstrip("\n").split("\r")[-1].rstrip()
     assert last == "epoch 1: 100%|" + "█" * 30 + "| 40/40"
     assert captured.err.endswith("\n")
-
-
-def test_progress_of_a_loop_that_ends_early(capsys):
-    for i in progress(range(4), "step"):
+    for i in progress(range(4), "ends early"):
         if i == 2:
             break
     last = capsys.readouterr().err.rstrip("\n").split("\r")[-1].rstrip()
-    assert last.startswith("step:  50%|") and last.endswith("| 2/4")
+    assert last.startswith("ends early:  50%|") and last.endswith("| 2/4")
 
 
-PICTURE = {"image/png": "", "text/plain": "<Figure>"}
-# The cells of a notebook, and what they show, whoever runs them and how fast.
-CELLS = {
-    """\
-import time
-import torch
-import d2lpar
-from d2lpar.plotting.charts import plot_bars
-from d2lpar.plotting.progress import progress
-for epoch in progress(range(9), "epoch"):
+def test_a_notebook_shows_each_figure_once_and_stores_the_same_text_in_every_run():
+    loop = """import time, torch, d2lpar
+for epoch in d2lpar.progress(range(9), "epoch"):
     time.sleep(0.3 * (epoch == 0))  # until the bar is drawn with times, which are longer
 print("done")
-plot_bars(["a"], [1], [2], "s")""": PICTURE,
-    "devices = d2lpar.virtual_gpus(2)\nwith d2lpar.Timeline() as timeline:\n"
-    "    torch.ones(3, device=devices[1])\ntimeline": {**PICTURE, "text/plain": "<Timeline>"},
-}
-# Where the bar showed times until it ended, there are spaces.
-BAR = "epoch: 100%|" + "█" * 30 + "| 9/9" + " " * len(" [00:00<00:00]") + "\n"
-STREAMS = {"stdout": "done\n", "stderr": BAR}
-# Notes the outputs that nbval gets from the kernel: to which cell they belong, and their data.
-CONFTEST = """
-import json
-from nbval.plugin import IPyNbFile
-
-get = IPyNbFile.get_kernel_message
-
-def get_and_note(self, **options):
-    message = get(self, **options)
-    if data := message["content"].get("data"):
-        with open("shown", "a") as file:
-            noted = message["parent_header"]["msg_id"], data
-            print(json.dumps(noted), file=file)
-    return message
-
-IPyNbFile.get_kernel_message = get_and_note
-"""
-
-
-@pytest.fixture(scope="module")
-def in_a_notebook(tmp_path_factory):
-    """Run nbval on a notebook of the cells above; return what it says and what it got to see."""
-    pytest.importorskip("nbval")
-    pytest.importorskip("ipykernel")
-    nbformat = pytest.importorskip("nbformat")
-    folder = tmp_path_factory.mktemp("notebook")
-    new_cell, new_output = nbformat.v4.new_code_cell, nbformat.v4.new_output
-    cells = [
-        new_cell(cell, outputs=[new_output("display_data", data)], execution_count=count)
-        for count, (cell, data) in enumerate(CELLS.items(), 1)
-    ]
-    for name, text in STREAMS.items():
-        cells[0].outputs.append(new_output("stream", name=name, text=text))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), folder / "cells.ipynb")
-    (folder / "conftest.py").write_text(CONFTEST)
-    command = [sys.executable, "-m", "pytest", "--nbval", "--nbval-current-env", "-q"]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "cells.ipynb"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    return done, folder / "shown"
-
-
-def test_in_a_notebook_every_figure_is_shown_once(in_a_notebook):
-    _, noted = in_a_notebook
-    cells = {}
-    for cell, data in map(json.loads, noted.read_text().splitlines()):
-        cells.setdefault(cell, []).append(data)
-    texts = []
-    for [shown] in cells.values():
-        assert base64.b64decode(shown["image/png"]).startswith(b"\x89PNG")
-        texts.append(shown["text/plain"])
-    assert texts == ["<Figure>", "<Timeline>"]
-
-
-def test_nbval_compares_the_notebook(in_a_notebook):
-    done, _ = in_a_notebook
-    assert done.returncode == 0, done.stdout
-    assert "2 passed" in done.stdout
+d2lpar.plot_bars(["a"], [1], [2], "s")"""
+    record = """devices = d2lpar.virtual_gpus(2)
+with d2lpar.Timeline() as timeline:
+    torch.ones(3, device=devices[1])
+timeline"""
+    cells, shown = execute(loop, record)
+    assert shown == ["execute_result"] * 2
+    pictures = [cell.outputs.pop().data for cell in cells]
+    assert [picture["text/plain"] for picture in pictures] == ["<Figure>", "<Timeline>"]
+    for picture in pictures:
+        assert base64.b64decode(picture["image/png"]).startswith(b"\x89PNG")
+    bar = "epoch: 100%|" + "█" * 30 + "| 9/9" + " " * len(" [00:00<00:00]") + "\n"
+    texts = {output.name: output.text for output in cells[0].outputs}
+    assert texts == {"stdout": "done\n", "stderr": bar} and cells[1].outputs == []
 
 
 def test_schedule_has_a_bar_for_each_mark_coloured_by_its_first_word():
@@ -448,9 +337,6 @@ def test_schedule_writes_where_there_is_room_and_all_in_the_legend():
 def test_schedule_in_units_of_its_own():
     axes = plot_schedule({"stage 0": [Mark("forward 0", 1.0, 3.0)]}, unit="forward passes").axes[0]
     assert axes.get_xlabel() == "time (forward passes)" and axes.get_xlim() == (0, 2)
-
-
-def test_schedule_of_nothing():
     with pytest.raises(ValueError, match="no marks to draw in 1 rows"):
         plot_schedule({"rank 0": []})
 
@@ -460,9 +346,6 @@ def test_stacks_put_parts_on_top_of_each_other():
     bars = [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches]
     assert bars == [(0, 1), (0, 1), (1, 2), (1, 0.5)]
     assert legend_labels(figure) == ["a", "b"] and figure.axes[0].get_ylabel() == "bytes"
-
-
-def test_stacks_of_different_parts():
     with pytest.raises(ValueError, match="bar 'ZeRO' must have the parts .'a'.: got .'b'."):
         plot_stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")
 

@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import d2lpar
 from d2lpar import progress, timing
 from d2lpar.chapters.scaling.workloads import in_plain_threads
+from d2lpar.plotting.figures import KINDS
 from d2lpar.timelines import cuda_spans as cuda
 from d2lpar.timelines import timeline as timeline_module
 from d2lpar.timelines.timeline import Timeline
@@ -106,29 +107,27 @@ def test_timer(clock):
     assert timer.stop() == 4
     assert timer.times == [2, 4]
     assert (timer.sum(), timer.avg(), timer.cumsum()) == (6, 3, [2, 6])
-
-
-def test_timer_without_times(clock):
     with pytest.raises(ValueError, match="no times yet"):
         Timer().avg()
     assert Timer().cumsum() == []
 
 
-def test_benchmark_waits_before_it_starts_and_before_it_reads_the_clock(clock, capsys):
-    with Benchmark("GPU1 time") as benchmark:
-        assert clock.num_synchronized == 1
+@pytest.mark.parametrize(
+    ("arguments", "waits", "printed", "seconds"),
+    [
+        (("GPU1 time",), 1, "GPU1 time: 1.4660 sec\n", 1.46604),
+        (("Done", False), 0, "Done: 0.4660 sec\n", 0.46604),
+    ],
+)
+def test_benchmark_waits_before_it_starts_and_before_it_reads_the_clock(
+    arguments, waits, printed, seconds, clock, capsys
+):
+    with Benchmark(*arguments) as benchmark:
+        assert clock.num_synchronized == waits
         clock.now += 0.46604
-    assert clock.num_synchronized == 2
-    assert capsys.readouterr().out == "GPU1 time: 1.4660 sec\n"
-    assert benchmark.seconds == pytest.approx(1.46604)
-
-
-def test_benchmark_without_waiting(clock, capsys):
-    with Benchmark(sync=False) as benchmark:
-        clock.now += 0.25
-    assert clock.num_synchronized == 0
-    assert capsys.readouterr().out == "Done: 0.2500 sec\n"
-    assert benchmark.seconds == 0.25
+    assert clock.num_synchronized == 2 * waits
+    assert capsys.readouterr().out == printed
+    assert benchmark.seconds == pytest.approx(seconds)
 
 
 def test_benchmark_lets_errors_pass_and_prints_nothing(clock, capsys):
@@ -172,65 +171,43 @@ def test_rate_of_a_product_counts_its_multiplications_and_its_additions(monkeypa
     assert counted == [2 * 10**3]
 
 
-@pytest.mark.parametrize(
-    ("predicted", "measured", "unit", "text"),
-    [
-        (0.4491, 0.41023, "s", "predicted 0.4491  measured 0.4102 s ratio 0.91"),
-        (720, 720, "kB", "predicted 720  measured 720 kB ratio 1.00"),
-        (44735.348, 1e6, "kB", "predicted 44,735  measured 1,000,000 kB ratio 22.35"),
-        (2e-5, -1e-6, "s", "predicted 0.00002000  measured -0.000001000 s ratio -0.05"),
-        (0, 3, "bytes", "predicted 0  measured 3 bytes ratio -"),
-    ],
-)
-def test_compare_prints_four_digits_and_the_ratio(predicted, measured, unit, text, capsys):
-    compare("what", predicted, measured, unit)
-    assert capsys.readouterr().out.split() == ["what", *text.split()]
+P3 = "8 x V100-SXM2-16GB in p3.16xlarge"
+COMPARED = """\
+at the same time: maximum predicted 0.3742 measured 0.3867 s  ratio 1.03
+bubble                    predicted      8 measured  7.940    ratio 0.99
+done                      predicted 14,744 measured 14,700 kB ratio 1.00
+a step                    predicted  5.359 measured  9.352 µs ratio 1.75
+many                  predicted 44,735 measured 1,000,000 kB ratio 22.35
+               predicted 0.00002000 measured -0.000001000 s  ratio -0.05
+nothing                   predicted      0 measured      3 bytes ratio -
+SSP, s = 4: waiting, all workers
+                          predicted 0.9120 measured 0.8789 s  ratio 0.96
+independent first: maximum predicted 0.3742 measured 0.2873 s ratio 0.77
+ring, 66 kB (8 x V100-SXM2-16GB in p3.16xlarge)
+                        predicted 0.05139 modelled 0.05139 ms ratio 1.00
+"""
 
 
-ORDINARY = [
-    ("at the same time: maximum", 0.3742, 0.38671, "s"),
-    ("bubble", 8, 7.94, ""),
-    ("launched", 0.3163, 1.062, "ms"),
-    ("done", 14744.1, 14700, "kB"),
-    ("a step", 5.359, 9.352, "µs"),
-]
-
-
-def test_ordinary_lines_of_compare_align(capsys):
-    for line in ORDINARY:
-        compare(*line)
-    assert capsys.readouterr().out.splitlines() == [
-        "at the same time: maximum predicted 0.3742 measured 0.3867 s  ratio 1.03",
-        "bubble                    predicted      8 measured  7.940    ratio 0.99",
-        "launched                  predicted 0.3163 measured  1.062 ms ratio 3.36",
-        "done                      predicted 14,744 measured 14,700 kB ratio 1.00",
-        "a step                    predicted  5.359 measured  9.352 µs ratio 1.75",
-    ]
-
-
-def test_a_name_that_is_too_long_has_a_line_of_its_own(capsys):
+def test_lines_of_compare_have_four_digits_and_align(capsys, monkeypatch):
+    """A name that is too long for its line has one of its own; modelled hardware is named."""
+    compare("at the same time: maximum", 0.3742, 0.38671)
+    compare("bubble", 8, 7.94, "")
+    compare("done", 14744.1, 14700, "kB")
+    compare("a step", 5.359, 9.352, "µs")
+    compare("many", 44735.348, 1e6, "kB")
+    compare("", 2e-5, -1e-6)
+    compare("nothing", 0, 3, "bytes")
     compare("SSP, s = 4: waiting, all workers", 0.912, 0.87894)
     compare("independent first: maximum", 0.3742, 0.2873)
-    assert capsys.readouterr().out.splitlines() == [
-        "SSP, s = 4: waiting, all workers",
-        "                          predicted 0.9120 measured 0.8789 s  ratio 0.96",
-        "independent first: maximum predicted 0.3742 measured 0.2873 s ratio 0.77",
-    ]
-
-
-def test_compare_names_the_hardware_that_is_modelled(capsys, monkeypatch):
-    monkeypatch.setattr(timing, "hardware_name", lambda: "8 x V100-SXM2-16GB in p3.16xlarge")
+    monkeypatch.setattr(timing, "hardware_name", lambda: P3)
     compare("ring, 66 kB", 0.05139, 0.05139, "ms")
-    assert capsys.readouterr().out.splitlines() == [
-        "ring, 66 kB (8 x V100-SXM2-16GB in p3.16xlarge)",
-        "                        predicted 0.05139 modelled 0.05139 ms ratio 1.00",
-    ]
+    assert capsys.readouterr().out == COMPARED
 
 
 NUMBERS = [0, 1, -1, 1 / 3, 1e-300, -1.2345e-7, 123456.7, 999_999_999, 1.5e300, 7e15, float("inf")]
 
 
-@pytest.mark.parametrize("hardware", ["", "8 x V100-SXM2-16GB in p3.16xlarge"])
+@pytest.mark.parametrize("hardware", ["", P3])
 @pytest.mark.parametrize("what", ["", "x", "  indented", "a long name of several words " * 4])
 @pytest.mark.parametrize("unit", ["", "s", "GiB", "ms a step", "examples of a long kind a second"])
 def test_no_line_of_compare_is_wider_than_72(what, unit, hardware, capsys, monkeypatch):
@@ -245,18 +222,12 @@ def test_no_line_of_compare_is_wider_than_72(what, unit, hardware, capsys, monke
             assert what.split() == out.split()[: len(what.split())]
 
 
-def timed(kind):
-    """Time nothing."""
-    if kind == "Timeline":
-        with Timeline():
-            pass
-    elif kind == "Benchmark":
-        with Benchmark():
-            pass
-    elif kind == "best_seconds":
-        best_seconds(lambda: None)
-    else:
-        Timer().stop()
+TIMED = {  # time nothing
+    "Timer": lambda: Timer().stop(),
+    "Benchmark": lambda: Benchmark().__enter__().__exit__(None, None, None),
+    "best_seconds": lambda: best_seconds(lambda: None),
+    "Timeline": lambda: Timeline.of(lambda: None, warmups=0),
+}
 
 
 def said_by_compare(capsys):
@@ -265,15 +236,15 @@ def said_by_compare(capsys):
     return capsys.readouterr().out.splitlines()[1:]
 
 
-@pytest.mark.parametrize("kind", ["Timer", "Benchmark", "best_seconds", "Timeline"])
+@pytest.mark.parametrize("kind", TIMED)
 def test_compare_tells_once_what_others_took_while_it_was_timed(kind, capsys, others, recorder):
     others.share = 0.6
     assert said_by_compare(capsys) == []
-    timed(kind)
+    TIMED[kind]()
     assert said_by_compare(capsys) == ["other programs took 60 % of the cores while this ran"]
     assert said_by_compare(capsys) == []
     others.share = 0.1
-    timed(kind)
+    TIMED[kind]()
     assert said_by_compare(capsys) == []
 
 
@@ -289,7 +260,7 @@ def test_others_cannot_take_modelled_time(capsys, others, monkeypatch):
     others.share = 0.6
     timer = Timer()
     monkeypatch.setattr(timing, "hardware_name", lambda: "V100-SXM2-16GB")
-    timed("Timer")
+    TIMED["Timer"]()
     assert others.looks == 1  # that of the first timer
     timer.stop()
     compare("what", 1, 1)
@@ -384,16 +355,18 @@ def test_questions(timeline):
     assert timeline.bytes_by_link() == {(CPU, GPU0): 400, (GPU1, GPU0): 200}
 
 
-def test_errors_name_what_is_known(timeline):
-    expected = "no device cuda:2 on this timeline: choose one of cuda:0, cuda:1"
-    with pytest.raises(ValueError, match=expected):
-        timeline.busy("cuda:2")
-    with pytest.raises(ValueError, match="'kernels': choose one of kernel, copy, wait, collective"):
-        timeline.select(kind="kernels")
-    with pytest.raises(ValueError, match="'nic': choose one of compute, h2d"):
-        timeline.select(engine="nic")
-    with pytest.raises(ValueError, match="'backward': choose one of forward, scatter"):
-        timeline.select(mark="backward")
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"device": "cuda:2"}, "no device cuda:2 on .*: choose one of cuda:0, cuda:1"),
+        ({"kind": "kernels"}, "'kernels': choose one of kernel, copy, wait, collective"),
+        ({"engine": "nic"}, "'nic': choose one of compute, h2d"),
+        ({"mark": "backward"}, "'backward': choose one of forward, scatter"),
+    ],
+)
+def test_errors_name_what_is_known(timeline, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        timeline.select(**arguments)
 
 
 def test_a_change_of_threads_is_no_work_of_a_device(devices):
@@ -404,14 +377,11 @@ def test_a_change_of_threads_is_no_work_of_a_device(devices):
     assert timeline.select(devices[0], "kernel", name="exp")
 
 
-def test_an_idle_device_is_known(recorder):
+def test_an_idle_device_is_known_and_no_device_has_no_spans(monkeypatch, recorder):
     with Timeline() as timeline:
         recorder.run(GPU1, 0, 1)
     assert timeline.devices == [GPU0, GPU1]
     assert timeline.busy(GPU0) == 0
-
-
-def test_without_devices(monkeypatch, recorder):
     monkeypatch.setattr(timeline_module, "try_all_gpus", lambda: [CPU])
     with Timeline() as timeline:
         pass
@@ -504,102 +474,64 @@ def test_chrome_trace(timeline, tmp_path):
     rows = {}
     for event in complete:
         assert {"name", "cat", "ts", "dur", "pid", "tid", "args"} <= set(event)
-        assert event["dur"] >= 0
         rows.setdefault((names[event["pid"]], event["tid"]), []).append(event)
     assert set(rows) == set(threads)
     for row in rows.values():
         row.sort(key=lambda event: event["ts"])
+        assert all(event["dur"] >= 0 for event in row)
         for before, after in zip(row, row[1:], strict=False):
             assert before["ts"] + before["dur"] <= after["ts"]
     [copy] = [e for e in complete if threads[names[e["pid"]], e["tid"]] == "p2p, stream 3"]
     assert (copy["ts"], copy["dur"], copy["cat"]) == (5e6, 1e6, "copy")
-    assert copy["args"] == {
-        "issued_us": 5.5e6,
-        "bytes": 100,
-        "source": "cuda:1",
-        "target": "cuda:0",
-    }
-    assert sorted(threads.values()) == [
-        "compute, stream 0",
-        "compute, stream 0",
-        "compute, stream 0 (2)",
-        "h2d, stream 0",
-        "p2p, stream 0",
-        "p2p, stream 3",
-        "phases",
-        "waits",
-    ]
+    arguments = {"issued_us": 5.5e6, "bytes": 100, "source": "cuda:1", "target": "cuda:0"}
+    assert copy["args"] == arguments
+    others = ["h2d, stream 0", "p2p, stream 0", "p2p, stream 3", "phases", "waits"]
+    computing = ["compute, stream 0"] * 2 + ["compute, stream 0 (2)"]
+    assert sorted(threads.values()) == [*computing, *others]
 
 
 def event(category, name, ts, dur, pid=0, **arguments):
-    return {
-        "ph": "X",
-        "cat": category,
-        "name": name,
-        "ts": ts,
-        "dur": dur,
-        "pid": pid,
-        "tid": 7,
-        "args": arguments,
-    }
+    fields = {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur}
+    return fields | {"pid": pid, "tid": 7, "args": arguments}
 
 
 def test_trace_of_the_cuda_profiler():
     """The fields are those that Kineto writes; see the docstring of cuda.parse."""
-    on0, on1 = {"device": 0, "context": 1}, {"device": 1, "context": 2}
-    peer = {"fromDevice": 1, "inDevice": 1, "toDevice": 0}
-    trace = {
-        "displayTimeUnit": "ms",
-        "traceEvents": [
-            {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1, "args": {"name": "x"}},
-            {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 9, "tid": 9, "ts": 1010},
-            event("user_annotation", cuda.ANCHOR, 1000.0, 3, pid=99),
-            event("cpu_op", "aten::mm", 1005, 9, pid=99),
-            event("cuda_runtime", "cudaLaunchKernel", 1010, 5, pid=99, cbid=211, correlation=5),
-            event("kernel", "sgemm_128", 1020, 100.5, stream=7, correlation=5, **on0),
-            event("gpu_memset", "Memset (Device)", 1130, 1, stream=7, bytes=8, **on0),
-            event(
-                "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1140, 10, stream=20, bytes=64, **on1
-            ),
-            event(
-                "gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1150, 10, stream=7, bytes=8, **on0
-            ),
-            event(
-                "gpu_memcpy", "Memcpy DtoD (Device -> Device)", 1160, 10, stream=7, bytes=16, **on0
-            ),
-            event(
-                "gpu_memcpy",
-                "Memcpy PtoP (Device -> Device)",
-                1170,
-                10,
-                pid=1,
-                stream=7,
-                bytes=32,
-                **peer,
-            ),
-            event("cuda_runtime", "cudaDeviceSynchronize", 1180, 20, pid=99, correlation=6),
-        ],
-    }
-    kernel, memset, h2d, d2h, d2d, p2p, wait = cuda.parse(trace, anchored=50.0)
-    assert (kernel.name, kernel.kind, kernel.device, kernel.stream, kernel.engine) == (
-        "sgemm_128",
-        "kernel",
-        GPU0,
-        0,
-        "compute",
-    )
-    assert kernel.start == pytest.approx(50.00002)
-    assert kernel.seconds == pytest.approx(100.5e-6)
-    assert kernel.issued == pytest.approx(50.00001)
-    assert memset.kind == d2d.kind == "kernel"
-    assert memset.issued is None
-    assert (h2d.engine, h2d.source, h2d.target, h2d.num_bytes) == ("h2d", CPU, GPU1, 64)
-    assert (h2d.kind, h2d.device, h2d.stream) == ("copy", GPU1, 20)
-    assert (d2h.engine, d2h.source, d2h.target, d2h.num_bytes) == ("d2h", GPU0, CPU, 8)
-    assert (p2p.engine, p2p.source, p2p.target, p2p.num_bytes) == ("p2p", GPU1, GPU0, 32)
-    assert p2p.device == GPU1
-    assert (wait.kind, wait.engine, wait.device) == ("wait", "host", CPU)
-    assert wait.seconds == pytest.approx(20e-6)
+    on0, on1 = {"device": 0, "stream": 7}, {"device": 1, "stream": 20}
+    peer = {"fromDevice": 1, "inDevice": 1, "toDevice": 0, "stream": 7}
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 0, "tid": 0, "ts": 1, "args": {"name": "x"}},
+        {"ph": "s", "cat": "ac2g", "name": "ac2g", "id": 5, "pid": 9, "tid": 9, "ts": 1010},
+        event("user_annotation", cuda.ANCHOR, 1000.0, 3, pid=99),
+        event("cpu_op", "aten::mm", 1005, 9, pid=99),
+        event("cuda_runtime", "cudaLaunchKernel", 1010, 5, pid=99, cbid=211, correlation=5),
+        event("kernel", "sgemm_128", 1020, 100.5, correlation=5, **on0),
+        event("kernel", nccl, 1020, 2, **on1),
+        event("gpu_memset", "Memset (Device)", 1130, 1, bytes=8, **on0),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1140, 10, bytes=64, **on1),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1150, 10, bytes=8, **on0),
+        event("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 1160, 10, bytes=16, **on0),
+        event("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 1170, 10, pid=1, bytes=32, **peer),
+        event("cuda_runtime", "cudaDeviceSynchronize", 1180, 20, pid=99, correlation=6),
+    ]
+    spans = cuda.parse({"displayTimeUnit": "ms", "traceEvents": events}, anchored=50.0)
+    kernel, _, memset, *_, wait = spans
+    assert [(s.kind, s.engine, s.device, s.stream) for s in spans] == [
+        ("kernel", "compute", GPU0, 0),
+        ("collective", "collectives", GPU1, 20),
+        ("kernel", "compute", GPU0, 0),
+        ("copy", "h2d", GPU1, 20),
+        ("copy", "d2h", GPU0, 0),
+        ("kernel", "compute", GPU0, 0),
+        ("copy", "p2p", GPU1, 0),
+        ("wait", "host", CPU, 0),
+    ]
+    copies = [(s.source, s.target, s.num_bytes) for s in spans if s.kind == "copy"]
+    assert copies == [(CPU, GPU1, 64), (GPU0, CPU, 8), (GPU1, GPU0, 32)]
+    assert kernel.name == "sgemm_128" and kernel.issued == pytest.approx(50.00001)
+    assert (kernel.start, kernel.seconds) == pytest.approx((50.00002, 100.5e-6))
+    assert memset.issued is None and wait.seconds == pytest.approx(20e-6)
 
 
 def test_profiler_runs_and_shares_our_clock(monkeypatch):
@@ -624,8 +556,8 @@ def test_profiler_runs_and_shares_our_clock(monkeypatch):
     cuda.stop_recording(inner)
     X @ X
     cuda.stop_recording(outer)
+    X @ X
     assert (len(outer), len(inner)) == (3, 1)
-    assert cuda._recordings == [] and cuda._profile is None
     assert len(anchors) == 3 and before <= anchors[1] <= after
 
 
@@ -651,12 +583,9 @@ def test_timeline_of_virtual_gpus(devices):
                 sums[0].to("cpu", non_blocking=True)
         sums[1].to(devices[0])
     assert timeline.devices == devices
-    assert timeline.bytes_by_link() == {
-        (CPU, devices[0]): 100_000,
-        (CPU, devices[1]): 100_000,
-        (devices[0], CPU): 100_000,
-        (devices[1], devices[0]): 100_000,
-    }
+    one, two = devices
+    links = [(CPU, one), (CPU, two), (one, CPU), (two, one)]
+    assert timeline.bytes_by_link() == dict.fromkeys(links, 100_000)
     for device in devices:
         [h2d] = timeline.select(device, "copy", engine="h2d", mark="scatter")
         [exp] = timeline.select(device, "kernel", name="exp", mark="forward")
@@ -695,56 +624,24 @@ def test_benchmark_waits_for_every_virtual_gpu(devices, capsys):
     assert [line.split(":")[0] for line in lines] == ["issued", "all"] * 2
 
 
-def test_an_error_on_a_virtual_gpu_ends_the_recording(devices):
-    from vgpu.runtime import scheduler
-
-    with pytest.raises(KeyError, match="lost"), Timeline() as timeline:
-        torch.ones(3, device=devices[0]).exp()
-        raise KeyError("lost")
-    assert scheduler._recordings == ()
-    assert timeline.select(devices[0], "kernel", name="exp")
-
-
-def test_kernels_of_nccl_are_collectives():
-    where = {"cat": "kernel", "ph": "X", "ts": 1, "dur": 2, "pid": 0, "tid": 20}
-    arguments = {"stream": 20, "device": 0, "correlation": 1}
-    event = {"name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "args": arguments, **where}
-    [span] = cuda.parse({"traceEvents": [event]})
-    assert (span.kind, span.engine, span.stream) == ("collective", "collectives", 20)
-
-
-def test_messages_have_rows_of_their_own(recorder):
+@pytest.mark.parametrize(
+    ("engines", "kinds", "rows"),
+    [
+        (["send 1", "collectives"], KINDS, ["compute", "collectives", "send 1"]),
+        (["h2d", "stream"], KINDS, ["compute", "copy from host", "stream waits"]),
+        (["h2d", "stream"], ("kernel", "copy"), ["compute", "copy from host"]),
+    ],
+)
+def test_a_figure_has_rows_of_its_engines_and_kinds(engines, kinds, rows, recorder):
+    of_engine = {"h2d": "copy", "stream": "wait"}
     with Timeline() as timeline:
-        for engine in ("send 1", "collectives"):
-            recorder.run(GPU0, 1, 2, name="message", kind="collective", engine=engine)
-    assert [span.engine for span in timeline.select(engine="send 1")] == ["send 1"]
-    labels = [label.get_text() for label in timeline.plot().axes[0].get_yticklabels()]
-    assert labels == ["cuda:0 compute", "cuda:0 collectives", "cuda:0 send 1", "cuda:1 compute"]
-
-
-def test_a_figure_has_rows_of_the_kinds_that_it_is_about(recorder):
-    with Timeline() as timeline:
-        recorder.run(GPU0, 1, 2)
-        recorder.run(GPU0, 1, 2, kind="copy", engine="h2d")
-        recorder.run(GPU0, 1, 2, kind="wait", engine="stream")
-
-    def labels(**options):
-        axes = timeline.plot(**options).axes[0]
-        return [label.get_text().removeprefix("cuda:0 ") for label in axes.get_yticklabels()][:-1]
-
-    assert labels() == ["compute", "copy from host", "stream waits"]
-    assert labels(kinds=("kernel", "copy")) == ["compute", "copy from host"]
+        for engine in engines:
+            recorder.run(GPU0, 1, 2, kind=of_engine.get(engine, "collective"), engine=engine)
+    assert len(timeline.select(engine=engines[0])) == 1
+    labels = [label.get_text() for label in timeline.plot(kinds=kinds).axes[0].get_yticklabels()]
+    assert labels == [*(f"cuda:0 {row}" for row in rows), "cuda:1 compute"]
     with pytest.raises(ValueError, match="unknown kind 'kernels'"):
         timeline.plot(kinds=["kernels"])
-
-
-@pytest.mark.parametrize(("number", "bars"), [(3, 3), (100, 1)])
-def test_few_kernels_in_a_row_are_told_apart(recorder, number, bars):
-    with Timeline() as timeline:
-        for i in range(number):
-            recorder.run(GPU0, i, i + 1)
-    (row,) = timeline.plot(end=number).axes[0].collections
-    assert len(row.get_paths()) == bars
 
 
 def test_ways_take_turns_and_the_median_of_their_rounds_counts(clock, capsys):

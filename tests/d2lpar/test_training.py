@@ -45,6 +45,10 @@ def batches():
 def test_evaluate_accuracy_counts_examples_not_batches():
     assert evaluate_accuracy_gpu(nn.Identity(), batches(), "cpu") == pytest.approx(2 / 3)
     assert evaluate_accuracy_gpu(lambda X: X, batches(), "cpu") == pytest.approx(2 / 3)
+    pairs = [([X, torch.zeros_like(X)], y) for X, y in batches()]
+    assert evaluate_accuracy_gpu(lambda X: X[0] + X[1], pairs, "cpu") == pytest.approx(2 / 3)
+    with pytest.raises(ValueError, match="data_iter must not be empty"):
+        evaluate_accuracy_gpu(lambda X: X, [])
 
 
 def test_evaluate_accuracy_evaluates_without_gradients_on_the_networks_device():
@@ -61,19 +65,6 @@ def test_evaluate_accuracy_evaluates_without_gradients_on_the_networks_device():
     with pytest.raises(RuntimeError):  # what lies on meta cannot be counted
         evaluate_accuracy_gpu(Net(), batches())
     assert seen == [("meta", False, False)]
-
-
-def test_evaluate_accuracy_takes_lists_of_inputs():
-    def add(X):
-        return X[0] + X[1]
-
-    pairs = [([X, torch.zeros_like(X)], y) for X, y in batches()]
-    assert evaluate_accuracy_gpu(add, pairs, "cpu") == pytest.approx(2 / 3)
-
-
-def test_evaluate_accuracy_of_no_data():
-    with pytest.raises(ValueError, match="data_iter must not be empty"):
-        evaluate_accuracy_gpu(lambda X: X, [])
 
 
 def test_data_parallel_step_is_that_of_one_device():

@@ -110,7 +110,7 @@ def test_what_a_reader_has_changed_or_run_stays_and_the_new_edition_lies_beside(
 # Imports of chapters and exercises, as they were handed out before the engine had its own package.
 OLD_IMPORTS = """\
 from d2lpar.data.workers import worker_context
-from d2lpar.graphs.compiling import captured_graph, compile_backend, count_calls, kernel_text
+from d2lpar.graphs.compiling import compile_backend, kernel_text
 from d2lpar.graphs.operator_graph import OperatorGraph
 from d2lpar.models import alexnet, resnet_body
 from d2lpar.parallel.collectives import CollectiveCounter, allgather

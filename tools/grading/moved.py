@@ -16,7 +16,7 @@ MODULES = {  # old name of a module: new home of its names
     "d2lpar.virtual.host": "vgpu",
     "d2lpar.processes.collective_bytes": "vgpu",
     "d2lpar.processes.ddp": f"{_CHAPTERS}.distributed_data_parallel",
-    "d2lpar.graphs.compiling": f"{_CHAPTERS}.hybridization.compiling",
+    "d2lpar.graphs.compiling": f"{_CHAPTERS}.hybridization",
     "d2lpar.graphs.operator_graph": f"{_CHAPTERS}.hybridization",
     "d2lpar.parallel.collectives": "d2lpar.collectives",
     "d2lpar.parallel.costs": f"{_CHAPTERS}.scaling",

@@ -7,7 +7,7 @@ Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002). Across mac
 the ring stay inside one; the tree is a chain inside each machine and a tree between them, as in
 NCCL's model of its times (src/graph/tuning.cc in https://github.com/NVIDIA/nccl).
 
-Virtual GPUs take these durations; chapters of d2lpar predict with formulas of their own.
+Virtual GPUs take these durations; chapters predict with `allreduce_seconds` of their own.
 """
 
 from dataclasses import dataclass, replace

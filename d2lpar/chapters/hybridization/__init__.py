@@ -1,10 +1,10 @@
 """Chapter 01: programs as graphs.
 
 operator_graph  OperatorGraph, recorded while a program runs
-compiling       torch.compile: backends, captured graphs, generated code
+inductor        torch.compile: the backend that works here, the generated code
 """
 
-from d2lpar.chapters.hybridization.compiling import compile_backend, kernel_text
+from d2lpar.chapters.hybridization.inductor import compile_backend, kernel_text
 from d2lpar.chapters.hybridization.operator_graph import OperatorGraph
 
 __all__ = ["OperatorGraph", "compile_backend", "kernel_text"]

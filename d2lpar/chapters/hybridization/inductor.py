@@ -1,14 +1,12 @@
-"""Use torch.compile: choose a backend, show the captured graph and the generated code."""
+"""Choose a backend of torch.compile, and show the code that inductor generates."""
 
 import functools
 import re
-import sys
 
 import torch
 
-from d2lpar.chapters.hybridization.operator_graph import OperatorGraph, OperatorNode
 from vgpu import held_back
-from vgpu.torch_internals import compile_in_this_process, generated_code, tree_leaves
+from vgpu.torch_internals import compile_in_this_process, generated_code
 
 _LOAD_ARITHMETIC_STORE = re.compile(r"= .*\btmp\d+ [-+*/] |load|_ptr\d+\[|\bstore\(")
 
@@ -47,58 +45,6 @@ def failure_of_inductor(device_type):
         except Exception as error:  # a missing compiler raises many types of errors
             return str(error).strip().partition("\n")[0]
     return None
-
-
-def captured_graph(program):
-    """Return an `OperatorGraph` of a captured program.
-
-    Inputs and parameters are nodes, too, one level before the first operator that reads them.
-
-    Args:
-        program: a `torch.fx.GraphModule`, or the result of `torch.export.export`.
-    """
-    graph, numbers, levels = OperatorGraph(), {}, {}
-
-    def add(node, name, level):
-        reads = tuple(sorted(numbers[source] for source in node.all_input_nodes))
-        before = frozenset(reads).union(*(graph.nodes[i].before for i in reads))
-        numbers[node], levels[node] = len(graph.nodes), level
-        graph.nodes.append(OperatorNode(name, _device(node), reads, (), before, level))
-
-    for node in program.graph.nodes:
-        if not node.op.startswith("call"):
-            continue
-        sources = node.all_input_nodes
-        level = 1 + max((levels[source] for source in sources if source in levels), default=0)
-        for source in sources:
-            if source not in levels:
-                add(source, source.name, level - 1)
-        add(node, _name(node), level)
-    return graph
-
-
-def _name(node):
-    """Return the name of the operator, function, method or module that a node calls."""
-    return getattr(node.target, "__name__", str(node.target)).partition(".")[0]
-
-
-def _device(node):
-    """Return the device of a node's first tensor, as captured."""
-    values = node.meta.get("val", node.meta.get("example_value"))
-    tensors = [value for value in tree_leaves(values) if isinstance(value, torch.Tensor)]
-    return tensors[0].device if tensors else torch.device("cpu")
-
-
-def count_calls(function, *args):
-    """Return the number of calls of Python functions in `function(*args)`, itself included."""
-    calls = []
-    before = sys.getprofile()
-    sys.setprofile(lambda frame, event, arg: calls.append(frame) if event == "call" else None)
-    try:
-        function(*args)
-    finally:
-        sys.setprofile(before)
-    return len(calls)
 
 
 def kernel_text(function, *args):
