@@ -213,7 +213,10 @@ def small(tmp_path_factory):
     (root / "teaching").mkdir()
     for name in ("notation.md", "troubleshooting.ipynb"):
         shutil.copy(ROOT / "notebooks" / name, root / "notebooks")
-    chapter = "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$"
+    chapter = (
+        "# A title\n\n[no file](02_b.ipynb), [a tool](../a.py) and $\\nosuchcommand$\n\n"
+        "[](#no-own) [](deeper/01_rings.ipynb#no-other) ![a picture](no.png)"
+    )
     (root / "work").mkdir()  # what a reader changes in his copy is no source of the book
     nbformat.write(
         new_notebook(cells=[new_markdown_cell("# Mine: secret reason")]),
@@ -290,11 +293,14 @@ def test_links_to_files_lead_to_the_repository_once_it_has_an_address(small):
     assert 'href="../index.html#run-it"' in page
 
 
-def test_a_warning_of_sphinx_fails_the_build(small):
+@pytest.mark.parametrize("fault", [
+    "target not found: '02_b.ipynb'", "target not found: 'no-own'",
+    "local id not found in doc 'notebooks/deeper/01_rings': 'no-other'",
+    "image file not readable: notebooks/no.png", "unknown formula: \\nosuchcommand",
+])  # fmt: skip
+def test_a_warning_of_sphinx_fails_the_build(small, fault):
     _, status, out, err = small
-    assert status == 1
-    assert "02_b.ipynb" in err and "unknown formula: \\nosuchcommand" in err
-    assert "Sphinx warns" in out
+    assert status == 1 and fault in err and "Sphinx warns" in out
 
 
 # The check: it finds each fault in an otherwise good book, and only that one.
@@ -326,36 +332,24 @@ def test_a_folder_without_pages_is_no_book(tmp_path):
     assert book_check.problems(tmp_path) == ["no index.html among the 0 pages"]
 
 
-FAULTS = {
-    "a link to no page": ("nowhere", '<a href="other.html">x</a>'),
-    "a link out of the book": ("nowhere", '<a href="../../x.html">x</a>'),
-    "a link to no anchor": ("no anchor", '<a href="#other">x</a>'),
-    "a link to no anchor of a page": ("no anchor", '<a href="../index.html#here">x</a>'),
-    "a link to a file": ("unknown kind", '<a href="file:///x">x</a>'),
-    "a script": ("external", '<script src="https://cdn.x/mathjax.js"></script>'),
-    "a script without a protocol": ("external", '<script src="//cdn.x/mathjax.js"></script>'),
-    "an imported script": ("external", '<script>import("https://cdn.x/a.js")</script>'),
-    "a style": ("external", '<link rel="stylesheet" href="http://x/a.css">'),
-    "a font": ("external", "<style>@font-face { src: url('https://x/a.woff2') }</style>"),
-    "an imported style": ("external", '<style>@import "https://x/a.css";</style>'),
-    "an image": ("external", '<img src="https://x/badge.svg" alt="a badge">'),
-    "an image as ground": ("external", '<p style="background: url(https://x/a.png)">x</p>'),
-    "a frame": ("external", '<iframe src="https://x/"></iframe>'),
-    "a missing image": ("not there", '<img src="a.png" alt="a figure">'),
-    "a formula as code": ("as code", '<code class="formula">x</code>'),
-    "an unknown command": ("as code", r"<math><mi>\foo</mi></math>"),
-    "an unrecognized formula": ("not recognized", "<p>a $x_1$ b</p>"),
-    "an unrecognized block": ("not recognized", "<p>$$x$$</p>"),
-    "a solution": ("a solution", "<pre>### BEGIN SOLUTION</pre>"),
-    "hidden tests": ("a solution", "<pre>### BEGIN HIDDEN TESTS</pre>"),
-    "a path": ("path of the machine", "<pre>in /home/ada/x.py</pre>"),
-    "an image without a description": ("without a description", '<img src="../_static/book.js">'),
-}
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_check_finds_its_fault(tmp_path, fault):
-    expected, text = FAULTS[fault]
+@pytest.mark.parametrize(("expected", "text"), [
+    ("external", '<script src="https://cdn.x/mathjax.js"></script>'),
+    ("external", '<script src="//cdn.x/mathjax.js"></script>'),
+    ("external", '<script>import("https://cdn.x/a.js")</script>'),
+    ("external", '<link rel="stylesheet" href="http://x/a.css">'),
+    ("external", "<style>@font-face { src: url('https://x/a.woff2') }</style>"),
+    ("external", '<style>@import "https://x/a.css";</style>'),
+    ("external", '<img src="https://x/badge.svg" alt="a badge">'),
+    ("external", '<p style="background: url(https://x/a.png)">x</p>'),
+    ("external", '<iframe src="https://x/"></iframe>'),
+    ("not recognized", "<p>a $x_1$ b</p>"),
+    ("not recognized", "<p>$$x$$</p>"),
+    ("a solution", "<pre>### BEGIN SOLUTION</pre>"),
+    ("a solution", "<pre>### BEGIN HIDDEN TESTS</pre>"),
+    ("path of the machine", "<pre>in /home/ada/x.py</pre>"),
+    ("without a description", '<img src="../_static/book.js">'),
+])  # fmt: skip
+def test_check_finds_a_fault(tmp_path, expected, text):
     path = good_book(tmp_path) / "sub" / "a page.html"
     path.write_text(SUB.replace("Here.", f"Here.</p>{text}<p>"))
     found = book_check.problems(tmp_path)
@@ -365,6 +359,5 @@ def test_check_finds_its_fault(tmp_path, fault):
 
 def test_check_reads_styles(tmp_path):
     (good_book(tmp_path) / "_static" / "book.css").write_text("@import url(https://x/a.css)")
-    assert book_check.problems(tmp_path) == [
-        "_static/book.css: an external source: https://x/a.css"
-    ]
+    [found] = book_check.problems(tmp_path)
+    assert found.startswith("_static/book.css: an external source: ") and "https://x/a.css" in found
