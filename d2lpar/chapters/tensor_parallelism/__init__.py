@@ -4,6 +4,7 @@ sharded_layers  layers split by outputs ("column") or by inputs ("row")
 strategies      compare data, pipeline and tensor parallelism of one network
 """
 
+from d2lpar.chapters.tensor_parallelism.modelled_steps import record_pipeline_step, record_step
 from d2lpar.chapters.tensor_parallelism.sharded_layers import (
     ColumnParallel,
     OnEveryDevice,
@@ -29,6 +30,8 @@ __all__ = [
     "RowParallel",
     "allgather",
     "copied",
+    "record_pipeline_step",
+    "record_step",
     "split_by_data",
     "split_by_layers",
     "split_cross_entropy",
