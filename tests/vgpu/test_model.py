@@ -24,8 +24,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     split_layers,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
-from d2lpar.chapters.tensor_parallelism import strategies
-from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
+from d2lpar.chapters.tensor_parallelism import ColumnParallel, RowParallel
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled.hardware import Machine
@@ -402,11 +401,12 @@ def pipeline(devices):
 
 
 def sharded(devices):
-    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 2))
-    net = tensor_parallel(net, devices)
-    outputs = net([torch.rand(5, 8, device=device) for device in devices])
+    up, down = ColumnParallel(nn.Linear(8, 16), devices), RowParallel(nn.Linear(16, 4), devices)
+    X = [torch.rand(5, 8, device=device).requires_grad_() for device in devices]
+    outputs = down([F.relu(part) for part in up(X)])
     torch.autograd.backward([output.sum() for output in outputs])
-    return [*outputs, *(p.grad for p in net.parameters())]
+    params = [*up.parameters(), *down.parameters()]
+    return [*outputs, *(each.grad for each in (*X, *params))]
 
 
 def on_side_streams(devices):
@@ -449,13 +449,9 @@ def from_scratch(devices):
     """Chapters 05 to 07 and 11: replicas, gradients summed by a ring or by hand, then SGD."""
     net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     X, y = torch.rand(8, 6), torch.arange(8) % 3
-    split = strategies.split_by_data(net, X, y, devices, 0.1)
-    for _ in range(2):
-        split.step()
-    return [
-        *distributed_data_parallel.data_parallel_step(net, X, y, devices, 0.1),
-        *split.unsplit().parameters(),
-    ]
+    data = [torch.rand(6, device=device) for device in devices]
+    allreduce(data, "ring")
+    return [*distributed_data_parallel.data_parallel_step(net, X, y, devices, 0.1), *data]
 
 
 PROGRAMS = [

@@ -60,7 +60,8 @@ def record_pipeline_step(net_on: Callable, shape, k, num_micro_batches, peer_lin
     net = net_on(gpus[0])
     stages = split_layers(net, range(len(net) // k, len(net), len(net) // k), gpus)
     X = torch.zeros(shape, dtype=torch.bfloat16, device=gpus[0])
+    labels = torch.zeros(len(X), device=gpus[-1])
     schedule = one_forward_one_backward(k, num_micro_batches)
     with Timeline() as timeline:
-        pipeline_step(stages, X, X, lambda Y, _: Y.sum(), schedule)
+        pipeline_step(stages, X, labels, lambda Y, _: Y.sum(), schedule)
     return timeline
