@@ -1,16 +1,12 @@
 """Chapter 07: the GPU and the batch of a rank, and the merged timeline of all ranks."""
 
-import copy
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
-from torch.nn import functional as F
 
-from d2lpar.collectives import allreduce
-from d2lpar.data.batches import check_batch, split_batch
+from d2lpar.data.batches import check_batch
 from d2lpar.timelines.timeline import Timeline
-from d2lpar.training import sgd
 
 
 def device_of_rank():
@@ -53,33 +49,3 @@ def merged_timeline(timelines):
                 merged.spans[place : place + 1] = waiting, replace(span, start=start)
     merged.spans.sort(key=lambda span: (span.start, span.end))
     return merged
-
-
-def replicas_of(net, devices):
-    return [copy.deepcopy(net).to(device) for device in devices]
-
-
-def backward_of(parts):
-    """Compute the summed gradients of each replica; `parts` are triples (replica, X, y)."""
-    for replica, X, y in parts:
-        F.cross_entropy(replica(X), y, reduction="sum").backward()
-
-
-def data_parallel_step(net, X, y, devices, lr):
-    """Take the step of chapter 05: one replica per device, gradients summed over devices.
-
-    Args:
-        net: a classifier; it is not changed.
-        X, y: a batch, (b, ...) and (b,), on any device.
-        devices: a list of devices.
-        lr: learning rate.
-
-    Returns:
-        The new parameters, a list of tensors on the CPU.
-    """
-    replicas = replicas_of(net, devices)
-    backward_of(zip(replicas, *split_batch(X, y, devices), strict=True))
-    for arrays in zip(*(replica.parameters() for replica in replicas), strict=True):
-        allreduce([p.grad for p in arrays])
-    sgd(replicas[0].parameters(), lr, batch_size=len(X))
-    return [p.detach().cpu() for p in replicas[0].parameters()]

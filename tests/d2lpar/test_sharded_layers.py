@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,18 +10,10 @@ from d2lpar import collectives
 from d2lpar.chapters.tensor_parallelism import sharded_layers
 from d2lpar.chapters.tensor_parallelism.sharded_layers import (
     ColumnParallel,
-    OnEveryDevice,
     RowParallel,
     split_cross_entropy,
-    tensor_parallel,
-    unsplit,
 )
 from d2lpar.collectives import CollectiveCounter
-
-WAYS = {
-    "column": lambda layer, devices: ColumnParallel(layer, devices, gather_output=True),
-    "row": lambda layer, devices: RowParallel(layer, devices, cut_input=True),
-}
 
 
 @pytest.fixture
@@ -90,18 +80,6 @@ def test_copied_and_summed_are_each_what_the_other_does_backwards(devices):
         assert values(parts) == [[1.0, 2.0], [10.0, 20.0]]
 
 
-@pytest.mark.parametrize("dim", [0, 1])
-def test_cut_and_gathered_undo_each_other_forwards_and_backwards(devices, dim):
-    X = torch.arange(100.0).view(10, 10)
-    parts = replicated(X, devices)
-    pieces = sharded_layers.cut(parts, dim)
-    assert [piece.shape[dim] for piece in pieces] == [3, 3, 2, 2]
-    wholes = sharded_layers.gathered(pieces, dim)
-    assert_same(wholes, [X] * 4)
-    backward_on_each(wholes)
-    assert_same([part.grad for part in parts], [2 * X] * 4)
-
-
 # The layers
 
 
@@ -112,22 +90,40 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-@pytest.mark.parametrize("kind", LAYERS)
-@pytest.mark.parametrize("way", WAYS)
-def test_a_split_layer_has_the_outputs_and_gradients_of_the_whole(devices, way, kind, k):
+def pair_of(kind, devices):
+    """Return two layers of a kind, split as a pair, and both whole, in float64."""
     make, shape = LAYERS[kind]
     torch.manual_seed(0)
-    layer, X = make().double(), torch.randn(shape).double().requires_grad_()
-    split, parts = WAYS[way](layer, devices[:k]), replicated(X, devices[:k])
-    expected, outputs = layer(X), split(parts)
-    backward_on_each([expected, *outputs])
+    first, second = make().double(), None
+    channels = first.weight.shape[0]
+    if isinstance(first, nn.Conv2d):
+        second = nn.Conv2d(channels, 5, 3).double()
+    else:
+        second = nn.Linear(channels, 5, bias=first.bias is not None).double()
+    split = ColumnParallel(first, devices), RowParallel(second, devices)
+    return split, (first, second), torch.randn(shape).double().requires_grad_()
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_a_pair_has_the_outputs_and_gradients_of_the_whole(devices, kind, k):
+    (up, down), (first, second), X = pair_of(kind, devices[:k])
+    parts = replicated(X, devices[:k])
+    with CollectiveCounter() as counter:
+        outputs = down([F.relu(part) for part in up(parts)])
+        backward_on_each(outputs)
+    expected = second(F.relu(first(X)))
+    backward_on_each([expected])
     assert_same(outputs, [expected] * k)
     assert_same([part.grad for part in parts], [X.grad] * k)
-    again = split.unsplit()
-    assert repr(again) == repr(layer)
-    assert_same(again.parameters(), layer.parameters())
-    assert_same([p.grad for p in again.parameters()], [p.grad for p in layer.parameters()])
+    for split, layer, dim in ((up, first, 0), (down, second, 1)):
+        joined = torch.cat([shard.weight.grad.cpu() for shard in split.shards], dim)
+        assert_same([joined], [layer.weight.grad])
+        biases = [shard.bias.grad.cpu() for shard in split.shards if shard.bias is not None]
+        if biases:
+            assert_same([torch.cat(biases)], [layer.bias.grad])
+    calls = {"allreduce": [expected.nbytes, X.nbytes]} if k > 1 else {}
+    assert counter.calls == calls and counter.barriers == 2 * (k > 1)
 
 
 def test_shards_are_parts_and_copies_and_a_row_has_its_bias_once(devices):
@@ -145,83 +141,17 @@ def test_shards_are_parts_and_copies_and_a_row_has_its_bias_once(devices):
     assert torch.equal(layer.weight, before)
 
 
-def test_whole_has_gradients_only_where_there_are_some(devices):
-    split = ColumnParallel(nn.Linear(4, 4), devices)
-    assert all(p.grad is None for p in split.unsplit().parameters())
-
-
-# Barriers
-
-
-def test_pairing_halves_the_barriers(devices):
-    k, X = 4, torch.randn(2, 8, 5, 5)
-    layers = [nn.Conv2d(8, 8, 3, padding=1) for _ in range(2)]
-    pair = [ColumnParallel(layers[0], devices), RowParallel(layers[1], devices)]
-    for split, names, times in (
-        ([WAYS["column"](layer, devices) for layer in layers], ["allgather", "allreduce"], 6),
-        ([WAYS["row"](layer, devices) for layer in layers], ["allgather", "allreduce"], 6),
-        (pair, ["allreduce"], 4),
-    ):
-        parts = replicated(X, devices)
-        with d2lpar.Timeline() as timeline, CollectiveCounter() as exchanges:
-            backward_on_each(split[1](OnEveryDevice(F.relu)(split[0](parts))))
-        assert exchanges.calls == {name: [X.nbytes] * 2 for name in names}
-        assert exchanges.barriers == 2 * len(names)
-        assert sum(timeline.bytes_by_link().values()) == times * (k - 1) * X.nbytes
-
-
 def test_exchanges_count_only_their_block_and_no_single_device(devices):
     pair = nn.Sequential(
         ColumnParallel(nn.Linear(4, 4), devices), RowParallel(nn.Linear(4, 4), devices)
     )
-    alone = nn.Sequential(*(way(nn.Linear(4, 4), devices[:1]) for way in WAYS.values()))
     X = torch.randn(2, 4)
     with CollectiveCounter() as outer:
         with CollectiveCounter() as inner:
             outputs = pair([X.to(device) for device in devices])
         backward_on_each(outputs)  # X needs no gradient: nothing to sum
-        backward_on_each(alone(replicated(X, devices[:1])))
     backward_on_each(pair(replicated(X, devices)))
     assert inner.barriers == outer.barriers == 1
-    with CollectiveCounter() as exchanges:
-        backward_on_each(pair(replicated(X, devices)))
-    assert exchanges.barriers == 2
-
-
-# Networks
-
-
-def convnet():
-    return nn.Sequential(
-        *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.GELU()),
-        *(nn.Conv2d(8, 12, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(12 * 4, 9), nn.ReLU(), nn.Linear(9, 5)),
-    )
-
-
-@pytest.mark.parametrize("k", [1, 2, 3, 4])
-def test_a_split_network_takes_the_step_of_the_whole(devices, k):
-    torch.manual_seed(0)
-    net, X, y = convnet().double(), torch.randn(6, 1, 10, 10).double(), torch.randint(5, (6,))
-    split, expected = tensor_parallel(net, devices[:k]), copy.deepcopy(net)
-    outputs = split([X.to(device) for device in devices[:k]])
-    torch.autograd.backward([F.cross_entropy(out, y.to(out.device)) for out in outputs])
-    F.cross_entropy(expected(X), y).backward()
-    gradients = [p.grad for p in unsplit(split).parameters()]
-    assert_same(gradients, [p.grad for p in expected.parameters()])
-    for params in (split.parameters(), expected.parameters()):
-        d2lpar.sgd(params, lr=0.5, batch_size=1)
-    assert_same(unsplit(split).parameters(), expected.parameters())
-    assert all(torch.equal(out.cpu(), outputs[0].cpu()) for out in outputs)
-    assert next(net.parameters()).grad is None
-
-
-def test_tensor_parallel_splits_by_turns_and_gathers_what_is_left_over(devices):
-    split = tensor_parallel(convnet(), devices)
-    layers = [layer for layer in split if not isinstance(layer, OnEveryDevice)]
-    assert [type(layer) for layer in layers] == [ColumnParallel, RowParallel] * 2 + [ColumnParallel]
-    assert [layers[i].gather_output for i in (0, 2, 4)] == [False, False, True]
-    assert repr(unsplit(split)) == repr(convnet())
 
 
 # What cannot be split
@@ -236,15 +166,11 @@ def test_what_does_not_split_is_refused_with_its_values(devices):
         ColumnParallel(nn.Conv2d(8, 8, 3, groups=2), devices)
     with pytest.raises(TypeError, match="must be Linear or Conv2d .* got LayerNorm"):
         ColumnParallel(nn.LayerNorm(8), devices)
-    with pytest.raises(TypeError, match="must be Linear or Conv2d .* got Dropout"):
-        tensor_parallel(nn.Sequential(nn.Linear(8, 8), nn.Dropout()), devices)
-    with pytest.raises(ValueError, match="at least 4 to split over 4 devices: got 3"):
-        sharded_layers.cut([torch.ones(2, 3, device=device) for device in devices], 1)
 
 
 def test_a_list_of_the_wrong_length_is_refused(devices):
     parts = [torch.ones(2, 8, device=device) for device in devices]
-    for way in (ColumnParallel, RowParallel, *WAYS.values()):
+    for way in (ColumnParallel, RowParallel):
         for wrong in (parts[:3], [*parts, parts[0]]):
             with pytest.raises(ValueError, match=rf"on 4 devices .* got {len(wrong)}"):
                 way(nn.Linear(8, 8), devices)(wrong)

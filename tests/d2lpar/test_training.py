@@ -2,8 +2,6 @@ import pytest
 import torch
 from torch import nn
 
-import d2lpar
-from d2lpar.chapters.distributed_data_parallel import data_parallel_step
 from d2lpar.training import accuracy, evaluate_accuracy_gpu, sgd
 
 
@@ -65,16 +63,3 @@ def test_evaluate_accuracy_evaluates_without_gradients_on_the_networks_device():
     with pytest.raises(RuntimeError):  # what lies on meta cannot be counted
         evaluate_accuracy_gpu(Net(), batches())
     assert seen == [("meta", False, False)]
-
-
-def test_data_parallel_step_is_that_of_one_device():
-    devices = d2lpar.virtual_gpus(2)
-    torch.manual_seed(0)
-    net, X = torch.nn.Linear(6, 3).double(), torch.randn(7, 6).double()
-    y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
-    start = net.weight.detach().clone()
-    new = data_parallel_step(net, X, y, devices, lr=0.5)
-    assert torch.equal(net.weight, start) and net.weight.grad is None
-    torch.nn.functional.cross_entropy(net(X), y).backward()
-    for p, q in zip(net.parameters(), new, strict=True):
-        torch.testing.assert_close(q, (p - 0.5 * p.grad).detach())

@@ -24,7 +24,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     split_layers,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
-from d2lpar.chapters.tensor_parallelism.sharded_layers import tensor_parallel
+from d2lpar.chapters.tensor_parallelism import ColumnParallel, RowParallel
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled.hardware import Machine
@@ -370,11 +370,12 @@ def pipeline(devices):
 
 
 def sharded(devices):
-    net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4), nn.Linear(4, 2))
-    net = tensor_parallel(net, devices)
-    outputs = net([torch.rand(5, 8, device=device) for device in devices])
+    up, down = ColumnParallel(nn.Linear(8, 16), devices), RowParallel(nn.Linear(16, 4), devices)
+    X = [torch.rand(5, 8, device=device).requires_grad_() for device in devices]
+    outputs = down([F.relu(part) for part in up(X)])
     torch.autograd.backward([output.sum() for output in outputs])
-    return [*outputs, *(p.grad for p in net.parameters())]
+    params = [*up.parameters(), *down.parameters()]
+    return [*outputs, *(each.grad for each in (*X, *params))]
 
 
 def on_side_streams(devices):

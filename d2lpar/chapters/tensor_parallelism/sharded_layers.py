@@ -12,23 +12,18 @@ The gradient of a replicated tensor is replicated, so every device computes the 
     losses = [loss(output, y.to(output.device)) for output in outputs]
     torch.autograd.backward(losses)
 
-Four functions change the state. `copied` and `summed` are f and g of Shoeybi et al. 2019
-(https://arxiv.org/abs/1909.08053): the backward pass of each is the forward pass of the other. The
-same holds for `cut` and `gathered`. Only sums and gathers communicate; each is a barrier for all
-devices.
+`copied` and `summed` change the state. They are f and g of Shoeybi et al. 2019
+(https://arxiv.org/abs/1909.08053): the backward pass of each is the forward pass of the other. Only
+sums communicate; each is a barrier for all devices.
 """
 
 import copy
-import itertools
-from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from d2lpar.collectives import allgather, allreduce
-
-_LOCAL = (nn.ReLU, nn.GELU, nn.Tanh, nn.Sigmoid, nn.MaxPool2d, nn.AvgPool2d, nn.Flatten)
+from d2lpar.collectives import allreduce
 
 
 def _sum(parts):
@@ -36,20 +31,6 @@ def _sum(parts):
     sums = [part.clone(memory_format=torch.contiguous_format) for part in parts]
     allreduce(sums, "ring")
     return tuple(sums)
-
-
-def _gather(parts, dim):
-    """Return `parts` concatenated along `dim`, on every device."""
-    return tuple(torch.cat(pieces, dim) for pieces in allgather(parts))
-
-
-def _cut(wholes, sizes, dim):
-    """Return each device's piece of its replica of a tensor."""
-    starts = itertools.accumulate(sizes, initial=0)
-    return tuple(
-        whole.narrow(dim, start, size).contiguous()
-        for whole, start, size in zip(wholes, starts, sizes, strict=False)
-    )
 
 
 class _Step(torch.autograd.Function):
@@ -89,37 +70,6 @@ def summed(parts):
     return _Step.apply(_sum, tuple, *parts)
 
 
-def gathered(parts, dim):
-    """Concatenate a split tensor; backward cuts the gradient.
-
-    Args:
-        parts: tensors, one per device, whose sizes may differ along `dim`.
-        dim: the split dimension.
-
-    Returns:
-        The whole tensor, replicated: a tuple.
-    """
-    sizes = [part.shape[dim] for part in parts]
-    return _Step.apply(partial(_gather, dim=dim), partial(_cut, sizes=sizes, dim=dim), *parts)
-
-
-def cut(parts, dim):
-    """Cut each device's piece out of a replicated tensor; backward gathers the gradient.
-
-    Args:
-        parts: equal tensors, one per device.
-        dim: the dimension to split, into `split_sizes`.
-
-    Returns:
-        The pieces, a tuple.
-
-    Raises:
-        ValueError: there are fewer features than devices.
-    """
-    sizes = split_sizes(parts[0].shape[dim], len(parts))
-    return _Step.apply(partial(_cut, sizes=sizes, dim=dim), partial(_gather, dim=dim), *parts)
-
-
 def split_sizes(n, k):
     """Return the sizes of n features split over k devices, which differ by at most one.
 
@@ -144,8 +94,6 @@ class _SplitLayer(nn.Module):
             raise TypeError(f"the layer must be Linear or Conv2d to split over devices: got {kind}")
         if getattr(layer, "groups", 1) != 1:
             raise ValueError(f"groups of a convolution must be 1 to split: got {layer.groups}")
-        self.dim = dim
-        self.features = 1 if isinstance(layer, nn.Conv2d) else -1  # split dimension of the data
         sizes = split_sizes(layer.weight.shape[dim], len(devices))
         weights, biases = layer.weight.detach().split(sizes, dim), [None] * len(devices)
         if layer.bias is not None:
@@ -164,21 +112,6 @@ class _SplitLayer(nn.Module):
                 f"device: got {len(parts)}"
             )
         return [shard(part) for shard, part in zip(self.shards, parts, strict=True)]
-
-    def unsplit(self):
-        """Return the unsplit layer on the CPU, with its gradients if any."""
-        layer = copy.deepcopy(self.shards[0])
-        layer.weight = self._joined([shard.weight for shard in self.shards], self.dim)
-        if layer.bias is not None:
-            biases = [shard.bias for shard in self.shards if shard.bias is not None]
-            layer.bias = self._joined(biases, 0)
-        return _with_sizes(layer)
-
-    def _joined(self, params, dim):
-        joined = nn.Parameter(torch.cat([param.detach().cpu() for param in params], dim))
-        if all(param.grad is not None for param in params):
-            joined.grad = torch.cat([param.grad.cpu() for param in params], dim)
-        return joined
 
 
 def _shard(layer, weight, bias, device):
@@ -207,7 +140,6 @@ class ColumnParallel(_SplitLayer):
     Args:
         layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
         devices: a list of devices.
-        gather_output: whether to gather the output, which adds a barrier.
 
     Raises:
         TypeError: the layer is neither linear nor a convolution.
@@ -215,13 +147,11 @@ class ColumnParallel(_SplitLayer):
             the input is not a list with one tensor per device.
     """
 
-    def __init__(self, layer, devices, gather_output=False):
+    def __init__(self, layer, devices):
         super().__init__(layer, devices, dim=0)
-        self.gather_output = gather_output
 
     def forward(self, parts):
-        outputs = self._outputs(copied(parts))
-        return gathered(outputs, self.features) if self.gather_output else outputs
+        return self._outputs(copied(parts))
 
 
 class RowParallel(_SplitLayer):
@@ -233,7 +163,6 @@ class RowParallel(_SplitLayer):
     Args:
         layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
         devices: a list of devices.
-        cut_input: whether to cut a replicated input, which adds a barrier in backward.
 
     Raises:
         TypeError: the layer is neither linear nor a convolution.
@@ -241,64 +170,11 @@ class RowParallel(_SplitLayer):
             the input is not a list with one tensor per device.
     """
 
-    def __init__(self, layer, devices, cut_input=False):
+    def __init__(self, layer, devices):
         super().__init__(layer, devices, dim=1)
-        self.cut_input = cut_input
 
     def forward(self, parts):
-        if self.cut_input:
-            parts = cut(parts, self.features)
         return summed(self._outputs(parts))
-
-
-class OnEveryDevice(nn.Module):
-    """A function or module, for example an activation, that each device applies to its tensor."""
-
-    def __init__(self, module):
-        super().__init__()
-        self.module = module
-
-    def forward(self, parts):
-        return [self.module(part) for part in parts]
-
-
-def tensor_parallel(net, devices):
-    """Split a network inside its layers, in pairs of column and row (Shoeybi et al. 2019).
-
-    A pair has one barrier in forward and, if its input needs a gradient, one in backward. A last
-    layer without a partner is split by outputs, which are gathered.
-
-    Args:
-        net: an `nn.Sequential` of `nn.Linear`, `nn.Conv2d` and modules without parameters that
-            act on each channel separately; it is not changed.
-        devices: a list of devices.
-
-    Returns:
-        An `nn.Sequential` that maps a replicated input to a replicated output.
-
-    Raises:
-        TypeError: the network has another kind of module.
-        ValueError: a layer cannot be split.
-    """
-    last = max((i for i, m in enumerate(net) if isinstance(m, nn.Linear | nn.Conv2d)), default=-1)
-    layers, is_split = [], False
-    for i, module in enumerate(net):
-        if isinstance(module, _LOCAL):
-            layers.append(OnEveryDevice(module))
-        elif is_split:
-            layers.append(RowParallel(module, devices))
-            is_split = False
-        else:
-            is_split = i != last
-            layers.append(ColumnParallel(module, devices, gather_output=not is_split))
-    return nn.Sequential(*layers)
-
-
-def unsplit(net):
-    """Undo `tensor_parallel`: return the unsplit network on the CPU, with its gradients if any."""
-    return nn.Sequential(
-        *(layer.module if isinstance(layer, OnEveryDevice) else layer.unsplit() for layer in net)
-    )
 
 
 def split_cross_entropy(outputs, labels, group):
