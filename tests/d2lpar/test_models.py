@@ -5,7 +5,7 @@ from torch.nn import functional as F
 
 from d2lpar import _d2l
 from d2lpar.chapters.fine_tuning import resnet_body
-from d2lpar.chapters.scaling.workloads import alexnet
+from d2lpar.chapters.scaling.workloads import Bert, convnet
 from d2lpar.models import Residual, lenet, resnet18
 
 
@@ -21,15 +21,20 @@ def test_lenet_shape_and_parameters():
     assert lenet(num_classes=7, in_channels=3)(torch.rand(2, 3, 28, 28)).shape == (2, 7)
 
 
-def test_alexnet_shape_and_parameters():
+def test_bert_base_has_the_parameters_of_its_paper():
+    """110 million (Devlin et al. 2018), without position and segment embeddings and the pooler."""
     with torch.device("meta"):
-        net = alexnet()
-        assert net(torch.empty(2, 1, 224, 224)).shape == (2, 10)
-        assert alexnet(7, in_channels=3)(torch.empty(1, 3, 224, 224)).shape == (1, 7)
-    sizes = ((1, 96, 11), (96, 256, 5), (256, 384, 3), (384, 384, 3), (384, 256, 3))
-    convolutions = sum(n * m * size**2 + m for n, m, size in sizes)
-    dense = sum(n * m + m for n, m in ((256 * 5 * 5, 4096), (4096, 4096), (4096, 10)))
-    assert num_parameters(net) == convolutions + dense
+        net = Bert()
+        assert net(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 30_528)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert num_parameters(net) == 12 * layer + 30_528 * 768
+
+
+def test_convnet_shape_and_parameters():
+    net = convnet()
+    assert net(torch.rand(3, 1, 28, 28)).shape == (3, 10)
+    assert num_parameters(net) == (16 * 25 + 16) + (32 * 16 * 9 + 32) + (800 * 10 + 10)
+    assert not any(p.any() for p in net.parameters() if p.dim() == 1)
 
 
 def test_resnet_body_shape_and_stages():
@@ -104,24 +109,6 @@ def shapes_and_layers(net, X):
             X = layer(X)
             described.append((repr(layer), X.shape))
     return described
-
-
-def test_alexnet_is_that_of_d2l_8_1():
-    with torch.device("meta"):
-        theirs = nn.Sequential(
-            nn.LazyConv2d(96, kernel_size=11, stride=4, padding=1),
-            nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.LazyConv2d(256, kernel_size=5, padding=2), nn.ReLU(),
-            nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
-            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
-            nn.LazyConv2d(256, kernel_size=3, padding=1), nn.ReLU(),
-            nn.MaxPool2d(kernel_size=3, stride=2), nn.Flatten(),
-            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
-            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
-            nn.LazyLinear(10))  # fmt: skip
-        ours, X = alexnet(), torch.empty(2, 1, 224, 224)
-    assert shapes_and_layers(ours, X) == shapes_and_layers(theirs, X)
 
 
 def test_lenet_is_that_of_d2l_12_5():
