@@ -12,6 +12,8 @@ from d2lpar.chapters.scaling.costs import (
     two_level_seconds,
 )
 from vgpu import PRESETS, Link
+from vgpu.distributed import collective_costs
+from vgpu.distributed.routes import Route
 
 ALGORITHMS = ("star", "tree", "ring", "halving")
 LINK = Link(bandwidth=1e9, latency=1e-3)
@@ -56,6 +58,14 @@ def test_four_gpus_of_d2l():
     link = Link(16e9)
     assert allreduce_seconds("star", 4, 160e6, link) == pytest.approx(60e-3)
     assert allreduce_seconds("ring", 4, 160e6, link) == pytest.approx(15e-3)
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_ring_is_that_of_process_groups(k):
+    """Both packages have the formula: vgpu imports nothing of d2lpar, and keeps its own private."""
+    route = Route(LINK.bandwidth, LINK.latency)
+    theirs = collective_costs.all_reduce(k, 1_000_000_000, route).seconds(route)
+    assert allreduce_seconds("ring", k, 1_000_000_000, LINK) == pytest.approx(theirs)
 
 
 def test_two_levels():
