@@ -8,13 +8,14 @@ from torch import nn
 from d2lpar import collectives
 from d2lpar.chapters.scaling.costs import (
     allreduce_seconds,
-    crossover_bytes,
     training_flops,
     two_level_seconds,
 )
 from vgpu import PRESETS, Link
+from vgpu.distributed import collective_costs
+from vgpu.distributed.routes import Route
 
-ALGORITHMS = ("star", "tree", "ring", "sharded", "halving")
+ALGORITHMS = ("star", "tree", "ring", "halving")
 LINK = Link(bandwidth=1e9, latency=1e-3)
 NO_LATENCY = Link(bandwidth=1e9)
 
@@ -40,13 +41,6 @@ def test_closed_forms_are_what_the_messages_of_allreduce_take(algorithm, k):
     assert allreduce_seconds(algorithm, k, 1e6, LINK) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 8])
-def test_sharded_is_everyone_to_everyone_twice(k):
-    everyone = [(i, j) for i in range(k) for j in range(k) if i != j]
-    expected = played([everyone, everyone], k, 1e6 / k, LINK)
-    assert allreduce_seconds("sharded", k, 1e6, LINK) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("k", [2, 4, 16])
 def test_halving_has_the_bytes_of_the_ring_and_the_messages_of_the_tree(k):
     sizes = [1e6 / 2 ** (i + 1) for i in range(int(math.log2(k)))]
@@ -59,24 +53,19 @@ def test_one_device_has_nothing_to_send(algorithm):
     assert allreduce_seconds(algorithm, 1, 1e6, LINK) == 0
 
 
-@pytest.mark.parametrize("k", [3, 4, 8, 100])
-def test_at_the_crossover_tree_and_ring_take_as_long(k):
-    num_bytes = crossover_bytes(k, LINK)
-    tree, ring = (
-        [allreduce_seconds(algorithm, k, n, LINK) for n in (0.5 * num_bytes, num_bytes, 2e9)]
-        for algorithm in ("tree", "ring")
-    )
-    assert tree[1] == pytest.approx(ring[1])
-    assert tree[2] > ring[2]
-    assert tree[0] < ring[0] or num_bytes == 0
-    assert crossover_bytes(2, LINK) == 0
-
-
 def test_four_gpus_of_d2l():
     """d2l 13.7: 160 MB over 16 GB/s take 60 ms over one of four GPUs, 15 ms spread over them."""
     link = Link(16e9)
     assert allreduce_seconds("star", 4, 160e6, link) == pytest.approx(60e-3)
-    assert allreduce_seconds("sharded", 4, 160e6, link) == pytest.approx(15e-3)
+    assert allreduce_seconds("ring", 4, 160e6, link) == pytest.approx(15e-3)
+
+
+@pytest.mark.parametrize("k", [2, 4, 8])
+def test_the_ring_is_that_of_process_groups(k):
+    """Both packages have the formula: vgpu imports nothing of d2lpar, and keeps its own private."""
+    route = Route(LINK.bandwidth, LINK.latency)
+    theirs = collective_costs.all_reduce(k, 1_000_000_000, route).seconds(route)
+    assert allreduce_seconds("ring", k, 1_000_000_000, LINK) == pytest.approx(theirs)
 
 
 def test_two_levels():
@@ -89,7 +78,7 @@ def test_two_levels():
 
 
 def test_errors_give_values():
-    with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring, sharded"):
+    with pytest.raises(ValueError, match="'mesh': choose one of star, tree, ring, halving"):
         allreduce_seconds("mesh", 2, 1, LINK)
     with pytest.raises(ValueError, match="power of two for halving: got k = 6"):
         allreduce_seconds("halving", 6, 1, LINK)
@@ -97,8 +86,6 @@ def test_errors_give_values():
         allreduce_seconds("ring", 0, 1, LINK)
     with pytest.raises(TypeError, match="k must be an integer: got 2.5"):
         allreduce_seconds("ring", 2.5, 1, LINK)
-    with pytest.raises(ValueError, match="k must be at least 2: got 1"):
-        crossover_bytes(1, LINK)
     with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
         two_level_seconds(2, -1, 1, LINK, LINK)
     with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):

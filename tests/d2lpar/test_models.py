@@ -5,24 +5,41 @@ from torch.nn import functional as F
 
 from d2lpar import _d2l
 from d2lpar.chapters.fine_tuning import resnet_body
-from d2lpar.chapters.scaling.workloads import alexnet
+from d2lpar.chapters.scaling.workloads import Bert, convnet
 from d2lpar.models import Residual, lenet, resnet18
 
 LENET = (20 * 9 + 20) + (50 * 20 * 25 + 50) + (800 * 128 + 128) + (128 * 10 + 10)
-# n * m * size ** 2 + m for the convolutions, n * m + m for the linear layers
-ALEXNET = 11_712 + 614_656 + 885_120 + 1_327_488 + 884_992 + 26_218_496 + 16_781_312 + 40_970
+CONVNET = (16 * 25 + 16) + (32 * 16 * 9 + 32) + (800 * 10 + 10)
 
 
 @pytest.mark.parametrize(
-    ("make", "side", "parameters"),
-    [(lenet, 28, LENET), (alexnet, 224, ALEXNET), (resnet18, 28, 11_175_818)],
+    ("make", "parameters"),
+    [(lenet, LENET), (resnet18, 11_175_818), (convnet, CONVNET)],
 )
-def test_shapes_and_parameters(make, side, parameters):
+def test_shapes_and_parameters(make, parameters):
     with torch.device("meta"):
-        net = make(num_classes=10)
-        assert net(torch.empty(2, 1, side, side)).shape == (2, 10)
-        assert make(7, in_channels=3)(torch.empty(2, 3, side, side)).shape == (2, 7)
+        net = make()
+        assert net(torch.empty(2, 1, 28, 28)).shape == (2, 10)
     assert sum(param.numel() for param in net.parameters()) == parameters
+
+
+def test_networks_for_other_classes_and_channels():
+    for make in (lenet, resnet18):
+        with torch.device("meta"):
+            assert make(7, in_channels=3)(torch.empty(2, 3, 28, 28)).shape == (2, 7)
+
+
+def test_bert_base_has_the_parameters_of_its_paper():
+    """110 million (Devlin et al. 2018), without position and segment embeddings and the pooler."""
+    with torch.device("meta"):
+        net = Bert()
+        assert net(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 30_528)
+    layer = 4 * (768 * 768 + 768) + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
+    assert sum(p.numel() for p in net.parameters()) == 12 * layer + 30_528 * 768
+
+
+def test_biases_of_convnet_begin_at_zero():
+    assert not any(p.any() for p in convnet().parameters() if p.dim() == 1)
 
 
 def test_resnet_body_shape_and_stages():
@@ -80,24 +97,6 @@ def shapes_and_layers(net, X):
             X = layer(X)
             described.append((repr(layer), X.shape))
     return described
-
-
-def test_alexnet_is_that_of_d2l_8_1():
-    with torch.device("meta"):
-        theirs = nn.Sequential(
-            nn.LazyConv2d(96, kernel_size=11, stride=4, padding=1),
-            nn.ReLU(), nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.LazyConv2d(256, kernel_size=5, padding=2), nn.ReLU(),
-            nn.MaxPool2d(kernel_size=3, stride=2),
-            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
-            nn.LazyConv2d(384, kernel_size=3, padding=1), nn.ReLU(),
-            nn.LazyConv2d(256, kernel_size=3, padding=1), nn.ReLU(),
-            nn.MaxPool2d(kernel_size=3, stride=2), nn.Flatten(),
-            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
-            nn.LazyLinear(4096), nn.ReLU(), nn.Dropout(p=0.5),
-            nn.LazyLinear(10))  # fmt: skip
-        ours, X = alexnet(), torch.empty(2, 1, 224, 224)
-    assert shapes_and_layers(ours, X) == shapes_and_layers(theirs, X)
 
 
 def test_lenet_is_that_of_d2l_12_5():

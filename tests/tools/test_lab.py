@@ -112,9 +112,9 @@ OLD_IMPORTS = """\
 from d2lpar.data.workers import worker_context
 from d2lpar.graphs.compiling import compile_backend, kernel_text
 from d2lpar.graphs.operator_graph import OperatorGraph
-from d2lpar.models import alexnet, resnet_body
+from d2lpar.models import resnet_body
 from d2lpar.parallel.collectives import CollectiveCounter, allgather
-from d2lpar.parallel.costs import allreduce_seconds, crossover_bytes, training_flops
+from d2lpar.parallel.costs import allreduce_seconds, training_flops
 from d2lpar.parallel.costs import two_level_seconds
 from d2lpar.parallel.gpt import GPT, Split, Sum
 from d2lpar.parallel.layouts import Layout, layouts, sweep
@@ -181,8 +181,8 @@ def test_what_is_no_import_that_moved_stays(text):
             "from vgpu import (\n    Link,  # (bytes/s)\n    Machine,\n)",
         ),
         (
-            "%time x = 1\nif True: from d2lpar.models import alexnet as a, lenet",
-            "%time x = 1\nif True: from d2lpar.chapters.scaling import alexnet as a; "
+            "%time x = 1\nif True: from d2lpar.models import resnet_body as a, lenet",
+            "%time x = 1\nif True: from d2lpar.chapters.fine_tuning import resnet_body as a; "
             "from d2lpar.models import lenet",
         ),
         (

@@ -34,7 +34,6 @@ MODULES = {  # old name of a module: new home of its names
 }
 NAMES = {  # names that have moved to another module: new home
     "Span": "vgpu",
-    "alexnet": f"{_CHAPTERS}.scaling",
     "in_plain_threads": f"{_CHAPTERS}.scaling",
     "plot_layouts": f"{_CHAPTERS}.planning_a_training_run",
     "plot_points": f"{_CHAPTERS}.scaling",

@@ -1,23 +1,22 @@
 """Chapter 11: cost and gain of more devices.
 
 costs      FLOPs of a training step, seconds of an allreduce
-workloads  a network with many parameters, plain threads as a baseline
+workloads  BERT, a small convolutional network, plain threads as a baseline
 plots      figures
 """
 
 from d2lpar.chapters.scaling.costs import (
     allreduce_seconds,
-    crossover_bytes,
     training_flops,
     two_level_seconds,
 )
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
-from d2lpar.chapters.scaling.workloads import alexnet, in_plain_threads
+from d2lpar.chapters.scaling.workloads import Bert, convnet, in_plain_threads
 
 __all__ = [
+    "Bert",
     "allreduce_seconds",
-    "alexnet",
-    "crossover_bytes",
+    "convnet",
     "in_plain_threads",
     "plot_points",
     "plot_runs",

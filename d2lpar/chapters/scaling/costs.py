@@ -25,9 +25,6 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
     - "star": all to one and back, 2 (k - 1) (L + n / B);
     - "tree": pairs, then pairs of pairs, and back, 2 r (L + n / B);
     - "ring": k chunks around a ring, twice, 2 (k - 1) (L + n / (k B));
-    - "sharded": device i is the server of chunk i, also 2 (k - 1) (L + n / (k B)), because a link
-      sends its k - 1 messages one after another (Li et al. 2014, with as many servers as
-      workers, https://www.usenix.org/conference/osdi14/technical-sessions/presentation/li_mu);
     - "halving": halves, quarters, ..., and back, 2 r L + 2 (k - 1) / k n / B, for k = 2**r.
 
     Args:
@@ -60,30 +57,8 @@ _MESSAGES = {  # functions of k: number of consecutive messages, their total siz
     "star": lambda k: (2 * (k - 1), 2 * (k - 1)),
     "tree": lambda k: (2 * _rounds(k), 2 * _rounds(k)),
     "ring": lambda k: (2 * (k - 1), 2 * (k - 1) / k),
-    "sharded": lambda k: (2 * (k - 1), 2 * (k - 1) / k),
     "halving": lambda k: (2 * _rounds(k), 2 * (k - 1) / k),
 }
-
-
-def crossover_bytes(k, link):
-    """Return the tensor size, in bytes, above which a ring is faster than a tree.
-
-    It is L B (k - 1 - r) / (r - (k - 1) / k), r = log2(k) rounded up. Below it latency dominates,
-    and a tree has fewer messages. For two devices it is 0.
-
-    Args:
-        k: number of devices.
-        link: the `vgpu.Link` of each device.
-
-    Raises:
-        ValueError: k is less than 2.
-        TypeError: k is not an integer.
-    """
-    _check(k=k)
-    if k < 2:
-        raise ValueError(f"k must be at least 2: got {k}")
-    rounds = _rounds(k)
-    return link.latency * link.bandwidth * (k - 1 - rounds) / (rounds - (k - 1) / k)
 
 
 def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):

@@ -1,4 +1,4 @@
-"""Chapter 11: AlexNet, and plain threads as a baseline for devices that share cores."""
+"""Chapter 11: networks, and plain threads as a baseline for devices that share cores."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,26 +7,38 @@ from torch import nn
 from vgpu import set_thread_count
 
 
-def alexnet(num_classes=10, in_channels=1):
-    """Build AlexNet in the form of d2l 8.1 (Krizhevsky, Sutskever and Hinton 2012).
+class Bert(nn.Module):
+    """BERT base (Devlin et al. 2018) with logits for all tokens, as in its pre-training.
 
-    It maps images (N, in_channels, 224, 224) to logits (N, num_classes).
+    It maps tokens (b, length) to logits (b, length, vocabulary).
     """
-    layers = []
-    for num_channels, kernel_size, stride, padding, pool in (
-        (96, 11, 4, 1, True),  # (N, 96, 26, 26) after pooling
-        (256, 5, 1, 2, True),  # (N, 256, 12, 12)
-        (384, 3, 1, 1, False),
-        (384, 3, 1, 1, False),
-        (256, 3, 1, 1, True),  # (N, 256, 5, 5)
-    ):
-        layers += [nn.Conv2d(in_channels, num_channels, kernel_size, stride, padding), nn.ReLU()]
-        layers += [nn.MaxPool2d(kernel_size=3, stride=2)] if pool else []
-        in_channels = num_channels
-    layers.append(nn.Flatten())  # (N, 6400)
-    for num_inputs in (6400, 4096):
-        layers += [nn.Linear(num_inputs, 4096), nn.ReLU(), nn.Dropout()]
-    return nn.Sequential(*layers, nn.Linear(4096, num_classes))
+
+    def __init__(self, width=768, vocabulary=30_528):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        layer = nn.TransformerEncoderLayer(width, 12, 4 * width, 0.1, "gelu", batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, tokens):
+        return self.layers(self.embedding(tokens)) @ self.embedding.weight.T
+
+
+def convnet():
+    """Build the network whose training steps chapter 11 counts: (b, 1, 28, 28) to (b, 10)."""
+    net = nn.Sequential(
+        nn.Conv2d(1, 16, 5, stride=3, padding=1),  # (b, 16, 9, 9)
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2, padding=1),  # (b, 32, 5, 5)
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(800, 10),
+    )
+    for p in net.parameters():
+        if p.dim() > 1:
+            nn.init.kaiming_normal_(p, nonlinearity="relu")
+        else:
+            nn.init.zeros_(p)
+    return net
 
 
 def in_plain_threads(*works):
