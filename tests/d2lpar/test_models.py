@@ -1,3 +1,5 @@
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ CONVNET = (16 * 25 + 16) + (32 * 16 * 9 + 32) + (800 * 10 + 10)
 
 @pytest.mark.parametrize(
     ("make", "parameters"),
-    [(lenet, LENET), (resnet18, 11_175_818), (convnet, CONVNET)],
+    [(lenet, LENET), (partial(resnet18, 10), 11_175_818), (convnet, CONVNET)],
 )
 def test_shapes_and_parameters(make, parameters):
     with torch.device("meta"):
