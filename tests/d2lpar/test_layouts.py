@@ -1,5 +1,5 @@
-"""Layouts: ranks and groups, what is refused and why, what a sweep measures, and chapter 14's step
-in a layout that splits in all three ways."""
+"""Layouts: ranks and groups, what is refused and why, what a sweep measures, and the step of
+chapter 14's lab in a layout that splits in all three ways."""
 
 import gc
 from pathlib import Path
@@ -22,7 +22,7 @@ from vgpu.modelled.hardware import Machine
 from vgpu.modelled.links import Link
 from vgpu.modelled.modelled_gpu import GPU
 
-CHAPTER = Path(__file__).resolve().parents[2] / "notebooks" / "14_planning_a_training_run.ipynb"
+LAB = Path(__file__).resolve().parents[2] / "notebooks" / "deeper" / "14_program.ipynb"
 SIZES = {"batch": 512, "layers": 30, "heads": 32}
 # Kernels of 1e9 bytes/s of memory, links of 1e9 bytes/s inside and 1e8 between machines
 FABRIC = Link(1e9)
@@ -192,10 +192,10 @@ def test_a_sweep_shows_its_progress(capsys):
     assert "layouts" in capsys.readouterr().err
 
 
-def names_of_chapter(last):
-    """Return what the code of chapter 14 defines, up to the cell with the id `last`."""
+def names_of_lab(last):
+    """Return what the code of chapter 14's lab defines, up to the cell with the id `last`."""
     names = {"__name__": "chapter_14"}
-    for cell in nbformat.read(CHAPTER, as_version=4).cells:
+    for cell in nbformat.read(LAB, as_version=4).cells:
         if cell.cell_type == "code":
             exec(cell.source, names)
         if cell.id == last:
@@ -205,15 +205,16 @@ def names_of_chapter(last):
 
 def test_all_three_splits_at_once_take_the_step_of_one_device(capsys):
     # 8 virtual GPUs: 4 processes, for 2 parts of 2 replicas, each with 2 stages
-    errors, layout = names_of_chapter("c14-22")["errors"], Layout(2, 2, 2, 1, True)
+    names, layout = names_of_lab("c14-p-errors"), Layout(2, 2, 2, 1, True)
+    methods = names["Methods"](dtype=torch.float64)
     tiny = GPT(2, 16, 4, length=8, vocabulary=32)
     torch.manual_seed(1)
     X, y = torch.randint(32, (2, 4, 8))
-    ranks = d2lpar.launch(errors, layout, tiny, X, y, nproc=4)
+    ranks = d2lpar.launch(names["errors"], layout, tiny, X, y, methods, nproc=4)
     assert len(ranks) == 4
     losses, expected, gradients = zip(*ranks, strict=True)
-    assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-5)
-    assert max(gradients) < 1e-5  # of the largest entry: 160 roundings of float32
+    assert sum(losses) / 4 == pytest.approx(expected[0], rel=1e-10)
+    assert max(gradients) < 1e-10  # of the largest entry
 
 
 def test_a_sweep_leaves_the_garbage_collector_as_it_was():

@@ -8,7 +8,7 @@ from kernels import execute
 from matplotlib import colors
 
 from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
-from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
+from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
 from d2lpar.plotting import charts, figures
@@ -365,25 +365,18 @@ def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
         assert figure.get_size_inches()[0] * figure.dpi <= 760
 
 
-def _planned(gigabytes, seconds, *layout):
-    return Planned(Layout(*layout), seconds, int(gigabytes * 1e9))
+def test_layouts_are_drawn_in_the_panel_of_their_split():
+    predicted = {Layout(2, 1, 4, 2): 3.0, Layout(2, 1, 4, 1): 2.0, Layout(1, 8, 1, 4): 5.0}
+    measured = {Layout(2, 1, 4, 1): 4.0, Layout(4, 1, 2): 9.0}  # of the second nothing is predicted
+    figure = plot_layouts(predicted, measured)
+    first, second, third = figure.axes
+    assert [first.get_title(), second.get_title()] == ["t = 2, p = 1", "t = 1, p = 8"]
+    assert not third.get_visible()
+    lines = [[tuple(map(list, line.get_data())) for line in axes.lines] for axes in figure.axes]
+    assert lines == [[([1, 2], [2.0, 3.0]), ([1], [4.0])], [([4], [5.0]), ([], [])], []]
+    assert first.get_ylim() == second.get_ylim() and first.get_xlim() == second.get_xlim()
 
 
-def test_layouts_are_drawn_at_their_memory_and_seconds():
-    plans = [_planned(20, 3.0, 2, 1, 4, 1), _planned(30, 2.0, 2, 1, 4, 2), _planned(9, 5.0, 1, 8)]
-    measured = {plans[0].layout: 4.0, Layout(4, 1, 2): 9.0}  # of the second there is no plan
-    figure = plot_layouts(plans, measured, 25e9, {"mine": plans[1].layout})
-    (axes,) = figure.axes
-    lines = [tuple(map(list, line.get_data())) for line in axes.lines]
-    assert ([20, 30], [3.0, 2.0]) in lines  # the same but for the micro-batch
-    assert ([9], [5.0]) in lines and ([20, 20], [3.0, 4.0]) in lines
-    assert [y for _, y in lines if 9.0 in y] == []
-    texts = [text.get_text() for text in axes.texts]
-    assert texts.count("2") == 2 and {"1", "mine", "does not fit"} < set(texts)
-
-
-def test_layouts_without_plans_and_names_without_a_plan_are_refused():
-    with pytest.raises(ValueError, match="plans must not be empty"):
-        plot_layouts([], {}, 1e9, {})
-    with pytest.raises(ValueError, match="no plan for 'mine', t1 p2 d1, micro-batch 1"):
-        plot_layouts([_planned(1, 1.0)], {}, 1e9, {"mine": Layout(1, 2)})
+def test_layouts_without_predictions_are_refused():
+    with pytest.raises(ValueError, match="predicted must not be empty"):
+        plot_layouts({}, {})

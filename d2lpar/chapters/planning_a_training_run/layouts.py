@@ -10,9 +10,8 @@ import gc
 import itertools
 from dataclasses import dataclass, replace
 
-import torch
-
 from d2lpar.devices import virtual_gpus
+from d2lpar.memory_use import peak_bytes
 from d2lpar.plotting.progress import progress as shown
 from d2lpar.timelines.timeline import Timeline
 from vgpu import as_machine, equal_ranks, place
@@ -252,21 +251,9 @@ def _older_objects_frozen():
 def _planned(step, layout, machine, batch, flops):
     gc.collect()  # frees the network of the previous layout
     devices = _stages(layout, machine)
-    accel = torch.get_device_module(devices[0])
-    before = [accel.memory_allocated(device) for device in devices]  # what the caller keeps there
     with equal_ranks(layout.gpus):
-        for device in devices:
-            accel.reset_peak_memory_stats(device)
-        whole, run = timed(functools.partial(step, layout))
-        if run is None:
-            seconds, busy = whole
-        elif batch is None:
-            raise ValueError("batch is required: step returned a function of m")
-        else:
-            seconds, busy = _of_many(run, layout.micro_batches(batch), 2 * layout.pipeline)
-        peaks = map(accel.max_memory_allocated, devices)
-        num_bytes = max(peak - held for peak, held in zip(peaks, before, strict=True))
-        del run
+        work = functools.partial(_seconds_and_busy, step, layout, batch)
+        (seconds, busy), num_bytes = with_peak(work, devices)
     gpu = machine.gpu
     refused = refusal_of_memory(num_bytes, gpu)
     used = [each for each in busy if each]
@@ -275,6 +262,22 @@ def _planned(step, layout, machine, batch, flops):
     if flops is not None:
         mfu = flops / (seconds * layout.gpus * gpu.peaks["float16"])
     return Planned(layout, seconds, num_bytes, idle, mfu, refused)
+
+
+def _seconds_and_busy(step, layout, batch):
+    whole, run = timed(functools.partial(step, layout))
+    if run is None:
+        return whole
+    if batch is None:
+        raise ValueError("batch is required: step returned a function of m")
+    return _of_many(run, layout.micro_batches(batch), 2 * layout.pipeline)
+
+
+def with_peak(work, devices):
+    """Run `work()`; return its result and the peak memory of the devices, see `peak_bytes`."""
+    results = []
+    peaks = peak_bytes(lambda: results.append(work()), devices)
+    return results[0], max(peaks)
 
 
 def refusal_of_memory(num_bytes, gpu):

@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from d2lpar.chapters.planning_a_training_run.gpt import Head, Layer
-from d2lpar.chapters.planning_a_training_run.layouts import UNLIMITED, timed
+from d2lpar.chapters.planning_a_training_run.layouts import UNLIMITED, timed, with_peak
 from d2lpar.devices import virtual_gpus
 from vgpu import equal_ranks
 
@@ -41,12 +41,8 @@ def _device(machine):
 
 def _cost(device, work):
     """Return the `Cost` of `work()`; nothing is kept."""
-    accel = torch.get_device_module(device)
-    accel.synchronize(device)
-    before = accel.memory_allocated(device)
-    accel.reset_peak_memory_stats(device)
-    (seconds, busy), _ = timed(work)
-    return Cost(seconds, busy[0], 0, accel.max_memory_allocated(device) - before)
+    ((seconds, busy), _), peak = with_peak(lambda: timed(work), [device])
+    return Cost(seconds, busy[0], 0, peak)
 
 
 def _group(count, stride=1):
