@@ -261,7 +261,7 @@ def tab():
     browser, driver = found
     options = selenium.webdriver.ChromeOptions()
     options.binary_location = browser
-    for option in selenium.QUIET:
+    for option in selenium.OPTIONS:
         options.add_argument(option)
     tab = selenium.webdriver.Chrome(options=options, service=selenium.Service(driver))
     size = {"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": False}
