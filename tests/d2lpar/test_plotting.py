@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib import colors
 
-from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
+from d2lpar.chapters.parameter_server.plots import plot_pushes
 from d2lpar.chapters.planning_a_training_run.layouts import Layout, Planned
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
@@ -469,14 +469,12 @@ def test_stacks_of_different_parts():
 
 def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
     many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
-    seconds = dict.fromkeys(("computing", "communicating", "waiting"), 1.0)
     drawn = [
         plot_bars(many, range(9), range(9), "s"),
         plot_stacks({name: {"a": 1} for name in many}, "bytes"),
         plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),
         plot_schedule({"stage 0": [mark]}),
         plot_pushes({"stays": [1.0]}, killed=1.5),
-        plot_seconds({"BSP": [seconds]}, {"BSP": [3.0]}),
     ]
     for figure in drawn:
         assert figure.get_size_inches()[0] * figure.dpi <= 760
