@@ -145,8 +145,6 @@ def code_in_folds(notebook):
 # What chapters repeat, for their readers' medians and accuracies, and how often tests do.
 REPEATED = {
     r"(seconds_in_turn\(\w+)(?:, rounds=\d+)?\)": r"\1, rounds=1)",
-    r"\brounds=7\):": "rounds=3):",
-    r"for seed in range\(.+\)$": "for seed in range(3)",
 }
 
 

@@ -1,4 +1,4 @@
-"""The workload of chapter 10 and its figures."""
+"""The workload of chapter 10 and its figure."""
 
 import pytest
 import torch
@@ -39,20 +39,6 @@ def test_labels_can_be_learned(data):
     X, y = data.minibatch(4000, seed=2)
     accuracy = ((w[X].sum(1) > 0) == y.bool()).float().mean()
     assert accuracy > max(y.mean(), 1 - y.mean()) + 0.05
-
-
-SECONDS = {"computing": 1.0, "communicating": 0.5, "waiting": 2.0}
-
-
-def test_seconds_are_stacked_and_predictions_dashed():
-    runs = {"BSP": [SECONDS, SECONDS], "ASP": [SECONDS, {**SECONDS, "waiting": 0.0}]}
-    figure = plots.plot_seconds(runs, {"BSP": [3.0, 3.1], "ASP": [3.2, 1.4]})
-    (axes,) = figure.axes
-    tops = {round(bar.get_x(), 6): bar.get_y() + bar.get_height() for bar in axes.patches}
-    assert sorted(tops.values()) == [1.5, 3.5, 3.5, 3.5]
-    assert [lines.get_segments()[0][0][1] for lines in axes.collections] == [3.0, 3.1, 3.2, 1.4]
-    names = {text.get_text() for text in figure.legends[0].get_texts()}
-    assert names == {*SECONDS, "predicted end"}
 
 
 def test_pushes_have_a_row_for_each_worker():

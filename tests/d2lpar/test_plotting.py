@@ -7,7 +7,7 @@ import torch
 from kernels import execute
 from matplotlib import colors
 
-from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
+from d2lpar.chapters.parameter_server.plots import plot_pushes
 from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
@@ -352,14 +352,12 @@ def test_stacks_put_parts_on_top_of_each_other():
 
 def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
     many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
-    seconds = dict.fromkeys(("computing", "communicating", "waiting"), 1.0)
     drawn = [
         plot_bars(many, range(9), range(9), "s"),
         plot_stacks({name: {"a": 1} for name in many}, "bytes"),
         plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),
         plot_schedule({"stage 0": [mark]}),
         plot_pushes({"stays": [1.0]}, killed=1.5),
-        plot_seconds({"BSP": [seconds]}, {"BSP": [3.0]}),
     ]
     for figure in drawn:
         assert figure.get_size_inches()[0] * figure.dpi <= 760

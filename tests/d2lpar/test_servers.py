@@ -164,16 +164,6 @@ def test_reset_counts_anew(store):
     run.stop()
 
 
-def test_neither_the_push_itself_nor_one_before_a_reset_makes_it_stale(store):
-    for _ in range(2):
-        store.pull("w")
-        store.push("w", torch.ones(2, 5))
-        assert store.delays[-1] == 0
-    store.reset(values())
-    store.push("w", torch.ones(2, 5))
-    assert store.delays[-1] == 0
-
-
 def test_synchronous_steps_equal_allreduce(store):
     torch.manual_seed(0)
     X, y, lr = torch.randn(12, 5), torch.randint(2, (12,)), 0.5
@@ -227,15 +217,14 @@ def test_staleness_is_bounded(store, staleness):
             worker.pull("w", key)
             worker.push("w", torch.ones(1), key)
             worker.tick(staleness)
-        return worker.ahead, worker.delays
+        return worker.ahead
 
     run = store.start(step, num_workers=3)
     wait_until(run.done)
     results = run.results()
     assert store.pull("w", key) == 36
-    for ahead, updates in results[1:]:
+    for ahead in results[1:]:
         assert max(ahead) == staleness and len(ahead) == 12
-        assert max(updates) <= 2 * (2 * staleness + 1) and len(updates) == 12
 
 
 def test_without_a_bound_nobody_waits_and_leavers_hold_nobody_up(store):
@@ -284,29 +273,6 @@ def test_who_joins_starts_where_the_slowest_is():
     import asyncio
 
     assert asyncio.run(story()) == ({0: 3, 1: 1, 2: 2}, 1)
-
-
-def test_barrier_waits_for_all_and_counts_no_step(store):
-    def meet(worker):
-        seen = []
-        for _ in range(3):
-            time.sleep(0.03 * worker.rank)
-            worker.push("b", torch.ones(2))
-            worker.barrier()
-            seen.append(worker.pull("b")[0].item())
-            worker.barrier()
-        return seen, worker.ahead, worker.seconds["barrier"] > 0
-
-    assert store.run(meet, num_workers=2) == [([2.0, 4.0, 6.0], [], True)] * 2
-
-
-def test_barrier_does_not_wait_for_workers_that_have_returned(store):
-    def leave_early(worker):
-        for _ in range(1 + 2 * worker.rank):
-            worker.barrier()
-        return worker.rank
-
-    assert store.run(leave_early, num_workers=2) == [0, 1]
 
 
 def test_workers_that_have_returned_are_not_cancelled(ray, store, monkeypatch):

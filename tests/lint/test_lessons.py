@@ -6,10 +6,6 @@ import pytest
 from contents import FOLDER, find_chapters
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
-# These still have a part "Going deeper", and are longer than a lesson. One that has been rewritten
-# is taken out.
-NOT_REWRITTEN = ("10",)
-
 CHAPTERS = find_chapters(FOLDER)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 HEADER = "The core takes 15 minutes to read and to run, *Going deeper* another 40."  # 14
@@ -24,10 +20,7 @@ def test_the_first_cell_tells_the_minutes_that_are_counted(chapter):
 @each_chapter
 def test_a_lesson_keeps_its_limits(chapter):
     lesson, *deeper = lessons.parts(chapter)
-    assert bool(deeper) == (chapter.name[:2] in NOT_REWRITTEN)
-    if deeper:
-        pytest.skip(f"{chapter.stem} is not rewritten yet; over: {', '.join(lesson.over())}")
-    assert lesson.over() == []
+    assert not deeper and lesson.over() == []
 
 
 # What stands in a cell, and the words, lines and predictions that a reader counts in it.

@@ -5,12 +5,12 @@ actors     the processes: servers and the workers' clock
 clients    pull from servers and push to them
 ray_setup  start Ray without output
 ad_clicks  sparse examples
-plots      figures of the workers' time and pushes
+plots      a figure of the workers' pushes
 """
 
 from d2lpar.chapters.parameter_server.ad_clicks import AdClicks
-from d2lpar.chapters.parameter_server.plots import plot_pushes, plot_seconds
+from d2lpar.chapters.parameter_server.plots import plot_pushes
 from d2lpar.chapters.parameter_server.ray_setup import start_ray
 from d2lpar.chapters.parameter_server.store import parameter_servers
 
-__all__ = ["AdClicks", "parameter_servers", "plot_pushes", "plot_seconds", "start_ray"]
+__all__ = ["AdClicks", "parameter_servers", "plot_pushes", "start_ray"]

@@ -81,7 +81,7 @@ class Server:
         return self.updates
 
     def pull(self, message):
-        """Return the number of pushes so far, and the values at some or all keys.
+        """Return the values at some or all keys.
 
         Args:
             message: a tuple (worker, name, keys), as in `push`.
@@ -90,7 +90,7 @@ class Server:
         values = self.values[name] if keys is None else self.values[name][keys]
         self.num_bytes[worker, self.name] += 0 if keys is None else keys.nbytes
         self.num_bytes[self.name, worker] += values.nbytes
-        return self.updates, values
+        return values
 
     def num_updates(self):
         """Return the number of pushes so far."""
@@ -111,18 +111,16 @@ class Clock:
     """An actor that counts the workers' ticks and makes fast workers wait for slow ones."""
 
     def __init__(self):
-        self.ticks, self.arrivals = {}, {}
+        self.ticks = {}
         self.moved = asyncio.Condition()
 
     async def join(self, worker):
         """Add a worker, at the tick of the slowest one."""
-        for counts in (self.ticks, self.arrivals):
-            counts[worker] = min(counts.values(), default=0)
+        self.ticks[worker] = min(self.ticks.values(), default=0)
 
     async def leave(self, worker):
         """Remove a worker; others no longer wait for it."""
-        for counts in (self.ticks, self.arrivals):
-            counts.pop(worker, None)
+        self.ticks.pop(worker, None)
         async with self.moved:
             self.moved.notify_all()
 
@@ -137,14 +135,6 @@ class Clock:
             self.moved.notify_all()
             await self.moved.wait_for(lambda: self._ahead(worker) <= staleness)
         return self._ahead(worker)
-
-    async def barrier(self, worker):
-        """Wait until all workers have called this method as often as `worker`."""
-        self.arrivals[worker] += 1
-        count = self.arrivals[worker]
-        async with self.moved:
-            self.moved.notify_all()
-            await self.moved.wait_for(lambda: count <= min(self.arrivals.values(), default=count))
 
     def _ahead(self, worker):
         return self.ticks[worker] - min(self.ticks.values()) if worker in self.ticks else 0

@@ -1,8 +1,5 @@
 """Clients of parameter servers, which pull and push, and workers, which also have a clock."""
 
-import contextlib
-import time
-
 import numpy as np
 
 from d2lpar.chapters.parameter_server.ray_setup import ray_module
@@ -14,17 +11,11 @@ class Client:
     Attributes:
         name: its name in `Store.traffic`.
         pushes: number of acknowledged pushes.
-        seconds: a dict with the seconds spent in "pull", "push", "tick" and "barrier".
-        delays: for each push, the number of pushes by others since this client last pulled the
-            tensor; with several servers, the maximum.
     """
 
     def __init__(self, name, servers, layout):
         self.name, self._servers, self._layout = name, servers, layout
         self.pushes, self._number = 0, 0
-        self.seconds = {"pull": 0.0, "push": 0.0, "tick": 0.0, "barrier": 0.0}
-        self.delays = []
-        self._seen = {}
 
     def pull(self, name, keys=None):
         """Return a tensor of the store, or a vector of its values at some keys.
@@ -41,17 +32,15 @@ class Client:
         """
         import torch
 
-        with self._timed("pull"):
-            shape, dtype, bounds = self._find(name)
-            parts = _parts(name, bounds, keys)
-            answers = self._answers(
-                [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
-            )
-            values = np.empty(bounds[-1] if keys is None else len(keys), dtype)
-            for (i, place, _), (updates, part) in zip(parts, answers, strict=True):
-                values[place] = part
-                self._seen[name, i] = updates
-            return torch.from_numpy(values.reshape(shape if keys is None else -1))
+        shape, dtype, bounds = self._find(name)
+        parts = _parts(name, bounds, keys)
+        answers = self._answers(
+            [self._servers[i].pull.remote((self.name, name, own)) for i, _, own in parts]
+        )
+        values = np.empty(bounds[-1] if keys is None else len(keys), dtype)
+        for (_, place, _), part in zip(parts, answers, strict=True):
+            values[place] = part
+        return torch.from_numpy(values.reshape(shape if keys is None else -1))
 
     def push(self, name, values, keys=None):
         """Add values to a tensor; return once all its servers and their replicas have them.
@@ -65,27 +54,22 @@ class Client:
             KeyError, RuntimeError: as in `pull`.
             ValueError: as in `pull`, or the shape of `values` is wrong.
         """
-        with self._timed("push"):
-            shape, dtype, bounds = self._find(name)
-            parts = _parts(name, bounds, keys)
-            values = to_array(f"what is pushed to {name!r}", values).astype(dtype, copy=False)
-            expected = shape if keys is None else (len(keys),)
-            if values.shape != expected:
-                raise ValueError(
-                    f"a push to {name!r} must have the shape {expected}: got {values.shape}"
-                )
-            values = values.reshape(-1)
-            self._number += 1
-            calls = [
-                self._servers[i].push.remote((self.name, self._number, name, values[place], own))
-                for i, place, own in parts
-            ]
-            others = [
-                updates - 1 - self._seen.get((name, i), updates - 1)
-                for (i, _, _), updates in zip(parts, self._answers(calls), strict=True)
-            ]
-            self.delays.append(max(others, default=0))
-            self.pushes += 1
+        shape, dtype, bounds = self._find(name)
+        parts = _parts(name, bounds, keys)
+        values = to_array(f"what is pushed to {name!r}", values).astype(dtype, copy=False)
+        expected = shape if keys is None else (len(keys),)
+        if values.shape != expected:
+            raise ValueError(
+                f"a push to {name!r} must have the shape {expected}: got {values.shape}"
+            )
+        values = values.reshape(-1)
+        self._number += 1
+        calls = [
+            self._servers[i].push.remote((self.name, self._number, name, values[place], own))
+            for i, place, own in parts
+        ]
+        self._answers(calls)
+        self.pushes += 1
 
     def _find(self, name):
         if name not in self._layout:
@@ -98,14 +82,6 @@ class Client:
             return ray.get(calls)
         except ray.exceptions.RayActorError as error:
             raise RuntimeError("a parameter server died, and no replica has its values") from error
-
-    @contextlib.contextmanager
-    def _timed(self, what):
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[what] += time.perf_counter() - start
 
 
 def _parts(name, bounds, keys):
@@ -153,16 +129,7 @@ class Worker(Client):
             staleness: 0 keeps workers in step (BSP), infinity never waits (ASP), values in between
                 bound the staleness (SSP).
         """
-        with self._timed("tick"):
-            self.ahead.append(ray_module().get(self._clock.tick.remote(self.rank, staleness)))
-
-    def barrier(self):
-        """Wait until all workers have called this method as often; this is no tick.
-
-        Workers that have returned or left do not count.
-        """
-        with self._timed("barrier"):
-            ray_module().get(self._clock.barrier.remote(self.rank))
+        self.ahead.append(ray_module().get(self._clock.tick.remote(self.rank, staleness)))
 
     def leave(self):
         """Leave: other workers no longer wait for this one."""

@@ -125,7 +125,7 @@ class Store(Client):
             raise ValueError(f"the shapes must be {known}: got {shapes}")
         if not all(run.done() for run in self._running):
             raise RuntimeError("workers are running: wait for their results, or stop them")
-        self._num_workers, self._running, self._seen = 0, [], {}
+        self._num_workers, self._running = 0, []
         parts = [{} for _ in self.servers]
         for name, (_, dtype, bounds) in self._layout.items():
             flat = values[name].astype(dtype).reshape(-1)
