@@ -22,7 +22,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from traitlets import default
 
-TRANSPORT = "ipc" if os.name == "posix" else "tcp"  # of the connection to a kernel
+LONGEST = 95  # bytes of a socket's path, without its number; the limit of macOS is 103
 
 
 class Kernel(AsyncKernelManager):
@@ -33,18 +33,22 @@ class Kernel(AsyncKernelManager):
 
     @default("transport")
     def _default_transport(self):
-        return TRANSPORT
+        fits = len(os.fsencode(_socket())) <= LONGEST
+        return "ipc" if os.name == "posix" and fits else "tcp"
 
     @default("ip")
     def _default_ip(self):
-        folder = os.environ["JUPYTER_RUNTIME_DIR"]
-        return str(Path(folder, f"k{os.getpid()}")) if TRANSPORT == "ipc" else "127.0.0.1"
+        return _socket() if self.transport == "ipc" else "127.0.0.1"
 
     @property
     def kernel_spec(self):
         """The command of the kernel."""
         command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         return KernelSpec(argv=command, display_name="Python 3")
+
+
+def _socket():
+    return os.path.join(os.environ["JUPYTER_RUNTIME_DIR"], f"k{os.getpid()}")
 
 
 def execute(path, target, cell_seconds, core, report):
