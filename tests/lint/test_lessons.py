@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_outp
 
 CHAPTERS = find_chapters(FOLDER)
 each_chapter = pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
-HEADER = "The core takes 15 minutes to read and to run, *Going deeper* another 40."  # 14
+HEADER = "The lesson takes 15 minutes, and follows nothing of d2l's."
 
 
 @each_chapter
@@ -19,8 +19,7 @@ def test_the_first_cell_tells_the_minutes_that_are_counted(chapter):
 
 @each_chapter
 def test_a_lesson_keeps_its_limits(chapter):
-    lesson, *deeper = lessons.parts(chapter)
-    assert not deeper and lesson.over() == []
+    assert lessons.lesson(chapter).over() == []
 
 
 # What stands in a cell, and the words, lines and predictions that a reader counts in it.
@@ -70,13 +69,12 @@ def test_minutes_are_the_sum_of_the_four_rounded_up(counts, minutes):
     assert lessons.Part(*counts).minutes == minutes
 
 
-def write_chapter(folder, header, *deeper):
-    """Write a chapter that takes 7 minutes up to its deeper part or exercises, beside a README."""
+def write_chapter(folder, header):
+    """Write a chapter that takes 7 minutes up to its exercises, beside a README."""
     cells = [
         new_markdown_cell(f"# Title\n\n**What it needs.** {header}"),  # 3 + 14 words
         new_markdown_cell("> **Predict.** How?\n\n" + "word " * (340 - 3 - 14 - 2)),
         new_code_cell("x = 1\n" * 18),
-        *map(new_markdown_cell, deeper),
         new_markdown_cell("Word.\n\n## Exercises\n\n" + "word " * 1000),
     ]
     path = folder / "notebooks" / "01_x.ipynb"
@@ -87,15 +85,9 @@ def write_chapter(folder, header, *deeper):
 
 
 @pytest.fixture
-def chapter(tmp_path):
-    """Write a chapter whose deeper part takes a minute."""
-    return write_chapter(tmp_path, HEADER, "## Going deeper\n\n" + "word " * 150)
-
-
-@pytest.fixture
 def lesson(tmp_path):
     """Write a lesson that has pages: of 171 words, and one of answers."""
-    path = write_chapter(tmp_path, "The lesson takes 15 minutes, and follows nothing of d2l's.")
+    path = write_chapter(tmp_path, HEADER)
     (path.parent / "deeper").mkdir()
     for name, words in (("01_answers", 3), ("01_more", 171), ("02_other", 1)):
         cells = [new_markdown_cell("# Title\n\n" + "word " * words), new_code_cell("f()")]
@@ -107,41 +99,31 @@ def rows(path):
     return [line.split() for line in lessons.table([path]).splitlines()[1:]]
 
 
-def test_the_table_has_a_row_for_each_chapter_and_marks_what_is_over(chapter, monkeypatch):
-    row = ["01_x", "340", "18", "1", "0", "60", "7"]
-    assert rows(chapter) == [row, ["Going", "deeper", "153", "0", "0", "0", "0", "1"]]
-    monkeypatch.setitem(lessons.LIMITS, "lines", 18)
-    monkeypatch.setitem(lessons.LIMITS, "words", 339)
-    assert rows(chapter)[0] == [*row, "over:", "words", "340", "of", "339"]
-
-
-def test_a_lesson_is_counted_up_to_its_exercises_and_its_pages_stand_below(lesson):
-    assert rows(lesson) == [
-        ["01_x", "337", "18", "1", "0", "60", "7"],
+def test_a_lesson_is_counted_up_to_its_exercises_and_its_pages_stand_below(lesson, monkeypatch):
+    row, *pages = rows(lesson)
+    assert row == ["01_x", "337", "18", "1", "0", "60", "7"]
+    assert pages == [
         ["01_more", "171", "1", "0", "0", "0", "2"],
         ["01_answers", "3", "1", "0", "0", "0", "1"],
     ]
+    monkeypatch.setitem(lessons.LIMITS, "lines", 18)
+    monkeypatch.setitem(lessons.LIMITS, "words", 336)
+    assert rows(lesson)[0] == [*row, "over:", "words", "337", "of", "336"]
 
 
-def test_the_minutes_of_a_lesson_are_written_into_its_sentence(lesson):
+def test_the_minutes_of_a_lesson_are_written_into_its_sentence_and_nothing_else(lesson, capsys):
     before = lesson.read_text()
-    assert lessons.stated_minutes(lesson) == [15] and lessons.computed_minutes(lesson) == [10]
-    assert lessons.write(lesson)
+    assert lessons.stated_minutes(lesson) == 15 and lessons.computed_minutes(lesson) == 10
+    assert lessons.main(["--folder", str(lesson.parent)]) == 0
+    assert lesson.read_text() == before
+    assert lessons.main(["--folder", str(lesson.parent), "--write"]) == 0
     assert lesson.read_text() == before.replace("lesson takes 15 ", "lesson takes 10 ")
-
-
-def test_writing_changes_the_two_numbers_and_nothing_else(chapter, capsys):
-    before = chapter.read_text()
-    assert lessons.main(["--folder", str(chapter.parent)]) == 0
-    assert chapter.read_text() == before
-    assert lessons.main(["--folder", str(chapter.parent), "--write"]) == 0
-    assert chapter.read_text() == before.replace("takes 15 ", "takes 10 ").replace("r 40.", "r 5.")
     assert capsys.readouterr().out.count("01_x.ipynb: its first cell has new minutes") == 1
-    assert not lessons.write(chapter)
+    assert not lessons.write(lesson)
 
 
-def test_a_chapter_that_tells_no_minutes_is_named(chapter, capsys):
-    chapter.write_text(chapter.read_text().replace("minutes to read", "hours to read"))
+def test_a_chapter_that_tells_no_minutes_is_named(lesson, capsys):
+    lesson.write_text(lesson.read_text().replace("15 minutes", "15 hours"))
     with pytest.raises(SystemExit):
-        lessons.main(["--folder", str(chapter.parent), "--write"])
-    assert "01_x.ipynb: its first cell must say once: The core takes" in capsys.readouterr().err
+        lessons.main(["--folder", str(lesson.parent), "--write"])
+    assert "01_x.ipynb: its first cell must say once: The lesson takes" in capsys.readouterr().err

@@ -6,7 +6,7 @@ machine's own devices stands first.
 
 import pytest
 from conftest import VIRTUAL, calls
-from contents import FOLDER, find_chapters, goes_deeper, read_chapter
+from contents import FOLDER, find_chapters, read_chapter
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 
 OWN = {"ensure_gpus", "try_all_gpus", "try_gpu"}  # devices of the machine
@@ -28,25 +28,12 @@ def problems(notebook):
     return found
 
 
-# Lessons with a part "Going deeper" mix both, and take virtual GPUs.
 READ = {path.stem: read_chapter(path) for path in find_chapters(FOLDER, pages=True)}
-LOOKED_AT = {name: notebook for name, notebook in READ.items() if not goes_deeper(notebook)}
 
 
-@pytest.mark.parametrize("notebook", LOOKED_AT.values(), ids=LOOKED_AT)
+@pytest.mark.parametrize("notebook", READ.values(), ids=READ)
 def test_real_gpus_come_before_modelled_ones(notebook):
     assert problems(notebook) == []
-
-
-MIXED = {name: notebook for name, notebook in READ.items() if goes_deeper(notebook)}
-
-
-@pytest.mark.parametrize("notebook", MIXED.values(), ids=MIXED)
-def test_lessons_that_mix_both_take_virtual_gpus(notebook):
-    sources = [cell.source for cell in notebook.cells if cell.cell_type == "code"]
-    called = (name for source in sources for name in calls(source) if name in OWN | VIRTUAL)
-    chosen = 'os.environ.setdefault("VGPU_DEVICES", "vgpu")' in sources[0]
-    assert chosen or next(called) in VIRTUAL
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_a_small_chapter(tmp_path):
         new_markdown_cell(f"## One\n\n{LONG}\n\n{formula}"),
         code("x = 1\nprint(x)", "one\n", figure=True),
         new_markdown_cell("It rises.\n\n### Two\n\n> **Predict.** How many?\n\nFour."),
-        new_markdown_cell("## Going deeper\n\nToo deep."),
+        new_markdown_cell("## Exercises\n\nToo deep."),
     ]
     nbformat.write(new_notebook(cells=cells), tmp_path / "01_small.ipynb")
     found = split(slides.slides(read_chapter(tmp_path / "01_small.ipynb", core=True)).cells)
@@ -213,7 +213,7 @@ def test_everything_is_there_in_order_and_the_path_is_the_plan(path):
 def test_nothing_beyond_the_core_and_nothing_from_the_network(path, build):
     page = (build / f"{path.stem}.html").read_text()
     whole = "\n".join(cell.source for cell in read_chapter(path).cells)
-    beyond = re.split(r"^## (?:Going deeper|Exercises)$", whole, flags=re.MULTILINE)[1]
+    beyond = re.split(r"^## Exercises$", whole, flags=re.MULTILINE)[1]
     for heading in ["Exercises", *re.findall(r"^#+ ([^`$\n]+)$", beyond, re.MULTILINE)]:
         assert not re.search(rf"<h\d[^>]*>{re.escape(heading)}</h\d>", page)
     markup = re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL)

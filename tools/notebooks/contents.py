@@ -1,7 +1,7 @@
 """Find lessons and their deeper pages, and read the core of a lesson.
 
 A lesson is `notebooks/NN_topic.ipynb`; its pages are `notebooks/deeper/NN_topic.ipynb`, among them
-`NN_answers.ipynb`. Older lessons have a part "Going deeper" instead of pages.
+`NN_answers.ipynb`.
 """
 
 import re
@@ -12,7 +12,7 @@ import nbformat
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
 ANSWERS = "_answers"  # suffix of the name of a page of answers
 
-_AFTER_CORE = re.compile(r"^## (?:Going deeper|Exercises)[ \t]*$", re.MULTILINE)
+_AFTER_CORE = re.compile(r"^## Exercises[ \t]*$", re.MULTILINE)
 
 
 def find_chapters(folder, names=(), pages=False):
@@ -55,13 +55,8 @@ def is_page(path):
     return path.parent.name == "deeper"
 
 
-def goes_deeper(notebook):
-    """Return whether a lesson has a part "Going deeper", as older lessons have."""
-    return any("## Going deeper" in cell.source.splitlines() for cell in notebook.cells)
-
-
 def read_chapter(path, core=False):
-    """Return a chapter's notebook, or its core: all before the exercises and "Going deeper"."""
+    """Return a chapter's notebook, or its core: all before the exercises."""
     notebook = nbformat.read(path, as_version=4)
     for place, cell in enumerate(notebook.cells if core else ()):
         found = cell.cell_type == "markdown" and _AFTER_CORE.search(cell.source)

@@ -16,7 +16,7 @@ What counts:
 - **figures**: cells that show a picture. Neither they nor printed output add time.
 - **seconds** of running: those in README's table, for lessons only.
 
-A lesson is counted up to its exercises. A part "Going deeper" is counted separately, like a page.
+A lesson is counted up to its exercises.
 Minutes are rounded up.
 """
 
@@ -29,7 +29,7 @@ from math import ceil
 from pathlib import Path
 
 import nbformat
-from contents import FOLDER, find_chapters, goes_deeper, pages_of, read_chapter
+from contents import FOLDER, find_chapters, pages_of, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
 
@@ -38,7 +38,6 @@ COLUMNS = ("words", "lines", "predictions", "figures", "seconds", "minutes")
 WORDS, LINES, PREDICTION = 170, 9, 2  # words and lines a minute, minutes a prediction
 SYMBOL, FORMULA = 3, 15  # words per inline and per displayed formula
 SENTENCE = "The lesson takes {} minutes"
-WITH_DEEPER = "The core takes {} minutes to read and to run, *Going deeper* another {}"
 
 _END = re.compile(r"^## (?:Exercises|References)\s*$", re.MULTILINE)
 _FOLDED = re.compile(r"<details\b.*?</details>", re.DOTALL)
@@ -48,12 +47,13 @@ _UNREAD = re.compile(  # title, picture, target of a link, tag or address
     r"^# .*$|!\[[^\]]*\](?:\[\w+\]|\([^)]*\))|(?<=\])\([^)]*\)|</?[a-z][^>\n]*>",
     re.MULTILINE,
 )
+_STATED = re.compile(SENTENCE.format(r"(\d+)"))
 _WORD = re.compile(r"\S*[^\W_]\S*")
 
 
 @dataclass
 class Part:
-    """The counts of a lesson, of a part of it, or of a page."""
+    """The counts of a lesson or of a page."""
 
     words: int = 0
     lines: int = 0
@@ -104,8 +104,8 @@ def _as_words(found):
     return " x" * (FORMULA if found[0].startswith("$$") else SYMBOL) + " "
 
 
-def parts(path):
-    """Return a list: the `Part` of the lesson at `path`, and that of its "Going deeper", if any.
+def lesson(path):
+    """Return the `Part` of the lesson at `path`.
 
     Raises:
         ValueError: README's table lacks the run time of the lesson.
@@ -114,32 +114,24 @@ def parts(path):
     seconds = re.search(rf"\]\(notebooks/{path.name}\) \|.*\| (\d+) s \|$", readme, re.MULTILINE)
     if not seconds:
         raise ValueError(f"README.md: the table of chapters has no run time of {path.name}")
-    core, notebook = read_chapter(path, core=True).cells, read_chapter(path)
-    found = [count(core, int(seconds[1]))]
-    return found + ([count(notebook.cells[len(core) :])] if goes_deeper(notebook) else [])
+    return count(read_chapter(path, core=True).cells, int(seconds[1]))
 
 
 def stated_minutes(path):
-    """Return the minutes stated in a lesson's first cell, one number for each of its `parts`.
+    """Return the minutes stated in a lesson's first cell.
 
     Raises:
-        ValueError: the cell does not contain `SENTENCE` or `WITH_DEEPER` exactly once.
+        ValueError: the cell does not contain `SENTENCE` exactly once.
     """
-    notebook = read_chapter(path)
-    sentence = WITH_DEEPER if goes_deeper(notebook) else SENTENCE
-    found = _pattern(sentence).findall(notebook.cells[0].source)
+    found = _STATED.findall(read_chapter(path).cells[0].source)
     if len(found) != 1:
-        raise ValueError(f"{path.name}: its first cell must say once: {sentence.format(50, 30)}")
-    return [int(minutes) for minutes in re.findall(r"\d+", found[0])]
-
-
-def _pattern(sentence):
-    return re.compile(re.escape(sentence).replace(r"\{\}", r"\d+"))
+        raise ValueError(f"{path.name}: its first cell must say once: {SENTENCE.format(50)}")
+    return int(found[0])
 
 
 def computed_minutes(path):
-    """Return the minutes to state in a lesson's first cell: those of `parts`, rounded up to 5."""
-    return [5 * ceil(part.minutes / 5) for part in parts(path)]
+    """Return the minutes to state in a lesson's first cell: those counted, rounded up to 5."""
+    return 5 * ceil(lesson(path).minutes / 5)
 
 
 def write(path):
@@ -149,8 +141,7 @@ def write(path):
         return False
     notebook = read_chapter(path)
     first = notebook.cells[0]
-    sentence = SENTENCE if len(minutes) == 1 else WITH_DEEPER
-    first.source = _pattern(sentence).sub(sentence.format(*minutes), first.source)
+    first.source = _STATED.sub(SENTENCE.format(minutes), first.source)
     nbformat.write(notebook, path)
     return True
 
@@ -165,11 +156,9 @@ def table(paths):
         lines.append(f"{name:<{width}}  {numbers}{remark}")
 
     for path in paths:
-        lesson, *deeper = parts(path)
-        over = lesson.over()
-        add(path.stem, lesson, f"  over: {', '.join(over)}" if over else "")
-        for part in deeper:
-            add("  Going deeper", part)
+        part = lesson(path)
+        over = part.over()
+        add(path.stem, part, f"  over: {', '.join(over)}" if over else "")
         for page in pages_of(path):
             add(f"  {page.stem}", count(read_chapter(page).cells))
     return "\n".join(lines)

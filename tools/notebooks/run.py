@@ -4,7 +4,7 @@ python tools/notebooks/run.py             all, two at a time; executed notebooks
                                           build/
 python tools/notebooks/run.py 03          one lesson and its pages
 python tools/notebooks/run.py 03_threads  one lesson or page, alone
-python tools/notebooks/run.py --core      lessons only, each up to its exercises or "Going deeper"
+python tools/notebooks/run.py --core      lessons only, each up to its exercises
 python tools/notebooks/run.py --in-place  write the executed notebooks back, cleaned, if they
                                           agree with headlines.toml; one at a time, on an idle
                                           machine
