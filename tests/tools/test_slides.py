@@ -252,22 +252,17 @@ return [faults, count("section section:not([data-visibility])"),
 @pytest.fixture(scope="module")
 def tab():
     """A tab of 1280 x 720 pixels."""
-    selenium = pytest.importorskip(
+    browser = pytest.importorskip(
         "browser", reason="selenium is not installed (pip install selenium)"
     )
-    found, reason = selenium.find_browser()
+    found, reason = browser.find_browser()
     if found is None:
         pytest.skip(reason)
-    browser, driver = found
-    options = selenium.webdriver.ChromeOptions()
-    options.binary_location = browser
-    for option in selenium.OPTIONS:
-        options.add_argument(option)
-    tab = selenium.webdriver.Chrome(options=options, service=selenium.Service(driver))
+    lab = browser.Lab(*found)
     size = {"width": 1280, "height": 720, "deviceScaleFactor": 1, "mobile": False}
-    tab.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
-    yield tab
-    tab.quit()
+    lab.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    yield lab.driver
+    lab.close()
 
 
 @all_chapters

@@ -25,14 +25,13 @@ from address import SERVICES, link, repository
 from assignments import release
 from book_check import problems
 from book_reference import reference
-from contents import find_chapters, pages_of
+from contents import DRAWING, find_chapters, pages_of
 from nbformat.v4 import new_markdown_cell
 from sphinx.cmd.build import build_main
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ROOT / "book"
 
-_DRAWING = re.compile(r"^(\[\w+\]): data:image/svg\+xml;base64,(\S*)$", re.MULTILINE)
 _LINK = re.compile(r"\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _ANCHOR = re.compile(r"\[([^\]]*)\]\((?![a-z]+:)([^)#\s]*)#([^)\s]+)\)")
 _FENCE = re.compile(r"^(```|~~~)")
@@ -124,13 +123,13 @@ class Sources:
         """Write the drawings of a text to files; return the text with their paths."""
 
         def write(found):
-            svg = base64.b64decode(found[2])
-            path = self.folder / "drawings" / f"{found[1][1:-1]}.svg"
+            svg = base64.b64decode(found[3])
+            path = self.folder / "drawings" / f"{found[1]}.svg"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(svg)
-            return f"{found[1]}: /drawings/{path.name}"
+            return f"[{found[1]}]: /drawings/{path.name}"
 
-        return _DRAWING.sub(write, text)
+        return DRAWING.sub(write, text)
 
     def with_links(self, text, path):
         """Return a text with links that work in the book.

@@ -36,7 +36,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
 
 import latex2mathml.converter
-from contents import FOLDER, find_chapters, read_chapter
+from contents import DRAWING, FOLDER, find_chapters, read_chapter
 from mistune.plugins.table import table_in_quote
 from nbconvert import SlidesExporter
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
@@ -48,7 +48,6 @@ SHORT = 340  # characters of a paragraph that is shown in full: four lines
 BRIEF = 70  # characters of a sentence that is shorter than a line
 ROWS = 28  # maximum rows of code on a slide
 
-_DEFINITION = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,\S*)$", re.MULTILINE)
 _BLOCK = re.compile(
     r"<details[\s\S]*?</details>|```[\s\S]*?\n```|\$\$[\s\S]*?\$\$\S*|(?:[^\n]*\S[^\n]*(?:\n|$))+"
 )
@@ -132,8 +131,8 @@ def blocks(notebook):
             aside = slide_type == "notes" or mostly_imports(cell.source)
             yield ("notes", f"```python\n{cell.source}\n```") if aside else ("code", cell)
             continue
-        text = _DEFINITION.sub("", cell.source)
-        for name, drawing in _DEFINITION.findall(cell.source):
+        text = DRAWING.sub("", cell.source)
+        for name, drawing, _ in DRAWING.findall(cell.source):
             text = text.replace(f"][{name}]", f"]({drawing})")
         for place, block in enumerate(map(str.strip, _BLOCK.findall(text))):
             aside = slide_type == "notes" or (cell is notebook.cells[0] and place > 1)

@@ -10,6 +10,8 @@ from pathlib import Path
 import nbformat
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+# Of an embedded drawing in the text of a cell: its name, its URL, and its bytes in base64.
+DRAWING = re.compile(r"^\[(\w+)\]: (data:image/svg\+xml;base64,(\S*))$", re.MULTILINE)
 ANSWERS = "_answers"  # suffix of the name of a page of answers
 
 _AFTER_CORE = re.compile(r"^## Exercises[ \t]*$", re.MULTILINE)

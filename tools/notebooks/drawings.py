@@ -16,10 +16,10 @@ import sys
 from pathlib import Path
 
 import nbformat
-from contents import FOLDER
+from contents import DRAWING, FOLDER
 
 _USE = re.compile(r"!\[[^\]]+\]\[(\w+)\]")
-DEFINITION = re.compile(r"\n*^\[\w+\]: data:image/svg\+xml;base64,\S*$", re.MULTILINE)
+DEFINITION = re.compile(rf"\n*{DRAWING.pattern}", re.MULTILINE)
 
 
 def with_drawings(text, folder):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import nbformat
 from contents import read_chapter
+from hygiene import count_figures
 from jupyter_client.kernelspec import KernelSpec
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
@@ -60,7 +61,8 @@ def execute(path, target, cell_seconds, core, report):
         cell_seconds: time limit of a cell.
         core: whether to execute the core only.
         report: a function that takes `cell`, the number of a code cell that starts, or `done`, of
-            one that ended; finally `failure`, a line for the table, and `details`, "" on success.
+            one that ended; finally `failure`, a line for the table, and `details`, both "" on
+            success, and `figures`, their number.
     """
     notebook, started = read_chapter(path, core), []
     for cell in notebook.cells:
@@ -98,7 +100,7 @@ def execute(path, target, cell_seconds, core, report):
         failure = f"failed {where}: {type(error).__name__}"
         details = f"{source}\n\n{type(error).__name__}: {error}"
     nbformat.write(notebook, target)
-    report(failure=failure, details=details)
+    report(failure=failure, details=details, figures=count_figures(notebook.cells))
 
 
 def _end_with_standard_input():
