@@ -3,7 +3,7 @@
 (m) A training step of an MLP, 256 inputs, 16384 hidden units, 256 outputs, batch 512, with plain
     SGD: split in a column and a row over two virtual GPUs it is at least 1.5 times as fast as
     unsplit on one, where two plain threads have two cores, else that part of it. The link between
-    them is a V100's PCIe 3.0 x16, slowed as much as the device is; the formula of chapter 09,
+    them is a V100's PCIe 3.0 x16, slowed as much as the device is; the formula of chapter 10,
     S = 2 / (1 + 4/3 F / (B h)), gives 1.85 there.
 """
 

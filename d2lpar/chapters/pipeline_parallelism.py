@@ -1,4 +1,4 @@
-"""Chapter 08, pipeline parallelism: stages, micro-batches and schedules."""
+"""Chapter 09, pipeline parallelism: stages, micro-batches and schedules."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""The workload of chapter 10 and its figure."""
+"""The workload of chapter 11 and its figure."""
 
 import pytest
 import torch

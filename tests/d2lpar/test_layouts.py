@@ -1,5 +1,5 @@
 """Layouts: ranks and groups, what is refused and why, what a sweep measures, and the step of
-chapter 14's lab in a layout that splits in all three ways."""
+chapter 13's lab in a layout that splits in all three ways."""
 
 import gc
 from pathlib import Path
@@ -22,7 +22,7 @@ from vgpu.modelled.hardware import Machine
 from vgpu.modelled.links import Link
 from vgpu.modelled.modelled_gpu import GPU
 
-LAB = Path(__file__).resolve().parents[2] / "notebooks" / "deeper" / "14_program.ipynb"
+LAB = Path(__file__).resolve().parents[2] / "notebooks" / "deeper" / "13_program.ipynb"
 SIZES = {"batch": 512, "layers": 30, "heads": 32}
 # Kernels of 1e9 bytes/s of memory, links of 1e9 bytes/s inside and 1e8 between machines
 FABRIC = Link(1e9)
@@ -193,7 +193,7 @@ def test_a_sweep_shows_its_progress(capsys):
 
 
 def names_of_lab(last):
-    """Return what the code of chapter 14's lab defines, up to the cell with the id `last`."""
+    """Return what the code of chapter 13's lab defines, up to the cell with the id `last`."""
     names = {"__name__": "chapter_14"}
     for cell in nbformat.read(LAB, as_version=4).cells:
         if cell.cell_type == "code":

@@ -1,192 +1,144 @@
 """Plausible wrong answers to the exercises of chapter 10; helpers/exercises.py has the form."""
 
 WRONG = r"""
-## owner
-# like cards (0): the keys are cut into ranges
-def owner(key, K, P):
-    return key % P, key // P
-# ranges of equal size (1): Server 1 has 2 to 4
-def owner(key, K, P):
-    size = -(-K // P)
-    return key // size, key % size
-# the nearest formula (1): owner of key 2 of 10 on 4 servers: expected [1, 0], got [0, 2]
-def owner(key, K, P):
-    i = key * P // K
-    return i, key - i * K // P
-# the key itself (0): The position counts from the first key of the server
-def owner(key, K, P):
-    return next(i for i in range(P) if key < (i + 1) * K // P), key
+## by-hand
+# device 0 (0): That is what device 0 computes
+output_part, input_term, gradient_term = [1201, 2013], [1, 13, 20, 11], [4, 1, 2, 3]
+# the cuts exchanged (1): A term has as many numbers as y
+output_part, input_term, gradient_term = [1200, 2000, 1100, 100], [1120, 111], [1, 3, 2, 1]
+# the gradient after f (2): Device 1 knows only its own rows of W
+output_part, input_term, gradient_term = [1120, 111], [1200, 2000, 1100, 100], [5, 4, 4, 4]
+# everything whole (0): and so some of the outputs
+output_part = input_term = [1201, 2013, 1120, 111]
+gradient_term = [4, 3]
 
-## predict-bytes
-# all servers together (1): There are two servers, and each gets its share only
-dense, sparse, on_the_link = 16_000_000, 2_400_000, 6_000_000
-# one worker (0): Pushes arrive at its server, and pulled values at its worker
-dense, sparse, on_the_link = 2_000_000, 300_000, 3_000_000
-# keys only once (1): The keys are sent twice
-dense, sparse, on_the_link = 8_000_000, 800_000, 8_000_000
-# what leaves counts, too (1): The values of a pull go out of the server
-dense, sparse, on_the_link = 8_000_000, 1_600_000, 12_000_000
+## sort-by-head
+# no bias (2): The bias is a vector: sort it, too.
+def sort_by_head(weight, num_heads, size):
+    rows = weight.view(3, num_heads, size, -1).transpose(0, 1)
+    return rows.reshape(3 * num_heads * size, -1)
+# as it was (0): The order has not changed
+def sort_by_head(weight, num_heads, size):
+    return weight
+# heads and sizes exchanged (1): The rows of one head and kind stay together
+def sort_by_head(weight, num_heads, size):
+    return weight.unflatten(0, (3, size, num_heads)).transpose(0, 2).flatten(0, 2)
+# for matrices only (2): size, weight.shape[1])`: IndexError: tuple index
+def sort_by_head(weight, num_heads, size):
+    parts = weight.view(3, num_heads, size, weight.shape[1])
+    return parts.transpose(0, 1).reshape(weight.shape)
+# the way back (0): Do all three rows of head 0 come before
+def sort_by_head(weight, num_heads, size):
+    return weight.unflatten(0, (num_heads, 3, size)).transpose(0, 1).flatten(0, 2)
 
-## stale
-# no delay (2): Worker 1 still has the weight of the start
-path = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625]
-most_workers, most_with_curvature = 5, 1
-# with the weight of the start (0): Leave out the weight of the start
-path = [1, 0.5, 0, -0.25, -0.25, -0.125]
-most_workers, most_with_curvature = 6, 6
-# one over k (1): it is larger than 1 / k
-path = [0.5, 0, -0.25, -0.25, -0.125, 0]
-most_workers, most_with_curvature = 3, 0
-# the delay is k (1): k workers have a delay of k - 1
-path = [0.5, 0, -0.25, -0.25, -0.125, 0]
-most_workers, most_with_curvature = 4, 5
+## mend-pair
+# as it was (0): so it counts k times
+pair = broken_pair
+# without f (1): Which of f and g sums a gradient
+- copied(parts)
++ parts
+# a part of the bias in each term (1): Divided by k, the bias gets a part of its gradient
+- zip(H, Vs, strict=True)
++ zip(H, Vs, [e / len(es) for e in es])
+- Y + e for
++ Y for
+# the bias in the first term only (1): Add it on every device
+- zip(H, Vs, strict=True)
++ zip(H, Vs, [es[0], *[None] * (len(es) - 1)])
+- Y + e for
++ Y for
+# no bias (0): The second bias is missing
+- Y + e for
++ Y for
+# f behind every layer (1): gradient of the input on vgpu:0
+- summed(terms)
++ copied(summed(terms))
 
-## mend-step
-# a tick without a number (0): worker 1: 'tick' needs a value behind it
-- yield "barrier"
+## channels-that-pay
+# not rounded (2): That is no whole number of channels
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return itemsize * flops / (3 * bandwidth * kernel**2)
+pays_pcie3, pays_nvlink = [256], [64, 128, 256]
+# that of a linear layer (1): at every position of its kernel
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return int(itemsize * flops / (3 * bandwidth)) + 1
+pays_pcie3, pays_nvlink = [], []
+# a side in place of the area (2): A kernel has two sides
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return int(itemsize * flops / (3 * bandwidth * kernel)) + 1
+pays_pcie3, pays_nvlink = [256], [256]
+# rounded down (0): At that number both are equally fast
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return int(itemsize * flops / (3 * bandwidth * kernel**2))
+pays_pcie3, pays_nvlink = [256, 128], [256, 128, 64, 32]
+# one ring (0): Compare each number of channels with the least
+def least_channels(kernel, flops, bandwidth, itemsize):
+    return int(itemsize * flops / (6 * bandwidth * kernel**2)) + 1
+pays_pcie3, pays_nvlink = [128, 256], [32, 64, 128, 256]
+
+## split-loss
+# all logits gathered (2): k losses were counted
+def split_cross_entropy(parts, labels):
+    whole = [torch.cat([x.to(y.device) for x in parts], dim=1) for y in labels]
+    return [F.cross_entropy(z, y) for z, y in zip(whole, labels)]
+# no maximum (3): exp of a large number is infinite
+- largest([part.detach().max(dim=1).values for part in parts])
++ [0 * y for y in labels]
+# a maximum on each device (0): Is the sum over all words
+- largest([part.detach().max(dim=1).values for part in parts])
++ [part.detach().max(dim=1).values for part in parts]
+# labels not looked up (0): Which device has the logit of the label
+- [:, 0] * here
++ [:, 0]
+# equal widths (0): Which device has the logit of the label
+- part.shape[1] for part in parts
++ parts[-1].shape[1] for _ in parts
+# not a mean (0): the sum over the examples, not the mean
+- .mean() for
++ .sum() for
+# a sum that autograd does not see (3): the gradients: RuntimeError
+- summed(terms)
++ plain_sum(terms)
+-     top =
++     def plain_sum(terms):
++         data = [x.detach() for x in terms]
++         d2lpar.allreduce(data)
++         return data
 +
-- yield "tick", 0
-+ yield "tick"
-# the race (0): pushes before all have pulled
-worker = broken_worker
-# only a tick (1): pushes before all have pulled
-- yield "barrier"
-# only a barrier (0): pulls for step 1 before all have pushed in step 0
-- yield "tick", 0
-# it does not compute (0): how often each worker asks for compute: expected [8, 8, 8], got [4, 4, 4]
--         yield "compute", compute
-# the barrier in the wrong place (1): pushes before all have pulled
--         w = yield "pull"
--         yield "barrier"
-+         yield "barrier"
-+         w = yield "pull"
-# a staleness of one (0): before all have pushed
-- yield "tick", 0
-+ yield "tick", 1
-# two barriers (0): calls of barrier in a step: expected at most 1, got 2
-- yield "tick", 0
-+ yield "barrier"
-# a barrier that not all call (0): wait for ever
-- yield "barrier"
-+ if rank: yield "barrier"
++     top =
 
-## clock
-# no return (0): `may_start` returned None: is `return` missing?
-- return self.finished[rank] -
-+ self.finished[rank] -
-# one step less (0): nobody may start, not even the slowest
-- <= self.s
-+ < self.s
-# against the fastest (0): not even the slowest worker
-- self.finished[rank] - min(self.finished.values())
-+ max(self.finished.values()) - self.finished[rank]
-# the one who left is remembered (2): Worker 1 has left, and nobody waits for it
-- del self.finished[rank]
-+ pass
-# a newcomer begins with 0 (3): stops all others
-- self.finished[rank] = min(self.finished.values())
-+ self.finished[rank] = 0
-# a newcomer is where the fastest is (3): not ahead of all
-- = min(self.finished.values())
-+ = max(self.finished.values())
-# everybody may start (0): It starts a step too early
-- self.finished[rank] - min(self.finished.values()) <= self.s
-+ True
+## split-by-tokens
+# no functions of its own (3): write it as a subclass of torch.autograd.Function
+def gather_tokens(parts):
+    return [torch.cat([part.to(own.device) for part in parts]) for own in parts]
 
-## both-ways
-# one ring (2): 4 of 8 directions are in use
-two_way_allreduce = ring_allreduce
-# the whole tensor twice (0): numbers on device 0 are wrong
-def two_way_allreduce(data):
-    ring_allreduce(data)
-    ring_allreduce(data[::-1])
-# both halves the same way (2): 4 of 8 directions are in use
-def two_way_allreduce(data):
-    for half in zip(*(x.tensor_split(2) for x in data)):
-        ring_allreduce(list(half))
-# a star (1): links between devices that are no neighbours
-def two_way_allreduce(data):
-    for x in data[1:]:
-        data[0] += x.to(data[0].device)
-    for x in data[1:]:
-        x.copy_(data[0])
-# the second half is lost (0): numbers on device 0 are wrong
-def two_way_allreduce(data):
-    ring_allreduce([x[: len(x) // 2] for x in data])
+def scatter_sum(parts):
+    pieces = zip(*(part.chunk(len(parts)) for part in parts))
+    return [sum(x.to(own.device) for x in piece) for own, piece in zip(parts, pieces)]
 
-## prefetch
-# nothing is hidden (0): No gradient is old
-prefetching_worker = plain_worker
-# asked after computing (2): Nothing but the first pull should be waited for
--         if t < num_steps - 1:
--             answer = yield "ask"
--         yield "compute", compute
-+         yield "compute", compute
-+         if t < num_steps - 1:
-+             answer = yield "ask"
-# asked after the push (0): No gradient is old
--         if t < num_steps - 1:
--             answer = yield "ask"
-+
-- yield "push", -lr * w
-+ yield "push", -lr * w
-+         if t < num_steps - 1:
-+             answer = yield "ask"
-# one pull too many (2): weights that nobody uses
-- if t < num_steps - 1
-+ if True
-# all at the start (0): All gradients are those of the start
-def prefetching_worker(compute, lr, num_steps):
-    answers = []
-    for _ in range(num_steps):
-        answers.append((yield "ask"))
-    for answer in answers:
-        w = yield "wait", answer
-        yield "compute", compute
-        yield "push", -lr * w
-
-## exactly-once
-# its own tensor (4): `pull` has to return a copy
-- return self.values.clone()
-+ return self.values
-# numbers are ignored (2): An update was added twice
-- if number > self.last.get(worker, 0)
-+ if True
-# the replica hears it once (4): acknowledged that did not reach the replica
--         if (
--             self.replica is not None
--         ):  # also when we have it: perhaps the replica has not
--             self.replica.push(worker, number, update)
--         if number
-+         if number
--             self.last[worker] = number
-+             self.last[worker] = number
-+             if self.replica is not None:
-+                 self.replica.push(worker, number, update)
-# numbers are not restored (4): An update was added twice
-- , dict(other.last)
-+ , self.last
-# acknowledged without the replica (3): acknowledged that did not reach the replica
--             self.replica.push(worker, number, update)
-+             try:
-+                 self.replica.push(worker, number, update)
-+             except ConnectionError:
-+                 pass
-# all numbers are kept (4): what has to be remembered
-- replica, {}
-+ replica, set()
-- number > self.last.get(worker, 0)
-+ (worker, number) not in self.last
-- self.last[worker] = number
-+ self.last.add((worker, number))
-- dict(other.last)
-+ set(other.last)
-# one count for all workers (2): An update is missing
-- self.last.get(worker, 0)
-+ self.last.get(0, 0)
-- self.last[worker]
-+ self.last[0]
-# the first values are not copied (4): Copy the tensor
-- = values.clone()
-+ = values
+def block(parts, ws, Us, Vs):
+    weighted = [normalize(X) * w for X, w in zip(parts, copied(ws))]
+    hidden = [F.relu(X @ U.T) for X, U in zip(gather_tokens(weighted), Us)]
+    return scatter_sum([H @ V.T for H, V in zip(hidden, Vs)])
+# an all-reduce, of which a part is kept (4): That is an all-reduce, twice as much as needed
+-     k = len(parts)
+-     pieces = [part.chunk(k) for part in parts]
+-     return tuple(
+-         sum(pieces[j][i].to(parts[i].device) for j in range(k))
+-         for i in range(k)
+-     )
++     sums = [part.clone() for part in parts]
++     d2lpar.allreduce(sums, "ring")
++     return tuple(x.chunk(len(parts))[i].clone() for i, x in enumerate(sums))
+# the weight without f (3): Each device has the terms of its own tokens
+- copied(ws)
++ ws
+# the gradient is only cut (1): they have to be summed
+- scatter_now(gradients)
++ tuple(x.chunk(len(gradients))[i] for i, x in enumerate(gradients))
+# the whole sum (0): each device keeps a k-th of the tokens
+- return scatter_now(parts)
++ return tuple(sum(x.to(y.device) for x in parts) for y in parts)
+- return gather_now(gradients)
++ return gradients
 """

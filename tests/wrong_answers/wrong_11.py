@@ -1,193 +1,192 @@
 """Plausible wrong answers to the exercises of chapter 11; helpers/exercises.py has the form."""
 
 WRONG = r"""
-## break-even
-# half of the batch (1): saves only half of t b
-- return t0, t, 2 * T_sum / t
-+ return t0, t, T_sum / t
-# t0 does not cancel (1): so it cancels
-- return t0, t, 2 * T_sum / t
-+ return t0, t, 2 * (t0 + T_sum) / t
-# the other way round (1): First t0, then t
-- return t0, t, 2 * T_sum / t
-+ return t, t0, 2 * T_sum / t
-# two of three (0): t0, t and b*: expected 3, got 2
-- return t0, t, 2 * T_sum / t
-+ return t0, t
-# no line (0): t0 and t: expected
-def break_even(b1, T1, b2, T2, T_sum):
-    t = T2 / b2
-    return 0.0, t, 2 * T_sum / t
+## owner
+# like cards (0): the keys are cut into ranges
+def owner(key, K, P):
+    return key % P, key // P
+# ranges of equal size (1): Server 1 has 2 to 4
+def owner(key, K, P):
+    size = -(-K // P)
+    return key // size, key % size
+# the nearest formula (1): owner of key 2 of 10 on 4 servers: expected [1, 0], got [0, 2]
+def owner(key, K, P):
+    i = key * P // K
+    return i, key - i * K // P
+# the key itself (0): The position counts from the first key of the server
+def owner(key, K, P):
+    return next(i for i in range(P) if key < (i + 1) * K // P), key
 
-## sixteen
-# one way only (0): The sum has to come back from the hub
-star_ms, ring_ms, speed_up, efficiency = 42.6, 2.66, 8.8, 0.95
-# seconds and percent (1): Milliseconds, not seconds
-star_ms, ring_ms, speed_up, efficiency = 0.0851, 0.00532, 6.06, 90.7
-# as a maximum (3): the times add up
-star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 9.75, 0.907
-# strong and weak confused (2): Each GPU has 256 images here
-star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 14.5, 0.379
-# without the sum (2): That is without the sum
-star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 16, 1
+## predict-bytes
+# all servers together (1): There are two servers, and each gets its share only
+dense, sparse, on_the_link = 16_000_000, 2_400_000, 6_000_000
+# one worker (0): Pushes arrive at its server, and pulled values at its worker
+dense, sparse, on_the_link = 2_000_000, 300_000, 3_000_000
+# keys only once (1): The keys are sent twice
+dense, sparse, on_the_link = 8_000_000, 800_000, 8_000_000
+# what leaves counts, too (1): The values of a pull go out of the server
+dense, sparse, on_the_link = 8_000_000, 1_600_000, 12_000_000
 
-## best-k
-# as many as there are (0): 4,096 take
-- return min(range(1, 4097), key=seconds)
-+ return 4096
-# without the latency (0): devices: expected
-- (L + N / (k * B))
-+ (N / (k * B))
-# a star (0): devices: expected
-- (L + N / (k * B))
-+ (L + N / B)
-# at least two (1): expected 1, got
-- range(1
-+ range(2
-# from a formula that forgets the bytes (0): devices: expected
-def best_k(t0, t, b, N, B, L):
-    return round((t * b / (2 * L)) ** 0.5) if L else 4096
+## stale
+# no delay (2): Worker 1 still has the weight of the start
+path = [0.5, 0.25, 0.125, 0.0625, 0.03125, 0.015625]
+most_workers, most_with_curvature = 5, 1
+# with the weight of the start (0): Leave out the weight of the start
+path = [1, 0.5, 0, -0.25, -0.25, -0.125]
+most_workers, most_with_curvature = 6, 6
+# one over k (1): it is larger than 1 / k
+path = [0.5, 0, -0.25, -0.25, -0.125, 0]
+most_workers, most_with_curvature = 3, 0
+# the delay is k (1): k workers have a delay of k - 1
+path = [0.5, 0, -0.25, -0.25, -0.125, 0]
+most_workers, most_with_curvature = 4, 5
 
-## mend-clock
-# another clock (0): Python's own does not
-def seconds_of(step, devices):
-    step()
-    return 1.0
-# the check's instrument (0): your answer calls d2lpar.timelines, which the task rules out
-def seconds_of(step, devices):
-    with d2lpar.Timeline() as timeline:
-        step()
-    return timeline.seconds
-# the clock as it was (0): Some work has not ended when the clock stops
-def seconds_of(step, devices):
-    return broken_seconds(step, devices)
-# milliseconds (0): Events count in milliseconds
-- / 1000
-# one device is forgotten (0): Some work has not ended when the clock stops
--         for device in devices:
--             accel.synchronize(device)  # on all streams
-+         accel.synchronize()
-# what came before (2): should be idle when the clock starts
-- accel.synchronize(device)  # nothing is left of before
+## mend-step
+# a tick without a number (0): worker 1: 'tick' needs a value behind it
+- yield "barrier"
++
+- yield "tick", 0
++ yield "tick"
+# the race (0): pushes before all have pulled
+worker = broken_worker
+# only a tick (1): pushes before all have pulled
+- yield "barrier"
+# only a barrier (0): pulls for step 1 before all have pushed in step 0
+- yield "tick", 0
+# it does not compute (0): how often each worker asks for compute: expected [8, 8, 8], got [4, 4, 4]
+-         yield "compute", compute
+# the barrier in the wrong place (1): pushes before all have pulled
+-         w = yield "pull"
+-         yield "barrier"
++         yield "barrier"
++         w = yield "pull"
+# a staleness of one (0): before all have pushed
+- yield "tick", 0
++ yield "tick", 1
+# two barriers (0): calls of barrier in a step: expected at most 1, got 2
+- yield "tick", 0
++ yield "barrier"
+# a barrier that not all call (0): wait for ever
+- yield "barrier"
++ if rank: yield "barrier"
+
+## clock
+# no return (0): `may_start` returned None: is `return` missing?
+- return self.finished[rank] -
++ self.finished[rank] -
+# one step less (0): nobody may start, not even the slowest
+- <= self.s
++ < self.s
+# against the fastest (0): not even the slowest worker
+- self.finished[rank] - min(self.finished.values())
++ max(self.finished.values()) - self.finished[rank]
+# the one who left is remembered (2): Worker 1 has left, and nobody waits for it
+- del self.finished[rank]
 + pass
-# only the current streams (2): Some work has not ended when the clock stops
-def seconds_of(step, devices):
-    for device in devices:
-        accel.synchronize(device)
-    events = [[accel.Event(enable_timing=True) for _ in range(2)] for _ in devices]
-    for (start, _), device in zip(events, devices):
-        start.record(accel.current_stream(device))
-    step()
-    for (_, end), device in zip(events, devices):
-        end.record(accel.current_stream(device))
-    for device in devices:
-        accel.synchronize(device)
-    return max(start.elapsed_time(end) for start, end in events) / 1000
-# the best of several (0): calls of step: expected 1
-def seconds_of(step, devices):
-    return d2lpar.timing.best_seconds(step)
+# a newcomer begins with 0 (3): stops all others
+- self.finished[rank] = min(self.finished.values())
++ self.finished[rank] = 0
+# a newcomer is where the fastest is (3): not ahead of all
+- = min(self.finished.values())
++ = max(self.finished.values())
+# everybody may start (0): It starts a step too early
+- self.finished[rank] - min(self.finished.values()) <= self.s
++ True
 
-## warm-up
-# no warm-up (1): The warm-up is not over yet
-def rate(step, b, eta, b0, warm_up):
-    full = eta * b / b0
-    return full
-# counted in steps (0): warm_up counts images, not steps
-def rate(step, b, eta, b0, warm_up):
-    full = eta * b / b0
-    return full * min(1, step / warm_up) if warm_up else full
-# counted from 0 (1): Steps are counted from 1
-def rate(step, b, eta, b0, warm_up):
-    full = eta * b / b0
-    return full * min(1, (step - 1) * b / warm_up) if warm_up else full
-# no end (1): stops growing
-def rate(step, b, eta, b0, warm_up):
-    full = eta * b / b0
-    return full * step * b / warm_up if warm_up else full
-# the fixed rate (0): The rate grows with the batch
-def rate(step, b, eta, b0, warm_up):
-    return eta * min(1, step * b / warm_up)
-
-## halving
-# a ring (3): messages of each device of 4: expected [4, 4, 4, 4], got [6, 6, 6, 6]
-def halving_allreduce(data):
-    d2lpar.allreduce(data, "ring")
-# a star (2): bytes out of device 0
-def halving_allreduce(data):
-    d2lpar.allreduce(data)
-# whole tensors (2): Each round needs half of what the round before needed
-def halving_allreduce(data):
-    distance = len(data) // 2
-    while distance:
-        arrived = [data[i ^ distance].to(x.device) for i, x in enumerate(data)]
-        for x, other in zip(data, arrived):
-            x += other
-        distance //= 2
-# always the first half (0): are wrong; number
-- parts = [halves[i][bool(i & distance)] for i in range(k)]
-+ parts = [halves[i][0] for i in range(k)]
-# back in the same order (0): numbers on device 0 of 4 are wrong
-- reversed(rounds)
-+ rounds
-# never back (0): numbers on device 0 of 2
-- reversed(rounds)
-+ []
-
-## all-cards
-# through one card (2): Which device should sum which part
-all_cards = two_levels
-# a flat ring (1): Sum inside the machines first
-def all_cards(data, g):
+## both-ways
+# one ring (2): 4 of 8 directions are in use
+two_way_allreduce = ring_allreduce
+# the whole tensor twice (0): numbers on device 0 are wrong
+def two_way_allreduce(data):
     ring_allreduce(data)
-# everything inside first (3): Does every device need the whole sum of its machine
-def all_cards(data, g):
-    machines = [data[i : i + g] for i in range(0, len(data), g)]
-    for machine in machines:
-        ring_allreduce(machine)
-    for j in range(g):
-        ring_allreduce([machine[j].tensor_split(g)[j] for machine in machines])
-    for machine in machines:
-        for i in range(g):
-            for j in range(g):
-                if i != j:
-                    machine[i].tensor_split(g)[j].copy_(machine[j].tensor_split(g)[j])
-# every device its whole tensor (2): Sum inside the machines first
-def all_cards(data, g):
-    machines = [data[i : i + g] for i in range(0, len(data), g)]
-    for machine in machines:
-        ring_allreduce(machine)
-    for j in range(g):
-        ring_allreduce([machine[j] for machine in machines])
-# only inside (0): are wrong; number
-def all_cards(data, g):
-    for i in range(0, len(data), g):
-        ring_allreduce(data[i : i + g])
+    ring_allreduce(data[::-1])
+# both halves the same way (2): 4 of 8 directions are in use
+def two_way_allreduce(data):
+    for half in zip(*(x.tensor_split(2) for x in data)):
+        ring_allreduce(list(half))
+# a star (1): links between devices that are no neighbours
+def two_way_allreduce(data):
+    for x in data[1:]:
+        data[0] += x.to(data[0].device)
+    for x in data[1:]:
+        x.copy_(data[0])
+# the second half is lost (0): numbers on device 0 are wrong
+def two_way_allreduce(data):
+    ring_allreduce([x[: len(x) // 2] for x in data])
 
-## rent
-# a name without a batch (3): cheapest: (name of the offer, batch) expected, got '
-- [1:]
-+ [1]
-# without the sum (3): Is the sum of the gradients in the step?
-- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
-+ T_1
-# everything beside the sum (4): Nothing hides behind the forward pass
-- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
-+ max(T_1, T_sum)
-# nothing hidden (3): The sum runs beside the backward pass
-- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
-+ (T_1 + T_sum)
-# one machine's GPUs (3): k counts all GPUs
-- t * b / k
-+ t * b / offer["gpus"]
-# every plan is possible (4): 512 images fit into the memory of a GPU
-- if b % k or b // k > 512:
-+ if False:
-# the fastest (3): expected ['one GPU', 128]
-- seconds / 3600 * offer["price"]
-+ seconds
-# the lowest price per hour (3): deadline of
-- seconds / 3600 * offer["price"]
-+ offer["price"]
-# no plan is an error (4): ValueError: min()
-- if plans else None
+## prefetch
+# nothing is hidden (0): No gradient is old
+prefetching_worker = plain_worker
+# asked after computing (2): Nothing but the first pull should be waited for
+-         if t < num_steps - 1:
+-             answer = yield "ask"
+-         yield "compute", compute
++         yield "compute", compute
++         if t < num_steps - 1:
++             answer = yield "ask"
+# asked after the push (0): No gradient is old
+-         if t < num_steps - 1:
+-             answer = yield "ask"
++
+- yield "push", -lr * w
++ yield "push", -lr * w
++         if t < num_steps - 1:
++             answer = yield "ask"
+# one pull too many (2): weights that nobody uses
+- if t < num_steps - 1
++ if True
+# all at the start (0): All gradients are those of the start
+def prefetching_worker(compute, lr, num_steps):
+    answers = []
+    for _ in range(num_steps):
+        answers.append((yield "ask"))
+    for answer in answers:
+        w = yield "wait", answer
+        yield "compute", compute
+        yield "push", -lr * w
+
+## exactly-once
+# its own tensor (4): `pull` has to return a copy
+- return self.values.clone()
++ return self.values
+# numbers are ignored (2): An update was added twice
+- if number > self.last.get(worker, 0)
++ if True
+# the replica hears it once (4): acknowledged that did not reach the replica
+-         if (
+-             self.replica is not None
+-         ):  # also when we have it: perhaps the replica has not
+-             self.replica.push(worker, number, update)
+-         if number
++         if number
+-             self.last[worker] = number
++             self.last[worker] = number
++             if self.replica is not None:
++                 self.replica.push(worker, number, update)
+# numbers are not restored (4): An update was added twice
+- , dict(other.last)
++ , self.last
+# acknowledged without the replica (3): acknowledged that did not reach the replica
+-             self.replica.push(worker, number, update)
++             try:
++                 self.replica.push(worker, number, update)
++             except ConnectionError:
++                 pass
+# all numbers are kept (4): what has to be remembered
+- replica, {}
++ replica, set()
+- number > self.last.get(worker, 0)
++ (worker, number) not in self.last
+- self.last[worker] = number
++ self.last.add((worker, number))
+- dict(other.last)
++ set(other.last)
+# one count for all workers (2): An update is missing
+- self.last.get(worker, 0)
++ self.last.get(0, 0)
+- self.last[worker]
++ self.last[0]
+# the first values are not copied (4): Copy the tensor
+- = values.clone()
++ = values
 """

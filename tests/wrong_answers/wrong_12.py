@@ -1,184 +1,193 @@
 """Plausible wrong answers to the exercises of chapter 12; helpers/exercises.py has the form."""
 
 WRONG = r"""
-## how-many-workers
-# rounded down (0): expected 2, got 1
-def how_many_workers(load_us, b, step_us):
-    return load_us * b // step_us
-# one image (0): more than a step. Round up
-def how_many_workers(load_us, b, step_us):
-    return -(-load_us // step_us)
-# a part of a worker (0): A worker cannot be divided
-def how_many_workers(load_us, b, step_us):
-    return load_us * b / step_us
-# always one more (1): so two workers keep up
-def how_many_workers(load_us, b, step_us):
-    return load_us * b // step_us + 1
+## break-even
+# half of the batch (1): saves only half of t b
+- return t0, t, 2 * T_sum / t
++ return t0, t, T_sum / t
+# t0 does not cancel (1): so it cancels
+- return t0, t, 2 * T_sum / t
++ return t0, t, 2 * (t0 + T_sum) / t
+# the other way round (1): First t0, then t
+- return t0, t, 2 * T_sum / t
++ return t, t0, 2 * T_sum / t
+# two of three (0): t0, t and b*: expected 3, got 2
+- return t0, t, 2 * T_sum / t
++ return t0, t
+# no line (0): t0 and t: expected
+def break_even(b1, T1, b2, T2, T_sum):
+    t = T2 / b2
+    return 0.0, t, 2 * T_sum / t
 
-## keep-the-label
-# a task that does not exist (0): keeps['arrows'] should be a list of names, got None
-keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
-# a mirror for every task (2): right becomes left
-- "arrows": [
-+ "arrows": [
-+         "mirror",
-# colours and borders forgotten (1): ripe becomes green
--     ],
-- }
-+     ],
-+ }
-+ keeps |= {"fruit": [*changes], "spots": [*changes]}
-# upside down is never allowed (0): Another change keeps the label of every image
--     ],
-- }
-+     ],
-+ }
-+ keeps = {task: [n for n in v if n != "upside down"] for task, v in keeps.items()}
-# a name that is not there (2): choose among mirror
--     ],
-- }
-+     ],
-+ }
-+ keeps["spots"] = ["rotation"]
-# one task (1): keeps['fruit'] should be a list of names
--     ],
-- }
-+     ],
-+ }
-+ keeps = {"arrows": keeps["arrows"]}
+## sixteen
+# one way only (0): The sum has to come back from the hub
+star_ms, ring_ms, speed_up, efficiency = 42.6, 2.66, 8.8, 0.95
+# seconds and percent (1): Milliseconds, not seconds
+star_ms, ring_ms, speed_up, efficiency = 0.0851, 0.00532, 6.06, 90.7
+# as a maximum (3): the times add up
+star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 9.75, 0.907
+# strong and weak confused (2): Each GPU has 256 images here
+star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 14.5, 0.379
+# without the sum (2): That is without the sum
+star_ms, ring_ms, speed_up, efficiency = 85.1, 5.32, 16, 1
 
-## predict-bytes
-# one device (0): That is what one device gets
-as_float, as_bytes, as_rows = 786_944, 197_120, 512
-# everything to everyone (0): not the whole of it
-as_float, as_bytes, as_rows = 12_591_104, 3_153_920, 8_192
-# without labels (1): The labels travel, too
-as_float, as_bytes, as_rows = 3_145_728, 786_432, 2_048
-# floats of one byte, rows and labels (1): has four bytes
-as_float, as_bytes, as_rows = 788_480, 788_480, 4_096
+## best-k
+# as many as there are (0): 4,096 take
+- return min(range(1, 4097), key=seconds)
++ return 4096
+# without the latency (0): devices: expected
+- (L + N / (k * B))
++ (N / (k * B))
+# a star (0): devices: expected
+- (L + N / (k * B))
++ (L + N / B)
+# at least two (1): expected 1, got
+- range(1
++ range(2
+# from a formula that forgets the bytes (0): devices: expected
+def best_k(t0, t, b, N, B, L):
+    return round((t * b / (2 * L)) ** 0.5) if L else 4096
 
-## fair-comparison
-# accuracies without the network (0): expected a tuple (net, accuracy, accuracy)
-def comparison(train, test, augment, num_epochs, seed):
-    torch.manual_seed(seed)
-    net = make_net()
-    return {"not augmented": shares(net, *train), "augmented": shares(net, *test)}
-# the broken one (0): images more than in training
-comparison = broken_comparison
-# one network for both (1): The second run goes on where the first ended
--         torch.manual_seed(seed)
--         net = make_net()
-+
--     results = {}
-+     results = {}
-+     torch.manual_seed(seed)
-+     net = make_net()
-# one generator for both (3): the runs differ
-- results = {}
-+ results, generator = {}, torch.Generator().manual_seed(seed)
-- torch.randperm(len(train[0]))
-+ torch.randperm(len(train[0]), generator=generator)
-# the default generator (3): depend on what it draws
--         orders = [torch.randperm(len(train[0])) for _ in range(num_epochs)]
-+
-- for order in orders
-+ for _ in range(num_epochs)
-- *train, order, change
-+ *train, torch.randperm(len(train[0])), change
-# tested on changed images (2): 200 images more than in training
-- shares(net, *test)
-+ shares(net, change(test[0]) if change else test[0], test[1])
-# another rate (3): Is it a step of SGD with the rate 0.2?
-- lr=0.2
-+ lr=0.1
-# no seed (2): the network is the one that make_net gives
-- torch.manual_seed(seed)
-+ generator = torch.Generator().manual_seed(seed)
-- torch.randperm(len(train[0]))
-+ torch.randperm(len(train[0]), generator=generator)
-
-## set-seeds
-# the broken one (1): torch.manual_seed gives all devices the same seed
-set_seeds = broken_seeds
-# seed plus number of the device (2): draws what device 0 draws with the next seed
-def set_seeds(seed, devices):
-    torch.manual_seed(seed)
-    for i, device in enumerate(devices):
-        accel.default_generators[device.index].manual_seed(seed + i)
-# seed times number of the device (2): different draws: 8 seeds, 4 devices
-def set_seeds(seed, devices):
-    torch.manual_seed(seed)
-    for i, device in enumerate(devices):
-        accel.default_generators[device.index].manual_seed(seed * i)
-# the devices only (2): Seed the CPU with `seed` itself
-def set_seeds(seed, devices):
-    for i, device in enumerate(devices):
-        accel.default_generators[device.index].manual_seed(1000 * (i + 1) + seed)
-# the CPU last, which seeds all devices (1): torch.manual_seed gives all devices the same seed
-def set_seeds(seed, devices):
-    for i, device in enumerate(devices):
-        accel.default_generators[device.index].manual_seed(1000 * (i + 1) + seed)
-    torch.manual_seed(seed)
-# chance (2): depends on `seed` only
-def set_seeds(seed, devices):
-    torch.manual_seed(seed)
+## mend-clock
+# another clock (0): Python's own does not
+def seconds_of(step, devices):
+    step()
+    return 1.0
+# the check's instrument (0): your answer calls d2lpar.timelines, which the task rules out
+def seconds_of(step, devices):
+    with d2lpar.Timeline() as timeline:
+        step()
+    return timeline.seconds
+# the clock as it was (0): Some work has not ended when the clock stops
+def seconds_of(step, devices):
+    return broken_seconds(step, devices)
+# milliseconds (0): Events count in milliseconds
+- / 1000
+# one device is forgotten (0): Some work has not ended when the clock stops
+-         for device in devices:
+-             accel.synchronize(device)  # on all streams
++         accel.synchronize()
+# what came before (2): should be idle when the clock starts
+- accel.synchronize(device)  # nothing is left of before
++ pass
+# only the current streams (2): Some work has not ended when the clock stops
+def seconds_of(step, devices):
     for device in devices:
-        accel.default_generators[device.index].seed()
+        accel.synchronize(device)
+    events = [[accel.Event(enable_timing=True) for _ in range(2)] for _ in devices]
+    for (start, _), device in zip(events, devices):
+        start.record(accel.current_stream(device))
+    step()
+    for (_, end), device in zip(events, devices):
+        end.record(accel.current_stream(device))
+    for device in devices:
+        accel.synchronize(device)
+    return max(start.elapsed_time(end) for start, end in events) / 1000
+# the best of several (0): calls of step: expected 1
+def seconds_of(step, devices):
+    return d2lpar.timing.best_seconds(step)
 
-## at-once
-# one by one (2): Which operators return a whole batch?
-at_once = one_by_one
-# not in place (3): a second tensor as large as the batch
-- result.mul_(factor.view(b, c, 1, 1))
-+ (result * factor.view(b, c, 1, 1))
-# the padding forgotten (0): wrong 0 of 2  the same result
-- rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
-# not mirrored (0): Nothing is mirrored
-- torch.where(mirrored.view(b, 1, 1, 1), w - 1 - columns, columns)
-+ columns
-# shifted, then mirrored (0): mirrored before it is shifted
-- rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
-+
-- w - 1 - columns, columns)
-+ columns.flip(3), columns)
-+     rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
-# X overwritten (0): X must stay as it is
-def at_once(X, mirrored, top, left, factor, reach=4):
-    return X.copy_(one_by_one(X, mirrored, top, left, factor, reach))
-# image by image (0): As many as for 4 images
-def at_once(X, *changes):
-    return torch.cat(
-        [one_by_one(X[i : i + 1], *(x[i : i + 1] for x in changes)) for i in range(len(X))]
-    )
+## warm-up
+# no warm-up (1): The warm-up is not over yet
+def rate(step, b, eta, b0, warm_up):
+    full = eta * b / b0
+    return full
+# counted in steps (0): warm_up counts images, not steps
+def rate(step, b, eta, b0, warm_up):
+    full = eta * b / b0
+    return full * min(1, step / warm_up) if warm_up else full
+# counted from 0 (1): Steps are counted from 1
+def rate(step, b, eta, b0, warm_up):
+    full = eta * b / b0
+    return full * min(1, (step - 1) * b / warm_up) if warm_up else full
+# no end (1): stops growing
+def rate(step, b, eta, b0, warm_up):
+    full = eta * b / b0
+    return full * step * b / warm_up if warm_up else full
+# the fixed rate (0): The rate grows with the batch
+def rate(step, b, eta, b0, warm_up):
+    return eta * min(1, step * b / warm_up)
 
-## epoch-ms
-# the slower side (0): are prepared at 180 ms
-def epoch_ms(load_ms, step_ms, w, ahead):
-    return max(sum(load_ms) / w, step_ms * len(load_ms))
-# no overlap (0): While the devices take a step
-def epoch_ms(load_ms, step_ms, w, ahead):
-    return sum(load_ms) / w + step_ms * len(load_ms)
-# workers never wait (3): begins batch i when it has been asked for
-def epoch_ms(load_ms, step_ms, w, ahead):
-    prepared, end = [], 0
-    for i, load in enumerate(load_ms):
-        prepared.append((prepared[i - w] if i >= w else 0) + load)
-        end = max(prepared[i], end) + step_ms
-    return end
-# asked when the step has ended (2): w = 1, ahead = 1
-def epoch_ms(load_ms, step_ms, w, ahead):
-    prepared, ends = [], []
-    for i, load in enumerate(load_ms):
-        asked = ends[i - w * ahead] if i >= w * ahead else 0
-        prepared.append(max(asked, prepared[i - w] if i >= w else 0) + load)
-        ends.append(max(prepared[i], ends[i - 1] if i else 0) + step_ms)
-    return ends[-1]
-# in the order in which they are ready (2): waits for those before it
-def epoch_ms(load_ms, step_ms, w, ahead):
-    prepared, end = [], 0
-    for i, load in enumerate(load_ms):
-        prepared.append((prepared[i - w] if i >= w else 0) + load)
-    for ready in sorted(prepared):
-        end = max(ready, end) + step_ms
-    return end
+## halving
+# a ring (3): messages of each device of 4: expected [4, 4, 4, 4], got [6, 6, 6, 6]
+def halving_allreduce(data):
+    d2lpar.allreduce(data, "ring")
+# a star (2): bytes out of device 0
+def halving_allreduce(data):
+    d2lpar.allreduce(data)
+# whole tensors (2): Each round needs half of what the round before needed
+def halving_allreduce(data):
+    distance = len(data) // 2
+    while distance:
+        arrived = [data[i ^ distance].to(x.device) for i, x in enumerate(data)]
+        for x, other in zip(data, arrived):
+            x += other
+        distance //= 2
+# always the first half (0): are wrong; number
+- parts = [halves[i][bool(i & distance)] for i in range(k)]
++ parts = [halves[i][0] for i in range(k)]
+# back in the same order (0): numbers on device 0 of 4 are wrong
+- reversed(rounds)
++ rounds
+# never back (0): numbers on device 0 of 2
+- reversed(rounds)
++ []
+
+## all-cards
+# through one card (2): Which device should sum which part
+all_cards = two_levels
+# a flat ring (1): Sum inside the machines first
+def all_cards(data, g):
+    ring_allreduce(data)
+# everything inside first (3): Does every device need the whole sum of its machine
+def all_cards(data, g):
+    machines = [data[i : i + g] for i in range(0, len(data), g)]
+    for machine in machines:
+        ring_allreduce(machine)
+    for j in range(g):
+        ring_allreduce([machine[j].tensor_split(g)[j] for machine in machines])
+    for machine in machines:
+        for i in range(g):
+            for j in range(g):
+                if i != j:
+                    machine[i].tensor_split(g)[j].copy_(machine[j].tensor_split(g)[j])
+# every device its whole tensor (2): Sum inside the machines first
+def all_cards(data, g):
+    machines = [data[i : i + g] for i in range(0, len(data), g)]
+    for machine in machines:
+        ring_allreduce(machine)
+    for j in range(g):
+        ring_allreduce([machine[j] for machine in machines])
+# only inside (0): are wrong; number
+def all_cards(data, g):
+    for i in range(0, len(data), g):
+        ring_allreduce(data[i : i + g])
+
+## rent
+# a name without a batch (3): cheapest: (name of the offer, batch) expected, got '
+- [1:]
++ [1]
+# without the sum (3): Is the sum of the gradients in the step?
+- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
++ T_1
+# everything beside the sum (4): Nothing hides behind the forward pass
+- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
++ max(T_1, T_sum)
+# nothing hidden (3): The sum runs beside the backward pass
+- (T_1 / 3 + max(2 / 3 * T_1, T_sum))
++ (T_1 + T_sum)
+# one machine's GPUs (3): k counts all GPUs
+- t * b / k
++ t * b / offer["gpus"]
+# every plan is possible (4): 512 images fit into the memory of a GPU
+- if b % k or b // k > 512:
++ if False:
+# the fastest (3): expected ['one GPU', 128]
+- seconds / 3600 * offer["price"]
++ seconds
+# the lowest price per hour (3): deadline of
+- seconds / 3600 * offer["price"]
++ offer["price"]
+# no plan is an error (4): ValueError: min()
+- if plans else None
 """

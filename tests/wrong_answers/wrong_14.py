@@ -1,130 +1,184 @@
 """Plausible wrong answers to the exercises of chapter 14; helpers/exercises.py has the form."""
 
 WRONG = r"""
-## fits
-# less than none (1): If not even one sequence fits, the answer is 0
-def largest_micro_batch(num_parameters, t, p, sequence, memory):
-    fit = int((memory - 16 * num_parameters / (t * p)) // sequence)
-    return 2 ** (fit.bit_length() - 1)
-# no power of two (0): A power of two
-def largest_micro_batch(num_parameters, t, p, sequence, memory):
-    return int((memory - 16 * num_parameters / (t * p)) // sequence)
-# without the parameters (0): take memory, too
-- memory - 16 * num_parameters / (t * p)
-+ memory
-# t alone (1): stages divide the parameters, too
-- (t * p)
-+ t
-# at least one (1): Not even one sequence fits
-- micro_batch // 2
-+ max(1, micro_batch // 2)
-# less than all (0): exactly the memory fits
-- <= left
-+ < left
+## how-many-workers
+# rounded down (0): expected 2, got 1
+def how_many_workers(load_us, b, step_us):
+    return load_us * b // step_us
+# one image (0): more than a step. Round up
+def how_many_workers(load_us, b, step_us):
+    return -(-load_us // step_us)
+# a part of a worker (0): A worker cannot be divided
+def how_many_workers(load_us, b, step_us):
+    return load_us * b / step_us
+# always one more (1): so two workers keep up
+def how_many_workers(load_us, b, step_us):
+    return load_us * b // step_us + 1
 
-## gpt3
-# bytes (3): Gigabytes, not bytes
-tensor_GB, data_GB, pipeline_GB, bubble = 1217.6, 9.57e9, 9.66, 0.0352
-# percent (3): not percent
-tensor_GB, data_GB, pipeline_GB, bubble = 1217.6, 9.57, 9.66, 3.52
-# four sums in a layer (3): six sums in a layer
-tensor_GB, data_GB, pipeline_GB, bubble = 811.7, 9.57, 9.66, 0.0352
-# all of the network (0): A GPU has only a part of the parameters
-tensor_GB, data_GB, pipeline_GB, bubble = 9741, 612.5, 77.3, 0.00454
-# busy time (3): idle time over busy time
-tensor_GB, data_GB, pipeline_GB, bubble = 1217.6, 9.57, 9.66, 0.0365
-# no ring (1): A ring sends 2 (k - 1) / k
-tensor_GB, data_GB, pipeline_GB, bubble = 695.8, 5.47, 1.21, 0.0352
+## keep-the-label
+# a task that does not exist (0): keeps['arrows'] should be a list of names, got None
+keeps = {"arrow": ["upside down"], "fruit": "mirror", "spots": []}
+# a mirror for every task (2): right becomes left
+- "arrows": [
++ "arrows": [
++         "mirror",
+# colours and borders forgotten (1): ripe becomes green
+-     ],
+- }
++     ],
++ }
++ keeps |= {"fruit": [*changes], "spots": [*changes]}
+# upside down is never allowed (0): Another change keeps the label of every image
+-     ],
+- }
++     ],
++ }
++ keeps = {task: [n for n in v if n != "upside down"] for task, v in keeps.items()}
+# a name that is not there (2): choose among mirror
+-     ],
+- }
++     ],
++ }
++ keeps["spots"] = ["rotation"]
+# one task (1): keeps['fruit'] should be a list of names
+-     ],
+- }
++     ],
++ }
++ keeps = {"arrows": keeps["arrows"]}
 
-## groups
-# one group (0): number of groups: expected 3, got 1
-def groups(rank, t, d, p):
-    return [list(range(rank // t * t, rank // t * t + t))]
-# pipeline before data (0): Replicas are t apart
-- rank // t % d, rank // (t * d)
-+ rank // (t * p), rank // t % p
-# tensor last (0): neighbours
-- rank % t, rank // t % d, rank // (t * d)
-+ rank // (d * p), rank % d, rank // d % p
-# of rank 0 (0): neighbours
-- part, replica, stage = rank % t, rank // t % d, rank // (t * d)
-+ part, replica, stage = 0, 0, 0
-# with Layout (0):
-def groups(rank, t, d, p):
-    from d2lpar.chapters.planning_a_training_run.layouts import Layout
-    layout = Layout(t, p, d)
-    return [layout.ranks_of(rank, axis) for axis in ("tensor", "data", "pipeline")]
+## predict-bytes
+# one device (0): That is what one device gets
+as_float, as_bytes, as_rows = 786_944, 197_120, 512
+# everything to everyone (0): not the whole of it
+as_float, as_bytes, as_rows = 12_591_104, 3_153_920, 8_192
+# without labels (1): The labels travel, too
+as_float, as_bytes, as_rows = 3_145_728, 786_432, 2_048
+# floats of one byte, rows and labels (1): has four bytes
+as_float, as_bytes, as_rows = 788_480, 788_480, 4_096
 
-## choose
-# what does not fit (0): Of those that fit into 72 GB, it is the fastest
-- 0.9 * memory
-+ float("inf")
-# all memory (3): A tenth of 90 GB stays free
-- 0.9 * memory
-+ memory
-# the fastest (3): within 5 %
-- (row["num_bytes"], row["seconds"])
-+ row["seconds"]
-# the shortest of all (1): expected 't1 p2'
-- for row in fits)
--     fast
-+ for row in rows)
-+     fast
-- (1 + error) * shortest]
-+ (1 + error) * shortest] or fits
-# something in any case (3): 5 GB: expected None
-- return None
-+ return rows and rows[-1]["layout"]
+## fair-comparison
+# accuracies without the network (0): expected a tuple (net, accuracy, accuracy)
+def comparison(train, test, augment, num_epochs, seed):
+    torch.manual_seed(seed)
+    net = make_net()
+    return {"not augmented": shares(net, *train), "augmented": shares(net, *test)}
+# the broken one (0): images more than in training
+comparison = broken_comparison
+# one network for both (1): The second run goes on where the first ended
+-         torch.manual_seed(seed)
+-         net = make_net()
++
+-     results = {}
++     results = {}
++     torch.manual_seed(seed)
++     net = make_net()
+# one generator for both (3): the runs differ
+- results = {}
++ results, generator = {}, torch.Generator().manual_seed(seed)
+- torch.randperm(len(train[0]))
++ torch.randperm(len(train[0]), generator=generator)
+# the default generator (3): depend on what it draws
+-         orders = [torch.randperm(len(train[0])) for _ in range(num_epochs)]
++
+- for order in orders
++ for _ in range(num_epochs)
+- *train, order, change
++ *train, torch.randperm(len(train[0])), change
+# tested on changed images (2): 200 images more than in training
+- shares(net, *test)
++ shares(net, change(test[0]) if change else test[0], test[1])
+# another rate (3): Is it a step of SGD with the rate 0.2?
+- lr=0.2
++ lr=0.1
+# no seed (2): the network is the one that make_net gives
+- torch.manual_seed(seed)
++ generator = torch.Generator().manual_seed(seed)
+- torch.randperm(len(train[0]))
++ torch.randperm(len(train[0]), generator=generator)
 
-## loss
-# without the right word (0): and the output of the right word subtracted?
-def losses(parts, words):
-    sums = [part.exp().sum(1).to(words.device) for part in parts]
-    return sum(sums).log()
-# not stable (3): exp(10,000) is infinite
-- torch.stack([part.amax(1).to(home) for part in parts]).amax(0)
-+ torch.zeros_like(words)
-# every part has the word (1): parts of [8, 8]: expected [
-- * here).to
-+ ).to
-# equal parts (2): Parts may have different widths
-- first += part.shape[1]
-+ first += parts[0].shape[1]
-# joined (3): Send what has n numbers
-def losses(parts, words):
-    z = torch.cat([part.to(words.device) for part in parts], 1)
-    return torch.logsumexp(z, 1) - z.gather(1, words[:, None])[:, 0]
+## set-seeds
+# the broken one (1): torch.manual_seed gives all devices the same seed
+set_seeds = broken_seeds
+# seed plus number of the device (2): draws what device 0 draws with the next seed
+def set_seeds(seed, devices):
+    torch.manual_seed(seed)
+    for i, device in enumerate(devices):
+        accel.default_generators[device.index].manual_seed(seed + i)
+# seed times number of the device (2): different draws: 8 seeds, 4 devices
+def set_seeds(seed, devices):
+    torch.manual_seed(seed)
+    for i, device in enumerate(devices):
+        accel.default_generators[device.index].manual_seed(seed * i)
+# the devices only (2): Seed the CPU with `seed` itself
+def set_seeds(seed, devices):
+    for i, device in enumerate(devices):
+        accel.default_generators[device.index].manual_seed(1000 * (i + 1) + seed)
+# the CPU last, which seeds all devices (1): torch.manual_seed gives all devices the same seed
+def set_seeds(seed, devices):
+    for i, device in enumerate(devices):
+        accel.default_generators[device.index].manual_seed(1000 * (i + 1) + seed)
+    torch.manual_seed(seed)
+# chance (2): depends on `seed` only
+def set_seeds(seed, devices):
+    torch.manual_seed(seed)
+    for device in devices:
+        accel.default_generators[device.index].seed()
 
-## mend
-# the first step only (1): In every step, not only in the first
--             left = m * len(params)
-# each micro-batch (0): not once for each micro-batch
--     for param
-+     m, left = 1, len(params)
-+     for param
-# one parameter (0): Not all micro-batches have added to all parameters
-- left -= 1
-+ left -= len(params)
-- for param in params
-+ for param in params[-1:]
-# as it was (0): Not all micro-batches have added
-count_down = broken
+## at-once
+# one by one (2): Which operators return a whole batch?
+at_once = one_by_one
+# not in place (3): a second tensor as large as the batch
+- result.mul_(factor.view(b, c, 1, 1))
++ (result * factor.view(b, c, 1, 1))
+# the padding forgotten (0): wrong 0 of 2  the same result
+- rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
+# not mirrored (0): Nothing is mirrored
+- torch.where(mirrored.view(b, 1, 1, 1), w - 1 - columns, columns)
++ columns
+# shifted, then mirrored (0): mirrored before it is shifted
+- rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
++
+- w - 1 - columns, columns)
++ columns.flip(3), columns)
++     rows, columns = rows.clamp(0, h - 1), columns.clamp(0, w - 1)
+# X overwritten (0): X must stay as it is
+def at_once(X, mirrored, top, left, factor, reach=4):
+    return X.copy_(one_by_one(X, mirrored, top, left, factor, reach))
+# image by image (0): As many as for 4 images
+def at_once(X, *changes):
+    return torch.cat(
+        [one_by_one(X[i : i + 1], *(x[i : i + 1] for x in changes)) for i in range(len(X))]
+    )
 
-## merge
-# a mean (0): The larger score decides
-- (out_a * total_a + out_b * total_b) / total
-+ (out_a + out_b) / 2
-# not divided (1): out of [4, 4] keys
-- ) / total,
-+ ),
-# the first largest (0): largest of [4, 4] keys
-- torch.maximum(largest_a, largest_b)
-+ largest_a
-# not stable (3): exp(10,000) is infinite
-def merge(a, b):
-    (out_a, largest_a, total_a), (out_b, largest_b, total_b) = a, b
-    total_a, total_b = total_a * largest_a.exp(), total_b * largest_b.exp()
-    largest, total = torch.maximum(largest_a, largest_b), total_a + total_b
-    out = (out_a * total_a + out_b * total_b) / total
-    return out, largest, total / largest.exp()
+## epoch-ms
+# the slower side (0): are prepared at 180 ms
+def epoch_ms(load_ms, step_ms, w, ahead):
+    return max(sum(load_ms) / w, step_ms * len(load_ms))
+# no overlap (0): While the devices take a step
+def epoch_ms(load_ms, step_ms, w, ahead):
+    return sum(load_ms) / w + step_ms * len(load_ms)
+# workers never wait (3): begins batch i when it has been asked for
+def epoch_ms(load_ms, step_ms, w, ahead):
+    prepared, end = [], 0
+    for i, load in enumerate(load_ms):
+        prepared.append((prepared[i - w] if i >= w else 0) + load)
+        end = max(prepared[i], end) + step_ms
+    return end
+# asked when the step has ended (2): w = 1, ahead = 1
+def epoch_ms(load_ms, step_ms, w, ahead):
+    prepared, ends = [], []
+    for i, load in enumerate(load_ms):
+        asked = ends[i - w * ahead] if i >= w * ahead else 0
+        prepared.append(max(asked, prepared[i - w] if i >= w else 0) + load)
+        ends.append(max(prepared[i], ends[i - 1] if i else 0) + step_ms)
+    return ends[-1]
+# in the order in which they are ready (2): waits for those before it
+def epoch_ms(load_ms, step_ms, w, ahead):
+    prepared, end = [], 0
+    for i, load in enumerate(load_ms):
+        prepared.append((prepared[i - w] if i >= w else 0) + load)
+    for ready in sorted(prepared):
+        end = max(ready, end) + step_ms
+    return end
 """

@@ -1,198 +1,208 @@
 """Plausible wrong answers to the exercises of chapter 15; helpers/exercises.py has the form."""
 
 WRONG = r"""
-## shard
-# the last rank takes the rest (0): the same length, and together hold all numbers
-def shard_of_rank(n, k, rank):
-    size = n // k
-    return rank * size, n if rank == k - 1 else (rank + 1) * size, 0
-# rounded down (0): together hold all numbers
-- -(-n // k)
-+ n // k
-# one number too many (1): as short as possible
-- -(-n // k)
-+ n // k + 1
-# no end (0): The tensor ends at 10
-- min(start + size, n)
-+ start + size
-# padding on the last rank only (1): start == stop == n
-- start = min(rank * size, n)
-+ start = rank * size
-# sizes differ by at most one (0): Only what lies behind the last number is padding
-def shard_of_rank(n, k, rank):
-    part = torch.arange(n).tensor_split(k)[rank]
-    start = int(part[0]) if len(part) else n
-    return start, start + len(part), -(-n // k) - len(part)
-# the padding is missing (0): Three numbers are needed
-- start, stop, size - (stop - start)
-+ start, stop
+## training-bytes
+# everything is trained (0): A frozen parameter has no gradient and no state
+def training_bytes(net):
+    return 4 * total_bytes(net.parameters())
+# trained parameters only (0): A frozen parameter is stored, too
+def training_bytes(net):
+    return 4 * total_bytes(p for p in net.parameters() if p.requires_grad)
+# one number of Adam (0): or one of Adam's two numbers, is missing
+- 3 * total
++ 2 * total
+# always four bytes (1): A number in bfloat16 has two bytes
+def training_bytes(net):
+    return sum(4 * p.numel() * (1 + 3 * p.requires_grad) for p in net.parameters())
+# numbers (0): Those are numbers, not bytes
+def training_bytes(net):
+    return sum(p.numel() * (1 + 3 * p.requires_grad) for p in net.parameters())
 
-## sixteen-bytes
-# without the master weight (1): has a float32 master weight
-- [7 * 16, 7 * (4 + 12 / k), 7 * (2 + 14 / k), 7 * 16 / k]
-+ [7 * 12, 7 * (4 + 8 / k), 7 * (2 + 10 / k), 7 * 12 / k]
-# bytes (1): The unit is GB
-- [7 * 16, 7 * (4 + 12 / k), 7 * (2 + 14 / k), 7 * 16 / k]
-+ [7e9 * 16, 7e9 * (4 + 12 / k), 7e9 * (2 + 14 / k), 7e9 * 16 / k]
-# ZeRO-1 divides Adam's averages only (1): ZeRO-1 divides 12 of the 16 bytes
-- (4 + 12 / k)
-+ (8 + 8 / k)
-# ZeRO-2 divides the weights, too (1): ZeRO-2 divides 14 of the 16 bytes
-- 7 * (2 + 14 / k)
-+ 7 * 16 / k
-# ZeRO-3 keeps a whole replica (1): ZeRO-3 divides all 16 bytes
-- 7 * 16 / k
-+ 7 * (2 + 14 / k)
-# DDP divides (1): every rank holds all 16 bytes
-- [7 * 16,
-+ [7 * 16 / k,
-# all ranks together (1): what all 8 ranks hold together
-- (4 + 12 / k), 7 * (2 + 14 / k), 7 * 16 / k]
-+ (4 * k + 12), 7 * (2 * k + 14), 7 * 16]
-- [7 * 16,
-+ [7 * 16 * k,
-# ranks for ZeRO-3 (2): the weights' 60 GB remain
-- 30 * 14 // (80 - 30 * 2)
-+ 30 * 16 // 80
-# ranks for 7 billion (2): Here are 30 billion
-- 30 * 16 // 80
-+ 2
-# half a rank (2): is a whole number
-- 30 * 16 // 80
-+ 5.9
+## predict-adapter
+# no whole rank (2): A rank is a whole number
+adapter_weights, largest_rank, ring_bytes = 40_960, 819.2, 245_760
+# W counts (0): W is frozen and has no gradient
+adapter_weights, largest_rank, ring_bytes = 33_554_432, 1024, 25_165_824
+# one matrix (0): There is B, too
+adapter_weights, largest_rank, ring_bytes = 8_192, 820, 163_840
+# numbers in the ring (2): each has four bytes
+adapter_weights, largest_rank, ring_bytes = 40_960, 819, 61_440
+# a square matrix, once round (1): A ring goes round twice
+adapter_weights, largest_rank, ring_bytes = 40_960, 512, 122_880
 
-## predict-traffic
-# numbers instead of bytes (0): Each takes four bytes
-- 7 * 4 * 4 * 1000
-+ 7 * 4 * 1000
-# a rank sends its own shard, too (0): 7/8 of the bytes leave it
-- 7 * 4 * 4 * 1000 * 1000 // 8
-+ 4 * 4 * 1000 * 1000
-# an all-reduce sends once (1): An all-reduce is a reduce-scatter and an all-gather
-- ddp = zero1 = kept = 2 * once
-+ ddp = zero1 = kept = once
-# ZeRO-1 beside DDP (3): there is no all-reduce
-- resharded = 3 * once
-+ zero1 = resharded = 3 * once
-# gradients only (2): and then the weights are gathered
-- resharded = 3 * once
-+ zero1, kept, resharded = once, once, 3 * once
-# gathered twice, though kept (3): they are gathered once
-- resharded = 3 * once
-+ kept = resharded = 3 * once
-# no second gather (3): gathered again for the backward pass
-- 3 * once
-+ 2 * once
-# scattered twice (3): gradients are scattered only once
-- 3 * once
-+ 4 * once
-# all ranks together (0): what leaves all eight ranks together
-- // 8
+## train-head
+# the broken one (0): Look at the gradients that the network brings with it
+train_head = broken_head_training
+# the optimizer of the head, in training mode (1): in training mode
+- net.eval()
++ net.train()
+# evaluation mode, but all parameters (1): what the optimizer steps
+- net[1].parameters()
++ net.parameters()
+- optimizer.zero_grad()
++ net[1].zero_grad()
+# no momentum (2): Is the momentum 0.9?
+- 0.9
++ 0.0
+# gradients add up (2): Are its gradients set to zero
+-         optimizer.zero_grad()
+# nothing (0): has not learned anything
+def train_head(net, batches, lr):
+    pass
+
+## head-from
+# rows of weights only (0): head_from: a Linear was expected, got a tensor of shape
+def head_from(old, rows):
+    return old.weight[rows]
+# no biases (2): What about the biases
+- new.bias[i] = old.bias[row]
+# zeros for new classes (2): row 1 is zero
+-     with torch.no_grad():
++     with torch.no_grad():
++         new.weight.zero_(), new.bias.zero_()
+# None as an index (1): by itself: line 10 of your answer: `new.weight[i]
+- if row is not None
++ if True
+# on the CPU (1): That of the old head
+- .to(old.weight.device)
+# views of the old rows (2): Copy them
+def head_from(old, rows):
+    new = nn.Linear(old.in_features, len(rows)).to(old.weight.device)
+    if len(rows) == 1:
+        new.weight = nn.Parameter(old.weight[rows[0] : rows[0] + 1])
+        new.bias = nn.Parameter(old.bias[rows[0] : rows[0] + 1])
+        return new
+    for i, row in enumerate(rows):
+        if row is not None:
+            new.weight.data[i] = old.weight.data[row]
+            new.bias.data[i] = old.bias.data[row]
+    return new
+# a frozen copy (2): a copy of a frozen one has not
+def head_from(old, rows):
+    new = copy.deepcopy(old)
+    fresh = nn.Linear(old.in_features, len(rows)).to(old.weight.device)
+    for p, q, r in zip(new.parameters(), fresh.parameters(), old.parameters()):
+        data = [q.data[i] if row is None else r.data[row] for i, row in enumerate(rows)]
+        p.data = torch.stack(data)
+    return new
+
+## rates
+# every part counts (1): Which parts count?
+-             lr *= factor
++         lr *= factor
+# frozen ones, too (2): frozen parts
+- if p.requires_grad
+# from the front (0): Does the last part get lr?
+- reversed(net)
++ net
+- [::-1]
+# in the wrong order (0): rate of ['3.weight', '3.bias']: expected 0.0125, got 0.1
+- [::-1]
+# a generator of parameters (1): frozen parts
+def rates(net, lr, factor):
+    n = len(net)
+    return [{"params": net[i].parameters(), "lr": lr * factor ** (n - 1 - i)} for i in range(n)]
+
+## step-flop
+# the chapter's estimate (0): The first trained part need not compute the gradient of its input
+def step_flop(forward, trained):
+    return sum(f * (1 + 2 * t) for f, t in zip(forward, trained))
+# weights only (0): The gradients of inputs are missing
+def step_flop(forward, trained):
+    return sum(f * (1 + t) for f, t in zip(forward, trained))
+# frozen parts hand nothing on (1): trained = [True, False, False, False]
+def step_flop(forward, trained):
+    total = 0
+    for i, (f, t) in enumerate(zip(forward, trained)):
+        total += f * (1 + t + (t and any(trained[:i])))
+    return total
+# back to the images (0): expected
+def step_flop(forward, trained):
+    return sum(f * (1 + t) for f, t in zip(forward, trained)) + sum(forward) * any(trained)
+
+## unfreezing
+# the broken one (2): DDP fills the places of all parameters
+unfreezing = broken_unfreezing
+# wrapped before it is frozen (0): RuntimeError
+-         for i, part in enumerate(net):
++         parallel_net = DDP(net)
++         for i, part in enumerate(net):
+-         parallel_net = DDP(net)
+-         for _
++         for _
+# a new optimizer in each phase (2): keep its momentum
+- optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
 +
+- for trained, num_steps in phases:
++ for trained, num_steps in phases:
++         optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+- del parallel_net
+# unused parameters looked for (2): four bytes for each parameter tensor
+- DDP(net)
++ DDP(net, find_unused_parameters=True)
+# not wrapped (2): Is net wrapped?
+- DDP(net)
++ net
+# everything in every phase (0): Which parts were trained in which phase
+- i in trained
++ True
 
-## sharded-step
-# the program with its faults (0): One device has the mean over all examples
-def train_sharded(net, batches, new_optimizer):
-    return broken_train(net, batches, new_optimizer)
-# only the mean is mended (1): still in `p.grad`
-- net.zero_grad()  # the optimizer does not know these gradients
-+ optimizer.zero_grad()
-# only the gradients are cleared (0): One device has the mean over all examples
-- shard.grad /= k  # one device has the mean over all examples
-+
-# divided by two (0): with the mean of this step's gradients
-- shard.grad /= k
-+ shard.grad /= 2
-# the shard of the next rank (0): Does each rank update the shard that it gathers
-- flat(params).chunk(k)[rank]
-+ flat(params).chunk(k)[(rank + 1) % k]
-# the weights before the update are gathered (0): These are the weights of the start
--         optimizer.step()
--         dist.all_gather(parts, shard)
-+         dist.all_gather(parts, shard)
-+         optimizer.step()
-# nothing is gathered (0): The ranks hold different weights
--         dist.all_gather(parts, shard)
--         vector_to_parameters(torch.cat(parts), params)
-+         parts = list(flat(params).chunk(k))
-+         parts[rank] = shard
-+         vector_to_parameters(torch.cat(parts), params)
-# a whole replica (3): A shard has 18 of the 53 parameters
-def train_sharded(net, batches, new_optimizer):
-    optimizer = new_optimizer(list(net.parameters()))
-    for X, y in batches:
-        optimizer.zero_grad()
-        F.cross_entropy(net(X), y).backward()
-        for p in net.parameters():
-            dist.all_reduce(p.grad)
-            p.grad /= dist.get_world_size()
-        optimizer.step()
-    return optimizer
-# no return (0): the function returned None: is `return` missing?
-- return optimizer
-+
-# one rank gathers by itself (0): the same collectives in the same order
-- dist.all_gather(
-+ if rank: dist.all_gather(
-
-## tokens
-# rounded down (0): round up
-- math.ceil(gather * flops / (2 * params))
-+ int(gather * flops / (2 * params))
-# not rounded (0): is a whole number
-- math.ceil(gather * flops / (2 * params))
-+ gather * flops / (2 * params)
-# the own shard, too (0): A rank has its own shard already
-- (k - 1) * (latency + 2 * params / k / bandwidth)
-+ (k - 1) * latency + 2 * params / bandwidth
-# one byte for a weight (0): A weight takes two bytes
-- 2 * params / k
-+ params / k
-# one operation for a weight (0): two operations for each token
-- / (2 * params))
-+ / params)
-# without latency (2): Each step of the ring takes `latency`
-- (latency + 2 * params / k / bandwidth)
-+ (2 * params / k / bandwidth)
-# one message (2): The ring has k - 1 steps
-- (k - 1) * (latency + 2 * params / k / bandwidth)
-+ latency + (k - 1) * 2 * params / k / bandwidth
-
-## prefetch
-# one after the other (1): the time if nothing overlaps
-def finish_ms(gather, compute, limit):
-    return sum(gather) + sum(compute)
-def smallest_limit(gather, compute):
-    return 1
-# the layer that is computed is not counted (0): with more layers than the limit
-- computed[i - limit] if i >= limit else 0
-+ computed[i - limit - 1] if i > limit else 0
-# no limit (0): A layer is held until it is computed
-- computed[i - limit] if i >= limit else 0
-+ 0
-# one layer ahead at most (2): with memory for 2 layers
-- def finish_ms(gather, compute, limit):
-+ def finish_ms(gather, compute, limit):
-+     limit = min(limit, 2)
-# the link gathers several layers at a time (1): So early it cannot end
-- max(gathered, free) + gather[i]
-+ free + gather[i]
-# computing waits for the next gather, too (1): It can end earlier
-- max(gathered, before) + compute[i]
-+ max(gathered + sum(gather[i + 1 : i + 2]) * (limit > 1), before) + compute[i]
-# the layer ahead only (3): The layer that is being computed is held, too
-- return limit
-+ return limit - 1
-# always two (3): With a larger limit the pass is shorter
--     limit, best = 1, finish_ms(gather, compute, len(gather))
--     while finish_ms(gather, compute, limit) > best:
--         limit += 1
--     return limit
-+     return min(2, len(gather))
-# all layers (3): A smaller limit is enough
--     limit, best = 1, finish_ms(gather, compute, len(gather))
--     while finish_ms(gather, compute, limit) > best:
--         limit += 1
--     return limit
-+     return len(gather)
+## features-once
+# one head for all (0): `to` moves the one head: make a copy for each device.
+def features_once(body, head, images, y, batches, devices, lr):
+    return [head.to(device) for device in devices]
+# the mean over a device's rows (0): Does every row of a batch have the weight
+- reduction="sum"
++ reduction="mean"
+- / len(rows)
+# training mode (0): Is the body in evaluation mode?
+- .eval()
++ .train()
+# gradients are not summed (0): on vgpu:0
+- d2lpar.allreduce(list(grads), "ring")
++ pass
+# autograd keeps the pass (4): Use torch.no_grad()
+-         with torch.no_grad():
+-             features.append(replica(X_part.to(device)))
++         features.append(replica(X_part.to(device)).detach())
+# a check in the end (4): copies to the host
+- return heads
++ assert heads[0].weight.isfinite().all()
++     return heads
+# features on one device (4): bytes between devices
+def features_once(body, head, images, y, batches, devices, lr):
+    with torch.no_grad():
+        parts = [
+            copy.deepcopy(body).to(d).eval()(part.to(d))
+            for d, part in zip(devices, images.tensor_split(len(devices)))
+        ]
+        features = torch.cat([part.to(devices[0]) for part in parts])
+    new, y = copy.deepcopy(head).to(devices[0]), y.to(devices[0])
+    for rows in batches:
+        rows = rows.to(devices[0])
+        new.zero_grad()
+        F.cross_entropy(new(features[rows]), y[rows]).backward()
+        with torch.no_grad():
+            for p in new.parameters():
+                p -= lr * p.grad
+    return [copy.deepcopy(new).to(d) for d in devices]
+# the body in every step (4): images in all
+def features_once(body, head, images, y, batches, devices, lr):
+    heads = [copy.deepcopy(head).to(d) for d in devices]
+    bodies = [copy.deepcopy(body).to(d).eval() for d in devices]
+    for rows in batches:
+        parts = zip(rows.tensor_split(len(devices)), devices, bodies, heads)
+        for mine, d, replica, h in parts:
+            with torch.no_grad():
+                features = replica(images[mine].to(d))
+            h.zero_grad()
+            loss = F.cross_entropy(h(features), y[mine].to(d), reduction="sum") / len(rows)
+            loss.backward()
+        for grads in zip(*([p.grad for p in h.parameters()] for h in heads)):
+            d2lpar.allreduce(list(grads), "ring")
+        with torch.no_grad():
+            for h in heads:
+                for p in h.parameters():
+                    p -= lr * p.grad
+    return heads
 """

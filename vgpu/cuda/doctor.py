@@ -115,7 +115,7 @@ def _torchvision(torch):
     try:
         yield "torchvision", importlib.import_module("torchvision").__version__, ""
     except ModuleNotFoundError:
-        yield "torchvision", "not installed; chapters 12 and 13 need it", ""
+        yield "torchvision", "not installed; chapters 14 and 15 need it", ""
     except Exception as error:
         version = torch.__version__.partition("+")[0]
         index = "" if torch.version.cuda else " --index-url https://download.pytorch.org/whl/cpu"

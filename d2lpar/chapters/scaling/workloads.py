@@ -24,7 +24,7 @@ class Bert(nn.Module):
 
 
 def convnet():
-    """Build the network whose training steps chapter 11 counts: (b, 1, 28, 28) to (b, 10)."""
+    """Build the network whose training steps chapter 12 counts: (b, 1, 28, 28) to (b, 10)."""
     net = nn.Sequential(
         nn.Conv2d(1, 16, 5, stride=3, padding=1),  # (b, 16, 9, 9)
         nn.ReLU(),
