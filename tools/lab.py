@@ -55,6 +55,7 @@ When something fails or is slow: [troubleshooting](troubleshooting.ipynb). What 
 *The lab writes this page, `{start}`, whenever it starts; what you write into it is lost.*
 """
 _ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
+_NUMBER = re.compile(r"(?<![^/])\d\d(?=_)")
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
 _POINTS = re.compile(r"^(\d+) of \d+ points", re.MULTILINE)
@@ -74,7 +75,7 @@ def update(folder, files):
         OSError: the folder is not writable.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    record, written, beside = read_record(folder), [], {}
+    record, written, beside = _renumber(folder, read_record(folder), files), [], {}
     try:
         for name, data in files.items():
             edition, handed = record.get(name, ("", set()))
@@ -111,6 +112,22 @@ def read_record(folder):
         return {name: (edition, set(handed)) for name, (edition, handed) in entries.items()}
     except (OSError, ValueError, AttributeError, TypeError):
         return {}
+
+
+def _renumber(folder, record, files):
+    """Rename what was handed out under another number, with new editions beside it."""
+    numbered = {_NUMBER.sub("", name): name for name in files}
+    renamed = {
+        name: name if name in files else numbered.get(_NUMBER.sub("", name), name)
+        for name in record
+    }
+    for name, new in renamed.items():
+        old, home = folder / name, folder / new
+        for path in sorted(old.parent.glob(f"{old.stem}*{old.suffix}")) if new != name else ():
+            target = home.with_name(home.stem + path.name.removeprefix(old.stem))
+            if not target.exists():
+                path.rename(target)
+    return {renamed[name]: entry for name, entry in record.items()}
 
 
 def content_of(data):

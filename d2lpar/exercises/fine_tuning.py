@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 13."""
+"""Reference solutions for exercise notebook 15."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 12."""
+"""Reference solutions for exercise notebook 14."""
 
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline

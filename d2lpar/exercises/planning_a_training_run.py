@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 14."""
+"""Reference solutions for exercise notebook 13."""
 
 from d2lpar.exercises.marks import reference
 

@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 15."""
+"""Reference solutions for exercise notebook 08."""
 
 import math
 from fractions import Fraction

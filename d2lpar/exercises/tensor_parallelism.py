@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 09."""
+"""Reference solutions for exercise notebook 10."""
 
 import itertools
 

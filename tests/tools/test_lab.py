@@ -203,6 +203,18 @@ def test_a_reader_whose_imports_followed_goes_on_where_he_was(copy):
     assert (copy / CHAPTER).stat().st_mtime_ns == 10**18
 
 
+@pytest.mark.parametrize("folder", ["", "exercises/"])
+def test_what_a_reader_has_begun_under_an_old_number_goes_on_under_the_new_one(tmp_path, folder):
+    old, new = f"{folder}11_scaling.ipynb", f"{folder}12_scaling.ipynb"
+    lab.update(tmp_path, {old: chapter()})
+    change(tmp_path / old, 1, source="import torch  # mine")
+    begun = (tmp_path / old).read_bytes()
+    assert lab.update(tmp_path, {new: chapter()}) == ([], {})
+    assert (tmp_path / new).read_bytes() == begun and not (tmp_path / old).exists()
+    beside = new.replace(".ipynb", ".new.ipynb")
+    assert lab.update(tmp_path, {new: chapter("second")}) == ([beside], {new: beside})
+
+
 def test_a_new_edition_that_a_reader_deletes_stays_away(copy):
     change(copy / CHAPTER, 3, source="mine")
     lab.update(copy, files("second"))

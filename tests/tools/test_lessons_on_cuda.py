@@ -34,7 +34,7 @@ def program(chapter):
     return f"NAME, display = {chapter.stem!r}, print\n\n{source}\n{END}"
 
 
-GPUS = {"02": 1, "03": 2, "04": 1, "05": 4, "06": 2, "12": 2, "13": 2}
+GPUS = {"02": 1, "03": 2, "04": 1, "05": 4, "06": 2, "14": 2, "15": 2}
 
 
 @pytest.mark.parametrize(("number", "gpus"), GPUS.items())
