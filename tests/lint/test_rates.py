@@ -23,6 +23,7 @@ OTHERS = {
     "07_answers": ["8 GB/s", "65 Gbit/s"],  # the answer
     "08_sharded_data_parallel": ["185 GB/s"],  # a cell further down
     "08_answers": ["717 TFLOP/s"],  # the lesson prints it
+    "08_replicas_of_shards": ["368 GB/s"],  # eight cards of 46 GB/s
     "10_one_answer": ["1.2 TB/s"],  # a TPU of version 4
     "11_checkpoints": ["7 TB/s"],  # Meta's storage
     "13_planning_a_training_run": ["450 TFLOP/s", "430 TFLOP/s"],  # of a whole step, with Llama 3
