@@ -132,7 +132,7 @@ from d2lpar.servers.ad_clicks import AdClicks
 from d2lpar.servers.plots import plot_pushes
 from d2lpar.servers.ray_setup import start_ray
 from d2lpar.servers.store import parameter_servers
-from d2lpar.timing import in_plain_threads, seconds_in_turn
+from d2lpar.timing import seconds_in_turn
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks, host_takes
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.hardware import MACHINES, Machine, Scaled
