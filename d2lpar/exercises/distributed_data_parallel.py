@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 07."""
+"""Reference solutions for the exercise notebook of this name."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 04."""
+"""Reference solutions for the exercise notebook of this name."""
 
 from collections import defaultdict
 

@@ -1,4 +1,4 @@
-"""Reference solutions for exercise notebook 14."""
+"""Reference solutions for the exercise notebook of this name."""
 
 from d2lpar.exercises.marks import reference
 

@@ -114,7 +114,7 @@ from d2lpar.graphs.compiling import compile_backend, kernel_text
 from d2lpar.graphs.operator_graph import OperatorGraph
 from d2lpar.models import resnet_body
 from d2lpar.parallel.collectives import CollectiveCounter, allgather
-from d2lpar.parallel.costs import allreduce_seconds, training_flops
+from d2lpar.parallel.costs import allreduce_seconds
 from d2lpar.parallel.costs import two_level_seconds
 from d2lpar.parallel.gpt import GPT, Split, Sum
 from d2lpar.parallel.layouts import Layout, layouts, sweep

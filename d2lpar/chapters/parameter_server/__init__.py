@@ -1,4 +1,4 @@
-"""Chapter 10: parameter servers on Ray, and sparse data to train on.
+"""Chapter 11: parameter servers on Ray, and sparse data to train on.
 
 store      create servers and run workers
 actors     the processes: servers and the workers' clock

@@ -1,4 +1,4 @@
-"""Figure of chapter 10: when workers push."""
+"""Figure of chapter 11: when workers push."""
 
 from d2lpar.plotting.figures import MEASURED, PREDICTED, WIDE, new_figure, style
 

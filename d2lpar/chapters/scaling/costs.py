@@ -1,4 +1,4 @@
-"""Predict the cost of a step: FLOPs of a network, and allreduce in the alpha-beta model.
+"""Predict the seconds of an allreduce in the alpha-beta model.
 
 In the alpha-beta model a message of n bytes takes latency + n / bandwidth seconds. Every device has
 one link, a `vgpu.Link`, that sends and receives at the same time, one message at a time in each
@@ -10,11 +10,7 @@ otherwise, the formulas are those of Thakur, Rabenseifner and Gropp 2005
 Chapters predict with these formulas; virtual GPUs use `vgpu/distributed/collective_costs.py`.
 """
 
-import copy
 import operator
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
@@ -85,22 +81,6 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
     return allreduce_seconds("ring", per_machine, num_bytes, inside) + allreduce_seconds(
         "ring", num_machines, num_bytes, between
     )
-
-
-def training_flops(net, *shape):
-    """Return the FLOPs of a forward and a backward pass, without running them.
-
-    A multiply-add is two FLOPs. Matrix products, convolutions and attention count, as in torch's
-    FlopCounterMode.
-
-    Args:
-        net: a module; it is not changed, a copy runs on the meta device.
-        *shape: the shape of the input, (N, ...).
-    """
-    on_meta = copy.deepcopy(net).to("meta")
-    with FlopCounterMode(display=False) as counter:
-        on_meta(torch.empty(shape, device="meta")).sum().backward()
-    return counter.get_total_flops()
 
 
 def _check(**numbers):

@@ -1,4 +1,4 @@
-"""Figures of chapter 11: named points, and single runs."""
+"""Figures of chapter 12: named points, and single runs."""
 
 from d2lpar.plotting.charts import write_plain_numbers
 from d2lpar.plotting.figures import LINES, new_figure, style

@@ -1,4 +1,4 @@
-"""Chapter 09: split layers over devices.
+"""Chapter 10: split layers over devices.
 
 sharded_layers  what split layers exchange: sums, and a loss over parts
 modelled_steps  record a step of several modelled H100s
