@@ -1,8 +1,7 @@
 """Chapter 11: parameter servers on Ray, and sparse data to train on.
 
-store      create servers and run workers
+store      create servers, run workers, pull and push
 actors     the processes: servers and the workers' clock
-clients    pull from servers and push to them
 ray_setup  start Ray without output
 ad_clicks  sparse examples
 plots      a figure of the workers' pushes
