@@ -4,7 +4,6 @@
 suitable ones, and `sweep` runs a training step on modelled GPUs for each.
 """
 
-import contextlib
 import gc
 import itertools
 from dataclasses import dataclass, replace
@@ -204,22 +203,7 @@ def sweep(step, layouts, batch, model="dgxa100"):
         ValueError: the batch is not divisible.
     """
     machine = as_machine(model)
-    with _older_objects_frozen():
-        return [_planned(step, layout, machine, batch) for layout in layouts]
-
-
-@contextlib.contextmanager
-def _older_objects_frozen():
-    """Exclude existing objects from garbage collection, which would take longer than a step."""
-    if gc.get_freeze_count():  # frozen already
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+    return [_planned(step, layout, machine, batch) for layout in layouts]
 
 
 def _planned(step, layout, machine, batch):
