@@ -1,4 +1,4 @@
-"""Reference solutions for the exercise notebook of this name."""
+"""Reference solutions for exercise notebook 05."""
 
 import torch
 

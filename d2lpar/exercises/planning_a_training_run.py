@@ -1,4 +1,4 @@
-"""Reference solutions for the exercise notebook of this name."""
+"""Reference solutions for exercise notebook 13."""
 
 from d2lpar.exercises.marks import reference
 
