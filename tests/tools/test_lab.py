@@ -129,7 +129,6 @@ from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_points, plot_
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.processes.ddp import batch_of_rank, device_of_rank, merged_timeline
 from d2lpar.servers.ad_clicks import AdClicks
-from d2lpar.servers.plots import plot_pushes
 from d2lpar.servers.ray_setup import start_ray
 from d2lpar.servers.store import parameter_servers
 from d2lpar.timing import seconds_in_turn

@@ -26,7 +26,6 @@ MODULES = {  # old name of a module: new home of its names
     "d2lpar.parallel.sharded_layers": f"{_CHAPTERS}.tensor_parallelism",
     "d2lpar.parallel.side_streams": "d2lpar.side_streams",
     "d2lpar.servers.ad_clicks": f"{_CHAPTERS}.parameter_server",
-    "d2lpar.servers.plots": f"{_CHAPTERS}.parameter_server",
     "d2lpar.servers.ray_setup": f"{_CHAPTERS}.parameter_server",
     "d2lpar.servers.store": f"{_CHAPTERS}.parameter_server",
     "d2lpar.data.workers": f"{_CHAPTERS}.image_augmentation",
