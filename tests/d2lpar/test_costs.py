@@ -77,11 +77,10 @@ def test_errors_give_values():
         allreduce_seconds("mesh", 2, 1, LINK)
     with pytest.raises(ValueError, match="power of two for halving: got k = 6"):
         allreduce_seconds("halving", 6, 1, LINK)
-    with pytest.raises(ValueError, match="k must be at least 1: got 0"):
-        allreduce_seconds("ring", 0, 1, LINK)
-    with pytest.raises(TypeError, match="k must be an integer: got 2.5"):
-        allreduce_seconds("ring", 2.5, 1, LINK)
-    with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
+    for k in (0, 2.5):
+        with pytest.raises(ValueError, match=f"k must be a positive integer: got {k}"):
+            allreduce_seconds("ring", k, 1, LINK)
+    with pytest.raises(ValueError, match="positive integer: got -1"):
         two_level_seconds(2, -1, 1, LINK, LINK)
     with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
         allreduce_seconds("ring", 2, -5, LINK)
