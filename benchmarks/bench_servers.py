@@ -1,9 +1,8 @@
 """(j) A push and a pull through a parameter server, against a bare Ray actor's calls.
 
 The bare actor adds what it is sent and returns its values; the same tensor, of 256 kB, 1 MB and
-4 MB, travels both ways, and a tensor comes back. Rounds alternate in one run. The store also keeps
-count of bytes and pushes, so that no push is added twice. Its throughput is at least 0.9 times the
-bare one.
+4 MB, travels both ways, and a tensor comes back. Rounds alternate in one run. The store also counts
+pushes, so that none is added twice. Its throughput is at least 0.9 times the bare one.
 """
 
 import sys

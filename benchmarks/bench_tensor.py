@@ -12,11 +12,10 @@ from statistics import median
 
 import torch
 from report import cores_of_two_threads, ratio_row, seconds
-from torch import nn
 from torch.nn import functional as F
 
 import d2lpar
-from d2lpar.chapters.tensor_parallelism import ColumnParallel, RowParallel
+from d2lpar.chapters.tensor_parallelism import copied, summed
 
 ROUNDS, BATCH, SIZE, WIDTH = 5, 512, 256, 16384
 V100_FLOPS = 15.7e12
@@ -24,16 +23,21 @@ V100_FLOPS = 15.7e12
 
 def step_on(devices):
     """Return a function that takes a training step of the MLP split over devices."""
-    up = ColumnParallel(nn.Linear(SIZE, WIDTH), devices)
-    down = RowParallel(nn.Linear(WIDTH, SIZE), devices)
+    k = len(devices)
     X, y = torch.randn(BATCH, SIZE), torch.randint(SIZE, (BATCH,))
+    U, V = torch.randn(WIDTH, SIZE) / SIZE**0.5, torch.randn(SIZE, WIDTH) / WIDTH**0.5
     X, y = ([tensor.to(device) for device in devices] for tensor in (X, y))
+    Us, Vs = (
+        [part.to(device).requires_grad_() for part, device in zip(parts, devices, strict=True)]
+        for parts in (U.chunk(k), V.chunk(k, dim=1))
+    )
 
     def step():
-        outputs = down([F.relu(part) for part in up(X)])
+        H = [F.relu(F.linear(*each)) for each in zip(copied(X), Us, strict=True)]
+        outputs = summed([F.linear(*each) for each in zip(H, Vs, strict=True)])
         losses = [F.cross_entropy(*each) for each in zip(outputs, y, strict=True)]
         torch.autograd.backward(losses)
-        d2lpar.sgd([*up.parameters(), *down.parameters()], lr=0.01, batch_size=1)
+        d2lpar.sgd([*Us, *Vs], lr=0.01, batch_size=1)
 
     return step
 

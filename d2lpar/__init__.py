@@ -29,7 +29,7 @@ _NAMES = {  # what all chapters use comes first
     "data.fashion_mnist": ("load_data_fashion_mnist",),
     "data.cifar10": ("load_cifar10",),
     "collectives": ("allreduce",),
-    "plotting.charts": ("plot_bars", "plot_curves", "plot_stacks"),
+    "plotting.charts": ("plot_bars", "plot_curves"),
     "plotting.figures": ("new_figure",),
     "timelines.timeline": ("Mark", "Timeline"),
     "timelines.schedule": ("plot_schedule",),

@@ -56,26 +56,17 @@ _active_counters = []
 
 
 class CollectiveCounter:
-    """Count the collectives in a block; each is a barrier for all devices.
+    """Count the collectives of several devices in a block; each is a barrier for all of them.
 
         with CollectiveCounter() as counter:
             torch.autograd.backward(losses)
-        print(counter.barriers)
 
     Attributes:
-        calls: a dict from "allreduce" and "allgather" to a list of sizes in bytes, each of the
-            summed or gathered tensor. Calls with one tensor do not count.
-        barriers: the number of calls.
+        barriers: the number of collectives.
     """
 
-    def __init__(self):
-        self.calls = {}
-
-    @property
-    def barriers(self):
-        return sum(map(len, self.calls.values()))
-
     def __enter__(self):
+        self.barriers = 0
         _active_counters.append(self)
         return self
 
@@ -83,10 +74,9 @@ class CollectiveCounter:
         _active_counters.remove(self)
 
 
-def _count(name, data, num_bytes):
-    if len(data) > 1:
-        for counter in _active_counters:
-            counter.calls.setdefault(name, []).append(num_bytes)
+def _count(data):
+    for counter in _active_counters:
+        counter.barriers += len(data) > 1
 
 
 def allreduce(data, algorithm="star"):
@@ -109,7 +99,7 @@ def allreduce(data, algorithm="star"):
     """
     rounds, num_chunks = _schedule(algorithm, len(data))
     _check(data)
-    _count("allreduce", data, data[0].nbytes)
+    _count(data)
     with torch.no_grad():
         flat = [tensor.contiguous().view(-1) for tensor in data]
         chunks = [tensor.tensor_split(num_chunks) for tensor in flat]
@@ -134,7 +124,7 @@ def allgather(data):
         ValueError: `data` contains None.
     """
     check_none_missing("tensor", data)
-    _count("allgather", data, sum(tensor.nbytes for tensor in data))
+    _count(data)
     with torch.no_grad():
         sent = [[_send_copy(source, target) for source in data] for target in data]
         for message in itertools.chain(*sent):

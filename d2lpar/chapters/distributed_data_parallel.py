@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from d2lpar.data.batches import check_batch
-from d2lpar.timelines.timeline import Timeline
+from d2lpar.timelines.timeline import Mark, Timeline, moved
 
 
 def device_of_rank():
@@ -30,22 +30,32 @@ def batch_of_rank(X, y):
 
 
 def merged_timeline(timelines):
-    """Return one `Timeline` of all ranks that separates waiting for other ranks from sending.
+    """Return one `Timeline` of the ranks of this machine, on their common clock.
 
-    A rank's span of a collective begins when that rank is ready. Here it begins when the last rank
-    is ready, after a span of kind "wait" in the same row.
+    It has kernels and collectives; phases get their rank as a prefix, "rank 1 forward". A rank's
+    span of a collective begins when that rank is ready. Here it begins when the last rank is ready,
+    after a span of kind "wait" in the same row.
 
     Args:
-        timelines: the timelines in the order of ranks, with the same collectives.
+        timelines: the timelines in the order of ranks, with the same collectives; each rank has its
+            own GPU.
     """
-    merged = Timeline.merged(timelines, kinds=("kernel", "collective"))
-    each = [merged.select(device, engine="collectives") for device in merged.devices]
-    for same in zip(*each, strict=False):
+    spans, marks, collectives = [], [], []
+    origin = min(timeline.origin for timeline in timelines)
+    for rank, timeline in enumerate(timelines):
+        delay = origin - timeline.origin
+        ran = [moved(s, delay) for s in timeline.spans if s.kind in ("kernel", "collective")]
+        collectives.append([span for span in ran if span.engine == "collectives"])
+        spans += ran
+        for name, start, end in timeline.marks:
+            marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
+    for same in zip(*collectives, strict=False):
         start = max(span.start for span in same)
         for span in same:
             if span.start < start < span.end:
-                place = merged.spans.index(span)
-                waiting = replace(span, name="other ranks", kind="wait", end=start, num_bytes=0)
-                merged.spans[place : place + 1] = waiting, replace(span, start=start)
-    merged.spans.sort(key=lambda span: (span.start, span.end))
-    return merged
+                spans.remove(span)
+                spans.append(replace(span, name="other ranks", kind="wait", end=start, num_bytes=0))
+                spans.append(replace(span, start=start))
+    devices = dict.fromkeys(span.device for span in spans)
+    end = max(timeline.origin + timeline.seconds for timeline in timelines)
+    return Timeline.from_spans(spans, marks, devices, origin, end, timelines[0].hardware)

@@ -1,4 +1,4 @@
-"""Chapter 13: the network to fine-tune."""
+"""Chapter 15: the network to fine-tune."""
 
 from torch import nn
 

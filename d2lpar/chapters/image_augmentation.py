@@ -1,4 +1,4 @@
-"""Chapter 12: start the workers of a DataLoader for classes that a notebook defines."""
+"""Chapter 14: start the workers of a DataLoader for classes that a notebook defines."""
 
 import sys
 from multiprocessing.context import SpawnContext, SpawnProcess

@@ -209,25 +209,21 @@ def _device(stage):
     return next(stage.parameters()).device
 
 
-def record_tasks(step, devices, repeats=3):
-    """Measure when each device runs each marked part of the fastest of `repeats` steps.
+def record_tasks(step, devices):
+    """Measure when each device runs each marked part of a step, after a warm-up step.
 
     Args:
         step: a function with an argument `mark`, a `Timeline.mark`, by which it names each part
             that it launches; names must be unique.
         devices: a list of devices.
-        repeats: number of recorded steps, after a warm-up step.
 
     Returns:
         For each device a list of `Mark`s, from the start of a part's first kernel to the end of
         its last.
     """
-    runs = []
-    for _ in range(repeats + 1):
+    for _ in range(2):
         with Timeline() as timeline:
             step(mark=timeline.mark)
-        runs.append(timeline)
-    timeline = min(runs[1:], key=lambda timeline: timeline.seconds)
     marks = {device: [] for device in map(torch.device, devices)}
     for name in dict.fromkeys(mark.name for mark in timeline.marks):
         for device, of_device in marks.items():

@@ -3,10 +3,9 @@
 import itertools
 
 import torch
-from torch import nn
 from torch.nn import functional as F
 
-from d2lpar.chapters.tensor_parallelism.sharded_layers import ColumnParallel, RowParallel
+from d2lpar.chapters.tensor_parallelism.sharded_layers import copied, summed
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline
 from vgpu import as_machine, virtual_gpus
@@ -67,11 +66,14 @@ def channels_that_pay(link):
     gpu = _Products(as_machine("v100").gpu)
     for k, c in itertools.product((1, 4), (32, 64, 128, 256)):
         devices = virtual_gpus(k, model=gpu, values=False, peer_link=link, host=0.0)
-        convs = [nn.Conv2d(c, c, 3, padding=1, device=devices[0]) for _ in range(2)]
-        first, second = ColumnParallel(convs[0], devices), RowParallel(convs[1], devices)
-        parts = [torch.zeros(64, c, 28, 28, device=gpu, requires_grad=True) for gpu in devices]
+        shapes = (64, c, 28, 28), (c // k, c, 3, 3), (c, c // k, 3, 3)
+        parts, Us, Vs = (
+            [torch.zeros(shape, device=device, requires_grad=True) for device in devices]
+            for shape in shapes
+        )
         with Timeline() as timeline:
-            outputs = second([F.relu(part) for part in first(parts)])
-            torch.autograd.backward([Y.sum() for Y in outputs])
+            H = [F.relu(F.conv2d(*each, padding=1)) for each in zip(copied(parts), Us, strict=True)]
+            terms = [F.conv2d(*each, padding=1) for each in zip(H, Vs, strict=True)]
+            torch.autograd.backward([Y.sum() for Y in summed(terms)])
         seconds[k, c] = timeline.seconds
     return [c for c in (32, 64, 128, 256) if seconds[4, c] < seconds[1, c]]

@@ -1,10 +1,9 @@
-"""Charts that the chapters share: bars, stacked bars and curves."""
+"""Charts that the chapters share: bars and curves."""
 
 import itertools
 
 from d2lpar.plotting.figures import (
     IDEAL,
-    KINDS,
     LINES,
     MEASURED,
     PREDICTED,
@@ -47,35 +46,6 @@ def plot_bars(labels, predicted, measured, ylabel, title=None):
         axes.margins(y=0.12)
         axes.grid(True, axis="y")
         figure.legend(loc="outside lower center", ncols=2)
-    return figure
-
-
-def plot_stacks(rows, ylabel, title=None):
-    """Return a chart of stacked bars.
-
-    Args:
-        rows: for each bar a dict from the names of its parts to numbers: a dict of dicts. All bars
-            must have the same parts.
-        ylabel: quantity and unit.
-
-    Raises:
-        ValueError: the bars have different parts.
-    """
-    names = list(next(iter(rows.values()), {}))
-    for label, parts in rows.items():
-        if list(parts) != names:
-            raise ValueError(f"bar {label!r} must have the parts {names}: got {list(parts)}")
-    figure, [[axes]] = new_figure(figsize=(min(WIDE, max(3.5, 1.2 * len(rows) + 1.5)), 2.8))
-    with style():
-        bottom = [0.0] * len(rows)
-        for name, (colour, hatch, edge) in zip(names, itertools.cycle(KINDS.values())):
-            heights = [float(parts[name]) for parts in rows.values()]
-            style_of_part = {"color": colour, "hatch": hatch, "edgecolor": edge}
-            axes.bar(list(rows), heights, 0.6, bottom, label=name, **style_of_part)
-            bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
-        axes.set(ylabel=ylabel, title=title)
-        axes.grid(True, axis="y")
-        figure.legend(loc="outside lower center", ncols=len(names))
     return figure
 
 

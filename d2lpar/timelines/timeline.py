@@ -45,6 +45,7 @@ class Timeline:
         devices: the devices in use, and all others that ran something.
         seconds: the duration of the block.
         hardware: the modelled hardware, for example "8 x V100-SXM2-16GB"; "" on the wall clock.
+        origin: the start of the block, in seconds of `vgpu.clock`.
     """
 
     def __init__(self):
@@ -61,7 +62,7 @@ class Timeline:
         self._clock = clock_in_force()
         self._state = "recording"
         self._look = None if self.hardware else look()
-        self._origin = clock()
+        self.origin = clock()
         return self
 
     def __exit__(self, kind, error, traceback):
@@ -76,7 +77,7 @@ class Timeline:
             self._state = "done"
             for stop, spans in self._recorders:
                 stop(spans)
-                self._spans += [_moved(span, self._origin) for span in spans]
+                self._spans += [moved(span, self.origin) for span in spans]
             self._spans.sort(key=lambda span: (span.start, span.end))
             if kind is None and clock_in_force() is not self._clock:
                 raise RuntimeError("virtual_gpus has changed the clock within this timeline")
@@ -94,37 +95,6 @@ class Timeline:
         return timeline
 
     @classmethod
-    def merged(cls, timelines, kinds=KINDS):
-        """Return one timeline of several ranks of this machine, on their common clock.
-
-        Phases get their rank as a prefix, "rank 1 forward". Host waits are left out.
-
-        Args:
-            timelines: the timelines in the order of ranks; each rank has its own GPU.
-            kinds: the kinds of spans to keep.
-
-        Raises:
-            ValueError: there are no timelines, or a kind is unknown.
-            RuntimeError: a timeline has not ended.
-        """
-        timelines = list(timelines)
-        if not timelines:
-            raise ValueError("no timelines to merge: the list is empty")
-        _check_kinds(kinds)
-        spans, marks, devices = [], [], {}
-        origin = min(timeline._origin for timeline in timelines)
-        for rank, timeline in enumerate(timelines):
-            delay = origin - timeline._origin
-            ran = [s for s in timeline.spans if s.engine != "host" and s.kind in kinds]
-            spans += [_moved(span, delay) for span in ran]
-            for name, start, end in timeline.marks:
-                marks.append(Mark(f"rank {rank} {name}", start - delay, end - delay))
-            devices |= {str(span.device): span.device for span in ran}
-        devices = [devices[name] for name in sorted(devices, key=_kind_and_index)]
-        end = max(timeline._end for timeline in timelines)
-        return cls.from_spans(spans, marks, devices, origin, end, timelines[0].hardware)
-
-    @classmethod
     def from_spans(cls, spans, marks=(), devices=(), start=0.0, end=0.0, hardware=""):
         """Return a timeline of spans and phases that are known already.
 
@@ -135,7 +105,7 @@ class Timeline:
         timeline = cls()
         timeline._spans = sorted(spans, key=lambda span: (span.start, span.end))
         timeline._marks, timeline._devices = list(marks), list(devices)
-        timeline._origin, timeline._end = start, end
+        timeline.origin, timeline._end = start, end
         timeline.hardware, timeline._state = hardware, "done"
         return timeline
 
@@ -169,7 +139,7 @@ class Timeline:
     @property
     def seconds(self):
         self._recorded()
-        return self._end - self._origin
+        return self._end - self.origin
 
     @contextlib.contextmanager
     def mark(self, name):
@@ -180,11 +150,11 @@ class Timeline:
         """
         if self._state != "recording":
             raise RuntimeError(f"the timeline is {self._state}: mark phases in its with block")
-        start = clock() - self._origin
+        start = clock() - self.origin
         try:
             yield
         finally:
-            self._marks.append(Mark(name, start, clock() - self._origin))
+            self._marks.append(Mark(name, start, clock() - self.origin))
 
     def select(self, device=None, kind=None, stream=None, engine=None, name=None, mark=None):
         """Return the spans that match all given arguments, sorted by start.
@@ -329,13 +299,7 @@ def _named(span):
     return {field: device and str(device) for field, device in devices.items()}
 
 
-def _kind_and_index(name):
-    """Return a sort key for names of devices: (type, index)."""
-    kind, _, index = name.partition(":")
-    return kind, int(index or 0)
-
-
-def _moved(span, origin):
+def moved(span, origin):
     """Return a span with times relative to `origin`."""
     issued = None if span.issued is None else span.issued - origin
     return replace(span, start=span.start - origin, end=span.end - origin, issued=issued)

@@ -1,9 +1,9 @@
-"""The workload of chapter 11 and its figure."""
+"""The workload of chapter 11."""
 
 import pytest
 import torch
 
-from d2lpar.chapters.parameter_server import ad_clicks, plots
+from d2lpar.chapters.parameter_server import ad_clicks
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,3 @@ def test_labels_can_be_learned(data):
     X, y = data.minibatch(4000, seed=2)
     accuracy = ((w[X].sum(1) > 0) == y.bool()).float().mean()
     assert accuracy > max(y.mean(), 1 - y.mean()) + 0.05
-
-
-def test_pushes_have_a_row_for_each_worker():
-    (axes,) = plots.plot_pushes({"stays": [10.0, 12.0], "joins": [11.0]}, killed=11.5).axes
-    assert [list(row.get_positions()) for row in axes.collections] == [[0.0, 2.0], [1.0]]
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["stays", "joins"]
-    assert list(axes.lines[-1].get_xdata()) == [1.5, 1.5]

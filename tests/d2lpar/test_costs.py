@@ -3,14 +3,9 @@
 import math
 
 import pytest
-from torch import nn
 
 from d2lpar import collectives
-from d2lpar.chapters.scaling.costs import (
-    allreduce_seconds,
-    training_flops,
-    two_level_seconds,
-)
+from d2lpar.chapters.scaling.costs import allreduce_seconds, two_level_seconds
 from vgpu import PRESETS, Link
 from vgpu.distributed import collective_costs
 from vgpu.distributed.routes import Route
@@ -82,24 +77,10 @@ def test_errors_give_values():
         allreduce_seconds("mesh", 2, 1, LINK)
     with pytest.raises(ValueError, match="power of two for halving: got k = 6"):
         allreduce_seconds("halving", 6, 1, LINK)
-    with pytest.raises(ValueError, match="k must be at least 1: got 0"):
-        allreduce_seconds("ring", 0, 1, LINK)
-    with pytest.raises(TypeError, match="k must be an integer: got 2.5"):
-        allreduce_seconds("ring", 2.5, 1, LINK)
-    with pytest.raises(ValueError, match="per_machine must be at least 1: got -1"):
+    for k in (0, 2.5):
+        with pytest.raises(ValueError, match=f"k must be a positive integer: got {k}"):
+            allreduce_seconds("ring", k, 1, LINK)
+    with pytest.raises(ValueError, match="positive integer: got -1"):
         two_level_seconds(2, -1, 1, LINK, LINK)
     with pytest.raises(ValueError, match="num_bytes must not be negative: got -5"):
         allreduce_seconds("ring", 2, -5, LINK)
-
-
-def test_operations_are_those_of_the_formula():
-    """The gradient of the input is not needed for the first layer, so it is not counted."""
-    net = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Flatten(), nn.Linear(5 * 6 * 4, 7))
-    convolution, dense = 6 * 4 * 5 * 3 * 9, 5 * 6 * 4 * 7
-    assert training_flops(net, 2, 3, 8, 6) == 2 * 2 * (2 * convolution + 3 * dense)
-
-
-def test_counting_leaves_the_network_alone():
-    net = nn.Linear(3, 2)
-    training_flops(net, 1, 3)
-    assert net.weight.device.type == "cpu" and net.weight.grad is None

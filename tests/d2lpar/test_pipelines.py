@@ -131,7 +131,7 @@ def test_parts_of_a_step_are_recorded_where_their_kernels_ran():
         with mark("second"):
             b.relu()
 
-    marks = pipelines.record_tasks(step, devices, repeats=1)
+    marks = pipelines.record_tasks(step, devices)
     assert [[mark.name for mark in row] for row in marks] == [
         ["both 0", "both 1"], ["both 0", "both 1", "second"]
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def test_a_modelled_part_has_its_last_kernel():
                 X.mm(X)
                 X.mm(X)
 
-    [[a, b]] = pipelines.record_tasks(step, [device], repeats=1)
+    [[a, b]] = pipelines.record_tasks(step, [device])
     assert (a.name, b.name) == ("a", "b")
     assert a.end - a.start == pytest.approx(b.end - b.start) and a.end == pytest.approx(b.start)
 

@@ -7,12 +7,11 @@ import torch
 from kernels import execute
 from matplotlib import colors
 
-from d2lpar.chapters.parameter_server.plots import plot_pushes
 from d2lpar.chapters.planning_a_training_run.layouts import Layout
 from d2lpar.chapters.planning_a_training_run.plots import plot_layouts
 from d2lpar.chapters.scaling.plots import plot_points, plot_runs
 from d2lpar.plotting import charts, figures
-from d2lpar.plotting.charts import plot_bars, plot_curves, plot_stacks
+from d2lpar.plotting.charts import plot_bars, plot_curves
 from d2lpar.plotting.progress import progress
 from d2lpar.timelines import gantt
 from d2lpar.timelines.gantt import plot_timeline
@@ -242,16 +241,10 @@ def test_curves():
 
 
 def test_points_have_their_names_beside_them():
-    figure = plot_points({"nets": {"A": (1, 2)}, "GPUs": {"B": (3, 40), "C": (5, 6)}}, "x", "y")
-    [axes] = figure.axes
-    places = {text.get_text(): (text.xy, text.get_ha()) for text in axes.texts}
-    assert places == {"A": ((1, 2), "right"), "B": ((3, 40), "left"), "C": ((5, 6), "left")}
-    assert [len(line.get_xdata()) for line in axes.lines] == [1, 2]
-    assert {line.get_linestyle() for line in axes.lines} == {"None"}
-    joined = plot_points({"one": {"A": (1, 2), "B": (2, 1)}}, "x", "y", xscale="log", joined=True)
-    assert joined.axes[0].lines[0].get_linestyle() == "-" and not joined.legends
-    with pytest.raises(ValueError, match="'one' must have at least one point"):
-        plot_points({"one": {}}, "x", "y")
+    [axes] = plot_points({"A": (1, 2), "B": (20, 1)}, "x", "y").axes
+    assert {text.get_text(): text.xy for text in axes.texts} == {"A": (1, 2), "B": (20, 1)}
+    assert [list(line.get_xdata()) for line in axes.lines] == [[1, 20]]
+    assert axes.get_ylim()[0] == 0
 
 
 def test_runs_without_a_result_are_counted_and_not_drawn():
@@ -341,23 +334,12 @@ def test_schedule_in_units_of_its_own():
         plot_schedule({"rank 0": []})
 
 
-def test_stacks_put_parts_on_top_of_each_other():
-    figure = plot_stacks({"DDP": {"a": 1, "b": 2}, "ZeRO": {"a": 1, "b": 0.5}}, "bytes")
-    bars = [(bar.get_y(), bar.get_height()) for bar in figure.axes[0].patches]
-    assert bars == [(0, 1), (0, 1), (1, 2), (1, 0.5)]
-    assert legend_labels(figure) == ["a", "b"] and figure.axes[0].get_ylabel() == "bytes"
-    with pytest.raises(ValueError, match="bar 'ZeRO' must have the parts .'a'.: got .'b'."):
-        plot_stacks({"DDP": {"a": 1}, "ZeRO": {"b": 1}}, "bytes")
-
-
 def test_no_figure_is_wider_than_a_notebook_in_a_window_of_1024_pixels():
     many, mark = [f"way {i}" for i in range(9)], Mark("forward 0", 0.0, 1.0)
     drawn = [
         plot_bars(many, range(9), range(9), "s"),
-        plot_stacks({name: {"a": 1} for name in many}, "bytes"),
         plot_timeline(timeline([span(GPU0, "compute", 0.0, 1.0)])),
         plot_schedule({"stage 0": [mark]}),
-        plot_pushes({"stays": [1.0]}, killed=1.5),
     ]
     for figure in drawn:
         assert figure.get_size_inches()[0] * figure.dpi <= 760

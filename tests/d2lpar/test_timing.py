@@ -1,7 +1,5 @@
 import json
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import d2lpar
 from d2lpar import progress, timing
-from d2lpar.chapters.scaling.workloads import in_plain_threads
 from d2lpar.plotting.figures import KINDS
 from d2lpar.timelines import cuda_spans as cuda
 from d2lpar.timelines import timeline as timeline_module
@@ -686,21 +683,3 @@ def test_a_timeline_of_a_function_records_its_last_call(devices):
 
     timeline = Timeline.of(work, warmups=2)
     assert len(calls) == 3 and len(timeline.select(name="exp")) == 1
-
-
-def test_plain_threads_run_at_the_same_time_on_one_core_each():
-    threads, both = [], threading.Barrier(2)
-    with ThreadPoolExecutor(1) as earlier:
-        before = earlier.submit(torch.get_num_threads).result()
-
-    def work():
-        both.wait(timeout=60)  # broken unless the other one is under way
-        threads.append((threading.get_ident(), torch.get_num_threads()))
-
-    in_plain_threads(work, work)
-    assert [count for _, count in threads] == [1, 1]
-    assert len({threading.get_ident(), *(thread for thread, _ in threads)}) == 3
-    with ThreadPoolExecutor(1) as later:  # a thread that starts afterwards has all cores again
-        assert later.submit(torch.get_num_threads).result() == before
-    with pytest.raises(KeyError, match="lost"):
-        in_plain_threads(lambda: {}["lost"])

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import threading
 from types import SimpleNamespace
 
 import idle
@@ -46,6 +47,19 @@ def test_one_core_has_no_two_threads(monkeypatch):
     monkeypatch.setattr(idle, "_products", pytest.fail)
     gain = idle.gain_of_two_threads()
     assert math.isnan(gain) and idle.disturbances(Taken(), gain) == []
+
+
+def test_both_threads_compute_at_the_same_time_on_one_core_each(monkeypatch):
+    cores, both = [], threading.Barrier(2)
+
+    def products(X, seconds):
+        both.wait(timeout=60)  # broken unless the other one is under way
+        cores.append(torch.get_num_threads())
+        return 3
+
+    monkeypatch.setattr(idle, "_products", products)
+    assert idle._products_of_threads(["X", "Y"], 0.1) == 6
+    assert cores == [1, 1]
 
 
 @pytest.fixture

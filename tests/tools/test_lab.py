@@ -114,7 +114,7 @@ from d2lpar.graphs.compiling import compile_backend, kernel_text
 from d2lpar.graphs.operator_graph import OperatorGraph
 from d2lpar.models import resnet_body
 from d2lpar.parallel.collectives import CollectiveCounter, allgather
-from d2lpar.parallel.costs import allreduce_seconds, training_flops
+from d2lpar.parallel.costs import allreduce_seconds
 from d2lpar.parallel.costs import two_level_seconds
 from d2lpar.parallel.gpt import GPT, Split, Sum
 from d2lpar.parallel.layouts import Layout, layouts, sweep
@@ -123,16 +123,15 @@ from d2lpar.parallel.pipelines import (
     gpipe,  # a comment
     pipeline_step,
 )
-from d2lpar.parallel.sharded_layers import ColumnParallel, copied, split_cross_entropy, summed
+from d2lpar.parallel.sharded_layers import copied, split_cross_entropy, summed
 from d2lpar.parallel.side_streams import receive, send
 from d2lpar.plotting.charts import plot_curves, plot_layouts, plot_points, plot_runs
 from d2lpar.processes.collective_bytes import CollectiveBytes
 from d2lpar.processes.ddp import batch_of_rank, device_of_rank, merged_timeline
 from d2lpar.servers.ad_clicks import AdClicks
-from d2lpar.servers.plots import plot_pushes
 from d2lpar.servers.ray_setup import start_ray
 from d2lpar.servers.store import parameter_servers
-from d2lpar.timing import in_plain_threads, seconds_in_turn
+from d2lpar.timing import seconds_in_turn
 from d2lpar.virtual import PRESETS, Link, clock, equal_ranks, host_takes
 from d2lpar.virtual.datasheets import GPUS
 from d2lpar.virtual.hardware import MACHINES, Machine, Scaled

@@ -103,8 +103,7 @@ def test_the_wheel_works_in_a_clean_environment(built, clean, tmp_path):
 import d2lpar, torch, vgpu
 print(d2lpar.__file__, vgpu.__file__)
 from d2lpar.plotting.figures import new_figure
-from d2lpar.chapters.parameter_server.ray_setup import RAY_PATH
-assert new_figure(1, 1) and __import__("os").listdir(RAY_PATH)
+assert new_figure(1, 1)
 x = torch.ones(3, device=d2lpar.virtual_gpus(2)[1])
 assert (x + 1).sum().item() == 6
 """

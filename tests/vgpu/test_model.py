@@ -24,7 +24,7 @@ from d2lpar.chapters.pipeline_parallelism import (
     split_layers,
 )
 from d2lpar.chapters.scaling.costs import allreduce_seconds
-from d2lpar.chapters.tensor_parallelism import ColumnParallel, RowParallel
+from d2lpar.chapters.tensor_parallelism import copied, summed
 from d2lpar.collectives import allgather, allreduce
 from vgpu import Link, clock, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled.hardware import Machine
@@ -370,12 +370,14 @@ def pipeline(devices):
 
 
 def sharded(devices):
-    up, down = ColumnParallel(nn.Linear(8, 16), devices), RowParallel(nn.Linear(16, 4), devices)
-    X = [torch.rand(5, 8, device=device).requires_grad_() for device in devices]
-    outputs = down([F.relu(part) for part in up(X)])
+    X, Us, Vs = (
+        [torch.rand(shape, device=device).requires_grad_() for device in devices]
+        for shape in ((5, 8), (8, 8), (4, 8))
+    )
+    H = [F.relu(F.linear(*each)) for each in zip(copied(X), Us, strict=True)]
+    outputs = summed([F.linear(*each) for each in zip(H, Vs, strict=True)])
     torch.autograd.backward([output.sum() for output in outputs])
-    params = [*up.parameters(), *down.parameters()]
-    return [*outputs, *(each.grad for each in (*X, *params))]
+    return [*outputs, *(each.grad for each in (*X, *Us, *Vs))]
 
 
 def on_side_streams(devices):

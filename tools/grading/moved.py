@@ -26,14 +26,12 @@ MODULES = {  # old name of a module: new home of its names
     "d2lpar.parallel.sharded_layers": f"{_CHAPTERS}.tensor_parallelism",
     "d2lpar.parallel.side_streams": "d2lpar.side_streams",
     "d2lpar.servers.ad_clicks": f"{_CHAPTERS}.parameter_server",
-    "d2lpar.servers.plots": f"{_CHAPTERS}.parameter_server",
     "d2lpar.servers.ray_setup": f"{_CHAPTERS}.parameter_server",
     "d2lpar.servers.store": f"{_CHAPTERS}.parameter_server",
     "d2lpar.data.workers": f"{_CHAPTERS}.image_augmentation",
 }
 NAMES = {  # names that have moved to another module: new home
     "Span": "vgpu",
-    "in_plain_threads": f"{_CHAPTERS}.scaling",
     "plot_layouts": f"{_CHAPTERS}.planning_a_training_run",
     "plot_points": f"{_CHAPTERS}.scaling",
     "plot_runs": f"{_CHAPTERS}.scaling",

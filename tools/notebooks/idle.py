@@ -3,11 +3,11 @@
 import math
 import statistics
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from d2lpar.chapters.scaling.workloads import in_plain_threads
-from vgpu import cores_of_this_process
+from vgpu import cores_of_this_process, set_thread_count
 from vgpu.other_programs import Taken, look, taken_now
 
 SHARE = 0.05  # maximum share of CPU time of other programs or the hypervisor
@@ -66,10 +66,8 @@ def gain_of_two_threads(seconds=0.3, rounds=3):
 
 def _products_of_threads(matrices, seconds):
     """Return the number of products of all threads, one thread per matrix."""
-    counts = []
-    works = [lambda X=X: counts.append(_products(X, seconds)) for X in matrices]
-    in_plain_threads(*works)
-    return sum(counts)
+    with ThreadPoolExecutor(len(matrices), initializer=set_thread_count, initargs=(1,)) as pool:
+        return sum(pool.map(_products, matrices, [seconds] * len(matrices)))
 
 
 def _products(X, seconds):

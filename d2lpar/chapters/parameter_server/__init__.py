@@ -1,16 +1,13 @@
-"""Chapter 10: parameter servers on Ray, and sparse data to train on.
+"""Chapter 11: parameter servers on Ray, and sparse data to train on.
 
-store      create servers and run workers
+store      create servers, run workers, pull and push
 actors     the processes: servers and the workers' clock
-clients    pull from servers and push to them
 ray_setup  start Ray without output
 ad_clicks  sparse examples
-plots      a figure of the workers' pushes
 """
 
 from d2lpar.chapters.parameter_server.ad_clicks import AdClicks
-from d2lpar.chapters.parameter_server.plots import plot_pushes
 from d2lpar.chapters.parameter_server.ray_setup import start_ray
 from d2lpar.chapters.parameter_server.store import parameter_servers
 
-__all__ = ["AdClicks", "parameter_servers", "plot_pushes", "start_ray"]
+__all__ = ["AdClicks", "parameter_servers", "start_ray"]

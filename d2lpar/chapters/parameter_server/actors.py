@@ -6,7 +6,6 @@ inside actors, because `ray_setup` must import it first.
 """
 
 import asyncio
-from collections import defaultdict
 
 
 class Server:
@@ -17,60 +16,49 @@ class Server:
 
     Args:
         name: "server 0" or "replica 1 of server 0".
-        source: the name of the previous server in the chain; None for the first.
         backup: Ray's name of the next actor in the chain, if any: the arguments of an actor that
             Ray restarts must not contain another actor.
     """
 
-    def __init__(self, name, source=None, backup=None):
+    def __init__(self, name, backup=None):
         import ray
 
-        self.name, self.source = name, source
         self.backup = None if backup is None else ray.get_actor(backup)
         self.values, self.last, self.updates = None, {}, 0
-        self.num_bytes = defaultdict(int)
         if ray.get_runtime_context().was_current_actor_reconstructed and backup is not None:
             state = ray.get(self.backup.state.remote())
-            if state is None:
+            if state[0] is None:
                 raise RuntimeError(f"{name} and its replica died: their values are lost")
             self.values, self.last, self.updates = _own(state)
 
-    def load(self, values, last, updates):
-        """Replace the arrays, the last push of each worker and the count of pushes; reset bytes."""
-        self.num_bytes.clear()
-        self.values, self.last, self.updates = _own((values, last, updates))
+    def load(self, *state):
+        """Replace the arrays, the last push of each worker and the count of pushes."""
+        self.values, self.last, self.updates = _own(state)
         if self.backup is not None:
             import ray
 
-            ray.get(self.backup.load.remote(values, last, updates))
+            ray.get(self.backup.load.remote(*state))
 
     def state(self):
-        """Return the arguments of another server's `load`, or None if there are no values yet."""
-        return None if self.values is None else (self.values, self.last, self.updates)
+        """Return the arguments of another server's `load`; the first is None without values."""
+        return self.values, self.last, self.updates
 
     def push(self, message):
-        """Add values to a tensor at some or all keys.
+        """Add values to this server's range of a tensor.
 
         Args:
-            message: a tuple (worker, number, name, values, keys); five arguments would cost Ray
-                more time than this method. `number` counts the worker's pushes, so that a push
-                repeated after a lost acknowledgement is ignored. `keys` are positions in this
-                server's range, or None for all.
+            message: a tuple (worker, number, name, values); four arguments would cost Ray more time
+                than this method. `number` counts the worker's pushes, so that a push repeated after
+                a lost acknowledgement is ignored.
 
         Returns:
             The number of pushes so far, or None if this process has lost its values.
         """
-        worker, number, name, values, keys = message
+        worker, number, name, values = message
         if self.values is None:
             return None
-        sent = values.nbytes + (0 if keys is None else keys.nbytes)
-        self.num_bytes[self.source or worker, self.name] += sent
         if number > self.last.get(worker, 0):
-            part = self.values[name]
-            if keys is None:
-                part += values
-            else:
-                part[keys] += values
+            self.values[name] += values
             self.last[worker] = number
             self.updates += 1
         if self.backup is not None:
@@ -80,25 +68,13 @@ class Server:
                 ray.get(self.backup.load.remote(*self.state()))
         return self.updates
 
-    def pull(self, message):
-        """Return the values at some or all keys.
-
-        Args:
-            message: a tuple (worker, name, keys), as in `push`.
-        """
-        worker, name, keys = message
-        values = self.values[name] if keys is None else self.values[name][keys]
-        self.num_bytes[worker, self.name] += 0 if keys is None else keys.nbytes
-        self.num_bytes[self.name, worker] += values.nbytes
-        return values
+    def pull(self, name):
+        """Return this server's range of a tensor."""
+        return self.values[name]
 
     def num_updates(self):
         """Return the number of pushes so far."""
         return self.updates
-
-    def traffic(self):
-        """Return the received and sent bytes, a dict from (source, target)."""
-        return dict(self.num_bytes)
 
 
 def _own(state):

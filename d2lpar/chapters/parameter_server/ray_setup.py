@@ -5,25 +5,19 @@ import logging
 import os
 import secrets
 import warnings
-from pathlib import Path
 
 from vgpu import held_back
 
 OBJECT_STORE = 256 << 20  # bytes
 
-RAY_PATH = str(Path(__file__).parent / "ray_path")  # see the module there
 
-
-def start_ray(address=None):
+def start_ray():
     """Connect to a Ray cluster, or start Ray on this machine, silently; return the module `ray`.
 
-    Ray started here has no dashboard, sends no statistics and forwards no output of its processes.
-    It ends with `ray.shutdown()` or with this process. Does nothing if already connected. Do not
-    import `ray` before: its settings are read on import.
-
-    Args:
-        address: the address of a cluster, "host:port"; by default the environment variable
-            RAY_ADDRESS. Without either, Ray starts on this machine.
+    The environment variable RAY_ADDRESS names a cluster, "host:port". Ray started here has no
+    dashboard, sends no statistics and forwards no output of its processes. It ends with
+    `ray.shutdown()` or with this process. Does nothing if already connected. Do not import `ray`
+    before: its settings are read on import.
 
     Raises:
         ModuleNotFoundError: Ray is not installed.
@@ -31,28 +25,17 @@ def start_ray(address=None):
     ray = ray_module()
     if ray.is_initialized():
         return ray
-    quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = address or os.environ.get("RAY_ADDRESS") or "local"
-    if address != "local":
-        ray.init(address, **quiet)
-        return ray
-    # Otherwise Ray stores a token in the home folder, which may not be writable.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    path = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [RAY_PATH, path]))  # for its processes
-    try:
-        ray.init(
-            "local",
-            num_cpus=16,  # number of idle processes that Ray keeps for workers
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE,
-            _node_ip_address="127.0.0.1",
-            **quiet,
-        )
-    finally:
-        os.environ.pop("PYTHONPATH")
-        if path is not None:
-            os.environ["PYTHONPATH"] = path
+    here = {
+        "num_cpus": 16,  # number of idle processes that Ray keeps for workers
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+        "_node_ip_address": "127.0.0.1",
+    }
+    address = os.environ.get("RAY_ADDRESS") or "local"
+    if address == "local":  # otherwise Ray stores a token in the home folder, maybe not writable
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    options = here if address == "local" else {}
+    ray.init(address, log_to_driver=False, logging_level=logging.ERROR, **options)
     return ray
 
 

@@ -11,16 +11,17 @@ import uuid
 import warnings
 
 import cloudpickle
+import numpy as np
+import torch
 
 from d2lpar.chapters.parameter_server import actors
-from d2lpar.chapters.parameter_server.clients import Client, Worker, to_arrays
 from d2lpar.chapters.parameter_server.ray_setup import ray_module, start_ray
 
 TRIES_TO_STOP, SECONDS_A_TRY = 5, 2.0
 
 
 @contextlib.contextmanager
-def parameter_servers(values, num_servers=1, replicas=0, address=None):
+def parameter_servers(values, num_servers=1, replicas=0):
     """Context manager: store tensors in server processes; yield a `Store`.
 
         with parameter_servers({"w": torch.zeros(10)}, num_servers=2) as store:
@@ -32,29 +33,27 @@ def parameter_servers(values, num_servers=1, replicas=0, address=None):
 
     Args:
         values: a dict from names to tensors, the initial values.
-        num_servers: number of servers. Server i of S stores elements i n / S to (i + 1) n / S of
-            each tensor, flattened to n elements.
+        num_servers: number of servers. Each stores a range of every tensor, flattened.
         replicas: number of replicas of each server. A push is acknowledged once all have it. A
             server or replica that dies is replaced, and restored from another.
-        address: the address of a Ray cluster, as in `start_ray`.
 
     Raises:
         ValueError: there are no values, or a number is out of range.
         TypeError: a value cannot be converted to a NumPy array.
     """
-    initial, values = values, to_arrays(values)
+    if not values:
+        raise ValueError("values must be a dict from names to tensors: got none")
+    arrays = {name: _array(f"tensor {name!r}", value) for name, value in values.items()}
     _check_count("num_servers", num_servers, 1)
     _check_count("replicas", replicas, 0)
     starts = not ray_module().is_initialized()
-    store = None
+    store = Store()
     try:
-        start_ray(address)
-        store = Store(values, num_servers, replicas)
-        store.reset(initial)
+        start_ray()
+        store.open(arrays, num_servers, replicas)
         yield store
     finally:
-        if store is not None:
-            store.close()
+        store.close()
         if starts:
             ray_module().shutdown()
 
@@ -64,73 +63,137 @@ def _check_count(name, number, least):
         raise ValueError(f"{name} must be an integer, {least} or more: got {number!r}")
 
 
+def _array(what, value):
+    """Return a tensor as an array, without a copy if it is on the CPU."""
+    try:
+        return value.detach().cpu().numpy()
+    except (AttributeError, TypeError) as error:
+        raise TypeError(f"{what} must be a tensor of a type that NumPy has: {error}") from None
+
+
+class Client:
+    """A client that pulls from the servers of a store and pushes to them.
+
+    Attributes:
+        name: "driver", or "worker 0" and so on.
+        servers: the actors.
+        layout: a dict from names of tensors to their shapes and NumPy dtypes.
+    """
+
+    def __init__(self, name, servers, layout):
+        self.name, self.servers, self.layout = name, servers, layout
+        self._number = 0
+
+    def pull(self, name):
+        """Return a tensor of the store.
+
+        Raises:
+            KeyError: the store has no such tensor.
+            RuntimeError: a server without replica died.
+        """
+        shape, _ = self._find(name)
+        parts = self._answers([server.pull.remote(name) for server in self.servers])
+        return torch.from_numpy(np.concatenate(parts).reshape(shape))
+
+    def push(self, name, values):
+        """Add values to a tensor; return once all its servers and their replicas have them.
+
+        Args:
+            name: the name of the tensor.
+            values: a tensor of the same shape.
+
+        Raises:
+            KeyError, RuntimeError: as in `pull`.
+            ValueError: the shape of `values` is wrong.
+        """
+        shape, dtype = self._find(name)
+        values = _array(f"what is pushed to {name!r}", values).astype(dtype, copy=False)
+        if values.shape != shape:
+            raise ValueError(f"a push to {name!r} must have the shape {shape}: got {values.shape}")
+        self._number += 1
+        parts = np.array_split(values.reshape(-1), len(self.servers))
+        calls = [
+            server.push.remote((self.name, self._number, name, part))
+            for server, part in zip(self.servers, parts, strict=True)
+        ]
+        self._answers(calls)
+
+    def _find(self, name):
+        if name not in self.layout:
+            raise KeyError(f"no tensor {name!r} in the store: choose {', '.join(self.layout)}")
+        return self.layout[name]
+
+    def _answers(self, calls):
+        ray = ray_module()
+        try:
+            return ray.get(calls)
+        except ray.exceptions.RayActorError as error:
+            raise RuntimeError("a parameter server died, and no replica has its values") from error
+
+
+class Worker(Client):
+    """The first argument of a function that `Store.run` calls: a client with a clock.
+
+    Attributes:
+        rank: the index of the worker in its store, from 0.
+    """
+
+    def __init__(self, rank, servers, layout, clock):
+        super().__init__(f"worker {rank}", servers, layout)
+        self.rank, self._clock = rank, clock
+
+    def tick(self, staleness=0):
+        """Count a step as done; wait for workers more than `staleness` steps behind.
+
+        Workers that have returned do not count.
+
+        Args:
+            staleness: 0 keeps workers in step (BSP), infinity never waits (ASP), values in between
+                bound the staleness (SSP).
+
+        Returns:
+            The number of steps by which this worker is ahead of the slowest.
+        """
+        return ray_module().get(self._clock.tick.remote(self.rank, staleness))
+
+    def leave(self):
+        """Leave: other workers no longer wait for this one."""
+        ray_module().get(self._clock.leave.remote(self.rank))
+
+
 class Store(Client):
     """The tensors on parameter servers; also a `Client`, named "driver".
 
-    Attributes:
-        servers: the actors; `ray.kill(store.servers[0], no_restart=False)` simulates a failure.
+    `ray.kill(store.servers[0], no_restart=False)` simulates the failure of a server.
     """
 
-    def __init__(self, values, num_servers, replicas):
+    def __init__(self):
+        super().__init__("driver", [], {})
+        self._actors, self._running, self._num_workers = [], [], 0
+
+    def open(self, values, num_servers, replicas):
+        """Start the servers and the clock, and load the values, a dict of arrays."""
         ray = ray_module()
         options = {"num_cpus": 0, "scheduling_strategy": "SPREAD"}
         lasting = {"max_restarts": -1, "max_task_retries": -1} if replicas else {}
         ray.cloudpickle.register_pickle_by_value(actors)
+        self._clock = ray.remote(**options)(actors.Clock).remote()
+        self._actors.append(self._clock)
         actor = ray.remote(**options, **lasting)(actors.Server)
-        self._actors, servers = [], []
         label = uuid.uuid4().hex  # names of actors must be unique in Ray
-        self._clock, self._num_workers, self._running = None, 0, []
-        try:
-            for i in range(num_servers):
-                backup = None
-                names = [
-                    f"server {i}",
-                    *(f"replica {r + 1} of server {i}" for r in range(replicas)),
-                ]
-                for name, source in reversed(list(zip(names, [None, *names], strict=False))):
-                    server = actor.options(name=f"{name} {label}").remote(name, source, backup)
-                    self._actors.append(server)
-                    backup = f"{name} {label}"
-                servers.append(server)
-            self._clock = ray.remote(**options)(actors.Clock).remote()
-            self._actors.append(self._clock)
-        except BaseException:
-            self.close()
-            raise
-        layout = {
-            name: (
-                array.shape,
-                array.dtype,
-                [array.size * i // num_servers for i in range(num_servers + 1)],
-            )
-            for name, array in values.items()
-        }
-        super().__init__("driver", servers, layout)
-        self.servers = servers
-
-    def reset(self, values):
-        """Replace all values, and reset the counts of workers, pushes and bytes.
-
-        Args:
-            values: a dict of tensors with the names and shapes of the stored ones.
-
-        Raises:
-            ValueError: names or shapes differ.
-            RuntimeError: workers are running.
-        """
-        values = to_arrays(values)
-        shapes = {name: array.shape for name, array in values.items()}
-        known = {name: layout[0] for name, layout in self._layout.items()}
-        if shapes != known:
-            raise ValueError(f"the shapes must be {known}: got {shapes}")
-        if not all(run.done() for run in self._running):
-            raise RuntimeError("workers are running: wait for their results, or stop them")
-        self._num_workers, self._running = 0, []
+        for i in range(num_servers):
+            backup = None
+            chain = [f"server {i}", *(f"replica {r + 1} of server {i}" for r in range(replicas))]
+            for name in reversed(chain):
+                server = actor.options(name=f"{name} {label}").remote(name, backup)
+                self._actors.append(server)
+                backup = f"{name} {label}"
+            self.servers.append(server)
         parts = [{} for _ in self.servers]
-        for name, (_, dtype, bounds) in self._layout.items():
-            flat = values[name].astype(dtype).reshape(-1)
-            for i, part in enumerate(parts):
-                part[name] = flat[slice(*bounds[i : i + 2])]
+        for name, array in values.items():
+            self.layout[name] = array.shape, array.dtype
+            for i, part in enumerate(np.array_split(array.reshape(-1), num_servers)):
+                parts[i][name] = part
         servers = zip(self.servers, parts, strict=True)
         self._answers([server.load.remote(part, {}, 0) for server, part in servers])
 
@@ -154,7 +217,7 @@ class Store(Client):
         run = Run(self._clock, {})
         self._running.append(run)
         for rank in ranks:
-            worker = Worker(rank, self.servers, self._layout, self._clock)
+            worker = Worker(rank, self.servers, self.layout, self._clock)
             run.tasks[rank] = task.remote(fn, worker, args, kwargs)
         return run
 
@@ -165,19 +228,6 @@ class Store(Client):
     def num_updates(self):
         """Return the number of pushes that each server has added, a list."""
         return self._answers([server.num_updates.remote() for server in self.servers])
-
-    def traffic(self):
-        """Return the received bytes of tensors and keys, a dict from (source, target).
-
-        Both are names such as "worker 0", "server 1", "replica 1 of server 0" or "driver". The
-        counts of a dead process are lost.
-        """
-        num_bytes = {}
-        for counted in self._answers(
-            [a.traffic.remote() for a in self._actors if a is not self._clock]
-        ):
-            num_bytes |= {link: total for link, total in counted.items() if total}
-        return num_bytes
 
     def close(self):
         """End the workers and the servers."""

@@ -1,4 +1,4 @@
-"""Chapter 14: combine tensor, pipeline and data parallelism.
+"""Chapter 13: combine tensor, pipeline and data parallelism.
 
 layouts        tensor, pipeline and data parallelism at once
 gpt            the network; program_costs: what its layer, its head and the rest of a step cost

@@ -21,7 +21,7 @@ from d2lpar.chapters.planning_a_training_run.program_costs import (
     message_seconds,
     update_cost,
 )
-from d2lpar.plotting.progress import progress as shown
+from d2lpar.plotting.progress import progress
 from vgpu import as_machine
 
 # A layer of Megatron-DeepSpeed keeps its host busy for longer than other eager
@@ -69,7 +69,7 @@ def step_of(gpt, layout, batch, machine):
     return Planned(layout, seconds, num_bytes, 1 - busy / seconds, mfu, refused)
 
 
-def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
+def plan(gpt, gpus, batch, model="dgxa100", zero=0):
     """Return a `Planned` for every layout of a GPT on a number of GPUs, refused ones too: a list.
 
     Args:
@@ -77,7 +77,6 @@ def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
         gpus: the number of GPUs.
         batch: sequences of a step.
         model: a machine, see `d2lpar.virtual_gpus`; its host is that of Megatron.
-        progress: show a progress bar, where tqdm is installed.
         zero: the stage of ZeRO, 0 or 1.
 
     Raises:
@@ -86,16 +85,10 @@ def plan(gpt, gpus, batch, model="dgxa100", progress=True, zero=0):
     machine = replace(as_machine(model), host=MEGATRON_HOST)
     if machine.gpus is not None and gpus > machine.gpus and machine.network is None:
         raise ValueError(f"{gpus} GPUs need several machines of {machine.gpus} with a network")
-    every = candidates(gpus, zero=(zero,))
     rows = []
-    for layout in shown(every, "layouts") if progress else every:
-        reason = why_not(
-            layout,
-            batch=batch,
-            layers=gpt.layers,
-            heads=gpt.heads,
-            gpus_per_machine=machine.gpus,
-        )
+    sizes = {"batch": batch, "layers": gpt.layers, "heads": gpt.heads}
+    for layout in progress(candidates(gpus, zero=(zero,)), "layouts"):
+        reason = why_not(layout, **sizes, gpus_per_machine=machine.gpus)
         if reason:
             rows.append(Planned(layout, None, refused=reason))
         else:

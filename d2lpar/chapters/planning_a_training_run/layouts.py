@@ -4,15 +4,12 @@
 suitable ones, and `sweep` runs a training step on modelled GPUs for each.
 """
 
-import contextlib
-import functools
 import gc
 import itertools
 from dataclasses import dataclass, replace
 
 from d2lpar.devices import virtual_gpus
 from d2lpar.memory_use import peak_bytes
-from d2lpar.plotting.progress import progress as shown
 from d2lpar.timelines.timeline import Timeline
 from vgpu import as_machine, equal_ranks, place
 
@@ -82,18 +79,6 @@ class Layout:
             )
         return batch // share
 
-    def place(self, rank):
-        """Return the coordinates of a rank, (tensor, data, pipeline), each from 0.
-
-        Raises:
-            ValueError: the rank is out of range.
-        """
-        if not 0 <= rank < self.gpus:
-            raise ValueError(f"the rank must be 0 to {self.gpus - 1}: got {rank}")
-        stage, rest = divmod(rank, self.tensor * self.data)
-        replica, part = divmod(rest, self.tensor)
-        return part, replica, stage
-
     def ranks_of(self, rank, axis):
         """Return the group of a rank, a list: the ranks that differ from it in `axis` only.
 
@@ -106,10 +91,12 @@ class Layout:
         """
         if axis not in AXES:
             raise ValueError(f"axis must be one of {', '.join(AXES)}: got {axis!r}")
-        place = dict(zip(AXES, self.place(rank), strict=True))
+        if not 0 <= rank < self.gpus:
+            raise ValueError(f"the rank must be 0 to {self.gpus - 1}: got {rank}")
         stride = {"tensor": 1, "data": self.tensor, "pipeline": self.tensor * self.data}[axis]
-        first = rank - place[axis] * stride
-        return [first + i * stride for i in range(getattr(self, axis))]
+        size = getattr(self, axis)
+        first = rank - rank // stride % size * stride
+        return [first + i * stride for i in range(size)]
 
 
 def candidates(gpus, micro_batches=(1, 2, 4, 8), recompute=(False, True), zero=(0,)):
@@ -176,7 +163,7 @@ class Planned:
         seconds: modelled seconds per step; None if it did not run.
         num_bytes: peak memory that a GPU needs for it; None if it did not run.
         idle: the mean fraction of time, 0 to 1, in which a GPU runs no kernel: it waits for other
-            stages, messages, collectives or its host.
+            stages, messages, collectives or its host. None if it is unknown.
         mfu: utilization, the FLOPs of the network over those of the GPUs at their half-precision
             peak (Chowdhery et al. 2022, https://arxiv.org/abs/2204.02311, appendix B), without
             recomputation; None if the FLOPs are unknown.
@@ -191,15 +178,7 @@ class Planned:
     refused: str | None = None
 
 
-def sweep(
-    step,
-    layouts,
-    *,
-    model="dgxa100",
-    batch=None,
-    flops=None,
-    progress=True,
-):
+def sweep(step, layouts, batch, model="dgxa100"):
     """Run a training step for each layout on modelled GPUs without values.
 
     Each stage has one modelled GPU, `vgpu:0` to `vgpu:{p - 1}`, which stands for the t d GPUs of
@@ -210,74 +189,34 @@ def sweep(
     A step that needs more memory than the GPU has still runs, but is refused in its row.
 
     Args:
-        step: a function of a `Layout` that runs one step and returns None. To exclude the set-up
-            from the time, return a function of m that runs a step of m micro-batches: it is called
-            with m = 1 as a warm-up; if there are many micro-batches, with 2 p and 2 p + 1, and the
-            rest is extrapolated.
+        step: a function of a `Layout` that returns a function of m, which runs a step of m
+            micro-batches. That is called with m = 1 as a warm-up; if there are many micro-batches,
+            with 2 p and 2 p + 1, and the rest is extrapolated.
         layouts: a list of `Layout`s.
+        batch: examples per step.
         model: a machine, see `virtual_gpus`.
-        batch: examples per step, required if `step` returns a function.
-        flops: FLOPs of the network per step, over all GPUs, for `Planned.mfu`; about 6 P per token
-            for a transformer of P parameters.
-        progress: whether to show a progress bar, if tqdm is installed.
 
     Returns:
-        A list of `Planned`, in the order of `layouts`.
+        A list of `Planned` without `idle` and `mfu`, in the order of `layouts`.
 
     Raises:
-        ValueError: `step` returns a function, and `batch` is missing or not divisible.
+        ValueError: the batch is not divisible.
     """
     machine = as_machine(model)
-    layouts = list(layouts)
-    bar = shown(layouts, "layouts") if progress else layouts
-    with _older_objects_frozen():
-        return [_planned(step, layout, machine, batch, flops) for layout in bar]
+    return [_planned(step, layout, machine, batch) for layout in layouts]
 
 
-@contextlib.contextmanager
-def _older_objects_frozen():
-    """Exclude existing objects from garbage collection, which would take longer than a step."""
-    if gc.get_freeze_count():  # frozen already
-        yield
-        return
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-
-
-def _planned(step, layout, machine, batch, flops):
+def _planned(step, layout, machine, batch):
     gc.collect()  # frees the network of the previous layout
-    devices = _stages(layout, machine)
+    devices, count, seconds = _stages(layout, machine), layout.micro_batches(batch), []
+
+    def work():
+        seconds.append(_seconds(step(layout), count, 2 * layout.pipeline))
+
     with equal_ranks(layout.gpus):
-        work = functools.partial(_seconds_and_busy, step, layout, batch)
-        (seconds, busy), num_bytes = with_peak(work, devices)
-    gpu = machine.gpu
-    refused = refusal_of_memory(num_bytes, gpu)
-    used = [each for each in busy if each]
-    idle = 1 - sum(used) / len(used) / seconds if used else 1.0
-    mfu = None
-    if flops is not None:
-        mfu = flops / (seconds * layout.gpus * gpu.peaks["float16"])
-    return Planned(layout, seconds, num_bytes, idle, mfu, refused)
-
-
-def _seconds_and_busy(step, layout, batch):
-    whole, run = timed(functools.partial(step, layout))
-    if run is None:
-        return whole
-    if batch is None:
-        raise ValueError("batch is required: step returned a function of m")
-    return _of_many(run, layout.micro_batches(batch), 2 * layout.pipeline)
-
-
-def with_peak(work, devices):
-    """Run `work()`; return its result and the peak memory of the devices, see `peak_bytes`."""
-    results = []
-    peaks = peak_bytes(lambda: results.append(work()), devices)
-    return results[0], max(peaks)
+        num_bytes = max(peak_bytes(work, devices))
+    refused = refusal_of_memory(num_bytes, machine.gpu)
+    return Planned(layout, seconds[0], num_bytes, refused=refused)
 
 
 def refusal_of_memory(num_bytes, gpu):
@@ -299,21 +238,10 @@ def _stages(layout, machine):
     return devices
 
 
-def timed(work):
-    """Run `work()`; return (seconds, list of busy seconds per device), and its result."""
-    with Timeline() as timeline:
-        result = work()
-    busy = [timeline.busy(device) for device in timeline.devices]
-    return (timeline.seconds, busy), result
-
-
-def _of_many(run, count, few):
-    """Return seconds and busy seconds of `run(count)`, extrapolated linearly from `run(few)`."""
+def _seconds(run, count, few):
+    """Return the seconds of `run(count)`, extrapolated linearly from `run(few)`."""
     run(1)
     if count <= few + 1:
-        return timed(lambda: run(count))[0]
-    (some, busy), _ = timed(lambda: run(few))
-    (more, busier), _ = timed(lambda: run(few + 1))
-    left = count - few
-    seconds = some + left * (more - some)
-    return seconds, [a + left * (b - a) for a, b in zip(busy, busier, strict=True)]
+        return Timeline.of(lambda: run(count), warmups=0).seconds
+    some, more = (Timeline.of(lambda m=m: run(m), warmups=0).seconds for m in (few, few + 1))
+    return some + (count - few) * (more - some)

@@ -1,4 +1,4 @@
-"""The figure of chapter 14: the seconds of a step over the micro-batch, a panel for each split."""
+"""The figure of chapter 13: the seconds of a step over the micro-batch, a panel for each split."""
 
 from math import ceil
 

@@ -13,8 +13,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from d2lpar.chapters.planning_a_training_run.gpt import Head, Layer
-from d2lpar.chapters.planning_a_training_run.layouts import UNLIMITED, timed, with_peak
+from d2lpar.chapters.planning_a_training_run.layouts import UNLIMITED
 from d2lpar.devices import virtual_gpus
+from d2lpar.memory_use import peak_bytes
+from d2lpar.timelines.timeline import Timeline
 from vgpu import equal_ranks
 
 
@@ -41,8 +43,9 @@ def _device(machine):
 
 def _cost(device, work):
     """Return the `Cost` of `work()`; nothing is kept."""
-    ((seconds, busy), _), peak = with_peak(lambda: timed(work), [device])
-    return Cost(seconds, busy[0], 0, peak)
+    timelines = []
+    [peak] = peak_bytes(lambda: timelines.append(Timeline.of(work, warmups=0)), [device])
+    return Cost(timelines[0].seconds, timelines[0].busy(device), 0, peak)
 
 
 def _group(count, stride=1):

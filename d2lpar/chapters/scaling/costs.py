@@ -1,4 +1,4 @@
-"""Predict the cost of a step: FLOPs of a network, and allreduce in the alpha-beta model.
+"""Predict the seconds of an allreduce in the alpha-beta model.
 
 In the alpha-beta model a message of n bytes takes latency + n / bandwidth seconds. Every device has
 one link, a `vgpu.Link`, that sends and receives at the same time, one message at a time in each
@@ -10,11 +10,7 @@ otherwise, the formulas are those of Thakur, Rabenseifner and Gropp 2005
 Chapters predict with these formulas; virtual GPUs use `vgpu/distributed/collective_costs.py`.
 """
 
-import copy
-import operator
-
-import torch
-from torch.utils.flop_counter import FlopCounterMode
+from numbers import Integral
 
 
 def allreduce_seconds(algorithm, k, num_bytes, link):
@@ -34,11 +30,11 @@ def allreduce_seconds(algorithm, k, num_bytes, link):
         link: the `vgpu.Link` of each device.
 
     Raises:
-        ValueError: the algorithm is unknown, k is not positive or, for "halving", not a power of
-            two, or n is negative.
-        TypeError: k is not an integer.
+        ValueError: the algorithm is unknown, k is not a positive integer or, for "halving", not a
+            power of two, or n is negative.
     """
-    _check(k=k)
+    if not (isinstance(k, Integral) and k > 0):
+        raise ValueError(f"k must be a positive integer: got {k!r}")
     if not num_bytes >= 0:
         raise ValueError(f"num_bytes must not be negative: got {num_bytes}")
     if algorithm not in _MESSAGES:
@@ -78,36 +74,7 @@ def two_level_seconds(num_machines, per_machine, num_bytes, inside, between):
         between: the `vgpu.Link` of a machine to the others.
 
     Raises:
-        ValueError: M or g is not positive, or n is negative.
-        TypeError: M or g is not an integer.
+        ValueError: M or g is not a positive integer, or n is negative.
     """
-    _check(num_machines=num_machines, per_machine=per_machine)
-    return allreduce_seconds("ring", per_machine, num_bytes, inside) + allreduce_seconds(
-        "ring", num_machines, num_bytes, between
-    )
-
-
-def training_flops(net, *shape):
-    """Return the FLOPs of a forward and a backward pass, without running them.
-
-    A multiply-add is two FLOPs. Matrix products, convolutions and attention count, as in torch's
-    FlopCounterMode.
-
-    Args:
-        net: a module; it is not changed, a copy runs on the meta device.
-        *shape: the shape of the input, (N, ...).
-    """
-    on_meta = copy.deepcopy(net).to("meta")
-    with FlopCounterMode(display=False) as counter:
-        on_meta(torch.empty(shape, device="meta")).sum().backward()
-    return counter.get_total_flops()
-
-
-def _check(**numbers):
-    for name, number in numbers.items():
-        try:
-            number = operator.index(number)
-        except TypeError:
-            raise TypeError(f"{name} must be an integer: got {number!r}") from None
-        if number < 1:
-            raise ValueError(f"{name} must be at least 1: got {number}")
+    seconds = allreduce_seconds("ring", per_machine, num_bytes, inside)
+    return seconds + allreduce_seconds("ring", num_machines, num_bytes, between)

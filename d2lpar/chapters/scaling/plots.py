@@ -1,46 +1,27 @@
-"""Figures of chapter 11: named points, and single runs."""
+"""Figures of chapter 12: named points, and single runs."""
 
 from d2lpar.plotting.charts import write_plain_numbers
 from d2lpar.plotting.figures import LINES, new_figure, style
 
 
-def plot_points(groups, xlabel, ylabel, xscale="linear", yscale="linear", joined=False):
-    """Return a figure of points labelled with their names.
+def plot_points(points, xlabel, ylabel):
+    """Return a figure of points that are joined by a line and labelled with their names.
 
     Args:
-        groups: a dict from the name of a group to a dict from names of points to (x, y). The
-            labels are to the left of the first group's points and to the right of all others.
-        xlabel, ylabel: quantities and units. A linear y axis begins at 0; a linear x axis has
-            integer ticks.
-        xscale, yscale: "linear" or "log".
-        joined: whether to join the points of a group by a line.
-
-    Raises:
-        ValueError: a group has no point.
+        points: a dict from names of points to (x, y).
+        xlabel, ylabel: quantities and units. The x axis is logarithmic, the y axis begins at 0.
     """
     figure, [[axes]] = new_figure(figsize=(6, 3.4))
     with style():
-        for i, (group, points) in enumerate(groups.items()):
-            if not points:
-                raise ValueError(f"group {group!r} must have at least one point")
-            colour, dashes, marker = LINES[i % len(LINES)]
-            x, y = zip(*points.values(), strict=True)
-            look = {"linestyle": dashes if joined else "none", "marker": marker}
-            axes.plot(x, y, color=colour, label=group, **look)
-            shift, side = (-7, "right") if i == 0 and len(groups) > 1 else (7, "left")
-            look = {"ha": side, "color": colour, "fontsize": 8, "textcoords": "offset points"}
-            for name, at in points.items():
-                axes.annotate(name, at, (shift, 4 if joined else -3), **look)
-        axes.set(xlabel=xlabel, ylabel=ylabel, xscale=xscale, yscale=yscale, xmargin=0.2)
-        if xscale == "log":
-            write_plain_numbers(axes.xaxis)
-        else:
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        if yscale == "linear":
-            axes.set_ylim(bottom=0)
+        colour, dashes, marker = LINES[0]
+        axes.plot(*zip(*points.values(), strict=True), dashes, color=colour, marker=marker)
+        look = {"color": colour, "fontsize": 8, "textcoords": "offset points"}
+        for name, at in points.items():
+            axes.annotate(name, at, (7, 4), **look)
+        axes.set(xlabel=xlabel, ylabel=ylabel, xscale="log", xmargin=0.2)
+        write_plain_numbers(axes.xaxis)
+        axes.set_ylim(bottom=0)
         axes.grid(True)
-        if len(groups) > 1:
-            figure.legend(loc="outside lower center", ncols=3)
     return figure
 
 

@@ -1,10 +1,6 @@
-"""Chapter 11: networks, and plain threads as a baseline for devices that share cores."""
-
-from concurrent.futures import ThreadPoolExecutor
+"""Chapter 12: the networks."""
 
 from torch import nn
-
-from vgpu import set_thread_count
 
 
 class Bert(nn.Module):
@@ -39,24 +35,3 @@ def convnet():
         else:
             nn.init.zeros_(p)
     return net
-
-
-def in_plain_threads(*works):
-    """Call each function in its own thread, on one core, and wait for all.
-
-    This is the baseline for virtual GPUs: the speed-up of plain threads on the same cores.
-
-    Args:
-        *works: functions without arguments that compute on the CPU.
-
-    Raises:
-        The exception of the first of `works` that fails.
-    """
-
-    def call(work):
-        set_thread_count(1)
-        work()
-
-    with ThreadPoolExecutor(len(works)) as pool:
-        for done in [pool.submit(call, work) for work in works]:
-            done.result()

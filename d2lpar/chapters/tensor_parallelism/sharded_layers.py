@@ -1,27 +1,15 @@
-"""Layers split over devices in one process: by outputs ("column") or by inputs ("row").
+"""What layers split over devices in one process exchange: sums, and a loss over parts.
 
-Layers pass a list `parts` with one tensor per device, in one of three states:
+`copied` and `summed` take a list `parts` with one tensor per device. They are f and g of Shoeybi et
+al. 2019 (https://arxiv.org/abs/1909.08053): the backward pass of each is the forward pass of the
+other. Only sums communicate; each is a barrier for all devices. Every device computes the loss:
 
-- replicated: every device has the whole tensor;
-- split: every device has some of the features (channels of a convolution), in order;
-- partial: every device has a term, and the tensor is their sum.
-
-The gradient of a replicated tensor is replicated, so every device computes the loss:
-
-    outputs = net([X.to(device) for device in devices])
     losses = [loss(output, y.to(output.device)) for output in outputs]
     torch.autograd.backward(losses)
-
-`copied` and `summed` change the state. They are f and g of Shoeybi et al. 2019
-(https://arxiv.org/abs/1909.08053): the backward pass of each is the forward pass of the other. Only
-sums communicate; each is a barrier for all devices.
 """
-
-import copy
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from d2lpar.collectives import allreduce
 
@@ -34,7 +22,7 @@ def _sum(parts):
 
 
 class _Step(torch.autograd.Function):
-    """A change of state: `change` in forward, `change_back` of the gradients in backward."""
+    """Forward is `change`, backward `change_back` of the gradients."""
 
     @staticmethod
     def forward(ctx, change, change_back, *parts):
@@ -59,122 +47,15 @@ def copied(parts):
 
 
 def summed(parts):
-    """Sum a partial tensor; backward passes the gradient of the sum to every term.
+    """Sum terms; backward passes the gradient of the sum to every term.
 
     Args:
         parts: tensors of one shape, one per device.
 
     Returns:
-        The replicated sum, a tuple.
+        The sum, on every device: a tuple.
     """
     return _Step.apply(_sum, tuple, *parts)
-
-
-def split_sizes(n, k):
-    """Return the sizes of n features split over k devices, which differ by at most one.
-
-    Raises:
-        ValueError: there are fewer features than devices.
-    """
-    if n < k:
-        raise ValueError(f"features must be at least {k} to split over {k} devices: got {n}")
-    return [n // k + (i < n % k) for i in range(k)]
-
-
-class _SplitLayer(nn.Module):
-    """A linear layer or a convolution in shards, one per device.
-
-    `dim` is the split dimension of the weight: 0 for outputs, 1 for inputs.
-    """
-
-    def __init__(self, layer, devices, dim):
-        super().__init__()
-        if not isinstance(layer, nn.Linear | nn.Conv2d):
-            kind = type(layer).__name__
-            raise TypeError(f"the layer must be Linear or Conv2d to split over devices: got {kind}")
-        if getattr(layer, "groups", 1) != 1:
-            raise ValueError(f"groups of a convolution must be 1 to split: got {layer.groups}")
-        sizes = split_sizes(layer.weight.shape[dim], len(devices))
-        weights, biases = layer.weight.detach().split(sizes, dim), [None] * len(devices)
-        if layer.bias is not None:
-            bias = layer.bias.detach()
-            biases = bias.split(sizes) if dim == 0 else [bias, *biases[1:]]
-        self.shards = nn.ModuleList(
-            _shard(layer, weight, bias, device)
-            for weight, bias, device in zip(weights, biases, devices, strict=True)
-        )
-
-    def _outputs(self, parts):
-        """Return the output of each shard for its part."""
-        if len(parts) != len(self.shards):
-            raise ValueError(
-                f"the input of a layer on {len(self.shards)} devices must have one tensor per "
-                f"device: got {len(parts)}"
-            )
-        return [shard(part) for shard, part in zip(self.shards, parts, strict=True)]
-
-
-def _shard(layer, weight, bias, device):
-    """Return a copy of `layer` on a device with copies of the given parameters."""
-    shard = copy.deepcopy(layer)
-    for name, value in (("weight", weight), ("bias", bias)):
-        param = None if value is None else nn.Parameter(value.to(device, copy=True))
-        setattr(shard, name, param)
-    return _with_sizes(shard)
-
-
-def _with_sizes(layer):
-    """Set a layer's numbers of inputs and outputs from the shape of its weight; return it."""
-    kind = "channels" if isinstance(layer, nn.Conv2d) else "features"
-    for i, side in enumerate(("out", "in")):
-        setattr(layer, f"{side}_{kind}", layer.weight.shape[i])
-    return layer
-
-
-class ColumnParallel(_SplitLayer):
-    """A layer split by outputs: maps a replicated tensor to a split one.
-
-    Every device has some rows of PyTorch's weight (outputs, inputs), which are columns of A in
-    Y = X A. Backward sums the gradient of the input: one barrier.
-
-    Args:
-        layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
-        devices: a list of devices.
-
-    Raises:
-        TypeError: the layer is neither linear nor a convolution.
-        ValueError: there are fewer outputs than devices, or a convolution has groups. When called:
-            the input is not a list with one tensor per device.
-    """
-
-    def __init__(self, layer, devices):
-        super().__init__(layer, devices, dim=0)
-
-    def forward(self, parts):
-        return self._outputs(copied(parts))
-
-
-class RowParallel(_SplitLayer):
-    """A layer split by inputs: maps a split tensor to a replicated one, a sum over the devices.
-
-    Every device has some columns of PyTorch's weight (outputs, inputs), which are rows of A in
-    Y = X A; only the first has the bias. Forward sums the outputs: one barrier.
-
-    Args:
-        layer: an `nn.Linear` or `nn.Conv2d`; it is not changed.
-        devices: a list of devices.
-
-    Raises:
-        TypeError: the layer is neither linear nor a convolution.
-        ValueError: there are fewer inputs than devices, or a convolution has groups. When called:
-            the input is not a list with one tensor per device.
-    """
-
-    def __init__(self, layer, devices):
-        super().__init__(layer, devices, dim=1)
-
-    def forward(self, parts):
-        return summed(self._outputs(parts))
 
 
 def split_cross_entropy(outputs, labels, group):
