@@ -22,8 +22,8 @@ def has_products_of_float16():
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def check_kernel(func):
-    """Raise NotImplementedError if an operator has a CUDA kernel but no CPU kernel.
+def check_kernel(func, tensors):
+    """Raise NotImplementedError if an operator has no CPU kernel, or CUDA none for integers.
 
     Virtual GPUs run CPU kernels.
     """
@@ -36,6 +36,20 @@ def check_kernel(func):
                 f'add one by torch.library.impl("{name}", "CPU", function), or run it on a '
                 "machine with a real GPU"
             )
+    kernel = _ONLY_FLOATS.get(name[6:].partition(".")[0].rstrip("_"))
+    dtype = tensors[0].dtype if kernel else torch.float32
+    if not dtype.is_floating_point and not dtype.is_complex:
+        kind = torch.empty(0, dtype=dtype, device="cpu").type()[len("torch.") : -len("Tensor")]
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{kind}'")
+
+
+# Operators that take integers on the CPU only -> their kernel for CUDA, see OpInfo.dtypesIfCUDA.
+_ONLY_FLOATS = {
+    **dict.fromkeys(("mm", "addmm"), "addmm_cuda"),
+    **dict.fromkeys(("bmm", "baddbmm", "addbmm"), "baddbmm_cuda"),
+    **dict.fromkeys(("mv", "addmv"), "addmv_impl_cuda"),
+    **{name: name for name in ("dot", "vdot")},
+}
 
 
 def lacks_shape_inference(func, error):

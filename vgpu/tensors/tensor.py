@@ -127,7 +127,7 @@ class VirtualTensor(torch.Tensor):
         if tensor_contents is None:
             tensor_contents = tensor_string(self.detach().cpu())
         text = super().__repr__(tensor_contents=tensor_contents)
-        text = text.replace("VirtualTensor(", "tensor(", 1)
+        text = text.replace("Tensor(", "tensor(", 1)
         if is_parameter(self):
             text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
         return text
@@ -152,6 +152,9 @@ class VirtualTensor(torch.Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+VirtualTensor.__name__ = "Tensor"  # as torch's errors name it
 
 
 def _extra_attributes(tensor):
@@ -192,13 +195,24 @@ def refuse(what):
     )
 
 
-def refuse_nested(func):
+def refuse_nested(func, *args, **kwargs):
     """Raise RuntimeError: an operator takes or returns a nested tensor with strided layout."""
     raise RuntimeError(
         f"{func} requires nested tensors of the strided layout, which virtual GPUs do not "
         "support: use layout=torch.jagged. For attention, which requires them on jagged tensors, "
         "too, use x.to_padded_tensor(0.0) and a mask"
     )
+
+
+def refuse_quantized(func, *args, **kwargs):
+    """Raise NotImplementedError: an operator takes or returns a quantized tensor."""
+    raise NotImplementedError(
+        f"{func} requires quantized tensors, which virtual GPUs do not support: keep them on the "
+        "CPU, or round to their values by torch.fake_quantize_per_tensor_affine"
+    )
+
+
+REFUSALS = {"NestedTensor": refuse_nested, "Quantized": refuse_quantized}  # by kind of tensors
 
 
 class DeviceStorage(torch.UntypedStorage):
