@@ -46,19 +46,27 @@ from vgpu.tensors.cells import (
     fetch_nested,
 )
 from vgpu.tensors.tensor import (
+    REFUSALS,
     VirtualTensor,
     become,
     copy_to_device,
     has_values,
     refuse,
-    refuse_nested,
     wrap,
 )
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
 MAX_TRIAL_BYTES = 2**26  # of tensors with which an operator is tried
-KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError)
+KERNEL_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 MAX_UNKNOWN = 64  # of the numbers in a trial that are no length of a tensor
 default_dtype = torch.get_default_dtype
 
@@ -140,7 +148,7 @@ class Call:
     refused = None
 
     def __init__(self, operator, args, kwargs, device=None):
-        if operator.cpu_arguments == "move":
+        if operator.cpu_arguments == "move" and len(args) > 1:
             args = [args[0], _indices_for(*args[:2]), *args[2:]]
         self.device = device or device_of((args, kwargs))
         self.operator = operator
@@ -436,7 +444,7 @@ class Call:
             if value is data:
                 return tensor
         if value.is_nested:
-            refuse_nested(self.operator.func)
+            REFUSALS["NestedTensor"](self.operator.func)
         layout = TensorLayout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if storage_id(value) == storage_id(data):

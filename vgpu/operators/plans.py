@@ -34,7 +34,7 @@ class tables:  # noqa: N801
     """Facts missing in schemas of operators, added by `special_operators.py`, `copies.py`, ..."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
-    special_names = {}  # "namespace::name", for operators that may not be defined yet -> the same
+    special_names = {}  # "namespace" or "namespace::name", maybe not defined yet -> the same
     run = {}  # operator -> function of CPU tensors that computes it instead
     random = set()  # operators without a generator argument whose function in `run` takes one
     shape = {}  # operator -> function that returns empty results of the right layout on `meta`
@@ -69,7 +69,8 @@ class Operator:
         self.func = func
         self.name = str(func).rpartition(".")[0]
         self.packet = packet
-        self.special = tables.special.get(func) or tables.special_names.get(schema.name)
+        names = tables.special_names
+        self.special = tables.special.get(func) or names.get(schema.name) or names.get(namespace)
         if self.special is None and is_composite(func):
             self.special = _decompose
         names = [argument.name for argument in schema.arguments]
@@ -77,7 +78,7 @@ class Operator:
         self.random = func in tables.random or self.generator is not None
         types = [str(argument.type) for argument in schema.arguments]
         self.nested = any("Tensor" in type and "List" in type for type in types)
-        self.is_tried = namespace == "aten" and packet not in tables.allocating
+        self.is_tried = namespace in ("aten", "torch_nn") and packet not in tables.allocating
         self.is_tried &= "backward" not in packet  # autograd's arguments fit
         values_matter = namespace != "aten" or packet in tables.keyed_by_value or self.random
         self.by_value = [values_matter or not _is_number(type) for type in types]

@@ -9,14 +9,7 @@ from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.dispatch import function_of, has_products_of_float16
 from vgpu.tensors import saving
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
-from vgpu.tensors.tensor import (
-    VirtualTensor,
-    become,
-    new_tensor,
-    refuse_quantized,
-    view_as,
-    wrap,
-)
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
@@ -185,15 +178,12 @@ tables.special.update(
         aten.set_.source_Storage_storage_offset: saving.set_storage,
     }
 )
-tables.special_names.update(
-    {
-        f"aten::{name}": refuse_quantized
-        for name in (
-            "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel "
-            "_make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor"
-        ).split()
-    }
-)
+tables.special_names["quantized"] = REFUSALS["Quantized"]
+for _name in (
+    "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel "
+    "_make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor"
+).split():
+    tables.special_names[f"aten::{_name}"] = REFUSALS["Quantized"]
 for _name in (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like "
     "new_empty new_empty_strided new_zeros new_ones new_full"

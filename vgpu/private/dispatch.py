@@ -37,18 +37,25 @@ def check_kernel(func, tensors):
                 "machine with a real GPU"
             )
     kernel = _ONLY_FLOATS.get(name[6:].partition(".")[0].rstrip("_"))
-    dtype = tensors[0].dtype if kernel else torch.float32
-    if not dtype.is_floating_point and not dtype.is_complex:
-        kind = torch.empty(0, dtype=dtype, device="cpu").type()[len("torch.") : -len("Tensor")]
+    dtypes = {tensor.dtype for tensor in tensors} if kernel else ()
+    if len(dtypes) == 1 and not any(x.is_floating_point or x.is_complex for x in dtypes):
+        kind = torch.empty(0, dtype=dtypes.pop(), device="cpu").type()[len("torch.") : -6]
         raise NotImplementedError(f"\"{kernel}\" not implemented for '{kind}'")
 
 
 # Operators that take integers on the CPU only -> their kernel for CUDA, see OpInfo.dtypesIfCUDA.
 _ONLY_FLOATS = {
     **dict.fromkeys(("mm", "addmm"), "addmm_cuda"),
-    **dict.fromkeys(("bmm", "baddbmm", "addbmm"), "baddbmm_cuda"),
+    **dict.fromkeys(("bmm", "baddbmm", "addbmm", "_trilinear"), "baddbmm_cuda"),
     **dict.fromkeys(("mv", "addmv"), "addmv_impl_cuda"),
-    **{name: name for name in ("dot", "vdot")},
+    "dot": "dot",
+    "native_dropout": "fused_dropout",
+    "vdot": "vdot",
+    "convolution": "slow_conv2d_cuda",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
 }
 
 

@@ -195,24 +195,24 @@ def refuse(what):
     )
 
 
-def refuse_nested(func, *args, **kwargs):
-    """Raise RuntimeError: an operator takes or returns a nested tensor with strided layout."""
-    raise RuntimeError(
-        f"{func} requires nested tensors of the strided layout, which virtual GPUs do not "
-        "support: use layout=torch.jagged. For attention, which requires them on jagged tensors, "
-        "too, use x.to_padded_tensor(0.0) and a mask"
-    )
+def _refusing(what, cure):
+    def refuse(func, *args, **kwargs):
+        raise RuntimeError(f"{func} requires {what}, which virtual GPUs do not support: {cure}")
+
+    return refuse
 
 
-def refuse_quantized(func, *args, **kwargs):
-    """Raise NotImplementedError: an operator takes or returns a quantized tensor."""
-    raise NotImplementedError(
-        f"{func} requires quantized tensors, which virtual GPUs do not support: keep them on the "
-        "CPU, or round to their values by torch.fake_quantize_per_tensor_affine"
-    )
-
-
-REFUSALS = {"NestedTensor": refuse_nested, "Quantized": refuse_quantized}  # by kind of tensors
+REFUSALS = {  # kind of tensors -> function(operator, *its arguments) that raises an error
+    "NestedTensor": _refusing(
+        "nested tensors of the strided layout",
+        "use layout=torch.jagged. For attention, which requires them on jagged tensors, too, use "
+        "x.to_padded_tensor(0.0) and a mask",
+    ),
+    "Quantized": _refusing(
+        "quantized tensors",
+        "keep them on the CPU, or round to their values by torch.fake_quantize_per_tensor_affine",
+    ),
+}
 
 
 class DeviceStorage(torch.UntypedStorage):
