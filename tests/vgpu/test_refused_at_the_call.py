@@ -8,6 +8,7 @@ import re
 
 import pytest
 import torch
+from gates import Gate
 from torch.nn import functional as F
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils._pytree import tree_map
@@ -219,6 +220,17 @@ def test_what_zeros_and_ones_do_not_fit_runs_with_its_own_values(device):
         assert got.tolist() == [1, 9]
 
 
+def test_what_is_not_refused_makes_no_operator_wait(device):
+    """Though zeros are no divisors, and smaller lengths are too small for a window of 3."""
+    x, n = torch.ones(2, 6, 7, device=device), torch.full((5,), 7, device=device)
+    torch.vgpu.synchronize(device)
+    with Gate(device):
+        y, z = F.max_pool2d(x, 3), n // 2 // n
+        large = torch.ones(1, device=device).repeat(2000)
+    assert y.tolist() == [[[1, 1]] * 2] * 2 and z.tolist() == [0] * 5
+    assert large.sum().item() == 2000
+
+
 @pytest.fixture
 def without_values():
     yield virtual_gpus(1, model="v100", values=False)[0]
@@ -238,6 +250,7 @@ def test_without_values_the_same_is_refused_at_the_call(without_values):
     large = torch.ones(64, 64, 112, 112, device=device)  # too large for a trial of its size
     assert F.max_pool2d(large, 3).shape == (64, 64, 37, 37)
     assert F.group_norm(large, 8).shape == large.shape
+    assert torch.ones(2, device=device).repeat(2**30).shape == (2**31,)
 
 
 QUANTIZED = {

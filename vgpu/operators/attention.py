@@ -12,7 +12,7 @@ Shapes: queries (N, H, L, E), keys (N, H', S, E), values (N, H', S, D), bias (N,
 import torch
 
 from vgpu.operators.plans import aten, tables
-from vgpu.tensors.cells import CPU
+from vgpu.tensors.cells import CPU, META
 from vgpu.tensors.tensor import VirtualTensor
 
 _cpu_kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -34,17 +34,15 @@ def attend(
     Raises:
         RuntimeError: none of the kernels that the program allows supports it, as on CUDA.
     """
-    if not query.dtype == key.dtype == value.dtype:
-        raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: "
-            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
-        )
     mask, gqa = attn_mask, enable_gqa
-    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise RuntimeError(
-            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
-            f"attn_mask.dtype: {mask.dtype} and query.dtype: {query.dtype} instead."
-        )
+    tensors = query, key, value
+    dtypes = {x.dtype for x in tensors}
+    if mask is not None:
+        dtypes |= {mask.dtype} - {torch.bool, torch.float32}
+    if len(dtypes) > 1 or any(x.dim() < 2 for x in tensors):
+        metas = [torch.empty(x.shape, dtype=x.dtype, device=META) for x in tensors]
+        mask = mask if mask is None else torch.empty(mask.shape, dtype=mask.dtype, device=META)
+        return aten.scaled_dot_product_attention.default(*metas, mask)  # raises torch's error
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
     kind = _choose(query, key, value, mask, dropout_p, is_causal, gqa)

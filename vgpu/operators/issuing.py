@@ -56,17 +56,8 @@ from vgpu.tensors.tensor import (
 )
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
 MAX_TRIAL_BYTES = 2**26  # of tensors with which an operator is tried
-KERNEL_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError, AttributeError)
 MAX_UNKNOWN = 64  # of the numbers in a trial that are no length of a tensor
 default_dtype = torch.get_default_dtype
 
@@ -324,7 +315,7 @@ class Call:
         Raises the exception of the operator, torch.AcceleratorError if an op that was issued before
         has failed, and RuntimeError where virtual GPUs compute no values.
         """
-        if self.operator.packet in INDEXED and self.device.model is not None:
+        if self.operator.cpu_arguments == "move" and self.device.model is not None:
             indexed, indices, *rest = self.args
             if any(map(_is_mask, indices)):
                 return self.operator.func(indexed, [*_mask_indices(indices)], *rest, **self.kwargs)
