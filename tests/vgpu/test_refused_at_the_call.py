@@ -76,7 +76,7 @@ def shared(device):
 
 
 def expanded(device):
-    return torch.ones(1, 3, device=device).expand(2, 3)
+    return torch.ones(1, 7, device=device).expand(5, 7)
 
 
 OVERLAPS = {
@@ -84,11 +84,11 @@ OVERLAPS = {
     "a draw": lambda d: expanded(d).normal_(),
     "a relu": lambda d: F.relu_(expanded(d)),
     "for each": lambda d: torch._foreach_add_([expanded(d)], 1),
-    "a result": lambda d: torch.add(torch.ones(2, 3, device=d), 1, out=expanded(d)),
+    "a result": lambda d: torch.add(torch.ones(5, 7, device=d), 1, out=expanded(d)),
     "added indices": lambda d: expanded(d).index_add_(
-        0, torch.tensor([0], device=d), torch.ones(1, 3, device=d)
+        0, torch.tensor([0], device=d), torch.ones(1, 7, device=d)
     ),
-    "a copy": lambda d: expanded(d).copy_(torch.ones(2, 3, device=d)),
+    "a copy": lambda d: expanded(d).copy_(torch.ones(5, 7, device=d)),
     "a copy of a number": lambda d: expanded(d).copy_(torch.tensor(2.0)),
     "a shifted copy": lambda d: (lambda t: t[1:].copy_(t[:-1]))(shared(d)),
     "a transposed copy": lambda d: (lambda t: t.copy_(t.t()))(shared(d)),
@@ -114,8 +114,8 @@ def test_writing_to_memory_that_overlaps_is_refused_at_the_call(name, device):
 
 
 def test_a_copy_to_another_device_is_refused_at_the_call_if_its_target_overlaps(devices):
-    target, pinned = expanded(devices[1]), torch.ones(2, 3).pin_memory()
-    for source in (torch.ones(2, 3, device=devices[0]), pinned):
+    target, pinned = expanded(devices[1]), torch.ones(5, 7).pin_memory()
+    for source in (torch.ones(5, 7, device=devices[0]), pinned):
         with pytest.raises(RuntimeError, match="^unsupported operation: more than one element"):
             target.copy_(source, non_blocking=True)
 
@@ -199,7 +199,8 @@ NUMBERS = {
     "exponential_": (lambda x, p: x.exponential_(p), (1.0,), (0.0,)),
     "renorm": (lambda x, p: x.renorm(p, 0, 5), (2,), (0,)),
     "huber_loss": (lambda x, p: F.huber_loss(x, x, delta=p), (1.0,), (0.0,)),
-    "histc": (lambda x, *p: torch.histc(x, 3, *p), (0.0, 1.0), (2.0, 1.0)),
+    "softshrink": (lambda x, p: F.softshrink(x, p), (0.0,), (-1.0,)),
+    "histc": (lambda x, *p: torch.histc(x, 3, *p), (0.5, 1.0), (2.0, 1.0)),
 }
 
 
@@ -213,11 +214,12 @@ def test_a_number_out_of_range_is_refused_at_the_call_though_another_is_known(na
 
 
 def test_what_zeros_and_ones_do_not_fit_runs_with_its_own_values(device):
-    """Neither all lengths 0 nor all lengths 1 are valid here."""
-    data, lengths = torch.arange(5.0), torch.tensor([2, 3])
-    for _ in range(2):
-        got = torch.segment_reduce(data.to(device), "sum", lengths=lengths.to(device))
-        assert got.tolist() == [1, 9]
+    """Neither all lengths 0 nor all lengths 1 are valid here. It waits once, until that is known."""
+    data, lengths = torch.arange(5.0, device=device), torch.tensor([2, 3], device=device)
+    assert torch.segment_reduce(data, "sum", lengths=lengths).tolist() == [1, 9]
+    with Gate(device):
+        got = torch.segment_reduce(data, "sum", lengths=lengths)
+    assert got.tolist() == [1, 9]
 
 
 def test_what_is_not_refused_makes_no_operator_wait(device):

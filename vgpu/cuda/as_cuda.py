@@ -7,9 +7,9 @@ import torch
 from vgpu import torch_module, virtual_gpus
 from vgpu.operators.autocast import lower
 from vgpu.operators.issuing import issue_factory
-from vgpu.private.cuda import patch_autocast, register_cuda
+from vgpu.private.cuda import patch_autocast, patch_messages, register_cuda
 from vgpu.private.dispatch import prepare_shape_inference
-from vgpu.private.patching import replace, telling
+from vgpu.private.patching import replace
 from vgpu.private.registration import name_numbered_devices
 from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
 from vgpu.private.torch_compile import patch_flex_attention
@@ -32,10 +32,7 @@ def stand_for_cuda(n, **options):
     register_cuda(_make, REFUSALS)
     replace(torch.Tensor, cuda=_cuda, type=_type)
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
-    grad = torch.Tensor.grad
-    VirtualTensor.grad = property(grad.__get__, telling("cuda", grad.__set__), grad.__delete__)
-    recurrent = "lstm", "gru", "rnn_tanh", "rnn_relu"
-    replace(torch._VF, **{name: telling("cuda", getattr(torch._VF, name)) for name in recurrent})
+    patch_messages(VirtualTensor)
     patch_make_wrapper(own_device, report_as_cuda)
     patch_fake_tensors(own_device, report_as_cuda)
     patch_flex_attention(VirtualTensor, lower)

@@ -217,17 +217,19 @@ class Call:
         plan = find_plan(key)
         if plan is None:
             check_kernel(self.operator.func, self.tensors)
-            plan = self._plan()
-            if plan is None:
-                result = self.run_now()
-                self._warn()
+            try:
+                plan = self.infer()
+                self.refused = self._refusal(plan) if plan else None
+            except KERNEL_ERRORS as error:
+                self.refused = error.with_traceback(None)  # which would leak the tensors
+            if plan is None or self.refused is not None:
+                result = self.run_now()  # raises a better error, if there is one
+                if plan is None:
+                    self._warn()
+                else:
+                    keep_plan(key, plan)
                 return result
-            if plan:
-                self.refused = self._refusal(plan)
-            result = None if self.refused is None else self.run_now()
             keep_plan(key, plan)
-            if self.refused is not None:
-                return result
         return plan.issue(self.tensors, self.values, self.kwvalues) if plan else self.run_now()
 
     def check(self):
@@ -239,21 +241,11 @@ class Call:
                 raise error
             keep_plan(key, False)
 
-    def _plan(self):
-        """Infer the layouts of the results on meta tensors; return a `Plan`.
-
-        Returns False if the operator has no shape inference, and None if the inference fails for
-        these arguments: then the operator runs, and raises a better error itself. Exceptions from
-        elsewhere, such as a time-out, are passed on.
-        """
-        try:
-            return self.infer()
-        except KERNEL_ERRORS as error:
-            self.refused = error.with_traceback(None)  # which would leak the tensors
-            return None
-
     def infer(self):
-        """Return a new plan, from the layouts that torch infers; see `Plan`."""
+        """Return a new `Plan`, from the layouts that torch infers.
+
+        False if the operator has no shape inference; None if only the kernel knows the results.
+        """
         metas = self._placeholders(META)
         args, kwargs = self._with(metas, META)
         operator = self.operator
@@ -424,7 +416,7 @@ class Call:
                     tensor.fill_(value)
                 operator.run(*args, **kwargs)
             except KERNEL_ERRORS as error:
-                errors.append(_of_gpu(error.with_traceback(None)))
+                errors.append(error.with_traceback(None))
             else:
                 return None
         return errors[0] if str(errors[0]) == str(errors[1]) else None
@@ -519,15 +511,11 @@ def raise_now(op, device):
         raise torch.AcceleratorError(
             f"{scheduler.error_name} error: {op.name} {error}"
         ) from error.failure.error
+    if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
+        error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
     if error is not None:
-        raise _of_gpu(error)
+        raise error
     device.raise_error()
-
-
-def _of_gpu(error):
-    """Return a kernel's error with the kernel's name for GPUs, such as "bitwise_and_cuda"."""
-    error.args = tuple(re.sub('_cpu" not', '_cuda" not', str(arg)) for arg in error.args)
-    return error
 
 
 def issue_function(name, function, inputs, layouts):

@@ -38,7 +38,7 @@ class tables:  # noqa: N801
     run = {}  # operator -> function of CPU tensors that computes it instead
     random = set()  # operators without a generator argument whose function in `run` takes one
     shape = {}  # operator -> function that returns empty results of the right layout on `meta`
-    keyed_by_value = set()  # names: the values of numbers determine the shape of the result
+    keyed_by_value = set()  # names: the values of numbers determine the result's shape, or errors
     allocating = set()  # names: the result is uninitialised
     waiting = set()  # names: the shape of the result, or a Python result, depends on values
     cpu_arguments = {}  # name -> "move" or "keep" CPU tensors among the arguments

@@ -219,7 +219,7 @@ tables.run.update(_of_gpus)
 tables.shape.update(_of_gpus)
 tables.run[aten._thnn_fused_lstm_cell.default] = gpu_kernels.lstm_cell
 tables.run[aten._thnn_fused_lstm_cell_backward_impl.default] = gpu_kernels.lstm_cell_backward
-tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
+tables.keyed_by_value.update({"arange", "range", "linspace", "logspace", "histc"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )

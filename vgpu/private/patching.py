@@ -16,10 +16,7 @@ def replace(owner, **values):
 
 
 def telling(device_type, function):
-    """Return a function of torch with its errors as for this device type: "torch.cuda.FloatTensor".
-
-    torch's C++ code has the name "vgpu" for it.
-    """
+    """Return a function of torch whose errors name this device type instead of "vgpu"."""
 
     @functools.wraps(function)
     def call(*args, **kwargs):
