@@ -214,7 +214,7 @@ def test_a_number_out_of_range_is_refused_at_the_call_though_another_is_known(na
 
 
 def test_what_zeros_and_ones_do_not_fit_runs_with_its_own_values(device):
-    """Neither all lengths 0 nor all lengths 1 are valid here. It waits once, until that is known."""
+    """Neither all lengths 0 nor all lengths 1 are valid here. It waits once, to find that out."""
     data, lengths = torch.arange(5.0, device=device), torch.tensor([2, 3], device=device)
     assert torch.segment_reduce(data, "sum", lengths=lengths).tolist() == [1, 9]
     with Gate(device):
