@@ -388,8 +388,8 @@ class Call:
         error = self.refused
         lengths = sorted({n for layout in layouts for n in layout.size} - {0, 1})
         small = {length: n for n, length in enumerate(lengths, 2)}
-        shared = len({*self.places}) < len(layouts) or any(0 in x.stride for x in layouts)
-        if error is None and not shared and lengths != [*small.values()]:
+        overlap = len({*self.places}) < len(layouts) or any(0 in x.stride for x in layouts)
+        if error is None and not (operator.written and overlap) and lengths != [*small.values()]:
             sizes = [([small.get(n, n) for n in x.size], x.dtype) for x in layouts]
             tensors = [torch.empty(size, dtype=dtype, device=CPU) for size, dtype in sizes]
             error = self._tried(tensors, small)
