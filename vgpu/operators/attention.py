@@ -35,14 +35,12 @@ def attend(
         RuntimeError: none of the kernels that the program allows supports it, as on CUDA.
     """
     mask, gqa = attn_mask, enable_gqa
-    tensors = query, key, value
-    dtypes = {x.dtype for x in tensors}
-    if mask is not None:
-        dtypes |= {mask.dtype} - {torch.bool, torch.float32}
-    if len(dtypes) > 1 or any(x.dim() < 2 for x in tensors):
-        metas = [torch.empty(x.shape, dtype=x.dtype, device=META) for x in tensors]
-        mask = mask if mask is None else torch.empty(mask.shape, dtype=mask.dtype, device=META)
-        return aten.scaled_dot_product_attention.default(*metas, mask)  # raises torch's error
+    given = [x for x in (query, key, value, mask) if x is not None]
+    dtypes = {x.dtype for x in given[:3]}
+    dtypes |= {x.dtype for x in given[3:]} - {torch.bool, torch.float32}
+    if len(dtypes) > 1 or any(x.dim() < 2 for x in given[:3]):
+        metas = [torch.empty(x.shape, dtype=x.dtype, device=META) for x in given]
+        return aten.scaled_dot_product_attention.default(*metas)  # raises torch's error
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
     kind = _choose(query, key, value, mask, dropout_p, is_causal, gqa)
