@@ -113,6 +113,26 @@ PROGRAMS = {
     assert error(lambda: x + torch.ones(2)).endswith("at least two devices, cuda:0 and cpu!")
     assert error(lambda: x + x.cuda(1)).endswith("at least two devices, cuda:0 and cuda:1!")
     assert "must be cuda device" in error(lambda: x.cuda("cpu"))
+    assert error(lambda: torch.ones(2)[x.long()]).startswith("indices should be either on cpu or")
+    assert error(lambda: x & 1, NotImplementedError).startswith('"bitwise_and_cuda" not impl')
+    w = x.clone().requires_grad_()
+    y = w.exp()
+    y.add_(1)
+    assert "operation: [torch.cuda.FloatTensor [2]], which" in error(lambda: y.sum().backward())
+    hooked = w * 1
+    hooked.register_hook(lambda grad: grad.double())
+    text = error(lambda: hooked.sum().backward())
+    assert text.endswith("(was torch.cuda.FloatTensor got torch.cuda.DoubleTensor)"), text
+    text = error(lambda: setattr(w, "grad", torch.ones(2)))
+    assert "type 'cpu' to a tensor with device type 'cuda'" in text
+    w.grad = x
+    assert w.grad is x
+    del w.grad
+    assert w.grad is None
+    text = error(lambda: nn.LSTM(1, 1).cuda()(torch.ones(1, 1, 1)))
+    assert text.endswith("found input tensor at cpu and parameter tensor at cuda:0")
+    text = error(lambda: torch.distributions.Normal(x, -x), ValueError)
+    assert text.startswith("Expected parameter scale (Tensor of shape (2,))")
     torch.cuda.set_per_process_memory_fraction(1e-6)
     text = error(lambda: torch.empty(2**20, device="cuda"))
     assert "CUDA out of memory. " in text and "cuda:0" in text  # programs look for it

@@ -261,29 +261,6 @@ def test_an_exception_from_elsewhere_passes_through_shape_inference(device, erro
     assert plans.find_plan(raised[0])
 
 
-@pytest.mark.parametrize("places", ["abb", "aab", "aa"])
-def test_exceptions_from_elsewhere_pass_through_shape_inference(device, places, monkeypatch):
-    """They come from one handler, called at two places; the shape inference raises none itself."""
-    calls, left = [], list(places)
-
-    def handler():
-        raise TimeoutError
-
-    def infer(call):
-        calls.append(tuple(call.key))
-        place = left.pop(0) if left else ""
-        if place == "a":
-            handler()
-        if place == "b":
-            handler()
-
-    monkeypatch.setattr(issuing.Call, "infer", infer)
-    plans.plans_by_key.clear()
-    with pytest.raises(TimeoutError):
-        torch.ones(3, 11, device=device)
-    assert plans.find_plan(calls[0]) is None
-
-
 def test_a_number_of_the_cpu_may_change_after_the_call(device):
     x, number = torch.ones(3, device=device), torch.tensor(2.0)
     with Gate(device):

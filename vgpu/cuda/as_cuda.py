@@ -7,7 +7,7 @@ import torch
 from vgpu import torch_module, virtual_gpus
 from vgpu.operators.autocast import lower
 from vgpu.operators.issuing import issue_factory
-from vgpu.private.cuda import patch_autocast, register_cuda
+from vgpu.private.cuda import patch_autocast, patch_messages, register_cuda
 from vgpu.private.dispatch import prepare_shape_inference
 from vgpu.private.patching import replace
 from vgpu.private.registration import name_numbered_devices
@@ -15,7 +15,7 @@ from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
 from vgpu.private.torch_compile import patch_flex_attention
 from vgpu.runtime import registry, scheduler
 from vgpu.tensors import saving
-from vgpu.tensors.tensor import VirtualTensor, own_device, refuse_nested
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, own_device
 
 
 def stand_for_cuda(n, **options):
@@ -29,9 +29,10 @@ def stand_for_cuda(n, **options):
     """
     registry.rename("cuda")
     devices = virtual_gpus(n, **options)
-    register_cuda(_make, lambda func, *args, **kwargs: refuse_nested(func))
+    register_cuda(_make, REFUSALS)
     replace(torch.Tensor, cuda=_cuda, type=_type)
     replace(torch.UntypedStorage, cuda=_storage_to_cuda)
+    patch_messages(VirtualTensor)
     patch_make_wrapper(own_device, report_as_cuda)
     patch_fake_tensors(own_device, report_as_cuda)
     patch_flex_attention(VirtualTensor, lower)

@@ -35,11 +35,11 @@ from vgpu.runtime.notebook import adapt_to_notebook
 from vgpu.tensors import saving, storages
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.tensor import (
+    REFUSALS,
     VirtualTensor,
     can_become,
     complete_classes,
     is_ours,
-    refuse_nested,
     set_data,
 )
 
@@ -75,9 +75,9 @@ def register():
             pin=copies.pin,
             restore=saving.restore,
             kernels=(autocast.register, attention.register),
-            refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
+            refusals=REFUSALS,
         )
-        patch_backward(StreamsOfForward)
+        patch_backward(StreamsOfForward, registry.device_type)
         patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: torch_module.Stream(device, priority),

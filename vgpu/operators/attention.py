@@ -12,7 +12,7 @@ Shapes: queries (N, H, L, E), keys (N, H', S, E), values (N, H', S, D), bias (N,
 import torch
 
 from vgpu.operators.plans import aten, tables
-from vgpu.tensors.cells import CPU
+from vgpu.tensors.cells import CPU, META
 from vgpu.tensors.tensor import VirtualTensor
 
 _cpu_kernel = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -34,17 +34,13 @@ def attend(
     Raises:
         RuntimeError: none of the kernels that the program allows supports it, as on CUDA.
     """
-    if not query.dtype == key.dtype == value.dtype:
-        raise RuntimeError(
-            f"Expected query, key, and value to have the same dtype, but got query.dtype: "
-            f"{query.dtype} key.dtype: {key.dtype} and value.dtype: {value.dtype} instead."
-        )
     mask, gqa = attn_mask, enable_gqa
-    if mask is not None and mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise RuntimeError(
-            "Expected attn_mask dtype to be bool or float or to match query dtype, but got "
-            f"attn_mask.dtype: {mask.dtype} and query.dtype: {query.dtype} instead."
-        )
+    given = [x for x in (query, key, value, mask) if x is not None]
+    dtypes = {x.dtype for x in given[:3]}
+    dtypes |= {x.dtype for x in given[3:]} - {torch.bool, torch.float32}
+    if len(dtypes) > 1 or any(x.dim() < 2 for x in given[:3]):
+        metas = [torch.empty(x.shape, dtype=x.dtype, device=META) for x in given]
+        return aten.scaled_dot_product_attention.default(*metas)  # raises torch's error
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
     kind = _choose(query, key, value, mask, dropout_p, is_causal, gqa)

@@ -10,7 +10,7 @@ from vgpu.runtime import registry, scheduler, threads
 from vgpu.runtime.scheduler import Op, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
-from vgpu.tensors.cells import META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
+from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
 from vgpu.tensors.tensor import VirtualTensor, new_tensor, refuse
 
 
@@ -38,12 +38,18 @@ def copy(target, source, non_blocking=False, new=False):
         new: whether `target` is created for this copy, and inherits a failure of `source`.
 
     Raises:
-        RuntimeError: the shapes do not fit, or `source` is neither on a virtual GPU nor on the CPU.
+        RuntimeError: the shapes do not fit, elements share memory, or `source` is neither on a
+            virtual GPU nor on the CPU.
         NotImplementedError: `source` is a meta tensor.
         torch.AcceleratorError: the host waited, and an op on the device has failed.
     """
     if target.shape != source.shape:
         torch.empty(source.shape, device=META).expand(target.shape)  # raises the CPU's error
+    if type(target) is VirtualTensor:
+        inside = type(source) is VirtualTensor and source._block is target._block
+        if inside or 0 in target._cell.layout.stride:
+            other = source if inside else torch.zeros((), device=CPU)
+            Call(operator_of(aten.copy_.default), (target, other), {}).check()
     if type(target) is not VirtualTensor:
         device, pinned = source._cell.layout.device, is_pinned(target)
         op = _copy_op(device.d2h, device.link, target.detach(), source, pinned)

@@ -5,8 +5,8 @@ which queues the op. Other calls (with lists of tensors, keyword arguments, CPU 
 key) take the slow path, a `Call`.
 """
 
+import re
 import warnings
-from traceback import walk_tb
 
 import torch
 
@@ -46,18 +46,19 @@ from vgpu.tensors.cells import (
     fetch_nested,
 )
 from vgpu.tensors.tensor import (
+    REFUSALS,
     VirtualTensor,
     become,
     copy_to_device,
     has_values,
     refuse,
-    refuse_nested,
     wrap,
 )
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
-INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
-MAX_TRIAL_BYTES = 2**26  # of zeros, on which an operator without values is tried
+MAX_TRIAL_BYTES = 2**26  # of tensors with which an operator is tried
+KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError, AttributeError)
+MAX_UNKNOWN = 64  # of the numbers in a trial that are no length of a tensor
 default_dtype = torch.get_default_dtype
 
 
@@ -73,7 +74,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
             return NotImplemented
         return Call(operator, args, kwargs or {}).issue()
     # The key holds all that the results depend on. In it, True, 1 and 1.0 differ. A number that
-    # only scales values is represented by type and sign, on which integer powers depend.
+    # only scales values is represented by type and sign, on which integer powers and checks depend.
     key = [operator, default_dtype()]
     values = []
     tensors = []
@@ -88,7 +89,7 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         by_value = operator.by_value[len(values)]
         values.append(arg)
         if kind is int:
-            key.append(arg if by_value else int if arg >= 0 else "negative")
+            key.append(arg if by_value or not arg else int if arg > 0 else "negative")
         elif kind is bool:
             key.append("yes" if arg else "no")
         elif kind is list:
@@ -96,30 +97,26 @@ def dispatch(cls, func, types, args=(), kwargs=None):
         elif arg is None:
             key.append(None)
         elif kind is float:
-            key.append((float, arg) if by_value else float if arg >= 0 else "negative float")
+            exact = by_value or not arg
+            key.append((float, arg) if exact else float if arg > 0 else "negative float")
         elif len(types) > 1:
             return NotImplemented
         else:
             return Call(operator, args, {}).issue()
     if operator.written:
-        key.append(_first_places(tensors))
+        key.append(_places(tensors))
     plan = find_plan(tuple(key))
     if not plan:
         return Call(operator, args, {}).issue()
     return plan.issue(tensors, values, None)
 
 
-def _first_places(tensors):
-    """Return the index of each tensor's first occurrence, which matters if a tensor is written."""
+def _places(tensors):
+    """Return the index of the first tensor in the memory of each; it matters if one is written."""
     if len(tensors) == 1:
         return (0,)
-    return tuple([_first_place(tensors, tensor) for tensor in tensors])
-
-
-def _first_place(tensors, tensor):
-    for place, other in enumerate(tensors):
-        if other is tensor:
-            return place
+    blocks = [tensor._block for tensor in tensors]
+    return tuple([blocks.index(block) for block in blocks])
 
 
 def issue_factory(func, args, kwargs):
@@ -133,17 +130,18 @@ class Call:
 
     Attributes:
         tensors: the virtual tensors among the arguments, in order.
+        places: see `_places`; if none is written, all different.
         key: a list of all that the results depend on.
         values, kwvalues: the arguments for the engine, with cells in place of tensors.
-        refused: the exception of the shape inference, or None.
+        refused: the exception of the shape inference or of `_refusal`; or None.
     """
 
     refused = None
 
     def __init__(self, operator, args, kwargs, device=None):
+        if operator.cpu_arguments == "move" and len(args) > 1:
+            args = [args[0], _indices_for(*args[:2]), *args[2:]]
         self.device = device or device_of((args, kwargs))
-        if operator.cpu_arguments == "move":
-            args = [_indices_on(self.device, arg) if type(arg) is list else arg for arg in args]
         self.operator = operator
         self.args = args
         self.kwargs = kwargs
@@ -159,8 +157,10 @@ class Call:
         for name, value in kwargs.items():
             self.key.append(name)
             self.kwvalues[name] = self._parse(value, operator.by_value_of.get(name, True))
+        self.places = range(len(self.tensors))
         if operator.written:
-            self.key.append(_first_places(self.tensors))
+            self.places = _places(self.tensors)
+            self.key.append(self.places)
         for position, name in operator.written:
             value = args[position] if position < len(args) else kwargs.get(name)
             for tensor in value if type(value) is list else (value,):
@@ -181,11 +181,12 @@ class Call:
                 return [self._parse(item) for item in value]
             key.append(tuple(value))
         elif kind is int:
-            key.append(value if by_value else int if value >= 0 else "negative")
+            key.append(value if by_value or not value else int if value > 0 else "negative")
         elif kind is bool:
             key.append("yes" if value else "no")
         elif kind is float:
-            key.append((float, value) if by_value else float if value >= 0 else "negative float")
+            exact = by_value or not value
+            key.append((float, value) if exact else float if value > 0 else "negative float")
         elif kind is TorchDevice:
             key.append(value)
             return CPU
@@ -215,64 +216,39 @@ class Call:
         key = tuple(self.key)
         plan = find_plan(key)
         if plan is None:
-            check_kernel(self.operator.func)
-            plan = self._plan()
-            if plan is None:
-                result = self.run_now()
-                self._warn()
+            check_kernel(self.operator.func, self.tensors)
+            try:
+                plan = self.infer()
+                self.refused = self._refusal(plan) if plan else None
+            except KERNEL_ERRORS as error:
+                self.refused = error.with_traceback(None)  # which would leak the tensors
+            if plan is None or self.refused is not None:
+                result = self.run_now()  # raises a better error, if there is one
+                if plan is None:
+                    self._warn()
+                else:
+                    keep_plan(key, plan)
                 return result
             keep_plan(key, plan)
         return plan.issue(self.tensors, self.values, self.kwvalues) if plan else self.run_now()
 
-    def _plan(self):
-        """Infer the layouts of the results on meta tensors; return a `Plan`.
-
-        Returns False if the operator has no shape inference, and None if the inference fails for
-        these arguments: then the operator runs, and raises a better error itself. Exceptions from
-        elsewhere, such as a time-out, are passed on; they differ in place among three attempts.
-        """
-        errors, places = [], []
-        try:
-            for _ in range(3):
-                try:
-                    plan = self.infer()
-                except Exception as error:
-                    errors.append(error)
-                    places.append(_place(error))
-                else:
-                    break
-            if not errors:
-                return plan
-            if len(errors) < 3 or places != places[:1] * 3:
-                raise errors[0]
-            self.refused = errors[0].with_traceback(None)
-            return None
-        finally:
-            del errors  # whose tracebacks would leak the tensors
+    def check(self):
+        """Raise what the operator refuses whatever the values are; ask once for each key."""
+        key = tuple(self.key)
+        if find_plan(key) is None:
+            error = self._refusal()
+            if error is not None:
+                raise error
+            keep_plan(key, False)
 
     def infer(self):
-        """Return a new plan, from the layouts that torch infers; see `Plan`."""
-        metas = []
-        places = _first_places(self.tensors)
+        """Return a new `Plan`, from the layouts that torch infers.
 
-        def substitute(value):
-            if type(value) is VirtualTensor:
-                place = places[len(metas)]  # a tensor passed twice is one meta tensor
-                meta = metas[place] if place < len(metas) else value._cell.layout.empty(META)
-                metas.append(meta)
-                return meta
-            if type(value) is list or type(value) is tuple:
-                return [substitute(item) for item in value]
-            if isinstance(value, CPUGenerator):
-                return None
-            return META if type(value) is TorchDevice else value
-
+        False if the operator has no shape inference; None if only the kernel knows the results.
+        """
+        metas = self._placeholders(META)
+        args, kwargs = self._with(metas, META)
         operator = self.operator
-        args = [substitute(value) for value in self.args]
-        kwargs = {name: substitute(value) for name, value in self.kwargs.items()}
-        if operator.packet in tables.same_dtype:
-            if len({meta.dtype for meta in metas if meta.is_floating_point()}) > 1:
-                return None
         try:
             result = tables.shape.get(operator.func, operator.func)(*args, **kwargs)
         except RuntimeError as error:
@@ -305,7 +281,7 @@ class Call:
             for source, (tensor, meta) in enumerate(zip(self.tensors, metas, strict=True)):
                 after = TensorLayout.of(self.device, meta)
                 if after is not tensor._cell.layout:
-                    if places.count(places[source]) > 1:
+                    if self.places.count(self.places[source]) > 1:
                         return None  # the output is an input, too: only the kernel knows the result
                     changes.append((source, after))
         return Plan(operator, self.device, outputs, spec, changes)
@@ -331,12 +307,14 @@ class Call:
         Raises the exception of the operator, torch.AcceleratorError if an op that was issued before
         has failed, and RuntimeError where virtual GPUs compute no values.
         """
-        if self.operator.packet in INDEXED and self.device.model is not None:
+        if self.operator.cpu_arguments == "move" and self.device.model is not None:
             indexed, indices, *rest = self.args
             if any(map(_is_mask, indices)):
                 return self.operator.func(indexed, [*_mask_indices(indices)], *rest, **self.kwargs)
         if not all(map(has_values, self.tensors)):
-            self._try_with_zeros()
+            error = self.refused and self._refusal()
+            if error is not None:
+                raise error
             refuse(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
@@ -367,18 +345,81 @@ class Call:
                 become(tensor, wrap(Cell(layout, data), block))
         return tree_map_only(torch.Tensor, lambda value: self._wrap(value, inputs), result)
 
-    def _try_with_zeros(self):
-        """Run an operator on zeros if its arguments may be wrong, so that it raises its own error.
+    def _placeholders(self, device):
+        """Return new tensors on a torch device, with the layouts and shared memory of `tensors`."""
+        layouts = [tensor._cell.layout for tensor in self.tensors]
+        sizes = {}
+        for place, layout in zip(self.places, layouts, strict=True):
+            sizes[place] = max(sizes.get(place, 0), layout.num_bytes)
+        storages = {n: torch.UntypedStorage(size, device=device) for n, size in sizes.items()}
+        places = zip(self.places, layouts, strict=True)
+        return [layout.empty(device, storages[place]) for place, layout in places]
 
-        For arguments larger than MAX_TRIAL_BYTES, raise the error of the shape inference.
+    def _with(self, tensors, device, lengths=None):
+        """Return the arguments with other tensors, device, and where given other lengths."""
+        rest = iter(tensors)
+
+        def substitute(value):
+            kind = type(value)
+            if kind is VirtualTensor:
+                return next(rest)
+            if kind is list or kind is tuple:
+                return [substitute(item) for item in value]
+            if kind is int and lengths is not None:
+                return lengths[value] if value > MAX_UNKNOWN else lengths.get(value, value)
+            if isinstance(value, CPUGenerator):
+                return None
+            return device if kind is TorchDevice else value
+
+        args = [substitute(value) for value in self.args]
+        return args, {name: substitute(value) for name, value in self.kwargs.items()}
+
+    def _refusal(self, plan=None):
+        """Return the kernel's error if it refuses both zeros and ones of these layouts; or None.
+
+        Such an error does not depend on values, so CUDA's host raises it at the call, whereas shape
+        inference may not know it: dtypes, memory overlap, arguments compared with sizes. First each
+        length is replaced by a small one, in the same order; what fails is tried as it is.
         """
-        if self.refused is None and self.operator.packet not in tables.same_dtype:
-            return
-        if sum(tensor._cell.layout.num_bytes for tensor in self.tensors) <= MAX_TRIAL_BYTES:
-            args = [_zeros(value) for value in self.values]
-            self.operator.run(*args, **{k: _zeros(value) for k, value in self.kwvalues.items()})
-        elif self.refused is not None:
-            raise self.refused
+        operator = self.operator
+        layouts = [tensor._cell.layout for tensor in self.tensors]
+        if plan is not None and (plan.only_views or not operator.is_tried or not layouts):
+            return None
+        error = self.refused
+        lengths = sorted({n for layout in layouts for n in layout.size} - {0, 1})
+        small = {length: n for n, length in enumerate(lengths, 2)}
+        overlap = len({*self.places}) < len(layouts) or any(0 in x.stride for x in layouts)
+        if error is None and not (operator.written and overlap) and lengths != [*small.values()]:
+            sizes = [([small.get(n, n) for n in x.size], x.dtype) for x in layouts]
+            tensors = [torch.empty(size, dtype=dtype, device=CPU) for size, dtype in sizes]
+            error = self._tried(tensors, small)
+            if error is None:
+                return None
+        outputs = () if plan is None else plan.outputs
+        layouts += [layout for mode, layout, _ in outputs if mode == NEW]
+        if sum(layout.num_bytes for layout in layouts) > MAX_TRIAL_BYTES:
+            known = self.refused is not None or re.search("type|not implemented", str(error))
+            return error if known else None
+        return self._tried(self._placeholders(CPU))
+
+    def _tried(self, tensors, lengths=None):
+        """Return the error of the kernel for zeros, if it is the same for ones; or None."""
+        operator, errors = self.operator, []
+        for value in (0, 1):
+            try:
+                args, kwargs = self._with(tensors, CPU, lengths)
+                if operator.random:
+                    if operator.generator is not None:
+                        del args[operator.generator : operator.generator + 1]
+                    kwargs["generator"] = CPUGenerator()
+                for tensor in tensors:
+                    tensor.fill_(value)
+                operator.run(*args, **kwargs)
+            except KERNEL_ERRORS as error:
+                errors.append(error.with_traceback(None))
+            else:
+                return None
+        return errors[0] if str(errors[0]) == str(errors[1]) else None
 
     def _wrap(self, value, inputs):
         """Return a virtual tensor with the values of `value`, the operator's result on the CPU."""
@@ -386,7 +427,7 @@ class Call:
             if value is data:
                 return tensor
         if value.is_nested:
-            refuse_nested(self.operator.func)
+            REFUSALS["NestedTensor"](self.operator.func)
         layout = TensorLayout.of(self.device, value)
         for tensor, data in zip(self.tensors, inputs, strict=True):
             if storage_id(value) == storage_id(data):
@@ -410,29 +451,21 @@ def _is_mask(index):
     return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
-def _zeros(value):
-    """Return `value` with CPU zeros in place of each cell in it, also in nested lists."""
-    if type(value) is list:
-        return [_zeros(item) for item in value]
-    return value.layout.empty(CPU).zero_() if type(value) is Cell else value
-
-
-def _place(error):
-    """Return where an error was raised, and from where that was called.
-
-    The caller tells a signal handler, which can be called anywhere, from the operator.
-    """
-    return [(frame.f_code, line) for frame, line in walk_tb(error.__traceback__)][-2:]
-
-
 _warned = set()  # operators
 
 
-def _indices_on(device, indices):
+def _indices_for(indexed, indices):
+    """Return indices on the device of the tensor that they index; those on the CPU are copied."""
+    where = indexed.device
+    if any(index is not None and index.device not in (CPU, where) for index in indices):
+        raise RuntimeError(
+            f"indices should be either on cpu or on the same device as the indexed tensor ({where})"
+        )
+    if where == CPU:
+        return indices
+    device = registry.find(where)
     return [
-        copy_to_device(index, device)
-        if isinstance(index, torch.Tensor) and index.device == CPU
-        else index
+        index if index is None or index.device == where else copy_to_device(index, device)
         for index in indices
     ]
 
@@ -478,6 +511,8 @@ def raise_now(op, device):
         raise torch.AcceleratorError(
             f"{scheduler.error_name} error: {op.name} {error}"
         ) from error.failure.error
+    if isinstance(error, NotImplementedError):  # of the kernel "bitwise_and_cpu", for example
+        error.args = tuple(str(arg).replace('_cpu" not', '_cuda" not') for arg in error.args)
     if error is not None:
         raise error
     device.raise_error()

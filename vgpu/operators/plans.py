@@ -34,14 +34,13 @@ class tables:  # noqa: N801
     """Facts missing in schemas of operators, added by `special_operators.py`, `copies.py`, ..."""
 
     special = {}  # operator -> function(func, args, kwargs) that issues it
-    special_names = {}  # "namespace::name", for operators that may not be defined yet -> the same
+    special_names = {}  # "namespace" or "namespace::name", maybe not defined yet -> the same
     run = {}  # operator -> function of CPU tensors that computes it instead
     random = set()  # operators without a generator argument whose function in `run` takes one
     shape = {}  # operator -> function that returns empty results of the right layout on `meta`
-    keyed_by_value = set()  # names: the values of numbers determine the shape of the result
+    keyed_by_value = set()  # names: the values of numbers determine the result's shape, or errors
     allocating = set()  # names: the result is uninitialised
     waiting = set()  # names: the shape of the result, or a Python result, depends on values
-    same_dtype = set()  # names: `meta` accepts floats of two dtypes, the CPU does not
     cpu_arguments = {}  # name -> "move" or "keep" CPU tensors among the arguments
     bit_views = set()  # operators: views that differ by more than their layout
 
@@ -60,6 +59,7 @@ class Operator:
             omits.
         only_layout: whether it only changes the layout of its first argument.
         generator: the position of the argument of this name; or None.
+        is_tried: whether zeros and ones may be tried for errors that do not depend on values.
         special, random, run, allocates, waits, cpu_arguments: see `tables`.
     """
 
@@ -69,14 +69,19 @@ class Operator:
         self.func = func
         self.name = str(func).rpartition(".")[0]
         self.packet = packet
-        self.special = tables.special.get(func) or tables.special_names.get(schema.name)
+        names = tables.special_names
+        self.special = tables.special.get(func) or names.get(schema.name) or names.get(namespace)
         if self.special is None and is_composite(func):
             self.special = _decompose
+        names = [argument.name for argument in schema.arguments]
+        self.generator = names.index("generator") if "generator" in names else None
+        self.random = func in tables.random or self.generator is not None
         types = [str(argument.type) for argument in schema.arguments]
         self.nested = any("Tensor" in type and "List" in type for type in types)
-        values_matter = namespace != "aten" or packet in tables.keyed_by_value
+        self.is_tried = namespace in ("aten", "torch_nn") and packet not in tables.allocating
+        self.is_tried &= "backward" not in packet  # autograd's arguments fit
+        values_matter = namespace != "aten" or packet in tables.keyed_by_value or self.random
         self.by_value = [values_matter or not _is_number(type) for type in types]
-        names = [argument.name for argument in schema.arguments]
         self.by_value_of = dict(zip(names, self.by_value, strict=True))
         self.written = [
             (position, argument.name)
@@ -89,8 +94,6 @@ class Operator:
             if packet in UPDATES_STATISTICS and name.startswith("running_")
         ]
         self.only_layout = torch.Tag.inplace_view in func.tags
-        self.generator = names.index("generator") if "generator" in names else None
-        self.random = func in tables.random or self.generator is not None
         self.run = tables.run.get(func, function_of(func))
         self.allocates = packet in tables.allocating
         self.waits = packet in tables.waiting

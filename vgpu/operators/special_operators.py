@@ -9,7 +9,7 @@ from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.dispatch import function_of, has_products_of_float16
 from vgpu.tensors import saving
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
-from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
+from vgpu.tensors.tensor import REFUSALS, VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
@@ -153,17 +153,6 @@ def _native_group_norm_backward(grad, tensor, *args):
     )
 
 
-def _refuse(func, *allowed):
-    """Return `func` for `meta`, which rejects other dtypes of the second tensor like the kernel."""
-
-    def shape(tensor, second, *args):
-        if second.dtype not in allowed:
-            raise RuntimeError(f"dtype must be one of {allowed}: got {second.dtype}")
-        return func(tensor, second, *args)
-
-    return shape
-
-
 tables.shape.update(
     {
         aten.native_batch_norm.default: _native_batch_norm,
@@ -176,12 +165,6 @@ tables.shape.update(
         aten.native_group_norm_backward.default: _native_group_norm_backward,
     }
 )
-for _func, *_allowed in (
-    (aten.nll_loss_forward.default, torch.int64, torch.uint8),
-    (aten.nll_loss2d_forward.default, torch.int64, torch.uint8),
-    (aten.embedding.default, torch.int64, torch.int32),  # without this check in torch 2.11
-):
-    tables.shape[_func] = _refuse(_func, *_allowed)
 tables.special.update(
     {
         aten._sparse_coo_tensor_unsafe.default: _sparse,
@@ -195,6 +178,12 @@ tables.special.update(
         aten.set_.source_Storage_storage_offset: saving.set_storage,
     }
 )
+tables.special_names["quantized"] = REFUSALS["Quantized"]
+for _name in (
+    "quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel "
+    "_make_per_tensor_quantized_tensor _make_per_channel_quantized_tensor"
+).split():
+    tables.special_names[f"aten::{_name}"] = REFUSALS["Quantized"]
 for _name in (
     "empty_like zeros_like ones_like full_like rand_like randn_like randint_like "
     "new_empty new_empty_strided new_zeros new_ones new_full"
@@ -230,17 +219,13 @@ tables.run.update(_of_gpus)
 tables.shape.update(_of_gpus)
 tables.run[aten._thnn_fused_lstm_cell.default] = gpu_kernels.lstm_cell
 tables.run[aten._thnn_fused_lstm_cell_backward_impl.default] = gpu_kernels.lstm_cell_backward
-tables.keyed_by_value.update({"arange", "range", "linspace", "logspace"})
+tables.keyed_by_value.update({"arange", "range", "linspace", "logspace", "histc"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}
 )
 tables.waiting.update(
     "allclose equal _embedding_bag _embedding_bag_forward_only multilabel_margin_loss_forward "
     "tensor_split".split()
-)
-tables.same_dtype.update(
-    "mm mv bmm addmm addmv addbmm convolution binary_cross_entropy index_add index_add_ "
-    "index_copy index_copy_ index_put index_put_ _index_put_impl_".split()
 )
 tables.cpu_arguments.update(
     dict.fromkeys(("index", "index_put_", "index_put", "_index_put_impl_"), "move"),

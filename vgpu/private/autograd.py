@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from vgpu.private.patching import replace, when_imported
+from vgpu.private.patching import replace, telling, when_imported
 from vgpu.private.tensors import own_device
 
 sequence_number = torch.autograd._get_sequence_nr  # the number of autograd's next operator
@@ -38,14 +38,15 @@ def set_below_autograd():
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
-def patch_backward(streams_of_forward):
+def patch_backward(streams_of_forward, device_type):
     """Run backward of virtual GPUs in the calling thread, where it only issues ops.
 
     torch has a single backward queue for all virtual GPUs anyway. `streams_of_forward` returns a
-    context manager in which each operator is issued to the stream of its forward.
+    context manager in which each operator is issued to the stream of its forward. `device_type`
+    is the one that errors name.
     """
     graph = torch.autograd.graph
-    run_backward = graph._engine_run_backward
+    run_backward = telling(device_type, graph._engine_run_backward)
 
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):

@@ -5,7 +5,7 @@ import warnings
 
 import torch
 
-from vgpu.private.patching import replace, when_imported
+from vgpu.private.patching import replace, telling, when_imported
 from vgpu.private.virtual_tables import install_cuda_guard
 
 _libraries = []  # kept alive: a deleted torch.library.Library unregisters its kernels
@@ -13,12 +13,12 @@ _libraries = []  # kept alive: a deleted torch.library.Library unregisters its k
 _FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indices")
 
 
-def register_cuda(factory, refuse_nested):
+def register_cuda(factory, refusals):
     """Make "cuda" devices virtual GPUs in torch's C++ code, also in a CUDA build.
 
     Args:
         factory: function(func, *args, **kwargs) for operators without a tensor.
-        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
+        refusals: see `register_device_type`.
 
     Raises:
         RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
@@ -26,7 +26,8 @@ def register_cuda(factory, refuse_nested):
     install_cuda_guard()
     library = torch.library.Library("_", "IMPL")
     library.fallback(factory, "CUDA")
-    library.fallback(refuse_nested, "NestedTensorCUDA")
+    for kind, refuse in refusals.items():
+        library.fallback(refuse, f"{kind}CUDA")
     _libraries.append(library)
     library = torch.library.Library("aten", "IMPL")
     with warnings.catch_warnings():
@@ -35,9 +36,10 @@ def register_cuda(factory, refuse_nested):
             packet, _, overload = name.partition(".")
             func = getattr(getattr(torch.ops.aten, packet), overload or "default")
             library.impl(name, functools.partial(factory, func), "CUDA")
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key("NestedTensorCUDA"):
-            func = name.replace("::", ".")
-            library.impl(name, functools.partial(refuse_nested, func), "NestedTensorCUDA")
+        for kind, refuse in refusals.items():
+            key = f"{kind}CUDA"
+            for name in torch._C._dispatch_get_registrations_for_dispatch_key(key):
+                library.impl(name, functools.partial(refuse, name.replace("::", ".")), key)
     _libraries.append(library)
 
 
@@ -102,6 +104,13 @@ def skip_initialization():
     """Prevent torch from initialising CUDA, which fails without a real GPU."""
     torch.cuda._lazy_init = lambda: None
     torch.cuda._initialized = True
+
+
+def patch_messages(tensor_class):
+    """Name "cuda" in errors of C++ code: for gradients of tensors of a class, recurrent layers."""
+    grad, recurrent = torch.Tensor.grad, ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    tensor_class.grad = property(grad.__get__, telling("cuda", grad.__set__), grad.__delete__)
+    replace(torch._VF, **{name: telling("cuda", getattr(torch._VF, name)) for name in recurrent})
 
 
 def patch_autocast():

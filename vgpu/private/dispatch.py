@@ -22,8 +22,8 @@ def has_products_of_float16():
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
 
 
-def check_kernel(func):
-    """Raise NotImplementedError if an operator has a CUDA kernel but no CPU kernel.
+def check_kernel(func, tensors):
+    """Raise NotImplementedError if an operator has no CPU kernel, or CUDA none for integers.
 
     Virtual GPUs run CPU kernels.
     """
@@ -36,6 +36,27 @@ def check_kernel(func):
                 f'add one by torch.library.impl("{name}", "CPU", function), or run it on a '
                 "machine with a real GPU"
             )
+    kernel = _ONLY_FLOATS.get(name[6:].partition(".")[0].rstrip("_"))
+    dtypes = {tensor.dtype for tensor in tensors} if kernel else ()
+    if len(dtypes) == 1 and not any(x.is_floating_point or x.is_complex for x in dtypes):
+        kind = torch.empty(0, dtype=dtypes.pop(), device="cpu").type()[len("torch.") : -6]
+        raise NotImplementedError(f"\"{kernel}\" not implemented for '{kind}'")
+
+
+# Operators that take integers on the CPU only -> their kernel for CUDA, see OpInfo.dtypesIfCUDA.
+_ONLY_FLOATS = {
+    **dict.fromkeys(("mm", "addmm"), "addmm_cuda"),
+    **dict.fromkeys(("bmm", "baddbmm", "addbmm", "_trilinear"), "baddbmm_cuda"),
+    **dict.fromkeys(("mv", "addmv"), "addmv_impl_cuda"),
+    "dot": "dot",
+    "native_dropout": "fused_dropout",
+    "vdot": "vdot",
+    "convolution": "slow_conv2d_cuda",
+    "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
+    "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
+    "avg_pool2d": "avg_pool2d_out_cuda_frame",
+    "avg_pool3d": "avg_pool3d_out_cuda",
+}
 
 
 def lacks_shape_inference(func, error):

@@ -1,7 +1,9 @@
 """Patches modules and classes of other packages, now or as soon as they are imported."""
 
+import functools
 import importlib.abc
 import importlib.machinery
+import re
 import sys
 
 _changes = {}  # name of a module -> functions(module)
@@ -11,6 +13,21 @@ def replace(owner, **values):
     """Replace names of a module or class."""
     for name, value in values.items():
         setattr(owner, name, value)
+
+
+def telling(device_type, function):
+    """Return a function of torch whose errors name this device type instead of "vgpu"."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            text = re.sub(r"\bvgpu(\w+)Type\b", rf"torch.{device_type}.\1Tensor", str(error))
+            error.args = (re.sub(r"\bvgpu(?=:\d|')", device_type, text), *error.args[1:])
+            raise
+
+    return call
 
 
 def when_imported(name, change):

@@ -13,7 +13,7 @@ BaseStream, BaseEvent = torch.Stream, torch.Event  # `patch_classes` replaces th
 _libraries = []  # kept alive: a deleted torch.library.Library unregisters its kernels
 
 
-def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
+def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refusals):
     """Register the device type `vgpu`, whose module is `torch.vgpu`; return a warning, or None.
 
     Args:
@@ -22,7 +22,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
         is_pinned, pin: functions(CPU tensor).
         restore: function(storage, location) for torch.load.
         kernels: functions(library) that register further aten kernels.
-        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
+        refusals: for a kind of tensors, such as "NestedTensor", the function(func, *args, **kwargs)
+            that refuses their operators.
 
     Raises:
         RuntimeError: another package has registered a device type.
@@ -52,7 +53,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     _libraries.append(library)
     library = torch.library.Library("_", "IMPL")
     library.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    library.fallback(refuse_nested, "NestedTensorPrivateUse1")
+    for kind, refuse in refusals.items():
+        library.fallback(refuse, f"{kind}PrivateUse1")
     _libraries.append(library)
     # a low number, to precede torch's own, which would allocate on the device
     torch.serialization.register_package(15, lambda storage: None, restore)

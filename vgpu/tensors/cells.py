@@ -63,14 +63,14 @@ class TensorLayout:
             layout = cls._known.setdefault(key, layout)
         return layout
 
-    def empty(self, device):
-        """Return an empty tensor of this layout on `device`, a torch device: CPU or meta."""
-        if self.offset:
-            elements = self.num_bytes // self.dtype.itemsize
-            base = torch.empty(elements, dtype=self.dtype, device=device)
-            tensor = base.as_strided(self.size, self.stride, self.offset)
-        else:
+    def empty(self, device, storage=None):
+        """Return an empty tensor of this layout on `device`, CPU or meta, in `storage` if given."""
+        if storage is None and not self.offset:
             tensor = torch.empty_strided(self.size, self.stride, dtype=self.dtype, device=device)
+        else:
+            storage = storage or torch.UntypedStorage(self.num_bytes, device=device)
+            tensor = torch.empty(0, dtype=self.dtype, device=device)
+            tensor.set_(storage, self.offset, self.size, self.stride)
         return with_bits(tensor, self)
 
 

@@ -127,7 +127,7 @@ class VirtualTensor(torch.Tensor):
         if tensor_contents is None:
             tensor_contents = tensor_string(self.detach().cpu())
         text = super().__repr__(tensor_contents=tensor_contents)
-        text = text.replace("VirtualTensor(", "tensor(", 1)
+        text = text.replace("Tensor(", "tensor(", 1)
         if is_parameter(self):
             text = "Parameter containing:\n" + text.removeprefix("Parameter(").removesuffix(")")
         return text
@@ -152,6 +152,9 @@ class VirtualTensor(torch.Tensor):
             copy.grad = self.grad.__deepcopy__(memo)
         memo[id(self)] = copy
         return copy
+
+
+VirtualTensor.__name__ = "Tensor"  # as torch's errors name it
 
 
 def _extra_attributes(tensor):
@@ -192,13 +195,24 @@ def refuse(what):
     )
 
 
-def refuse_nested(func):
-    """Raise RuntimeError: an operator takes or returns a nested tensor with strided layout."""
-    raise RuntimeError(
-        f"{func} requires nested tensors of the strided layout, which virtual GPUs do not "
-        "support: use layout=torch.jagged. For attention, which requires them on jagged tensors, "
-        "too, use x.to_padded_tensor(0.0) and a mask"
-    )
+def _refusing(what, cure):
+    def refuse(func, *args, **kwargs):
+        raise RuntimeError(f"{func} requires {what}, which virtual GPUs do not support: {cure}")
+
+    return refuse
+
+
+REFUSALS = {  # kind of tensors -> function(operator, *its arguments) that raises an error
+    "NestedTensor": _refusing(
+        "nested tensors of the strided layout",
+        "use layout=torch.jagged. For attention, which requires them on jagged tensors, too, use "
+        "x.to_padded_tensor(0.0) and a mask",
+    ),
+    "Quantized": _refusing(
+        "quantized tensors",
+        "keep them on the CPU, or round to their values by torch.fake_quantize_per_tensor_affine",
+    ),
+}
 
 
 class DeviceStorage(torch.UntypedStorage):
