@@ -53,7 +53,7 @@ def replace_in_cuda(values):
 def replace_private_names(module, history, sleep, set_stream, refusing):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
-    Those of `torch._C` are called by torch's test classes and by `torch._dynamo.reset`.
+    Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
 
     Args:
         module, history: `torch.vgpu` and `vgpu.recording.history`.
@@ -66,14 +66,14 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": module._is_in_bad_fork,
-            "_record_memory_history": history.record_memory_history,
-            "_snapshot": history.snapshot,
-            "_dump_snapshot": history.dump_snapshot,
             "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
     replace(
         torch._C,
+        _cuda_record_memory_history=history.record_memory_history,
+        _cuda_record_memory_history_legacy=history.record_memory_history_legacy,
+        _cuda_memorySnapshot=history.snapshot,
         # A separate function: torch._dynamo has different rules for torch.cuda.set_device.
         _cuda_setDevice=lambda device: module.set_device(device),
         _cuda_setStream=set_stream,
