@@ -158,6 +158,7 @@ def _configure(n, figures):
             where = torch.device(registry.device_type, index)
             registry.devices.append(Device(where, **settings))
     registry.count = n
+    torch.vgpu.default_generators[:] = [device.generator for device in registry.devices[:n]]
 
 
 def requested_gpus():

@@ -100,7 +100,7 @@ def remove_privateuse1_tests():
 
 def skip_initialization():
     """Prevent torch from initialising CUDA, which fails without a real GPU."""
-    torch.cuda._lazy_init = lambda: None
+    replace_in_cuda({"_lazy_init": lambda: None})
     torch.cuda._initialized = True
 
 
