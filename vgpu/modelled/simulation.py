@@ -150,7 +150,7 @@ def _replace_methods(start, join, patched):
     threading.Thread.start, threading.Thread.join, _patched = start, join, patched
 
 
-class Simulation:
+class Simulation(scheduler.DeviceClock):
     """The `DeviceClock` of modelled GPUs.
 
     Args:

@@ -17,7 +17,6 @@ from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Protocol
 
 from vgpu.runtime.spans import Span
 
@@ -34,8 +33,10 @@ LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are
 at_long_wait = None  # callback of a host that has waited twice as long
 
 
-class DeviceClock(Protocol):
+class DeviceClock:
     """What keeps the time: `WallClock`, or `Simulation` on modelled GPUs.
+
+    Methods do nothing unless overridden: by the wall clock, all that takes time does so by itself.
 
     Attributes:
         name: the modelled hardware; "" on the wall clock.
@@ -44,9 +45,7 @@ class DeviceClock(Protocol):
             `EqualRanks` in it; () on the wall clock, which they share.
     """
 
-    name: str
-    is_modelled: bool
-    meetings: object
+    name, is_modelled, meetings = "", False, ()
 
     def start(self):
         """Apply what the clock changes in Python: the switch interval, or threads and modules."""
@@ -61,7 +60,7 @@ class DeviceClock(Protocol):
         """Return the time of issue of an op, after the host time of its launch."""
 
     def advance(self, seconds):
-        """Let host work take `seconds`; on the wall clock it takes real time itself."""
+        """Let host work take `seconds`."""
 
     def host_allocates(self, num_bytes):
         """Let the first touch of new CPU memory take its time."""
@@ -94,10 +93,9 @@ class DeviceClock(Protocol):
         """Complete all issued ops, and leave the ranks of the job."""
 
 
-class WallClock:
+class WallClock(DeviceClock):
     """The `DeviceClock` of virtual GPUs whose engines are threads."""
 
-    name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`
 
     def start(self):
@@ -118,21 +116,11 @@ class WallClock:
     def launch(self, op, stream):
         return perf_counter()
 
-    def advance(self, seconds):
-        """Do nothing: host work takes real time."""
-
-    host_allocates = enter_module = copy_modules = advance
-
     def ask_and_wait(self, function, *arguments):
         function(*arguments)
 
     def shared_by(self, threads):
         return contextlib.nullcontext()
-
-    def catch_up(self):
-        """Do nothing: every op that has ended is done."""
-
-    poll = end_meetings = catch_up
 
     def has_ended(self, op):
         return op.done
