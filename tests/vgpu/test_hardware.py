@@ -17,7 +17,7 @@ import d2lpar
 from vgpu import PRESETS, Link, clock, equal_ranks, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled import modelled_gpu
 from vgpu.modelled.datasheets import GPUS
-from vgpu.modelled.hardware import MACHINES, Machine, Scaled, as_machine, machines_of
+from vgpu.modelled.hardware import MACHINES, Machine, as_machine, machines_of
 from vgpu.modelled.host import EAGER, Host, as_host
 from vgpu.modelled.kernels import Kernel
 from vgpu.modelled.modelled_gpu import GPU
@@ -342,7 +342,7 @@ def kernel_beside_a_collective(machine):
 def test_a_scaled_gpu_is_otherwise_what_it_was():
     """It catches a scaled GPU whose kernels are as fast beside a collective as alone."""
     ours = MACHINES["dgxa100"]
-    machine = dataclasses.replace(ours, gpu=Scaled(ours.gpu, 2.0))
+    machine = dataclasses.replace(ours, gpu=ours.gpu.scaled(2.0))
     assert (machine.gpu.memory, machine.gpu.link) == (ours.gpu.memory, ours.gpu.link)
     assert machine.gpu.collective_link is ours.gpu.collective_link
     assert machine.gpu.multiprocessors == 108, "NVIDIA A100 data sheet"

@@ -42,7 +42,7 @@ class Model:
     copies to other devices use the link to the CPU.
 
     Attributes:
-        gpu: the model of kernel durations, such as a `GPU`.
+        gpu: its `GPU`, the model of kernel durations.
         host: the number of its machine.
         engines: its engines for kernels, for copies from and to the CPU, and between devices.
     """
@@ -99,10 +99,9 @@ class Model:
 
     def note_collective(self, op):
         """Record a `Collective` whose end is known: until then it slows kernels down."""
-        processors = getattr(self.gpu, "multiprocessors", None)
-        if processors and op.seconds:
+        if op.seconds:
             channels = ceil(op.num_bytes / op.seconds / CHANNEL)
-            self._collective = op.end, min(channels / processors, 0.5)
+            self._collective = op.end, min(channels / self.gpu.multiprocessors, 0.5)
 
     def kernel_end(self, start, seconds):
         """Return the end of a kernel that starts at `start` and takes `seconds` if alone."""

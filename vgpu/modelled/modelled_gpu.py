@@ -1,7 +1,7 @@
 """A GPU by its data sheet, and the duration of its kernels."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -85,6 +85,7 @@ class GPU:
         special: exponentials of a multiprocessor per multiplication in float32.
         memory_efficiency: fraction of the bandwidth that kernels reach.
         overheads: its `Overheads`.
+        factor: factor on the time of each kernel, see `scaled`.
     """
 
     name: str
@@ -103,6 +104,7 @@ class GPU:
     special: float = 0.25
     memory_efficiency: float = MEMORY_EFFICIENCY
     overheads: Overheads = Overheads()
+    factor: float = 1.0
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -143,7 +145,7 @@ class GPU:
         seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # conversion to the layout of tensor cores, and back
-        return seconds
+        return self.factor * seconds
 
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
         """Return the duration of a `Product` of matrices of `dtype`, for the operator `name`.
@@ -235,6 +237,17 @@ class GPU:
                 return "tf32"
         return unit if unit in self.peaks else "float32"
 
+    def scaled(self, factor):
+        """Return a GPU whose kernels take `factor` times as long, fitted to one measurement.
+
+        Raises:
+            ValueError: `factor` is not positive.
+        """
+        if not factor > 0:
+            raise ValueError(f"the factor of a GPU's times must be positive: got {factor}")
+        name = f"{self.name}, kernels x {factor:.3g}"
+        return replace(self, name=name, factor=factor * self.factor)
+
     def rows(self):
         """Return a table of its figures, a list of pairs of strings."""
         peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
@@ -245,7 +258,9 @@ class GPU:
             f"least {LEAST_SECONDS * 1e6:g} µs"
         )
         links = f"over {self.collective_link or self.peer_link or self.link}"
-        return [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
+        rows = [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
+        scaled = f"kernels take {self.factor:.4g} times as long"
+        return rows if self.factor == 1 else [*rows, ("scaled", scaled)]
 
 
 def _reached(m, n):
