@@ -19,10 +19,11 @@ BYTE_A_SECOND = Link(1.0)
 
 
 class Fixed(GPU):
-    """A GPU whose kernels all take `seconds`, beside a collective, too."""
+    """A GPU whose kernels all take `seconds`; by default a collective keeps none of it busy."""
 
-    def __init__(self, seconds=0.0, link=None, peer_link=None):
-        super().__init__("fixed", 2**40, 1.0, {"float32": 1.0}, math.inf, link, peer_link)
+    def __init__(self, seconds=0.0, link=None, peer_link=None, multiprocessors=math.inf, **more):
+        figures = 2**40, 1.0, {"float32": 1.0}, multiprocessors, link, peer_link
+        super().__init__("fixed", *figures, **more)
         vars(self).update(seconds=seconds, kernels=[])  # what it was asked for
 
     def kernel_seconds(self, kernel):
