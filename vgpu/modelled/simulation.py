@@ -28,7 +28,6 @@ from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import WorkerThread, set_thread_count
-from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import QUEUE_LIMIT, Resource
 from vgpu.tensors.cells import (
     NO_VALUES,
@@ -109,9 +108,7 @@ _started = WeakKeyDictionary()  # thread -> (simulation, seconds) of its start
 _host_of = WeakKeyDictionary()  # thread -> its HostClock
 
 
-_patched = None  # (original methods of `threading.Thread`, their replacements)
-
-
+@functools.cache
 def patch_threads():
     """Patch `threading.Thread`: threads inherit the clock of their start, and joining advances it.
 
@@ -131,23 +128,7 @@ def patch_threads():
         if host is not None and host.simulation is clock and not self.is_alive():
             clock.host_clock().set(host.now())
 
-    if _patched is None:
-        both = (start, join), (start_host, join_host)
-        _replace_methods(start_host, join_host, both)
-
-
-def unpatch_threads():
-    """Restore the methods of `threading.Thread`, unless a program has replaced them since."""
-    if _patched is not None:
-        (start, join), patches = _patched
-        if (threading.Thread.start, threading.Thread.join) == patches:
-            _replace_methods(start, join, None)
-
-
-@one_step
-def _replace_methods(start, join, patched):
-    global _patched
-    threading.Thread.start, threading.Thread.join, _patched = start, join, patched
+    threading.Thread.start, threading.Thread.join = start_host, join_host
 
 
 class Simulation(scheduler.DeviceClock):
@@ -178,7 +159,6 @@ class Simulation(scheduler.DeviceClock):
 
     def stop(self):
         program_clock.stop()
-        unpatch_threads()
         self.issuing.stop()
         if self.meetings is not None:
             self.meetings.leave()
