@@ -87,14 +87,9 @@ def virtual_gpus(
         raise ValueError(f"host={host!r} requires model=: without it the host takes its own time")
     if threads is None:
         threads = _threads_from_environment()
-    given = {"threads": threads, "link": link, "peer_link": peer_link}
+    given = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
+    given |= {"model": model, "values": values, "host": host}
     given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
-    if memory is not None:
-        given |= {"memory": memory}
-    if model is not None:
-        given |= {"model": model, "values": values}
-    if host is not None:
-        given |= {"host": host}
     machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
