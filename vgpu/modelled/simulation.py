@@ -294,7 +294,6 @@ class Simulation(scheduler.DeviceClock):
             self.make_ready(op)
 
     def make_ready(self, op):
-        """Queue an op for the time `op.ready`."""
         stream = op.stream
         self._number += 1
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
@@ -305,7 +304,6 @@ class Simulation(scheduler.DeviceClock):
             self._run_next()
 
     def run_while(self, condition):
-        """Simulate issued ops while `condition()` is true."""
         while condition() and (self._ready or self.meetings.pending):
             self._run_next()
 
@@ -399,7 +397,6 @@ def _is_computed(op):
 
 
 def leave_without_values(op):
-    """Mark the outputs of `op` as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
         forget(cell)
@@ -419,7 +416,7 @@ class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
     `ops` are handed over but not admitted yet; `requests` are (function, arguments, callback after
-    its return), or None to end. An exception ends the thread, see `scheduler.note_death`.
+    its return), or None to end. An exception ends the thread, see `scheduler.check_threads`.
     """
 
     def __init__(self):

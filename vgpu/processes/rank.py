@@ -7,9 +7,7 @@ r"""One process of a parallel job: set up the process group, call a function, te
 
 calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process; rank 0 prints its result.
 `package.module:train` names a function of an installed module; `--timeout 300` before the name sets
-the time limit of `run`. Machines whose names do not resolve also need `--local-addr ADDRESS`,
-`--rdzv-conf is_host=1` (0 on all but HOST) and the environment variable GLOO_SOCKET_IFNAME with the
-network interface. With `--max-restarts`, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
+the time limit of `run`. docs/several_machines.md has more options.
 """
 
 import argparse

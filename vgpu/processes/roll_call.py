@@ -216,10 +216,6 @@ def _wait_for(store, keys, seconds, given_up=lambda: False):
     return True
 
 
-def _in_torch(frame):
-    return frame.filename.startswith(_TORCH)
-
-
 def _waits(frame):
     """Return whether a thread of vgpu waits for other ranks, given its innermost frame.
 
@@ -234,5 +230,5 @@ _DISTRIBUTED = os.path.dirname(torch.distributed.__file__)
 
 def _place(stack):
     """Describe the innermost line of a stack outside torch and vgpu."""
-    frame = [frame for frame in stack if not _in_torch(frame)][-1]
+    frame = [frame for frame in stack if not frame.filename.startswith(_TORCH)][-1]
     return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")

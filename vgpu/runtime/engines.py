@@ -65,7 +65,7 @@ class WorkerThread:
         if not self._begun.acquire(blocking=False):
             return
         self.started = True
-        scheduler.note_engine(self)
+        scheduler.thread_local.engine = self
         with _fork_locks[0]:  # waits for a fork in progress
             _fork_locks.append(self.running)
         try:
@@ -75,7 +75,7 @@ class WorkerThread:
             with torch.inference_mode():  # allows writes to inference tensors
                 self.serve()
         except BaseException as error:
-            scheduler.note_death(self, error)
+            scheduler.deaths.append((self, error))
         with _fork_locks[0]:
             _fork_locks.remove(self.running)
         self.ended.set()

@@ -27,8 +27,8 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about 
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
-_thread_local = threading.local()  # `engine` is set in an engine's thread
-_deaths = []  # (name, exception) of engine threads that have died
+thread_local = threading.local()  # `engine` is set in an engine's thread
+deaths = []  # (engine, exception) of engine threads that have died: see `check_threads`
 LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are alive
 at_long_wait = None  # callback of a host that has waited twice as long
 
@@ -375,17 +375,12 @@ def wait(op, device):
 
 def check_threads():
     """Raise RuntimeError if an engine's thread has died: its ops and their dependents never end."""
-    if _deaths:
-        who, error = _deaths[0]
+    if deaths:
+        who, error = deaths[0]
         raise RuntimeError(
             f"{who} has died of {type(error).__name__}: {error}. Work on virtual GPUs cannot end "
             "any more: restart Python, and please report this"
         ) from error
-
-
-def note_death(who, error):
-    """Make all threads that wait for devices raise: the thread `who` has died of `error`."""
-    _deaths.append((who, error))
 
 
 def check_clocks(device, other):
@@ -413,15 +408,11 @@ def record_wait(device, start, end):
 
 def check_thread():
     """Raise RuntimeError in an engine's thread, where a wait would never end."""
-    if getattr(_thread_local, "engine", None) is not None:
+    if getattr(thread_local, "engine", None) is not None:
         raise RuntimeError(
             "the garbage collector ran a destructor that waits for a virtual GPU in an engine's "
             "thread, which would deadlock: release the object explicitly before dropping it"
         )
-
-
-def note_engine(engine):
-    _thread_local.engine = engine
 
 
 def wait_all(ops, device):
