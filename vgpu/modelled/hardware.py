@@ -63,8 +63,8 @@ def as_gpu(gpu):
     if not isinstance(gpu, str):
         raise TypeError(f"a GPU must be a vgpu.GPU or a name: got {gpu!r}")
     if gpu.lower() not in GPUS:
-        what = "a machine, not a GPU" if gpu.lower() in MACHINES else "not a known GPU"
-        raise ValueError(f"{gpu!r} is {what}; GPUs are {', '.join(GPUS)}")
+        known = f"GPUs are {', '.join(GPUS)}; machines are {', '.join(MACHINES)}"
+        raise ValueError(f"no GPU named {gpu!r}; {known}")
     return GPUS[gpu.lower()]
 
 
@@ -74,15 +74,9 @@ def as_machine(model):
     Raises:
         ValueError, TypeError: as `as_gpu`.
     """
-    if isinstance(model, Machine):
-        return model
-    if isinstance(model, str):
-        if model.lower() in MACHINES:
-            return MACHINES[model.lower()]
-        if model.lower() not in GPUS:
-            known = ", ".join((*GPUS, *MACHINES))
-            raise ValueError(f"no GPU and no machine named {model!r}; there are {known}")
-    return Machine(model)
+    if isinstance(model, str) and model.lower() in MACHINES:
+        return MACHINES[model.lower()]
+    return model if isinstance(model, Machine) else Machine(model)
 
 
 def machines_of(n, models, host=None):
