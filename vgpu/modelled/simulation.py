@@ -6,10 +6,8 @@ are free: its engine, and for a copy the directions of the links on its path.
 
 The simulation runs on demand only. A host that waits for an op has it run until that op has ended,
 and sets its own clock to that end. Ops issued afterwards are ready later than everything simulated
-so far, and so cannot change it: that is why the result is exact.
-
-All of this happens in one thread, the simulator, which no interrupt reaches. It wakes on requests,
-and first admits the ops that hosts have handed over.
+so far, and so cannot change it: that is why the result is exact. All of this happens in one thread,
+the simulator, which no interrupt reaches.
 """
 
 import contextlib
@@ -58,16 +56,13 @@ class ModelledEngine(Resource):
         self.name = name
         self.device = device
         self.clock = simulation
-        self.hand_over = simulator.ops.append
+        self.hand_over, self.start = simulator.ops.append, simulator.start
         self.issued = self.finished = 0
         self.ends = deque()
 
     @property
     def started(self):
         return simulator.started
-
-    def start(self):
-        simulator.start()
 
     def wait_for_room(self):
         self.clock.wait_for_room(self)
@@ -230,7 +225,7 @@ class Simulation(scheduler.DeviceClock):
         return issued
 
     def wait(self, op, device):
-        self.ask_and_wait(self._run_until_done, op)
+        self.ask_and_wait(self._run_while, lambda: not op.done)
         host, where = self.host_clock(), op.stream.device
         started = host.now(where)
         if op.end > started:
@@ -251,7 +246,7 @@ class Simulation(scheduler.DeviceClock):
         if engine.issued - engine.finished < QUEUE_LIMIT:
             return
         over = engine.issued - QUEUE_LIMIT // 2
-        self.ask_and_wait(self._run_until_ended, engine, over)
+        self.ask_and_wait(self._run_while, lambda: engine.finished + len(engine.ends) < over)
         while engine.finished < over:
             engine.finished += 1
             arrived = max(arrived, engine.ends.popleft())
@@ -299,17 +294,12 @@ class Simulation(scheduler.DeviceClock):
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
         heappush(self._ready, (*key, op))
 
-    def _run_until_done(self, op):
-        while not op.done:
+    def _run_while(self, condition):
+        while condition():
             self._run_next()
 
-    def run_while(self, condition):
-        while condition() and (self._ready or self.meetings.pending):
-            self._run_next()
-
-    def _run_until_ended(self, engine, number):
-        while engine.finished + len(engine.ends) < number:
-            self._run_next()
+    def run_issued_while(self, condition):
+        self._run_while(lambda: condition() and (self._ready or self.meetings.pending))
 
     def _run_until(self, seconds):
         while self._ready_first(seconds) <= seconds and self._ready:
