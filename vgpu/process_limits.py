@@ -40,7 +40,6 @@ def memory_of_this_process():
 
 
 def memory_of_this_machine():
-    """Return the bytes of this machine's memory."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))

@@ -28,10 +28,6 @@ class Stream(BaseStream):
     Args:
         device: the device of the stream; the current device by default.
         priority: ignored; all streams have the same.
-
-    Attributes:
-        device: the `torch.device` of the stream.
-        stream_id: its number on the device; 0 for the default stream.
     """
 
     def __new__(cls, device=None, priority=0, *, _stream=None):

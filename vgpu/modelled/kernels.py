@@ -213,7 +213,6 @@ def may_do_products(name):
 
 
 def _tags(namespace, packet):
-    """Return the set of tags of all overloads of an operator."""
     operator = getattr(getattr(torch.ops, namespace), packet)
     return {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
 

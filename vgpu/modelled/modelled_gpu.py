@@ -119,16 +119,10 @@ class GPU:
             raise ValueError(f"peaks of a GPU must include float32: got {list(self.peaks)}")
 
     def kernel_seconds(self, kernel):
-        """Return the duration of a `Kernel`, the maximum of three.
-
-        - LEAST_SECONDS, or for each product of a convolution that of `overheads`;
-        - its bytes, at `memory_efficiency` of the bandwidth, and the `overheads` of rows and
-          `strided` elements;
-        - its matrix products, one after the other, see `product_seconds`. Unknown products cause a
-          warning, once for each operator.
+        """Return the duration of a `Kernel`: the maximum of least time, bytes and products.
 
         A convolution on tensor cores copies its tensors before and after, unless their layout is
-        channels_last.
+        channels_last. Unknown products cause a warning, once for each operator.
         """
         if kernel.products is None:
             warn_of_unknown_products(kernel.name)
@@ -154,16 +148,13 @@ class GPU:
         run in waves, and the last wave may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better, at a lower rate (TILE_LOSS). A tile
         starts and ends in TILE_SECONDS on tensor cores, elsewhere in the time of TILE_STEPS more
-        terms of its sums, so short sums are slow, too. `overheads` has further time of a product.
+        terms of its sums, so short sums are slow, too.
 
-        Sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS, except
-        those that stay `whole` outside tensor cores, where a kernel also runs at `reached` of the
-        rate. The bytes of the parts are ignored: caches hold most of them. On tensor cores the
-        parts of a matrix product are stored in float32 in cuBLAS's `workspace`, so large results
-        cannot be split; cuDNN allocates more. If matrices are not `aligned`, tensor cores run at
-        UNALIGNED at most. The fastest option counts, as a library selects it, also among the
-        product's `ways`, whose extra bytes move at TRANSFORM_EFFICIENCY of the bandwidth. Products
-        without tiles run on float32 units, in any dtype, at their own rate (DIRECT).
+        Sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS. The bytes
+        of the parts are ignored: caches hold most of them. On tensor cores the parts of a matrix
+        product are stored in float32 in cuBLAS's `workspace`, so large results cannot be split;
+        cuDNN allocates more. The fastest option counts, as a library selects it, also among the
+        product's `ways`. Products without tiles run on float32 units, in any dtype (DIRECT).
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])

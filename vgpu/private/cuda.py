@@ -16,12 +16,8 @@ _FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indi
 def register_cuda(factory, refuse_nested):
     """Make "cuda" devices virtual GPUs in torch's C++ code, also in a CUDA build.
 
-    Args:
-        factory: function(func, *args, **kwargs) for operators without a tensor.
-        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
-
-    Raises:
-        RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
+    `factory` and `refuse_nested` are those of `register_device_type`. RuntimeError if virtual GPUs
+    cannot replace CUDA's on this machine or this torch.
     """
     install_cuda_guard()
     library = torch.library.Library("_", "IMPL")
@@ -55,11 +51,8 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
 
     Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
 
-    Args:
-        module, history: `torch.vgpu` and `vgpu.recording.history`.
-        sleep: function(cycles) that keeps the current stream busy.
-        set_stream: function(stream_id, device_index, device_type) that makes a stream current.
-        refusing: function(name) that returns a callable which raises an error.
+    `module` and `history` are `torch.vgpu` and `vgpu.recording.history`; `refusing(name)` returns a
+    callable that raises an error.
     """
     replace_in_cuda(
         {

@@ -16,13 +16,9 @@ _libraries = []  # kept alive: a deleted torch.library.Library unregisters its k
 def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refuse_nested):
     """Register the device type `vgpu`, whose module is `torch.vgpu`; return a warning, or None.
 
-    Args:
-        factory: function(func, *args, **kwargs) for operators without a virtual tensor.
-        copy_: function(target, source, non_blocking), called by torch.tensor(..., device=).
-        is_pinned, pin: functions(CPU tensor).
-        restore: function(storage, location) for torch.load.
-        kernels: functions(library) that register further aten kernels.
-        refuse_nested: function(func, *args, **kwargs) for operators on strided nested tensors.
+    `factory(func, *args, **kwargs)` is for operators without a virtual tensor, `refuse_nested` for
+    those on strided nested tensors, `restore(storage, location)` for torch.load; `kernels` are
+    functions(library) that register further aten kernels.
 
     Raises:
         RuntimeError: another package has registered a device type.
@@ -86,8 +82,7 @@ def patch_default_dtype(wait):
 def patch_classes(stream, event, generator, is_virtual):
     """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
-    `stream`, `event` and `generator` are functions(device, ...) that create one for a virtual GPU,
-    given as `vgpu` or `vgpu:i`; `is_virtual(torch.device)` tells which devices are.
+    `stream`, `event` and `generator` are functions(device, ...) that create one.
     """
     torch.Stream = _replacement(BaseStream, stream, is_virtual)
     torch.Event = _replacement(BaseEvent, event, is_virtual)

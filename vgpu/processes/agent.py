@@ -153,8 +153,7 @@ class Agent(LocalElasticAgent):
 def failure_reason(codes, paths):
     """Return the exception that made an attempt fail.
 
-    `codes` are the exit codes of the ranks, None for those that run; `paths`, by rank, the files to
-    which they report errors, if there are any.
+    `codes` are the exit codes of the ranks, None for those that run; `paths` their files of errors.
     """
     killed = {
         rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0

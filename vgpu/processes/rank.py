@@ -48,9 +48,8 @@ STREAMS = ("stdout", "stderr")
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
     """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
-    Each process has its own GPU as its current device: a CUDA GPU with NCCL if this machine has one
-    for each of its processes, otherwise a virtual GPU with vccl. CPU tensors go through gloo, and
-    their kernels use one thread.
+    Each process has its own GPU as its current device, as in `launch`. CPU tensors go through gloo,
+    and on virtual GPUs their kernels use one thread.
 
     Args:
         timeout: seconds that a collective may take, and that the last rank may return after the
@@ -96,7 +95,6 @@ def _store_of_torchrun(limit):
 
 
 def _choose_device(figures):
-    """Make this rank's GPU the current device; return it and its backend."""
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if figures is None and has_gpus(local_size):
         device = torch.device("cuda", local_rank)
@@ -181,7 +179,6 @@ def _end(code):
 
 
 def _end_with_parent(folder):
-    """End this process when the one that called `launch` ends."""
     multiprocessing.parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)

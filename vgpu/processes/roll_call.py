@@ -74,7 +74,6 @@ class RollCall:
                     return
 
     def _state(self):
-        """Return this rank's answer: number of collectives, line, whether it waits."""
         frames = sys._current_frames()  # the innermost of each thread
         place = _place(traceback.extract_stack(frames[self.main]))
         waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)

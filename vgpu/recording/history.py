@@ -48,7 +48,6 @@ class History:
             self._add(key, num_bytes, 0, [])
 
     def configure(self, context, max_entries, skipped, clear=True):
-        """Change what is recorded from now on; see `record_memory_history`."""
         entries = () if clear else self._entries
         self._entries = deque(entries, maxlen=max_entries)
         self._context, self._skipped = context, skipped

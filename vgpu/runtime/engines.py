@@ -37,17 +37,11 @@ before_fork, after_fork = _of_each_fork_lock("acquire"), _of_each_fork_lock("rel
 
 
 class WorkerThread:
-    """A thread that runs ops, started by the first op.
-
-    Attributes:
-        threads: CPU threads of a kernel.
-        running: a lock, held while the thread is in torch.
-        started, ended: whether the thread has been started; an Event, set when it has ended.
-    """
+    """A thread that runs ops with `threads` CPU threads each, started by the first op."""
 
     def __init__(self, threads=1):
         self.threads = threads
-        self.running = threading.RLock()
+        self.running = threading.RLock()  # held while the thread is in torch
         self.started = False
         self._begun = threading.Lock()
         self.ended = threading.Event()

@@ -107,7 +107,6 @@ def identity_of(device):
 
 
 def properties_of(device):
-    """Return the `DeviceProperties` of a `Device`."""
     processors = device.threads if device.model is None else device.model.gpu.multiprocessors
     return DeviceProperties(identity_of(device), device.index, device.memory.limit, processors)
 
@@ -135,7 +134,6 @@ def describe_device(device):
 
 
 def cpu_name():
-    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)

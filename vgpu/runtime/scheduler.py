@@ -1,13 +1,11 @@
 """Scheduling of ops: dependencies, ready queues, waiting and recordings.
 
-Times are those of the current clock, `clock`. On the `WallClock` an op runs when its engine, a
-thread, takes it. On modelled GPUs a `Simulation` computes the times: an op that is `done` has been
+Times are those of the current clock, `clock`. On modelled GPUs an op that is `done` has been
 simulated, and may end later than the host's `now`.
 
 The host hands an op over in one step that an interrupt cannot tear (`streams.py`). From then on
 only threads that no interrupt reaches modify it: its engine's thread *admits* it, which counts the
-earlier ops that it depends on, and the thread that finishes the last of these makes it ready. An
-engine takes the op that became ready first (`ReadyQueue`), and runs it (`engines.py`).
+earlier ops that it depends on, and the thread that finishes the last of these makes it ready.
 """
 
 import contextlib
@@ -143,13 +141,9 @@ WALL_CLOCK = clock = WallClock()  # `clock` is the current one
 
 
 class Resource:
-    """An exclusive resource of ops: an engine, or one direction of a link.
+    """An exclusive resource of ops: an engine, or one direction of a link."""
 
-    Attributes:
-        free_at: end of its last op, in seconds of the clock.
-    """
-
-    free_at = 0.0
+    free_at = 0.0  # end of its last op, in seconds of the clock
 
 
 class Op:
@@ -159,7 +153,6 @@ class Op:
         kind: "kernel", "copy", "collective" or "setting".
         stream: its stream; set by `StreamQueue.issue`.
         work: function(op) that does the work.
-        plan: the `Plan` of a kernel; or None.
         args, kwargs, out: inputs and outputs of `work`.
         seconds: the minimum duration of a copy; None for the duration of the work. In a simulation
             the exact duration, never None.
@@ -170,9 +163,7 @@ class Op:
         launched: wall-clock seconds of the issue if the clock is simulated; or None.
         previous, after, waits: the ops that it depends on: the one before it in its stream, those
             passed to `issue`, and those that its stream waits for, with the times of these calls.
-        number: its place among the ops admitted by its engine.
         missing, dependents: number of its dependencies that are not done; ops that depend on it.
-        waiters: functions that wake the threads waiting for it.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -214,9 +205,7 @@ class ReadyQueue:
 
     Attributes:
         arrivals: queue of ops that are not yet admitted; an item None only wakes the engine.
-        hand_over: function, in C, that adds an op to `arrivals`.
-        issued, finished: number of ops handed over, and of those that are done.
-        ends: empty; see `ModelledEngine`.
+        hand_over, issued, finished, ends: see `ModelledEngine`.
         ending: whether `take` returns None when woken.
     """
 
@@ -290,11 +279,7 @@ class ReadyQueue:
 
 
 def complete(op):
-    """Mark an op as done, and record it.
-
-    Returns a list of its dependents that are now ready, and the functions that wake the threads
-    waiting for it, a list or None.
-    """
+    """Mark an op as done, and record it; return its dependents that are now ready, and waiters."""
     try:
         if _recordings:
             record(op.spans())
