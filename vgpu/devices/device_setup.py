@@ -93,7 +93,13 @@ def virtual_gpus(
     machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        warn_if_oversubscribed(sum(figures["threads"]))
+        total, cores = sum(figures["threads"]), cores_of_this_process()
+        if total > 8 * cores:
+            warnings.warn(
+                f"{total} threads of virtual GPUs share {cores} CPU cores, and are no faster "
+                f"than {cores} threads",
+                stacklevel=2,
+            )
     with _setting_up:
         _configure(n, figures)
         if machines is not None:
@@ -193,17 +199,6 @@ def figures_of_ranks(nproc):
             f"{lists[0]} must have a value for each of {nproc} ranks: got {n} in virtual_gpus"
         )
     return {"n": nproc, **figures}
-
-
-def warn_if_oversubscribed(threads):
-    """Warn if virtual GPUs have many more threads than there are cores."""
-    cores = cores_of_this_process()
-    if threads > 8 * cores:
-        warnings.warn(
-            f"{threads} threads of virtual GPUs share {cores} CPU cores, and are no faster than "
-            f"{cores} threads",
-            stacklevel=3,
-        )
 
 
 def _threads_from_environment():
