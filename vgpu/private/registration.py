@@ -109,15 +109,13 @@ def _replacement(base, make, is_virtual):
             device = kwargs.get("device", args[0] if args else None)
             known = isinstance(device, (str, torch.device)) or _is_number(device)
             if known and is_virtual(torch.device(device)):
-                rest = args[1:] if args else ()
                 kwargs.pop("device", None)
-                return make(torch.device(device), *rest, **kwargs)
+                return make(torch.device(device), *args[1:], **kwargs)
             return base(*args, **kwargs)
 
     Meta._base = base
-    stand_in = Meta(
-        base.__name__, (base,), {"__doc__": base.__doc__, "__module__": base.__module__}
-    )
+    names = {"__doc__": base.__doc__, "__module__": base.__module__}
+    stand_in = Meta(base.__name__, (base,), names)
     return stand_in
 
 

@@ -279,13 +279,12 @@ def main():
     options = parser.parse_args()
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    code = 1
     try:
         record(_run_named)(options)
-        code = 0
     except BaseException:
         traceback.print_exc()
-    _end(code)
+        _end(1)
+    _end(0)
 
 
 def _run_named(options):

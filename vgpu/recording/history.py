@@ -199,14 +199,12 @@ def record_memory_history(
     if unknown:
         raise RuntimeError(f"skip_actions must be among {ACTIONS}: got {unknown}")
     for each in registry.devices:
-        memory = each.memory
-        if enabled is None:
-            memory.history = None
-            continue
-        history = memory.history or History(memory)
-        entries = max_entries if enabled == "all" else 0
-        history.configure(context, entries, skip_actions, clear_history)
-        memory.history = history
+        history = None
+        if enabled is not None:
+            history = each.memory.history or History(each.memory)
+            entries = max_entries if enabled == "all" else 0
+            history.configure(context, entries, skip_actions, clear_history)
+        each.memory.history = history
 
 
 def record_memory_history_legacy(

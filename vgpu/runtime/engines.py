@@ -117,16 +117,15 @@ class Engine(WorkerThread, ReadyQueue):
 
     def _execute(self, op):
         op.start = perf_counter()
-        takes_time = op.seconds is not None
-        if takes_time:
-            arrival = self._carry(op)
-            begun = perf_counter()
+        if op.seconds is None:
+            self.do(op)
+            op.end = perf_counter()
+            return
+        arrival = self._carry(op)
+        begun = perf_counter()
         self.do(op)
-        if takes_time:
-            self._land(op, arrival, begun)
-        op.end = perf_counter()
-        if takes_time:
-            self._last_end = op.end
+        self._land(op, arrival, begun)
+        op.end = self._last_end = perf_counter()
 
     def _carry(self, op):
         """Sleep for a copy's time on the link; return the planned arrival time.

@@ -84,11 +84,11 @@ def _show(shell, kind, error, traceback, tb_offset=None):
 
 def hide_frames(error):
     while error is not None:
-        entries, entry = [], error.__traceback__
+        shown, entry = [], error.__traceback__
         while entry is not None:
-            entries.append(entry)
+            if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                shown.append(entry)
             entry = entry.tb_next
-        shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
         traceback = None
         for entry in reversed(shown):
             frame, line = entry.tb_frame, entry.tb_lineno
