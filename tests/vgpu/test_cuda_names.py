@@ -192,6 +192,7 @@ PROGRAMS = {
     assert copy.deepcopy(net).weight.is_cuda
     """,
     "random_numbers": """
+    assert torch.cuda.initial_seed() == torch.initial_seed()  # before any work
     torch.manual_seed(3)
     a = torch.rand(2, device="cuda")
     torch.cuda.manual_seed_all(3)

@@ -347,6 +347,11 @@ def test_a_scaled_gpu_is_otherwise_what_it_was():
     assert machine.gpu.collective_link is ours.gpu.collective_link
     assert machine.gpu.multiprocessors == 108, "NVIDIA A100 data sheet"
     assert "kernels x 2" in machine.gpu.name
+    moved = kernel(num_bytes=10**9)
+    seconds = [each.kernel_seconds(moved) for each in (ours.gpu, machine.gpu.scaled(3.0))]
+    assert seconds[1] == pytest.approx(6 * seconds[0])
+    with pytest.raises(ValueError, match="must be positive: got 0"):
+        ours.gpu.scaled(0)
     beside = kernel_beside_a_collective(ours)
     assert beside > 1.05
     assert kernel_beside_a_collective(machine) == pytest.approx(beside, rel=1e-9)
