@@ -41,12 +41,12 @@ _PUBLIC = {
     # models
     "Link": "modelled.links",  # bandwidth and latency
     "PRESETS": "modelled.links",  # links of products, or measured
+    "GPU": "modelled.modelled_gpu",  # a GPU by its data sheet
     "GPUS": "modelled.datasheets",  # GPUs by their data sheets
     "Host": "modelled.host",  # time that the host takes for a program
     "EAGER": "modelled.host",  # the host of eager training code
     "Machine": "modelled.hardware",  # GPUs and the links between them
     "MACHINES": "modelled.hardware",  # machines on the market
-    "Scaled": "modelled.hardware",  # a GPU with slower or faster kernels
     "as_machine": "modelled.hardware",  # a machine, from its name or its GPU's
     # processes
     "launch": "processes.launcher",  # call a function in several processes

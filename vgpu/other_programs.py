@@ -37,7 +37,6 @@ class Taken:
         self.clear()
 
     def clear(self):
-        """Remove all periods."""
         self.seconds = self.others = self.stolen = 0.0
 
     def add(self, before):

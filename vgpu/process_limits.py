@@ -17,10 +17,8 @@ def cores_of_this_process():
 
     With a CPU quota, it is the number of whole cores that the quota covers.
     """
-    if hasattr(os, "sched_getaffinity"):
-        cores = [len(os.sched_getaffinity(0))]
-    else:
-        cores = [os.cpu_count() or 1]
+    affinity = getattr(os, "sched_getaffinity", None)  # not on Windows and macOS
+    cores = [len(affinity(0)) if affinity else os.cpu_count() or 1]
     for folder in _groups("cpu"):
         quota = _words(folder / "cpu.max")  # microseconds per period, and the period
         quota = quota or _words(folder / "cpu.cfs_quota_us") + _words(folder / "cpu.cfs_period_us")
@@ -40,7 +38,6 @@ def memory_of_this_process():
 
 
 def memory_of_this_machine():
-    """Return the bytes of this machine's memory."""
     if sys.platform == "win32":
         status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
         ctypes.windll.kernel32.GlobalMemoryStatusEx(ctypes.byref(status))

@@ -4,8 +4,8 @@ Devices are given as `torch.device`, name or index; None is the calling thread's
 unknown device raises RuntimeError.
 """
 
+import contextlib
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import torch
 
@@ -28,10 +28,6 @@ class Stream(BaseStream):
     Args:
         device: the device of the stream; the current device by default.
         priority: ignored; all streams have the same.
-
-    Attributes:
-        device: the `torch.device` of the stream.
-        stream_id: its number on the device; 0 for the default stream.
     """
 
     def __new__(cls, device=None, priority=0, *, _stream=None):
@@ -190,21 +186,9 @@ class device:  # noqa: N801
         threads.leave()
 
 
-class StreamContext:
-    """Make a stream the calling thread's current one within a block; None does nothing."""
-
-    def __init__(self, stream):
-        self._stream = stream
-
-    def __enter__(self):
-        return self._stream and self._stream.__enter__()
-
-    def __exit__(self, *exception):
-        if self._stream is not None:
-            self._stream.__exit__(*exception)
-
-
-stream = StreamContext
+def stream(stream):
+    """Return a context manager that makes a stream the current one; for None it does nothing."""
+    return contextlib.nullcontext() if stream is None else stream
 
 
 def is_available():
@@ -413,21 +397,6 @@ def manual_seed_all(seed):
         each.generator.manual_seed(seed)
 
 
-def seed():
-    """Seed the random numbers of the current device with a random seed."""
-    registry.current().generator.seed()
-
-
-def seed_all():
-    """Seed the random numbers of every device with the same random seed."""
-    manual_seed_all(registry.current().generator.seed())
-
-
-def initial_seed():
-    """Return the seed of the current device's random numbers."""
-    return registry.current().generator.initial_seed()
-
-
 def get_rng_state(device=None):
     """Return the state after all draws issued so far, without waiting: a CPU ByteTensor."""
     return registry.find(device).generator.get_state()
@@ -438,34 +407,7 @@ def set_rng_state(state, device=None):
     registry.find(device).generator.set_state(state)
 
 
-def get_rng_state_all():
-    """Return the random number states of all devices, a list of CPU ByteTensors."""
-    return [get_rng_state(index) for index in range(registry.count)]
-
-
-def set_rng_state_all(states):
-    """Set the random number states of all devices, as returned by `get_rng_state_all`."""
-    for index, state in enumerate(states):
-        set_rng_state(state, index)
-
-
-class _DefaultGenerators(Sequence):
-    """The generators of the devices in use.
-
-    Not a `__getattr__` of the module: torch suppresses its exceptions, so an interrupt would be
-    lost.
-    """
-
-    def __len__(self):
-        return registry.count
-
-    def __getitem__(self, index):
-        return tuple(each.generator for each in registry.devices[: registry.count])[index]
-
-
-default_generators = _DefaultGenerators()
-
-
+default_generators = []  # of the devices in use
 _is_in_bad_fork = scheduler.in_fork
 
 

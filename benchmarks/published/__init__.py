@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import d2lpar
-from vgpu import Link, Machine, Scaled, clock
+from vgpu import Link, Machine, clock
 
 from .hardware import machine_named
 
@@ -151,7 +151,7 @@ def fitted(row):
     """
     factor = 1.0
     for _ in range(ROUNDS):
-        machine = replace(row.machine, gpu=Scaled(row.machine.gpu, factor))
+        machine = replace(row.machine, gpu=row.machine.gpu.scaled(factor))
         found = row.program(machine, 1)
         if abs(found / row.alone - 1) < NEAR:
             return machine

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from d2lpar.chapters.tensor_parallelism.sharded_layers import copied, summed
 from d2lpar.exercises.marks import reference
 from d2lpar.timelines.timeline import Timeline
-from vgpu import as_machine, virtual_gpus
+from vgpu import GPU, as_machine, virtual_gpus
 
 
 @reference
@@ -44,26 +44,20 @@ def fewest_channels(kernel, flops, bandwidth, itemsize):
     return next(c for c in itertools.count(1) if all(seconds(1, c) > seconds(k, c) for k in (2, 8)))
 
 
-class _Products:
+class _Products(GPU):
     """A GPU whose convolutions take the time of matrix products, without Winograd."""
-
-    def __init__(self, gpu):
-        self._gpu = gpu
-
-    def __getattr__(self, name):
-        return getattr(self._gpu, name)
 
     def kernel_seconds(self, kernel):
         products = kernel.products and [each._replace(ways=()) for each in kernel.products]
         name = kernel.name.replace("convolution", "product")
-        return self._gpu.kernel_seconds(kernel._replace(products=products, name=name))
+        return super().kernel_seconds(kernel._replace(products=products, name=name))
 
 
 @reference
 def channels_that_pay(link):
     """Return the numbers of channels faster on four modelled V100s, which replace the devices."""
     seconds = {}
-    gpu = _Products(as_machine("v100").gpu)
+    gpu = _Products(**vars(as_machine("v100").gpu))
     for k, c in itertools.product((1, 4), (32, 64, 128, 256)):
         devices = virtual_gpus(k, model=gpu, values=False, peer_link=link, host=0.0)
         shapes = (64, c, 28, 28), (c // k, c, 3, 3), (c, c // k, 3, 3)

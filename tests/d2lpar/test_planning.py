@@ -222,7 +222,7 @@ def test_a_closed_pipe_ends_the_command(rows, monkeypatch):
         (["--gpus", "8", "--parameters", "many"], "positive number such as 3.6B: got 'many'"),
         (["--gpus", "8", "--parameters", "3.6B", "--price", "2"], "--price requires --tokens"),
         (["--gpus", "8", "--parameters", "3.6B", "--zero", "2"], "--zero: invalid choice"),
-        (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no machine named 'dgx9'"),
+        (["--gpus", "8", "--parameters", "3.6B", "--model", "dgx9"], "no GPU named 'dgx9'"),
     ],
 )
 def test_what_it_refuses(capsys, options, text):

@@ -1,6 +1,7 @@
 """Modelled GPUs whose kernels take as long as a test says, so that schedules are whole numbers."""
 
 import contextlib
+import math
 from datetime import timedelta
 
 import torch
@@ -11,27 +12,23 @@ from vgpu import Link, clock, virtual_gpus
 from vgpu.distributed.timekeeper import KEY, Member
 from vgpu.modelled.hardware import Machine
 from vgpu.modelled.kernels import kernel_of
+from vgpu.modelled.modelled_gpu import GPU
 from vgpu.runtime.streams import StreamQueue
 
 BYTE_A_SECOND = Link(1.0)
 
 
-class Fixed:
-    """What stands for a GPU: all of its kernels take `seconds`."""
+class Fixed(GPU):
+    """A GPU whose kernels all take `seconds`; by default a collective keeps none of it busy."""
 
-    name = "fixed"
-    memory = 2**40
-
-    def __init__(self, seconds=0.0, link=None, peer_link=None):
-        self.seconds, self.link, self.peer_link = seconds, link, peer_link
-        self.kernels = []  # what it was asked for
+    def __init__(self, seconds=0.0, link=None, peer_link=None, multiprocessors=math.inf, **more):
+        figures = 2**40, 1.0, {"float32": 1.0}, multiprocessors, link, peer_link
+        super().__init__("fixed", *figures, **more)
+        vars(self).update(seconds=seconds, kernels=[])  # what it was asked for
 
     def kernel_seconds(self, kernel):
         self.kernels.append(kernel)
         return self.seconds
-
-    def rows(self):
-        return [("kernels", f"{self.seconds} s each")]
 
 
 def member_of(port, secret, rank=0, size=1, seconds=20):

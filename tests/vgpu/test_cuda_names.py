@@ -212,6 +212,7 @@ PROGRAMS = {
     assert copy.deepcopy(net).weight.is_cuda
     """,
     "random_numbers": """
+    assert torch.cuda.initial_seed() == torch.initial_seed()  # before any work
     torch.manual_seed(3)
     a = torch.rand(2, device="cuda")
     torch.cuda.manual_seed_all(3)
@@ -220,7 +221,14 @@ PROGRAMS = {
     b = torch.rand(2, device="cuda")
     torch.cuda.set_rng_state(state)
     assert torch.equal(torch.rand(2, device="cuda"), b) and not torch.equal(a, b)
-    assert len(torch.cuda.get_rng_state_all()) == 2
+    states, c = torch.cuda.get_rng_state_all(), torch.rand(2, device="cuda:1")
+    torch.cuda.seed()
+    assert torch.cuda.initial_seed() != 3 == torch.cuda.default_generators[1].initial_seed()
+    torch.cuda.set_rng_state_all(states)
+    assert torch.equal(torch.rand(2, device="cuda:1"), c)
+    torch.cuda.seed_all()
+    seeds = [each.initial_seed() for each in torch.cuda.default_generators]
+    assert len(seeds) == 2 and seeds[0] == seeds[1] != 3
     with torch.random.fork_rng():
         torch.rand(5, device="cuda")
     torch.cuda.set_rng_state(state)

@@ -17,7 +17,7 @@ import d2lpar
 from vgpu import PRESETS, Link, clock, equal_ranks, hardware_name, host_takes, virtual_gpus
 from vgpu.modelled import modelled_gpu
 from vgpu.modelled.datasheets import GPUS
-from vgpu.modelled.hardware import MACHINES, Machine, Scaled, as_machine, machines_of
+from vgpu.modelled.hardware import MACHINES, Machine, as_machine, machines_of
 from vgpu.modelled.host import EAGER, Host, as_host
 from vgpu.modelled.kernels import Kernel
 from vgpu.modelled.modelled_gpu import GPU
@@ -342,11 +342,16 @@ def kernel_beside_a_collective(machine):
 def test_a_scaled_gpu_is_otherwise_what_it_was():
     """It catches a scaled GPU whose kernels are as fast beside a collective as alone."""
     ours = MACHINES["dgxa100"]
-    machine = dataclasses.replace(ours, gpu=Scaled(ours.gpu, 2.0))
+    machine = dataclasses.replace(ours, gpu=ours.gpu.scaled(2.0))
     assert (machine.gpu.memory, machine.gpu.link) == (ours.gpu.memory, ours.gpu.link)
     assert machine.gpu.collective_link is ours.gpu.collective_link
     assert machine.gpu.multiprocessors == 108, "NVIDIA A100 data sheet"
     assert "kernels x 2" in machine.gpu.name
+    moved = kernel(num_bytes=10**9)
+    seconds = [each.kernel_seconds(moved) for each in (ours.gpu, machine.gpu.scaled(3.0))]
+    assert seconds[1] == pytest.approx(6 * seconds[0])
+    with pytest.raises(ValueError, match="must be positive: got 0"):
+        ours.gpu.scaled(0)
     beside = kernel_beside_a_collective(ours)
     assert beside > 1.05
     assert kernel_beside_a_collective(machine) == pytest.approx(beside, rel=1e-9)

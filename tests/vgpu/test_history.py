@@ -76,6 +76,12 @@ def test_the_files_are_read_by_the_tools_of_torch(gpus):
                    for f in e["frames"])
     assert torch.cuda.memory_snapshot() == torch.cuda.memory._snapshot()["segments"]
     assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
+    torch.cuda.memory._record_memory_history(True, trace_alloc_max_entries=3)  # older signature
+    step()
+    entries = torch.cuda.memory._snapshot()["device_traces"][0]
+    assert len(entries) == 3 and not any(entry["frames"] for entry in entries), entries
+    torch.cuda.memory._record_memory_history(False)
+    assert torch.cuda.memory._snapshot()["device_traces"] == [[], []]
     """, gpus)  # fmt: skip
 
 
@@ -149,8 +155,6 @@ def test_a_modelled_gpu_has_the_segments_of_cudas_allocator():
         ({"enabled": "state"}, 0, (False, True)),
         ({"max_entries": 2}, 2, (True, True)),
         ({"skip_actions": ["free_requested", "free_completed"]}, 2, (True, True)),
-        ({"enabled": True, "trace_alloc_max_entries": 3}, 3, (False, True)),
-        ({"enabled": False}, 0, (False, False)),
     ],
 )
 def test_what_is_kept_can_be_chosen(options, entries, frames):

@@ -8,7 +8,6 @@ from test_cuda_names import run
 import d2lpar
 from vgpu import virtual_gpus
 from vgpu.modelled.datasheets import GPUS
-from vgpu.modelled.hardware import Scaled
 
 MIB = 2**20
 # What `print(torch.cuda.get_device_properties(0))` prints on such GPUs: outputs published with
@@ -65,7 +64,7 @@ def test_gpus_that_one_cannot_buy():
     fixed_gpus(1)
     assert torch.vgpu.get_device_name() == "fixed"
     assert torch.vgpu.get_device_capability() == (7, 0)
-    virtual_gpus(1, model=Scaled("a100", 2))
+    virtual_gpus(1, model=GPUS["a100"].scaled(2))
     assert torch.vgpu.get_device_name() == "NVIDIA A100-SXM4-80GB"
     virtual_gpus(1)
     assert torch.vgpu.get_device_capability() == (7, 0)

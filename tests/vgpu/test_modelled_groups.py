@@ -756,8 +756,7 @@ def test_ranks_in_another_order_share_the_cards_of_full_machines():
 
 def of_four_multiprocessors(seconds, rate):
     """Model a GPU whose kernels take so many seconds, and a link with so many bytes a second."""
-    gpu = Fixed(seconds, peer_link=Link(rate))
-    gpu.multiprocessors = 4
+    gpu = Fixed(seconds, peer_link=Link(rate), multiprocessors=4)
     virtual_gpus(1, model=Machine(gpu, host=0), values=False)
     return gpu
 
@@ -808,7 +807,7 @@ def test_a_kernel_that_began_before_a_collective_goes_on_as_it_was():
         assert end() == 9
 
 
-def test_a_gpu_without_multiprocessors_keeps_none_for_a_collective():
+def test_a_gpu_of_endless_multiprocessors_keeps_none_for_a_collective():
     virtual_gpus(1, model=Machine(Fixed(3.0, peer_link=Link(20e9)), host=0), values=False)
     assert beside(3.0, 20e9, 3) == [4, 7, 10]
 
@@ -835,8 +834,8 @@ def test_a_collective_takes_the_startup_once_and_a_copy_does_not():
 @pytest.mark.parametrize(("k", "seconds"), [(2, 2 + 2 * 0.5 + 8), (4, 2 + 6 * 0.5 + 12 / 3)])
 def test_a_group_uses_the_links_to_its_other_ranks_at_the_same_time(k, seconds):
     """A byte a second to each of the others, 3 at most; the ring has 2 (k - 1) steps."""
-    gpu = Fixed(peer_link=BYTE_A_SECOND)
-    gpu.collective_link = Link(3.0, latency=0.5, startup=2.0)
+    rings = Link(3.0, latency=0.5, startup=2.0)
+    gpu = Fixed(peer_link=BYTE_A_SECOND, collective_link=rings)
     virtual_gpus(1, model=Machine(gpu, host=0))
     with equal_ranks(k):
         assert seconds_of_sum() == seconds

@@ -120,7 +120,6 @@ def test_the_exported_trace_has_kernels_and_who_launched_them():
     copy = by_name["Memcpy PtoP"]
     assert (copy["cat"], copy["args"]["bytes"]) == ("gpu_memcpy", 64 * 64 * 4)
     assert "V100" in trace["modelled"]
-    assert [each["name"] for each in trace["deviceProperties"]] == ["Tesla V100-SXM2-16GB"] * 2
     """)
 
 

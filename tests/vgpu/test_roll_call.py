@@ -145,6 +145,7 @@ WAITS, BUSY = True, False
         # Rank 1 has issued more than what rank 0 waits for.
         ([(2, WAITS), (3, BUSY)], "rank 0 had not arrived"),
         ([(2, WAITS), (1, WAITS)], "rank 1 had not arrived"),
+        ([(2, WAITS), (2, BUSY)], "rank 1 had not arrived"),
         ([(2, WAITS), (2, WAITS)], "no rank was missing"),
         ([(2, BUSY), (2, BUSY)], "no rank was missing"),
         # In the backward pass of DDP a rank waits unseen.
@@ -152,6 +153,7 @@ WAITS, BUSY = True, False
         ([(2, WAITS), "end"], "rank 1 had not arrived"),
         ([(2, BUSY), "end"], "rank 0 had not arrived"),
         (["end", "end"], "no rank was missing"),
+        (["end", "starting"], "rank 1 had not arrived"),
         ([(2, WAITS), "starting"], "rank 1 had not arrived"),
         (["starting", "starting"], "no rank was missing"),
         ([(2, BUSY), "silent"], "rank 1 had not arrived"),

@@ -365,7 +365,6 @@ def test_current_stream_and_device_are_restored(devices):
     assert torch.vgpu.current_stream(devices[1]) == default
     with torch.vgpu.stream(None), torch.vgpu.device(None):
         assert torch.vgpu.current_device() == 0
-    assert isinstance(torch.vgpu.stream(side), torch.vgpu.StreamContext)
     assert side.device == devices[1]
     assert len({default, torch.vgpu.default_stream(1), side}) == 2
 
@@ -762,12 +761,11 @@ def test_random_state_can_be_put_back(devices):
     with Gate(devices[1]) as gate:
         torch.rand(3, device=devices[1])
         state = torch.vgpu.get_rng_state(devices[1])
-        states = torch.vgpu.get_rng_state_all()
         assert not gate.open.is_set(), "the host has waited"
     x = torch.rand(5, device=devices[1]).tolist()
     torch.vgpu.set_rng_state(state, devices[1])
     assert torch.rand(5, device=devices[1]).tolist() == x
-    torch.vgpu.set_rng_state_all(states)
+    torch.vgpu.set_rng_state(state, 1)
     with torch.random.fork_rng(devices=[0, 1], device_type="vgpu"):
         assert torch.rand(5, device=devices[1]).tolist() == x
     assert torch.rand(5, device=devices[1]).tolist() == x

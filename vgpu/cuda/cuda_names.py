@@ -178,7 +178,6 @@ _REPLACEMENTS = {
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
     "device_memory_used": _device_memory_used,
-    "memory_snapshot": history.memory_snapshot,
     "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
     "check_error": lambda result: None,  # the functions of `cudart` never fail
     "device_of": _DeviceOf,

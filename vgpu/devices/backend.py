@@ -126,7 +126,6 @@ _side_streams = {}
 
 
 def _side_stream(device):
-    """Return the stream for nn.DataParallel's copies to a device."""
     device = registry.find(device)
     if device.index not in _side_streams:
         _side_streams[device.index] = torch_module.Stream(device.index)

@@ -18,14 +18,11 @@ from vgpu.tensors.generators import Generator
 
 
 class Device:
-    """One virtual GPU: CPU threads behind queues of ops.
+    """One virtual GPU: CPU threads behind queues of ops; see `virtual_gpus` for the arguments.
 
     Attributes:
         torch_device: `torch.device("vgpu", index)`, or with the device type set by `rename`.
         own_torch_device: the same device with the type "vgpu", as in torch's C++ code.
-        threads: number of CPU threads of its kernels.
-        memory: its `Memory`; the argument of this name is the limit in bytes.
-        link, peer_link: a `Link` or None, see `virtual_gpus`.
         compute, h2d, d2h, p2p: its engines for kernels, and for copies from the CPU, to the CPU and
             to another device; `engines` has all four.
         own_engines: its engines on the wall clock, which are threads.
@@ -66,7 +63,6 @@ class Device:
             )
 
     def configure(self, threads, memory, link, peer_link):
-        """Change the settings of this device, which must be idle; see `virtual_gpus`."""
         self.memory.set_limit(memory)
         self.link, self.peer_link = link, peer_link
         if threads != self.threads:
@@ -119,12 +115,10 @@ class Device:
         return [stream for ref in self._streams if (stream := ref()) is not None]
 
     def current_stream(self):
-        """Return the calling thread's current stream on this device."""
         current = thread.current
         return self.default_stream if current is None else current.stream(self)
 
     def synchronize(self):
-        """Wait for all streams, then call `raise_error`."""
         for stream in self.streams:
             wait_all(stream.tail(), self.torch_device)
         self.raise_error()

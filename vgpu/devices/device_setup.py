@@ -87,18 +87,19 @@ def virtual_gpus(
         raise ValueError(f"host={host!r} requires model=: without it the host takes its own time")
     if threads is None:
         threads = _threads_from_environment()
-    given = {"threads": threads, "link": link, "peer_link": peer_link}
+    given = {"threads": threads, "memory": memory, "link": link, "peer_link": peer_link}
+    given |= {"model": model, "values": values, "host": host}
     given = {name: value for name, value in given.items() if value is not _NOT_GIVEN}
-    if memory is not None:
-        given |= {"memory": memory}
-    if model is not None:
-        given |= {"model": model, "values": values}
-    if host is not None:
-        given |= {"host": host}
     machines = None if model is None else machines_of(n, _one_per_device(n, "model", model), host)
     figures = _figures(n, machines, threads, memory, link, peer_link)
     if machines is None:
-        warn_if_oversubscribed(sum(figures["threads"]))
+        total, cores = sum(figures["threads"]), cores_of_this_process()
+        if total > 8 * cores:
+            warnings.warn(
+                f"{total} threads of virtual GPUs share {cores} CPU cores, and are no faster "
+                f"than {cores} threads",
+                stacklevel=2,
+            )
     with _setting_up:
         _configure(n, figures)
         if machines is not None:
@@ -158,6 +159,7 @@ def _configure(n, figures):
             where = torch.device(registry.device_type, index)
             registry.devices.append(Device(where, **settings))
     registry.count = n
+    torch.vgpu.default_generators[:] = [device.generator for device in registry.devices[:n]]
 
 
 def requested_gpus():
@@ -197,17 +199,6 @@ def figures_of_ranks(nproc):
             f"{lists[0]} must have a value for each of {nproc} ranks: got {n} in virtual_gpus"
         )
     return {"n": nproc, **figures}
-
-
-def warn_if_oversubscribed(threads):
-    """Warn if virtual GPUs have many more threads than there are cores."""
-    cores = cores_of_this_process()
-    if threads > 8 * cores:
-        warnings.warn(
-            f"{threads} threads of virtual GPUs share {cores} CPU cores, and are no faster than "
-            f"{cores} threads",
-            stacklevel=3,
-        )
 
 
 def _threads_from_environment():

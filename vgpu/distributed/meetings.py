@@ -88,7 +88,7 @@ class Meetings:
             return not posted and self._done.get(key[:-1], -1) < key[-1]
 
         def run():
-            self._simulation.run_while(is_ahead)
+            self._simulation.run_issued_while(is_ahead)
             if is_ahead():
                 self._member.report("idle")
 

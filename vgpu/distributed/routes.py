@@ -34,7 +34,7 @@ def way_inside(op):
     device = op.engine.device
     gpu, link = device.model.gpu, device.peer_link
     of_pair, latency = bandwidth_and_latency(link)
-    rings = getattr(gpu, "collective_link", None)
+    rings = gpu.collective_link
     if rings is None or op.peer is not None or link is not gpu.peer_link:
         return of_pair, latency, 0.0 if link is None else link.startup
     bandwidth = min(rings.bandwidth, of_pair * (len(op.members) - 1))

@@ -18,9 +18,7 @@ from dataclasses import replace
 
 from vgpu.modelled.links import PRESETS
 from vgpu.modelled.modelled_gpu import GPU, Overheads
-from vgpu.runtime.identity import V100, GPUIdentity
-
-MIB = 2**20
+from vgpu.runtime.identity import MIB, V100, GPUIdentity
 
 
 def _peaks(float32, tf32, half, float64):

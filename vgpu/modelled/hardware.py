@@ -5,35 +5,7 @@ from dataclasses import dataclass, replace
 from vgpu.modelled.datasheets import GPUS
 from vgpu.modelled.host import EAGER, as_host
 from vgpu.modelled.links import PRESETS, Link, as_link
-
-
-class Scaled:
-    """A GPU whose kernels take `factor` times as long, a number fitted to one measurement.
-
-    Args:
-        gpu: a `GPU`, or the name of one.
-        factor: a positive number.
-
-    Raises:
-        ValueError: `factor` is not positive, or no GPU has the name.
-    """
-
-    def __init__(self, gpu, factor):
-        if not factor > 0:
-            raise ValueError(f"the factor of a GPU's times must be positive: got {factor}")
-        self._gpu = gpu = as_gpu(gpu)
-        self.factor = factor
-        self.name = f"{gpu.name}, kernels x {factor:.3g}"
-        self.memory, self.link, self.peer_link = gpu.memory, gpu.link, gpu.peer_link
-        self.collective_link = getattr(gpu, "collective_link", None)
-        self.identity = getattr(gpu, "identity", None)
-        self.multiprocessors = getattr(gpu, "multiprocessors", None)
-
-    def rows(self):
-        return [*self._gpu.rows(), ("scaled", f"kernels take {self.factor:.4g} times as long")]
-
-    def kernel_seconds(self, kernel):
-        return self.factor * self._gpu.kernel_seconds(kernel)
+from vgpu.modelled.modelled_gpu import GPU
 
 
 @dataclass(frozen=True)
@@ -41,7 +13,7 @@ class Machine:
     """Equal machines with several GPUs, and their network.
 
     Args:
-        gpu: a `GPU`, its name, or an object with the attributes of one; see `as_gpu`.
+        gpu: a `GPU`, or its name.
         gpus: number of GPUs in each machine; None for one machine with all GPUs.
         gpus_per_switch: number of GPUs that share one PCIe link to the CPU.
         network: the `Link` of each network card; None for a single machine.
@@ -81,26 +53,19 @@ class Machine:
                 )
 
 
-_GPU_ATTRIBUTES = ("kernel_seconds", "link", "memory", "name", "peer_link", "rows")
-
-
 def as_gpu(gpu):
-    """Return the GPU with a name in `GPUS`, or an object with the attributes of a GPU unchanged.
+    """Return a `GPU`, given as such or by its name in `GPUS`.
 
     Raises ValueError for an unknown name, TypeError for another object.
     """
-    if isinstance(gpu, str):
-        if gpu.lower() not in GPUS:
-            what = "a machine, not a GPU" if gpu.lower() in MACHINES else "not a known GPU"
-            raise ValueError(f"{gpu!r} is {what}; GPUs are {', '.join(GPUS)}")
-        return GPUS[gpu.lower()]
-    missing = [name for name in _GPU_ATTRIBUTES if not hasattr(gpu, name)]
-    if missing:
-        raise TypeError(
-            f"a GPU must be a name, or an object with {', '.join(_GPU_ATTRIBUTES)}: got {gpu!r}, "
-            f"without {', '.join(missing)}"
-        )
-    return gpu
+    if isinstance(gpu, GPU):
+        return gpu
+    if not isinstance(gpu, str):
+        raise TypeError(f"a GPU must be a vgpu.GPU or a name: got {gpu!r}")
+    if gpu.lower() not in GPUS:
+        known = f"GPUs are {', '.join(GPUS)}; machines are {', '.join(MACHINES)}"
+        raise ValueError(f"no GPU named {gpu!r}; {known}")
+    return GPUS[gpu.lower()]
 
 
 def as_machine(model):
@@ -109,15 +74,9 @@ def as_machine(model):
     Raises:
         ValueError, TypeError: as `as_gpu`.
     """
-    if isinstance(model, Machine):
-        return model
-    if isinstance(model, str):
-        if model.lower() in MACHINES:
-            return MACHINES[model.lower()]
-        if model.lower() not in GPUS:
-            known = ", ".join((*GPUS, *MACHINES))
-            raise ValueError(f"no GPU and no machine named {model!r}; there are {known}")
-    return Machine(model)
+    if isinstance(model, str) and model.lower() in MACHINES:
+        return MACHINES[model.lower()]
+    return model if isinstance(model, Machine) else Machine(model)
 
 
 def machines_of(n, models, host=None):

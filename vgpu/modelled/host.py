@@ -116,7 +116,6 @@ _CALLS_KEPT = 10_000  # for later backward passes
 
 
 def is_of_cudnn(module):
-    """Return whether a module is one operator of cuDNN on CUDA."""
     return isinstance(module, torch.nn.RNNBase) and torch.backends.cudnn.enabled
 
 

@@ -183,14 +183,11 @@ def _blocks(packet, args):
     torch's own batch normalization, used for bfloat16, which cuDNN's does not support, has a block
     for each channel.
     """
-    if packet == "native_layer_norm":
-        width = prod(args[1])
-        return prod(args[0].layout.size) // width, width, 1
-    if packet == "native_layer_norm_backward":
-        width = prod(args[2])
-        return prod(args[0].layout.size) // width, width, 3
+    backward = packet.endswith("backward")
+    if packet in ("native_layer_norm", "native_layer_norm_backward"):
+        width = prod(args[2 if backward else 1])
+        return prod(args[0].layout.size) // width, width, 3 if backward else 1
     if packet in ("native_batch_norm", "native_batch_norm_backward"):
-        backward = packet.endswith("backward")
         x, training = (args[1].layout, args[7]) if backward else (args[0].layout, args[5])
         if x.dtype == torch.bfloat16 and training:
             return x.size[1], prod(x.size) // x.size[1], 2 if backward else 1
@@ -216,7 +213,6 @@ def may_do_products(name):
 
 
 def _tags(namespace, packet):
-    """Return the set of tags of all overloads of an operator."""
     operator = getattr(getattr(torch.ops, namespace), packet)
     return {tag for overload in operator.overloads() for tag in getattr(operator, overload).tags}
 

@@ -83,7 +83,6 @@ _WIRES = (
         "PCIe 3.0 x16: 16 lanes of 8 GT/s, 128b/130b coded (PCI-SIG); "
         "latency and the pageable figure are typical of CUDA's bandwidthTest",
     ),
-    Link(63e9, 10e-6, 24e9, "4xpcie3", "four PCIe 3.0 x16 links side by side (d2l 13.7)"),
     Link(31.5e9, 10e-6, 12e9, "pcie4", "PCIe 4.0 x16: 16 lanes of 16 GT/s (PCI-SIG)"),
     Link(63e9, 10e-6, None, "pcie5", "PCIe 5.0 x16: 16 lanes of 32 GT/s (PCI-SIG)"),
     Link(1.25e9, 50e-6, None, "10gbe", "10 Gbit Ethernet: 10e9 bits/s over 8"),

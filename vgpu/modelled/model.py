@@ -15,10 +15,7 @@ CHANNEL = 20e9
 
 
 def use_model_clock(devices, machines, values):
-    """Switch idle, configured `Device`s to a new simulation, whose clock starts at 0.
-
-    `machines` has the `Machine` of each; `values` tells whether values are computed.
-    """
+    """Switch idle `Device`s, each with its `Machine`, to a new simulation, which starts at 0."""
     gpus = Counter(machine.gpu.name for machine in machines)
     name = ", ".join(f"{count} x {gpu}" if count > 1 else gpu for gpu, count in gpus.items())
     if machines[0].name:
@@ -36,15 +33,10 @@ def use_model_clock(devices, machines, values):
 
 
 class Model:
-    """The model of one device.
+    """The model of one device, with the number of its machine, `host`.
 
     `shared` is a dict of the `Resource`s that devices share, filled here; `over_link` tells whether
     copies to other devices use the link to the CPU.
-
-    Attributes:
-        gpu: the model of kernel durations, such as a `GPU`.
-        host: the number of its machine.
-        engines: its engines for kernels, for copies from and to the CPU, and between devices.
     """
 
     def __init__(self, device, machine, simulation, shared, over_link):
@@ -99,10 +91,9 @@ class Model:
 
     def note_collective(self, op):
         """Record a `Collective` whose end is known: until then it slows kernels down."""
-        processors = getattr(self.gpu, "multiprocessors", None)
-        if processors and op.seconds:
+        if op.seconds:
             channels = ceil(op.num_bytes / op.seconds / CHANNEL)
-            self._collective = op.end, min(channels / processors, 0.5)
+            self._collective = op.end, min(channels / self.gpu.multiprocessors, 0.5)
 
     def kernel_end(self, start, seconds):
         """Return the end of a kernel that starts at `start` and takes `seconds` if alone."""

@@ -1,7 +1,7 @@
 """A GPU by its data sheet, and the duration of its kernels."""
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -85,6 +85,7 @@ class GPU:
         special: exponentials of a multiprocessor per multiplication in float32.
         memory_efficiency: fraction of the bandwidth that kernels reach.
         overheads: its `Overheads`.
+        factor: factor on the time of each kernel, see `scaled`.
     """
 
     name: str
@@ -103,6 +104,7 @@ class GPU:
     special: float = 0.25
     memory_efficiency: float = MEMORY_EFFICIENCY
     overheads: Overheads = Overheads()
+    factor: float = 1.0
 
     def __post_init__(self):
         figures = {"memory": self.memory, "bandwidth": self.bandwidth, **self.peaks}
@@ -117,16 +119,10 @@ class GPU:
             raise ValueError(f"peaks of a GPU must include float32: got {list(self.peaks)}")
 
     def kernel_seconds(self, kernel):
-        """Return the duration of a `Kernel`, the maximum of three.
-
-        - LEAST_SECONDS, or for each product of a convolution that of `overheads`;
-        - its bytes, at `memory_efficiency` of the bandwidth, and the `overheads` of rows and
-          `strided` elements;
-        - its matrix products, one after the other, see `product_seconds`. Unknown products cause a
-          warning, once for each operator.
+        """Return the duration of a `Kernel`: the maximum of least time, bytes and products.
 
         A convolution on tensor cores copies its tensors before and after, unless their layout is
-        channels_last.
+        channels_last. Unknown products cause a warning, once for each operator.
         """
         if kernel.products is None:
             warn_of_unknown_products(kernel.name)
@@ -143,7 +139,7 @@ class GPU:
         seconds = max(least, num_bytes, products)
         if kernel.channels_first and self.unit(kernel.dtype, kernel.name) not in _PLAIN:
             seconds += 2 * num_bytes  # conversion to the layout of tensor cores, and back
-        return seconds
+        return self.factor * seconds
 
     def product_seconds(self, product, dtype=torch.float32, name="aten.mm"):
         """Return the duration of a `Product` of matrices of `dtype`, for the operator `name`.
@@ -152,16 +148,13 @@ class GPU:
         run in waves, and the last wave may leave most multiprocessors idle: small and narrow
         products are slow. Smaller tiles fill a wave better, at a lower rate (TILE_LOSS). A tile
         starts and ends in TILE_SECONDS on tensor cores, elsewhere in the time of TILE_STEPS more
-        terms of its sums, so short sums are slow, too. `overheads` has further time of a product.
+        terms of its sums, so short sums are slow, too.
 
-        Sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS, except
-        those that stay `whole` outside tensor cores, where a kernel also runs at `reached` of the
-        rate. The bytes of the parts are ignored: caches hold most of them. On tensor cores the
-        parts of a matrix product are stored in float32 in cuBLAS's `workspace`, so large results
-        cannot be split; cuDNN allocates more. If matrices are not `aligned`, tensor cores run at
-        UNALIGNED at most. The fastest option counts, as a library selects it, also among the
-        product's `ways`, whose extra bytes move at TRANSFORM_EFFICIENCY of the bandwidth. Products
-        without tiles run on float32 units, in any dtype, at their own rate (DIRECT).
+        Sums can be split into parts (SPLITS), which another kernel adds in LEAST_SECONDS. The bytes
+        of the parts are ignored: caches hold most of them. On tensor cores the parts of a matrix
+        product are stored in float32 in cuBLAS's `workspace`, so large results cannot be split;
+        cuDNN allocates more. The fastest option counts, as a library selects it, also among the
+        product's `ways`. Products without tiles run on float32 units, in any dtype (DIRECT).
         """
         if product.direct:
             return product.flops / (DIRECT * self.peaks["float32"])
@@ -235,6 +228,17 @@ class GPU:
                 return "tf32"
         return unit if unit in self.peaks else "float32"
 
+    def scaled(self, factor):
+        """Return a GPU whose kernels take `factor` times as long, fitted to one measurement.
+
+        Raises:
+            ValueError: `factor` is not positive.
+        """
+        if not factor > 0:
+            raise ValueError(f"the factor of a GPU's times must be positive: got {factor}")
+        name = f"{self.name}, kernels x {factor:.3g}"
+        return replace(self, name=name, factor=factor * self.factor)
+
     def rows(self):
         """Return a table of its figures, a list of pairs of strings."""
         peaks = ", ".join(f"{unit} {peak / 1e12:g}" for unit, peak in self.peaks.items())
@@ -245,7 +249,9 @@ class GPU:
             f"least {LEAST_SECONDS * 1e6:g} µs"
         )
         links = f"over {self.collective_link or self.peer_link or self.link}"
-        return [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
+        rows = [(self.name, sheet), ("fitted", fitted), ("collectives", links)]
+        scaled = f"kernels take {self.factor:.4g} times as long"
+        return rows if self.factor == 1 else [*rows, ("scaled", scaled)]
 
 
 def _reached(m, n):

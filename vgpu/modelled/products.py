@@ -48,7 +48,6 @@ class Way(NamedTuple):
 
 
 def _mm(args, out):
-    """Return the product of two matrices, or of two batches of them."""
     a, b = sizes(args[:2])
     aligned = _are_aligned(args[:2], out)
     return [Product(prod(a[:-2]), a[-2], b[-1], a[-1], aligned=aligned)]

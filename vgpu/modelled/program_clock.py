@@ -1,14 +1,12 @@
 """Simulated time for programs on modelled GPUs: `time.time`, `timeit` and similar functions.
 
-After `enable()`, while a `Simulation` is in force, these return simulated seconds: `time.time`,
-`time.perf_counter`, `time.process_time`, their variants `_ns`, and the timer of `timeit`, also in
-modules that have imported them. Modules of Python itself, of torch, vgpu and d2lpar read the real
-clock, for time-outs, logs and waits. `time.monotonic` and `datetime` are always real.
+After `enable()`, while a `Simulation` is in force, the functions of `_CLOCKS` and the timer of
+`timeit` return simulated seconds, also in modules that have imported them. Modules of Python
+itself, of torch, vgpu and d2lpar read the real clock, for time-outs, logs and waits.
 
 `time.sleep` sleeps, and also advances the thread's simulated clock: a loop that polls and sleeps
 must end, and a sleep in place of work must take simulated time. A loop that reads the clock and
-waits otherwise, for an event, a child or asyncio, would not end. So `_Waiting` adds real time to
-the readings of such a loop in the main thread, and nothing to the simulation.
+waits otherwise, for an event, a child or asyncio, would not end: see `_Waiting`.
 """
 
 import math

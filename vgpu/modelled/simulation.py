@@ -6,10 +6,8 @@ are free: its engine, and for a copy the directions of the links on its path.
 
 The simulation runs on demand only. A host that waits for an op has it run until that op has ended,
 and sets its own clock to that end. Ops issued afterwards are ready later than everything simulated
-so far, and so cannot change it: that is why the result is exact.
-
-All of this happens in one thread, the simulator, which no interrupt reaches. It wakes on requests,
-and first admits the ops that hosts have handed over.
+so far, and so cannot change it: that is why the result is exact. All of this happens in one thread,
+the simulator, which no interrupt reaches.
 """
 
 import contextlib
@@ -28,7 +26,6 @@ from vgpu.operators.plans import VIEW
 from vgpu.private.autograd import backward_number, in_backward
 from vgpu.runtime import scheduler
 from vgpu.runtime.engines import WorkerThread, set_thread_count
-from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import QUEUE_LIMIT, Resource
 from vgpu.tensors.cells import (
     NO_VALUES,
@@ -59,16 +56,13 @@ class ModelledEngine(Resource):
         self.name = name
         self.device = device
         self.clock = simulation
-        self.hand_over = simulator.ops.append
+        self.hand_over, self.start = simulator.ops.append, simulator.start
         self.issued = self.finished = 0
         self.ends = deque()
 
     @property
     def started(self):
         return simulator.started
-
-    def start(self):
-        simulator.start()
 
     def wait_for_room(self):
         self.clock.wait_for_room(self)
@@ -109,9 +103,7 @@ _started = WeakKeyDictionary()  # thread -> (simulation, seconds) of its start
 _host_of = WeakKeyDictionary()  # thread -> its HostClock
 
 
-_patched = None  # (original methods of `threading.Thread`, their replacements)
-
-
+@functools.cache
 def patch_threads():
     """Patch `threading.Thread`: threads inherit the clock of their start, and joining advances it.
 
@@ -131,26 +123,10 @@ def patch_threads():
         if host is not None and host.simulation is clock and not self.is_alive():
             clock.host_clock().set(host.now())
 
-    if _patched is None:
-        both = (start, join), (start_host, join_host)
-        _replace_methods(start_host, join_host, both)
+    threading.Thread.start, threading.Thread.join = start_host, join_host
 
 
-def unpatch_threads():
-    """Restore the methods of `threading.Thread`, unless a program has replaced them since."""
-    if _patched is not None:
-        (start, join), patches = _patched
-        if (threading.Thread.start, threading.Thread.join) == patches:
-            _replace_methods(start, join, None)
-
-
-@one_step
-def _replace_methods(start, join, patched):
-    global _patched
-    threading.Thread.start, threading.Thread.join, _patched = start, join, patched
-
-
-class Simulation:
+class Simulation(scheduler.DeviceClock):
     """The `DeviceClock` of modelled GPUs.
 
     Args:
@@ -178,7 +154,6 @@ class Simulation:
 
     def stop(self):
         program_clock.stop()
-        unpatch_threads()
         self.issuing.stop()
         if self.meetings is not None:
             self.meetings.leave()
@@ -250,7 +225,7 @@ class Simulation:
         return issued
 
     def wait(self, op, device):
-        self.ask_and_wait(self._run_until_done, op)
+        self.ask_and_wait(self._run_while, lambda: not op.done)
         host, where = self.host_clock(), op.stream.device
         started = host.now(where)
         if op.end > started:
@@ -271,7 +246,7 @@ class Simulation:
         if engine.issued - engine.finished < QUEUE_LIMIT:
             return
         over = engine.issued - QUEUE_LIMIT // 2
-        self.ask_and_wait(self._run_until_ended, engine, over)
+        self.ask_and_wait(self._run_while, lambda: engine.finished + len(engine.ends) < over)
         while engine.finished < over:
             engine.finished += 1
             arrived = max(arrived, engine.ends.popleft())
@@ -314,24 +289,17 @@ class Simulation:
             self.make_ready(op)
 
     def make_ready(self, op):
-        """Queue an op for the time `op.ready`."""
         stream = op.stream
         self._number += 1
         key = (op.ready, op.issued, stream.device.index, stream.index, self._number)
         heappush(self._ready, (*key, op))
 
-    def _run_until_done(self, op):
-        while not op.done:
+    def _run_while(self, condition):
+        while condition():
             self._run_next()
 
-    def run_while(self, condition):
-        """Simulate issued ops while `condition()` is true."""
-        while condition() and (self._ready or self.meetings.pending):
-            self._run_next()
-
-    def _run_until_ended(self, engine, number):
-        while engine.finished + len(engine.ends) < number:
-            self._run_next()
+    def run_issued_while(self, condition):
+        self._run_while(lambda: condition() and (self._ready or self.meetings.pending))
 
     def _run_until(self, seconds):
         while self._ready_first(seconds) <= seconds and self._ready:
@@ -419,7 +387,6 @@ def _is_computed(op):
 
 
 def leave_without_values(op):
-    """Mark the outputs of `op` as without values."""
     fail(op.out, NO_VALUES)
     for cell in _written(op):
         forget(cell)
@@ -439,7 +406,7 @@ class _Simulator(WorkerThread):
     """The thread that runs simulations.
 
     `ops` are handed over but not admitted yet; `requests` are (function, arguments, callback after
-    its return), or None to end. An exception ends the thread, see `scheduler.note_death`.
+    its return), or None to end. An exception ends the thread, see `scheduler.check_threads`.
     """
 
     def __init__(self):

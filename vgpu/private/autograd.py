@@ -6,6 +6,7 @@ import threading
 
 import torch
 
+from vgpu.private.dispatch import tree_leaves
 from vgpu.private.patching import replace, telling, when_imported
 from vgpu.private.tensors import own_device
 
@@ -50,7 +51,8 @@ def patch_backward(streams_of_forward, device_type):
 
     @functools.wraps(run_backward)
     def _run_backward(tensors, *args, **kwargs):
-        if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
+        roots = (root for root in tree_leaves(tensors) if isinstance(root, torch.Tensor))
+        if any(own_device(root).type not in ("vgpu", "cpu") for root in roots):
             with on_real_gpus():
                 return run_backward(tensors, *args, **kwargs)  # in torch's threads for GPUs
         try:
@@ -118,9 +120,3 @@ def _in_this_thread(run, *args, **kwargs):
         return run(*args, **kwargs)
     finally:
         torch._C._set_multithreading_enabled(multithreading)
-
-
-def _roots(tensors):
-    if isinstance(tensors, torch.Tensor):
-        return (tensors,)
-    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]

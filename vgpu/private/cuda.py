@@ -16,12 +16,8 @@ _FACTORIES = ("empty.memory_format", "empty_strided", "tril_indices", "triu_indi
 def register_cuda(factory, refusals):
     """Make "cuda" devices virtual GPUs in torch's C++ code, also in a CUDA build.
 
-    Args:
-        factory: function(func, *args, **kwargs) for operators without a tensor.
-        refusals: see `register_device_type`.
-
-    Raises:
-        RuntimeError: virtual GPUs cannot replace CUDA's on this machine or this torch.
+    `factory` and `refusals` are those of `register_device_type`. RuntimeError if virtual GPUs
+    cannot replace CUDA's on this machine or this torch.
     """
     install_cuda_guard()
     library = torch.library.Library("_", "IMPL")
@@ -55,27 +51,24 @@ def replace_in_cuda(values):
 def replace_private_names(module, history, sleep, set_stream, refusing):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
-    Those of `torch._C` are called by torch's test classes and by `torch._dynamo.reset`.
+    Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
 
-    Args:
-        module, history: `torch.vgpu` and `vgpu.recording.history`.
-        sleep: function(cycles) that keeps the current stream busy.
-        set_stream: function(stream_id, device_index, device_type) that makes a stream current.
-        refusing: function(name) that returns a callable which raises an error.
+    `module` and `history` are `torch.vgpu` and `vgpu.recording.history`; `refusing(name)` returns a
+    callable that raises an error.
     """
     replace_in_cuda(
         {
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": module._is_in_bad_fork,
-            "_record_memory_history": history.record_memory_history,
-            "_snapshot": history.snapshot,
-            "_dump_snapshot": history.dump_snapshot,
             "_compile_kernel": refusing("torch.cuda._compile_kernel"),
         }
     )
     replace(
         torch._C,
+        _cuda_record_memory_history=history.record_memory_history,
+        _cuda_record_memory_history_legacy=history.record_memory_history_legacy,
+        _cuda_memorySnapshot=history.snapshot,
         # A separate function: torch._dynamo has different rules for torch.cuda.set_device.
         _cuda_setDevice=lambda device: module.set_device(device),
         _cuda_setStream=set_stream,
@@ -102,7 +95,7 @@ def remove_privateuse1_tests():
 
 def skip_initialization():
     """Prevent torch from initialising CUDA, which fails without a real GPU."""
-    torch.cuda._lazy_init = lambda: None
+    replace_in_cuda({"_lazy_init": lambda: None})
     torch.cuda._initialized = True
 
 

@@ -15,7 +15,6 @@ def patch_dtensor(is_virtual):
 
 
 def patch_dtensor_class(change):
-    """Call `change` with the class DTensor once it is imported."""
     when_imported("torch.distributed.tensor._api", lambda module: change(module.DTensor))
 
 

@@ -29,15 +29,10 @@ def patch_trunc_normal(have_values):
 
 
 def patch_data_parallel(comm, is_ours, get_stream, device_type, copying, sharing):
-    """Make nn.DataParallel work on virtual GPUs.
+    """Make nn.DataParallel work on virtual GPUs, with a module `comm` in place of torch's.
 
-    Args:
-        comm: a module with scatter, gather, broadcast and the two coalesced functions.
-        is_ours: function that returns whether tensors are on virtual GPUs.
-        get_stream: function(device) that returns a side stream for copies to it.
-        device_type: the device type in programs.
-        copying: function called with the number of copied modules.
-        sharing: function(number of threads that share Python's lock); returns a context manager.
+    `copying` is called with the number of copied modules, `sharing` with that of threads that share
+    Python's lock; it returns a context manager.
     """
     from torch.nn.parallel import _functions
     from torch.nn.parallel import comm as torch_comm

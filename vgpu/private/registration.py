@@ -16,14 +16,10 @@ _libraries = []  # kept alive: a deleted torch.library.Library unregisters its k
 def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernels, refusals):
     """Register the device type `vgpu`, whose module is `torch.vgpu`; return a warning, or None.
 
-    Args:
-        factory: function(func, *args, **kwargs) for operators without a virtual tensor.
-        copy_: function(target, source, non_blocking), called by torch.tensor(..., device=).
-        is_pinned, pin: functions(CPU tensor).
-        restore: function(storage, location) for torch.load.
-        kernels: functions(library) that register further aten kernels.
-        refusals: for a kind of tensors, such as "NestedTensor", the function(func, *args, **kwargs)
-            that refuses their operators.
+    `factory(func, *args, **kwargs)` is for operators without a virtual tensor, `restore(storage,
+    location)` for torch.load; `kernels` are functions(library) that register further aten kernels;
+    `refusals` has, for a kind of tensors such as "NestedTensor", the function(func, *args, **kwargs)
+    that refuses their operators.
 
     Raises:
         RuntimeError: another package has registered a device type.
@@ -88,8 +84,7 @@ def patch_default_dtype(wait):
 def patch_classes(stream, event, generator, is_virtual):
     """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
-    `stream`, `event` and `generator` are functions(device, ...) that create one for a virtual GPU,
-    given as `vgpu` or `vgpu:i`; `is_virtual(torch.device)` tells which devices are.
+    `stream`, `event` and `generator` are functions(device, ...) that create one.
     """
     torch.Stream = _replacement(BaseStream, stream, is_virtual)
     torch.Event = _replacement(BaseEvent, event, is_virtual)
@@ -116,15 +111,13 @@ def _replacement(base, make, is_virtual):
             device = kwargs.get("device", args[0] if args else None)
             known = isinstance(device, (str, torch.device)) or _is_number(device)
             if known and is_virtual(torch.device(device)):
-                rest = args[1:] if args else ()
                 kwargs.pop("device", None)
-                return make(torch.device(device), *rest, **kwargs)
+                return make(torch.device(device), *args[1:], **kwargs)
             return base(*args, **kwargs)
 
     Meta._base = base
-    stand_in = Meta(
-        base.__name__, (base,), {"__doc__": base.__doc__, "__module__": base.__module__}
-    )
+    names = {"__doc__": base.__doc__, "__module__": base.__module__}
+    stand_in = Meta(base.__name__, (base,), names)
     return stand_in
 
 

@@ -34,7 +34,6 @@ def tensor_string(tensor):
 
 
 def is_parameter(tensor):
-    """Return whether `tensor` counts as an nn.Parameter."""
     return getattr(tensor, "_is_param", False)
 
 
@@ -75,11 +74,7 @@ def _offset_of_keys():
 
 
 def patch_data(set_data, has_compatible_type):
-    """Allow `Tensor.data` from another device, as on CUDA; modules move parameters by it.
-
-    `set_data(tensor, new)` is its setter; `has_compatible_type(tensor, new)` returns whether to
-    allow what torch refuses.
-    """
+    """Allow `Tensor.data` from another device, as on CUDA; modules move parameters by it."""
     data, is_compatible = torch.Tensor.data, torch._has_compatible_shallow_copy_type
     torch.Tensor.data = property(data.__get__, set_data, doc=data.__doc__)
 

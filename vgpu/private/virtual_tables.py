@@ -2,15 +2,13 @@
 
 torch queries a device guard for streams and devices where an exception would end the process: in
 forward when it records an operator for backward, and in backward even while an exception unwinds.
-A guard in Python fails there: an interrupt may be raised in it, and it cannot run while an
-exception is pending. But all results are constants: device 0 of type PrivateUse1, its stream 0, and
-True. So a few bytes of machine code that return a constant replace the virtual methods that would
-call Python.
+A guard in Python may be interrupted there, and cannot run while an exception is pending. But all
+results are constants: device 0 of type PrivateUse1, its stream 0, and True. So a few bytes of
+machine code return them.
 
 The methods are identified by their index in C++ virtual tables, which no interface guarantees. So
-everything is tried in a fork of this process first, where a wrong index may crash.
-`_check_python_methods` verifies that the methods call Python, `_check_answers` that torch then gets
-its results without it. If a check fails, nothing is patched, and a warning names the consequences.
+everything is tried in a fork of this process first, where a wrong index may crash. If a check
+fails, nothing is patched, and a warning names the consequences.
 """
 
 import contextlib
@@ -88,14 +86,10 @@ def answer_without_python():
 
 
 def install_cuda_guard():
-    """Install a device guard for CUDA in machine code.
+    """Install a device guard for CUDA in machine code; RuntimeError if none is in use.
 
-    Tensors keep the type PrivateUse1 in C++. Only the devices that a program requests are CUDA's.
-    For them torch queries the guard for the index of a bare "cuda", and looks up CUDA's kernel of
-    the factory.
-
-    Raises:
-        RuntimeError: machine code is not in use, see `answer_without_python`.
+    Tensors keep the type PrivateUse1 in C++. Only the devices that a program requests are CUDA's:
+    for them torch queries the guard for the index of a bare "cuda".
     """
     failure = _failure or _failure_of(_patch_cuda)
     if failure is not None:
@@ -300,7 +294,6 @@ def _code(constant):
 
 
 def _code_of_address(address):
-    """Return code for `return address`."""
     code = {"x86_64": "48b8 {} c3", "aarch64": "40000058 c0035fd6 {}"}[platform.machine()]
     return bytes.fromhex(code.format(address.to_bytes(_WORD, "little").hex()))
 

@@ -28,7 +28,6 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from vgpu.distributed.agreement import is_lost_connection
 from vgpu.processes import roll_call
 from vgpu.processes.rank import STREAMS, output_path, serve, store_of
-from vgpu.runtime.interrupts import in_main_thread
 
 # On Linux, ranks are forks of a server that has imported torch. Windows cannot fork, and on macOS
 # forking a process with torch is unsafe.
@@ -154,8 +153,7 @@ class Agent(LocalElasticAgent):
 def failure_reason(codes, paths):
     """Return the exception that made an attempt fail.
 
-    `codes` are the exit codes of the ranks, None for those that run; `paths`, by rank, the files to
-    which they report errors, if there are any.
+    `codes` are the exit codes of the ranks, None for those that run; `paths` their files of errors.
     """
     killed = {
         rank: signal.Signals(-code).name for rank, code in enumerate(codes) if (code or 0) < 0
@@ -242,24 +240,21 @@ class _Output(DefaultLogsSpecs):
 def isolated():
     """Isolate this process and those started in the block from each other.
 
-    torch's agent would leave its SIGTERM handler behind, so it handles an unused signal instead.
-    (In a thread it cannot install one, and would warn.) `multiprocessing` would run the script that
-    calls `launch` again in each process, to find functions; ours are pickled by value.
+    torch's agent would leave its SIGTERM handler behind, so it is told of no signal, and not to
+    warn. `multiprocessing` would run the script that calls `launch` again in each process, to find
+    functions; ours are pickled by value.
     """
     setting, main = "TORCHELASTIC_SIGNALS_TO_HANDLE", sys.modules["__main__"]
-    signum = signal.Signals["SIGBREAK" if sys.platform == "win32" else "SIGURG"]
-    before, handler = os.environ.get(setting), signal.getsignal(signum)
+    before = os.environ.get(setting)
     logger = logging.getLogger("torch.distributed.elastic.multiprocessing.api")
     logger.disabled = True
-    os.environ[setting] = signum.name
+    os.environ[setting] = ""
     sys.modules["__main__"] = types.ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
         logger.disabled = False
-        if in_main_thread():
-            signal.signal(signum, handler)
         del os.environ[setting]
         if before is not None:
             os.environ[setting] = before

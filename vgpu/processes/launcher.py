@@ -101,30 +101,21 @@ def _check(fn, args, kwargs, nproc, timeout, max_restarts):
         return
     name = _name(fn)
     try:
-        given = {*signature.bind_partial(*args, **kwargs).arguments}
+        given = {*signature.bind_partial(*args, **kwargs).arguments, *getattr(fn, "keywords", ())}
+        reserved = {*_OPTIONS} & {*signature.parameters} - given
+        if not reserved:
+            signature.bind(*args, **kwargs)
+            return
     except TypeError as error:
-        hint = ""
+        hint = ". launch passes no rank: call torch.distributed.get_rank()"
         if "unexpected" in str(error):
             hint = _similar_keyword(kwargs, signature.parameters)
         raise TypeError(f"invalid arguments for {name}{signature}: {error}{hint}") from None
-    for option in _OPTIONS:
-        if option in signature.parameters and option not in given | {*getattr(fn, "keywords", ())}:
-            raise TypeError(
-                f"{name} has a parameter {option}, a name that launch reserves: "
-                f"pass it by position, or launch functools.partial({name}, {option}=...)"
-            )
-    missing = [
-        parameter.name
-        for parameter in signature.parameters.values()
-        if parameter.name not in given
-        and parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
-    if missing:
-        raise TypeError(
-            f"missing arguments for {name}{signature}: {', '.join(missing)}. launch passes no "
-            "rank: call torch.distributed.get_rank()"
-        )
+    option = min(reserved)
+    raise TypeError(
+        f"{name} has a parameter {option}, a name that launch reserves: "
+        f"pass it by position, or launch functools.partial({name}, {option}=...)"
+    )
 
 
 def _similar_keyword(kwargs, known):

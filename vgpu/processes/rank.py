@@ -7,9 +7,7 @@ r"""One process of a parallel job: set up the process group, call a function, te
 
 calls `train(num_epochs=3, lr=0.1)` of the file train.py in every process; rank 0 prints its result.
 `package.module:train` names a function of an installed module; `--timeout 300` before the name sets
-the time limit of `run`. Machines whose names do not resolve also need `--local-addr ADDRESS`,
-`--rdzv-conf is_host=1` (0 on all but HOST) and the environment variable GLOO_SOCKET_IFNAME with the
-network interface. With `--max-restarts`, set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all machines.
+the time limit of `run`. docs/several_machines.md has more options.
 """
 
 import argparse
@@ -50,9 +48,8 @@ STREAMS = ("stdout", "stderr")
 def run(fn, timeout=TIMEOUT, store=None, figures=None):
     """Call `fn()` in a process group of the elastic agent's processes; return its result.
 
-    Each process has its own GPU as its current device: a CUDA GPU with NCCL if this machine has one
-    for each of its processes, otherwise a virtual GPU with vccl. CPU tensors go through gloo, and
-    their kernels use one thread.
+    Each process has its own GPU as its current device, as in `launch`. CPU tensors go through gloo,
+    and on virtual GPUs their kernels use one thread.
 
     Args:
         timeout: seconds that a collective may take, and that the last rank may return after the
@@ -98,7 +95,6 @@ def _store_of_torchrun(limit):
 
 
 def _choose_device(figures):
-    """Make this rank's GPU the current device; return it and its backend."""
     local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if figures is None and has_gpus(local_size):
         device = torch.device("cuda", local_rank)
@@ -183,7 +179,6 @@ def _end(code):
 
 
 def _end_with_parent(folder):
-    """End this process when the one that called `launch` ends."""
     multiprocessing.parent_process().join()
     shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
@@ -284,13 +279,12 @@ def main():
     options = parser.parse_args()
     from torch.distributed.elastic.multiprocessing.errors import record
 
-    code = 1
     try:
         record(_run_named)(options)
-        code = 0
     except BaseException:
         traceback.print_exc()
-    _end(code)
+        _end(1)
+    _end(0)
 
 
 def _run_named(options):

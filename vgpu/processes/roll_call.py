@@ -11,7 +11,6 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass
 
 import torch
 
@@ -22,6 +21,7 @@ from vgpu.distributed.timekeeper import Member
 from vgpu.private.process_groups import num_collectives
 
 ANSWER = 1.0  # seconds for a rank to answer
+RETURNED, STARTING, SILENT = "had returned", "was starting", "is silent"
 
 
 class _LateAtEnd(RuntimeError):
@@ -74,7 +74,6 @@ class RollCall:
                     return
 
     def _state(self):
-        """Return this rank's answer: number of collectives, line, whether it waits."""
         frames = sys._current_frames()  # the innermost of each thread
         place = _place(traceback.extract_stack(frames[self.main]))
         waits = frames[self.main].f_code.co_filename.startswith(_DISTRIBUTED)
@@ -99,14 +98,14 @@ class RollCall:
                 waits = f"in {what}, {place}"
                 self.own = started, place, True
         replies = ask(self.store, self.others)
+        counts = {rank: reply[0] for rank, reply in replies.items() if not isinstance(reply, str)}
+        absent = (SILENT, STARTING) if at_end else (SILENT, STARTING, RETURNED)
+        missing = [rank for rank, reply in replies.items() if reply in absent]
+        missing += [rank for rank, count in counts.items() if count < started]
         if late:
             missing = list(late[0].missing)
-        else:
-            missing = replies.silent + replies.starting
-            missing += replies.with_fewer_collectives_than(started)
-            missing += [] if at_end else replies.returned
         if not missing:  # all wait, or wait for a message from one that does not
-            missing = [rank for rank, answer in replies.answers.items() if not answer[2]]
+            missing = [rank for rank in counts if not replies[rank][2]]
         verdict = "the ranks wait for different operations"
         if missing:
             verdict = f"{ranks_text(sorted(missing))} had not arrived"
@@ -116,7 +115,7 @@ class RollCall:
             f"if ranks must work for longer than {timeout:g} s while others wait for them: "
             f"launch(..., timeout={longer}), or --timeout {longer} under torchrun"
         )
-        return "\n".join([first, *replies.lines(), last])
+        return "\n".join([first, *_lines(replies), last])
 
     def close(self):
         """End the thread: it must not be in C++ code when the process ends."""
@@ -124,55 +123,35 @@ class RollCall:
         self.thread.join(ANSWER)
 
 
-@dataclass
-class Replies:
-    """The answers of ranks that were asked where they are.
+def _missing(replies):
+    """Return the ranks that others probably wait for.
 
-    Attributes:
-        answers: rank -> number of collectives it has started, its line, whether it waits.
-        returned: ranks whose function has returned; they wait for the others to return.
-        starting: ranks without a process group yet.
-        silent: ranks that did not answer in time.
+    A rank that waits in C++ code, as in DDP's backward pass, seems to work; the numbers of
+    collectives distinguish it.
     """
+    counts = {rank: reply[0] for rank, reply in replies.items() if not isinstance(reply, str)}
+    waiting = [rank for rank in counts if replies[rank][2]]
+    some_returned = RETURNED in replies.values()
+    most = max((counts[rank] for rank in waiting), default=sys.maxsize if some_returned else -1)
+    absent = [SILENT]
+    if waiting or some_returned:
+        absent.append(STARTING)
+    if waiting:
+        absent.append(RETURNED)
+    missing = [rank for rank, reply in replies.items() if reply in absent]
+    missing += [rank for rank, count in counts.items() if count <= most and rank not in waiting]
+    if not missing:
+        missing = [rank for rank, count in counts.items() if count < max(counts.values())]
+    return sorted(missing)
 
-    answers: dict
-    returned: list
-    starting: list
-    silent: list
 
-    def with_fewer_collectives_than(self, number):
-        return [rank for rank, (count, _, _) in self.answers.items() if count < number]
-
-    def missing(self):
-        """Return the ranks that others probably wait for.
-
-        A rank that waits in C++ code, as in DDP's backward pass, seems to work; the numbers of
-        collectives distinguish it.
-        """
-        waiting = [rank for rank, (_, _, waits) in self.answers.items() if waits]
-        most = max((self.answers[rank][0] for rank in waiting), default=-1)
-        if self.returned and not waiting:
-            most = sys.maxsize
-        late = self.with_fewer_collectives_than(most + 1)
-        missing = self.silent + [rank for rank in late if rank not in waiting]
-        if waiting or self.returned:
-            missing += self.starting
-        if waiting:
-            missing += self.returned
-        if not missing:
-            most = max((count for count, _, _ in self.answers.values()), default=0)
-            missing = self.with_fewer_collectives_than(most)
-        return sorted(missing)
-
-    def lines(self):
-        lines = dict.fromkeys(self.returned, "had returned")
-        lines |= dict.fromkeys(self.starting, "was starting")
-        lines |= dict.fromkeys(self.silent, "is silent")
-        for rank, (count, place, waits) in self.answers.items():
+def _lines(replies):
+    for rank, reply in sorted(replies.items()):
+        if not isinstance(reply, str):
+            count, place, waits = reply
             did = f"had started {count} collective{'s' * (count != 1)}"
-            did += ", waited for another rank" if waits else ""
-            lines[rank] = f"{did} and was at {place}"
-        return [f"  rank {rank} {line}" for rank, line in sorted(lines.items())]
+            reply = f"{did}{', waited for another rank' * waits} and was at {place}"
+        yield f"  rank {rank} {reply}"
 
 
 def where(store, world_size, given_up):
@@ -183,13 +162,17 @@ def where(store, world_size, given_up):
     replies = ask(store, range(world_size), given_up)
     if given_up():
         return ""
-    missing = replies.missing()
+    missing = _missing(replies)
     verdict = f"{ranks_text(missing)} had not arrived" if missing else "no rank was missing"
-    return "\n".join([verdict, *replies.lines()])
+    return "\n".join([verdict, *_lines(replies)])
 
 
 def ask(store, ranks, given_up=lambda: False):
-    """Ask ranks where they are; return their `Replies` within ANSWER seconds."""
+    """Ask ranks where they are; return their replies within ANSWER seconds, {rank: reply}.
+
+    A reply is a list: the number of collectives that the rank has started, its line, whether it
+    waits; or RETURNED, STARTING (it has no process group yet) or SILENT.
+    """
 
     def that_are(state):
         return [rank for rank in ranks if store.check([f"{state} {rank}"])]
@@ -198,12 +181,10 @@ def ask(store, ranks, given_up=lambda: False):
         store.set(f"ask {rank}", "")
     busy = set(that_are("here")) - set(that_are("end"))
     _wait_for(store, [f"answer {rank}" for rank in busy], ANSWER, given_up)
-    returned, here = that_are("end"), that_are("here")
-    answered = [rank for rank in that_are("answer") if rank not in returned]
-    answers = {rank: json.loads(store.get(f"answer {rank}")) for rank in answered}
-    starting = [rank for rank in ranks if rank not in here]
-    silent = [rank for rank in here if rank not in answers and rank not in returned]
-    return Replies(answers, returned, starting, silent)
+    returned, here, answered = that_are("end"), that_are("here"), that_are("answer")
+    replies = {rank: SILENT if rank in here else STARTING for rank in ranks}
+    replies |= {rank: json.loads(store.get(f"answer {rank}")) for rank in answered}
+    return replies | dict.fromkeys(returned, RETURNED)
 
 
 def _wait_for(store, keys, seconds, given_up=lambda: False):
@@ -214,10 +195,6 @@ def _wait_for(store, keys, seconds, given_up=lambda: False):
             return False
         time.sleep(0.01)
     return True
-
-
-def _in_torch(frame):
-    return frame.filename.startswith(_TORCH)
 
 
 def _waits(frame):
@@ -234,5 +211,5 @@ _DISTRIBUTED = os.path.dirname(torch.distributed.__file__)
 
 def _place(stack):
     """Describe the innermost line of a stack outside torch and vgpu."""
-    frame = [frame for frame in stack if not _in_torch(frame)][-1]
+    frame = [frame for frame in stack if not frame.filename.startswith(_TORCH)][-1]
     return f"line {frame.lineno} of {frame.name}" + (f": {frame.line}" if frame.line else "")

@@ -1,8 +1,7 @@
 """The history of a device's memory, in the format of https://pytorch.org/memory_viz.
 
-`record_memory_history`, `snapshot` and `dump_snapshot` replace the private functions of
-`torch.cuda.memory` that torch's documentation recommends. The format is described there, and
-written by `torch/csrc/cuda/memory_snapshot.cpp`.
+`record_memory_history` and `snapshot` replace the functions of `torch._C` that `torch.cuda.memory`
+calls. The format is described there, and written by `torch/csrc/cuda/memory_snapshot.cpp`.
 
 On a modelled GPU, blocks are in the segments of CUDA's allocator, see `caching.py`. On others each
 block is a segment, because freed memory is not cached. A free is recorded by the next allocation of
@@ -11,7 +10,6 @@ the device at the latest, without a stack.
 
 import functools
 import os
-import pickle
 import sys
 import time
 from collections import deque
@@ -50,7 +48,6 @@ class History:
             self._add(key, num_bytes, 0, [])
 
     def configure(self, context, max_entries, skipped, clear=True):
-        """Change what is recorded from now on; see `record_memory_history`."""
         entries = () if clear else self._entries
         self._entries = deque(entries, maxlen=max_entries)
         self._context, self._skipped = context, skipped
@@ -177,39 +174,19 @@ def record_memory_history(
     context="all",
     stacks="all",
     max_entries=sys.maxsize,
-    device=None,
     clear_history=False,
     compile_context=False,
     global_record_annotations=False,
-    skip_actions=None,
-    **legacy,
+    skip_actions=(),
 ):
-    """Start recording the memory of all virtual GPUs, or stop and drop the history.
+    """Start recording the memory of all virtual GPUs, or for None stop and drop the history.
 
-    Args:
-        enabled: "all"; "state" for the blocks in use only; or None to stop. In torch's older
-            signature, True or False.
-        context: which stacks to record: "state" for those of blocks in use, "alloc" and "all" for
-            those in the history, too; None for none.
-        stacks: "python" or "all"; both record frames of Python only.
-        max_entries: maximum number of entries of a device; older ones are dropped.
-        clear_history: whether to drop the entries so far.
-        skip_actions: a list of actions that are not recorded.
-        device, compile_context, global_record_annotations: ignored.
-        legacy: options of the older signature, see `torch.cuda.memory._record_memory_history`.
+    The arguments are those of `torch.cuda.memory._record_memory_history`. Both kinds of `stacks`
+    have frames of Python only; `compile_context` and `global_record_annotations` are ignored.
 
     Raises:
         RuntimeError: an argument has another value.
-        TypeError: `legacy` options are given without a bool `enabled`.
     """
-    if isinstance(enabled, bool):
-        stack = "state" if legacy.get("record_context", True) else None
-        context = "alloc" if legacy.get("trace_alloc_record_context", False) else stack
-        max_entries, enabled = legacy.get("trace_alloc_max_entries", 1), "all" if enabled else None
-    elif legacy:
-        raise TypeError(
-            f"enabled must be True for the options {', '.join(legacy)}: got {enabled!r}"
-        )
     if enabled not in ("state", "all", None):
         raise RuntimeError(f"expected state to be 'state', 'all', or None: got {enabled!r}")
     if context not in ("state", "alloc", "all", None):
@@ -218,21 +195,27 @@ def record_memory_history(
         )
     if stacks not in ("python", "all"):
         raise RuntimeError(f"expected stacks to be 'python', or 'all': got {stacks!r}")
-    unknown = [action for action in skip_actions or () if action not in ACTIONS]
+    unknown = [action for action in skip_actions if action not in ACTIONS]
     if unknown:
         raise RuntimeError(f"skip_actions must be among {ACTIONS}: got {unknown}")
     for each in registry.devices:
-        memory = each.memory
-        if enabled is None:
-            memory.history = None
-            continue
-        history = memory.history or History(memory)
-        entries = max_entries if enabled == "all" else 0
-        history.configure(context, entries, skip_actions or (), clear_history)
-        memory.history = history
+        history = None
+        if enabled is not None:
+            history = each.memory.history or History(each.memory)
+            entries = max_entries if enabled == "all" else 0
+            history.configure(context, entries, skip_actions, clear_history)
+        each.memory.history = history
 
 
-def snapshot(device=None, augment_with_fx_traces=False):
+def record_memory_history_legacy(
+    enabled, record_context, trace_alloc_max_entries, trace_alloc_record_context, *ignored
+):
+    """Start or stop recording, with the options of torch's older signature."""
+    context = "alloc" if trace_alloc_record_context else "state" if record_context else None
+    record_memory_history("all" if enabled else None, context, "all", trace_alloc_max_entries)
+
+
+def snapshot(pool=None):
     """Return the state of the memory of all virtual GPUs, and its history if recorded.
 
     Returns:
@@ -249,14 +232,3 @@ def snapshot(device=None, augment_with_fx_traces=False):
         "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": "", "expandable_segments": False},
         "external_annotations": [],
     }
-
-
-def dump_snapshot(filename="dump_snapshot.pickle", augment_with_fx_traces=False):
-    """Write a `snapshot` to a file, for https://pytorch.org/memory_viz."""
-    with open(filename, "wb") as file:
-        pickle.dump(snapshot(), file)
-
-
-def memory_snapshot(mempool_id=None, include_traces=True):
-    """Return the segments of a `snapshot`, a list of dicts."""
-    return snapshot()["segments"]

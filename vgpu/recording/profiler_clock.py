@@ -45,9 +45,7 @@ class ProfilerClock:
 
     def on_host(self, wall):
         """Return the ns to show for a wall-clock time of the host, in ns."""
-        if not self.is_modelled:
-            return wall
-        if wall < 0:  # the profiler itself
+        if not self.is_modelled or wall < 0:  # the profiler itself
             return wall
         place = min(bisect_right(self._walls, wall), len(self._walls) - 1)
         (a, b), (c, d) = (each[place - 1 : place + 1] for each in (self._walls, self._models))

@@ -13,7 +13,6 @@ from torch.autograd.profiler_util import FunctionEvent, Interval
 
 from vgpu.recording.profiler_clock import ProfilerClock
 from vgpu.runtime import registry, scheduler
-from vgpu.runtime.identity import properties_of
 
 _KINDS = {"GPU_MEMCPY": ("copy",), "CONCURRENT_KERNEL": ("kernel", "collective")}
 _DISPATCH = "PythonSubclass"  # the dispatcher's call of `VirtualTensor.__torch_dispatch__`
@@ -130,9 +129,7 @@ class Work:
             events[:] = [event for event in events if event["ph"] == "M"]
         for number, (span, owner) in enumerate(zip(self._spans, of_span, strict=True), 1):
             events += self._events_of(span, number, owner if shows_host else None, base)
-        trace["deviceProperties"] = []
         for device in registry.devices[: registry.count]:
-            trace["deviceProperties"].append(_properties(device))
             events += _labels(device)
         if self._clock.is_modelled:
             trace["modelled"] = f"all times are those of a model: {self._clock.hardware}"
@@ -177,24 +174,6 @@ class _Owners:
 
 def _name(span):
     return f"Memcpy {_DIRECTIONS[span.engine]}" if span.engine in _DIRECTIONS else span.name
-
-
-def _properties(device):
-    known = properties_of(device)
-    return {
-        "id": device.index,
-        "name": known.name,
-        "totalGlobalMem": known.total_memory,
-        "computeMajor": known.major,
-        "computeMinor": known.minor,
-        "maxThreadsPerBlock": known.max_threads_per_block,
-        "maxThreadsPerMultiprocessor": known.max_threads_per_multi_processor,
-        "regsPerMultiprocessor": known.regs_per_multiprocessor,
-        "warpSize": known.warp_size,
-        "sharedMemPerBlock": known.shared_memory_per_block,
-        "numSms": known.multi_processor_count,
-        "sharedMemPerMultiprocessor": known.shared_memory_per_multiprocessor,
-    }
 
 
 def _labels(device):

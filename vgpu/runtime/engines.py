@@ -37,17 +37,11 @@ before_fork, after_fork = _of_each_fork_lock("acquire"), _of_each_fork_lock("rel
 
 
 class WorkerThread:
-    """A thread that runs ops, started by the first op.
-
-    Attributes:
-        threads: CPU threads of a kernel.
-        running: a lock, held while the thread is in torch.
-        started, ended: whether the thread has been started; an Event, set when it has ended.
-    """
+    """A thread that runs ops with `threads` CPU threads each, started by the first op."""
 
     def __init__(self, threads=1):
         self.threads = threads
-        self.running = threading.RLock()
+        self.running = threading.RLock()  # held while the thread is in torch
         self.started = False
         self._begun = threading.Lock()
         self.ended = threading.Event()
@@ -65,7 +59,7 @@ class WorkerThread:
         if not self._begun.acquire(blocking=False):
             return
         self.started = True
-        scheduler.note_engine(self)
+        scheduler.thread_local.engine = self
         with _fork_locks[0]:  # waits for a fork in progress
             _fork_locks.append(self.running)
         try:
@@ -75,7 +69,7 @@ class WorkerThread:
             with torch.inference_mode():  # allows writes to inference tensors
                 self.serve()
         except BaseException as error:
-            scheduler.note_death(self, error)
+            scheduler.deaths.append((self, error))
         with _fork_locks[0]:
             _fork_locks.remove(self.running)
         self.ended.set()
@@ -123,16 +117,15 @@ class Engine(WorkerThread, ReadyQueue):
 
     def _execute(self, op):
         op.start = perf_counter()
-        takes_time = op.seconds is not None
-        if takes_time:
-            arrival = self._carry(op)
-            begun = perf_counter()
+        if op.seconds is None:
+            self.do(op)
+            op.end = perf_counter()
+            return
+        arrival = self._carry(op)
+        begun = perf_counter()
         self.do(op)
-        if takes_time:
-            self._land(op, arrival, begun)
-        op.end = perf_counter()
-        if takes_time:
-            self._last_end = op.end
+        self._land(op, arrival, begun)
+        op.end = self._last_end = perf_counter()
 
     def _carry(self, op):
         """Sleep for a copy's time on the link; return the planned arrival time.

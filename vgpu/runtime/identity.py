@@ -100,18 +100,14 @@ def identity_of(device):
         threads = f"{device.threads} CPU thread{'s' if device.threads > 1 else ''}"
         return replace(V100, name=f"Virtual GPU ({threads})")
     gpu = device.model.gpu
-    identity = getattr(gpu, "identity", None)
-    if identity is not None:
-        return identity
-    capability = (8, 0) if "bfloat16" in getattr(gpu, "peaks", ()) else (7, 0)
+    if gpu.identity is not None:
+        return gpu.identity
+    capability = (8, 0) if "bfloat16" in gpu.peaks else (7, 0)
     return replace(V100, name=gpu.name, capability=capability)
 
 
 def properties_of(device):
-    """Return the `DeviceProperties` of a `Device`."""
-    processors = device.threads
-    if device.model is not None:
-        processors = getattr(device.model.gpu, "multiprocessors", processors)
+    processors = device.threads if device.model is None else device.model.gpu.multiprocessors
     return DeviceProperties(identity_of(device), device.index, device.memory.limit, processors)
 
 
@@ -138,7 +134,6 @@ def describe_device(device):
 
 
 def cpu_name():
-    """Return the name of the processor."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = re.findall(r"^model name\s*:\s*(.+)$", file.read(), re.MULTILINE)

@@ -61,7 +61,8 @@ def held_back(note=lambda: None):
     the main thread, and if other code handles interrupts, this does nothing.
     """
     handler = signal.getsignal(signal.SIGINT)
-    if not in_main_thread() or handler is not signal.default_int_handler:
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or handler is not signal.default_int_handler:
         yield
         return
     interrupted = False
@@ -81,8 +82,3 @@ def held_back(note=lambda: None):
         signal.signal(signal.SIGINT, handler)
     if interrupted:
         raise KeyboardInterrupt
-
-
-def in_main_thread():
-    """Return whether this is the thread that handles signals."""
-    return threading.current_thread() is threading.main_thread()

@@ -35,7 +35,6 @@ def adapt_to_notebook():
 
 
 def _record_launches_at_stop(result):
-    """Record the number of ops issued to each engine, if the cell was stopped."""
     if isinstance(getattr(result, "error_in_exec", None), KeyboardInterrupt):
         for device in registry.devices:
             _launched.update((engine, engine.issued) for engine in device.engines)
@@ -84,13 +83,12 @@ def _show(shell, kind, error, traceback, tb_offset=None):
 
 
 def hide_frames(error):
-    """Remove frames of virtual GPUs from the tracebacks of an error and of its causes."""
     while error is not None:
-        entries, entry = [], error.__traceback__
+        shown, entry = [], error.__traceback__
         while entry is not None:
-            entries.append(entry)
+            if not entry.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+                shown.append(entry)
             entry = entry.tb_next
-        shown = [e for e in entries if not e.tb_frame.f_code.co_filename.startswith(_PACKAGE)]
         traceback = None
         for entry in reversed(shown):
             frame, line = entry.tb_frame, entry.tb_lineno

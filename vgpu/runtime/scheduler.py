@@ -1,13 +1,11 @@
 """Scheduling of ops: dependencies, ready queues, waiting and recordings.
 
-Times are those of the current clock, `clock`. On the `WallClock` an op runs when its engine, a
-thread, takes it. On modelled GPUs a `Simulation` computes the times: an op that is `done` has been
+Times are those of the current clock, `clock`. On modelled GPUs an op that is `done` has been
 simulated, and may end later than the host's `now`.
 
 The host hands an op over in one step that an interrupt cannot tear (`streams.py`). From then on
 only threads that no interrupt reaches modify it: its engine's thread *admits* it, which counts the
-earlier ops that it depends on, and the thread that finishes the last of these makes it ready. An
-engine takes the op that became ready first (`ReadyQueue`), and runs it (`engines.py`).
+earlier ops that it depends on, and the thread that finishes the last of these makes it ready.
 """
 
 import contextlib
@@ -17,7 +15,6 @@ from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
 from time import perf_counter
-from typing import Protocol
 
 from vgpu.runtime.spans import Span
 
@@ -28,14 +25,16 @@ QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about 
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
-_thread_local = threading.local()  # `engine` is set in an engine's thread
-_deaths = []  # (name, exception) of engine threads that have died
+thread_local = threading.local()  # `engine` is set in an engine's thread
+deaths = []  # (engine, exception) of engine threads that have died: see `check_threads`
 LIVENESS_SECONDS = 1.0  # between a waiting host's checks that these threads are alive
 at_long_wait = None  # callback of a host that has waited twice as long
 
 
-class DeviceClock(Protocol):
+class DeviceClock:
     """What keeps the time: `WallClock`, or `Simulation` on modelled GPUs.
+
+    Methods do nothing unless overridden: by the wall clock, all that takes time does so by itself.
 
     Attributes:
         name: the modelled hardware; "" on the wall clock.
@@ -44,9 +43,7 @@ class DeviceClock(Protocol):
             `EqualRanks` in it; () on the wall clock, which they share.
     """
 
-    name: str
-    is_modelled: bool
-    meetings: object
+    name, is_modelled, meetings = "", False, ()
 
     def start(self):
         """Apply what the clock changes in Python: the switch interval, or threads and modules."""
@@ -61,7 +58,7 @@ class DeviceClock(Protocol):
         """Return the time of issue of an op, after the host time of its launch."""
 
     def advance(self, seconds):
-        """Let host work take `seconds`; on the wall clock it takes real time itself."""
+        """Let host work take `seconds`."""
 
     def host_allocates(self, num_bytes):
         """Let the first touch of new CPU memory take its time."""
@@ -94,10 +91,9 @@ class DeviceClock(Protocol):
         """Complete all issued ops, and leave the ranks of the job."""
 
 
-class WallClock:
+class WallClock(DeviceClock):
     """The `DeviceClock` of virtual GPUs whose engines are threads."""
 
-    name, is_modelled, meetings = "", False, ()
     _interval_before = None  # Python's switch interval before `start`
 
     def start(self):
@@ -118,21 +114,11 @@ class WallClock:
     def launch(self, op, stream):
         return perf_counter()
 
-    def advance(self, seconds):
-        """Do nothing: host work takes real time."""
-
-    host_allocates = enter_module = copy_modules = advance
-
     def ask_and_wait(self, function, *arguments):
         function(*arguments)
 
     def shared_by(self, threads):
         return contextlib.nullcontext()
-
-    def catch_up(self):
-        """Do nothing: every op that has ended is done."""
-
-    poll = end_meetings = catch_up
 
     def has_ended(self, op):
         return op.done
@@ -155,13 +141,9 @@ WALL_CLOCK = clock = WallClock()  # `clock` is the current one
 
 
 class Resource:
-    """An exclusive resource of ops: an engine, or one direction of a link.
+    """An exclusive resource of ops: an engine, or one direction of a link."""
 
-    Attributes:
-        free_at: end of its last op, in seconds of the clock.
-    """
-
-    free_at = 0.0
+    free_at = 0.0  # end of its last op, in seconds of the clock
 
 
 class Op:
@@ -171,7 +153,6 @@ class Op:
         kind: "kernel", "copy", "collective" or "setting".
         stream: its stream; set by `StreamQueue.issue`.
         work: function(op) that does the work.
-        plan: the `Plan` of a kernel; or None.
         args, kwargs, out: inputs and outputs of `work`.
         seconds: the minimum duration of a copy; None for the duration of the work. In a simulation
             the exact duration, never None.
@@ -182,9 +163,7 @@ class Op:
         launched: wall-clock seconds of the issue if the clock is simulated; or None.
         previous, after, waits: the ops that it depends on: the one before it in its stream, those
             passed to `issue`, and those that its stream waits for, with the times of these calls.
-        number: its place among the ops admitted by its engine.
         missing, dependents: number of its dependencies that are not done; ops that depend on it.
-        waiters: functions that wake the threads waiting for it.
     """
 
     error = num_bytes = source = target = seconds = generator = None
@@ -226,9 +205,7 @@ class ReadyQueue:
 
     Attributes:
         arrivals: queue of ops that are not yet admitted; an item None only wakes the engine.
-        hand_over: function, in C, that adds an op to `arrivals`.
-        issued, finished: number of ops handed over, and of those that are done.
-        ends: empty; see `ModelledEngine`.
+        hand_over, issued, finished, ends: see `ModelledEngine`.
         ending: whether `take` returns None when woken.
     """
 
@@ -302,11 +279,7 @@ class ReadyQueue:
 
 
 def complete(op):
-    """Mark an op as done, and record it.
-
-    Returns a list of its dependents that are now ready, and the functions that wake the threads
-    waiting for it, a list or None.
-    """
+    """Mark an op as done, and record it; return its dependents that are now ready, and waiters."""
     try:
         if _recordings:
             record(op.spans())
@@ -387,17 +360,12 @@ def wait(op, device):
 
 def check_threads():
     """Raise RuntimeError if an engine's thread has died: its ops and their dependents never end."""
-    if _deaths:
-        who, error = _deaths[0]
+    if deaths:
+        who, error = deaths[0]
         raise RuntimeError(
             f"{who} has died of {type(error).__name__}: {error}. Work on virtual GPUs cannot end "
             "any more: restart Python, and please report this"
         ) from error
-
-
-def note_death(who, error):
-    """Make all threads that wait for devices raise: the thread `who` has died of `error`."""
-    _deaths.append((who, error))
 
 
 def check_clocks(device, other):
@@ -425,15 +393,11 @@ def record_wait(device, start, end):
 
 def check_thread():
     """Raise RuntimeError in an engine's thread, where a wait would never end."""
-    if getattr(_thread_local, "engine", None) is not None:
+    if getattr(thread_local, "engine", None) is not None:
         raise RuntimeError(
             "the garbage collector ran a destructor that waits for a virtual GPU in an engine's "
             "thread, which would deadlock: release the object explicitly before dropping it"
         )
-
-
-def note_engine(engine):
-    _thread_local.engine = engine
 
 
 def wait_all(ops, device):
