@@ -12,7 +12,7 @@ import torch
 from vgpu import torch_module
 from vgpu.distributed import BACKEND
 from vgpu.modelled.simulation import simulator
-from vgpu.operators import attention, autocast, comm, copies, special_operators
+from vgpu.operators import attention, autocast, checks, comm, copies, special_operators
 from vgpu.operators.backward import StreamsOfForward
 from vgpu.operators.issuing import dispatch, issue_factory
 from vgpu.private import check_python, check_version
@@ -74,7 +74,7 @@ def register():
             is_pinned=copies.is_pinned,
             pin=copies.pin,
             restore=saving.restore,
-            kernels=(autocast.register, attention.register),
+            kernels=(autocast.register, attention.register, checks.register),
             refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
         patch_backward(StreamsOfForward)

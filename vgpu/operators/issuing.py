@@ -32,7 +32,7 @@ from vgpu.private.dispatch import (
 )
 from vgpu.private.tensors import CPUGenerator, storage_id
 from vgpu.runtime import registry, scheduler
-from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors.cells import (
     CPU,
@@ -57,6 +57,7 @@ from vgpu.tensors.tensor import (
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
 INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by tensors of indices
+SYNCHRONIZING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 MAX_TRIAL_BYTES = 2**26  # of zeros, on which an operator without values is tried
 default_dtype = torch.get_default_dtype
 
@@ -340,6 +341,8 @@ class Call:
             refuse(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
+        if SYNCHRONIZING & {*operator.func.tags}:
+            note_sync()
 
         def work(op):
             try:
