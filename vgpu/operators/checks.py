@@ -24,7 +24,7 @@ from vgpu.tensors.cells import is_known
 _READS = {
     **dict.fromkeys(
         "_linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_lstsq linalg_pinv cholesky "
-        "cholesky_inverse".split(),
+        "cholesky_inverse linspace logspace".split(),
         lambda *args, **kwargs: True,
     ),
     **dict.fromkeys(
@@ -37,59 +37,40 @@ _READS = {
     "segment_reduce": lambda *args, unsafe=False, **kwargs: not unsafe,
     "searchsorted": lambda *args, sorter=None, **kwargs: sorter is not None,
 }
-# Operator that is not deterministic on CUDA -> its name in CUDA's error.
-_CALLERS = {
-    **{
-        name: f"{name.lstrip('_')}_cuda"
-        for name in """
+# Operator -> its name in CUDA's error if it is not deterministic with these arguments, else False.
+_NONDETERMINISTIC = {
+    name.removesuffix("_out"): lambda *args, name=name: f"{name.lstrip('_')}_cuda"
+    for name in """
         _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_max_pool2d_backward
         avg_pool3d_backward fractional_max_pool2d_backward fractional_max_pool3d_backward
+        upsample_linear1d_backward_out upsample_bilinear2d_backward_out
+        upsample_bicubic2d_backward_out upsample_trilinear3d_backward_out
+        _upsample_bilinear2d_aa_backward_out _upsample_bicubic2d_aa_backward_out
+        reflection_pad1d_backward_out reflection_pad3d_backward_out
         replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward
         grid_sampler_2d_backward grid_sampler_3d_backward index_reduce
     """.split()
-    },
-    **{
-        name: f"{name.lstrip('_')}_out_cuda"
-        for name in """
-        upsample_linear1d_backward upsample_bilinear2d_backward upsample_bicubic2d_backward
-        upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward
-        _upsample_bicubic2d_aa_backward reflection_pad1d_backward reflection_pad3d_backward
-    """.split()
-    },
-    "max_unpool2d": "max_unpooling2d_forward_out",
-    "max_unpool3d": "max_unpooling3d_forward_out",
-    "put": "put_",
-    "put_": "put_",
-    "index_reduce_": "index_reduce_cuda",
-    "histc": "_histc_cuda with floating point input",
-    "bincount": "_bincount_cuda",
-    "median": "median CUDA with indices output",
-    "nanmedian": "median CUDA with indices output",
-    "nll_loss2d_forward": "nll_loss2d_forward_out_cuda_template",
-    "_ctc_loss_backward": "ctc_loss_backward_gpu",
-    "_embedding_bag_backward": "embedding_bag_backward_cuda_max",
-    "scatter_reduce": "scatter_reduce_cuda_prod_",
-    "scatter_reduce_": "scatter_reduce_cuda_prod_",
-}
-# Operator of these -> function of its arguments: whether it is one of those.
-_ONLY_IF = {
-    "histc": lambda x, *args, **kwargs: x.is_floating_point(),
-    "bincount": lambda x, weights=None, *args, **kwargs: weights is not None,
-    "median": lambda x, dim=None, *args, **kwargs: dim is not None,
-    "nanmedian": lambda x, dim=None, *args, **kwargs: dim is not None,
-    "nll_loss2d_forward": lambda x, target, weight, reduction, *args, **kwargs: reduction != 0,
-    "_embedding_bag_backward": lambda *args, **kwargs: args[8] == 2,  # mode="max"
-    "scatter_reduce": lambda x, dim, index, source, reduce, **kwargs: reduce == "prod",
-    "scatter_reduce_": lambda x, dim, index, source, reduce, **kwargs: reduce == "prod",
+} | {
+    "max_unpool2d": lambda *args: "max_unpooling2d_forward_out",
+    "max_unpool3d": lambda *args: "max_unpooling3d_forward_out",
+    "put": lambda *args: "put_",
+    "_ctc_loss_backward": lambda *args: "ctc_loss_backward_gpu",
+    "histc": lambda x, *args: x.is_floating_point() and "_histc_cuda with floating point input",
+    "bincount": lambda x, weights=None, *args: weights is not None and "_bincount_cuda",
+    "median": lambda x, *dim: dim and "median CUDA with indices output",
+    "nanmedian": lambda x, *dim: dim and "median CUDA with indices output",
+    "nll_loss2d_forward": lambda *args: args[3] and "nll_loss2d_forward_out_cuda_template",
+    "_embedding_bag_backward": lambda *args: args[8] == 2 and "embedding_bag_backward_cuda_max",
+    "scatter_reduce": lambda *args: args[4] == "prod" and "scatter_reduce_cuda_prod_",
 }
 
 
 def _issue(func, args, kwargs):
     operator = operator_of(func)
-    name = operator.packet
-    if name in _CALLERS and torch.are_deterministic_algorithms_enabled():
-        if name not in _ONLY_IF or _ONLY_IF[name](*args, **kwargs):
-            _alert(_CALLERS[name])
+    name = operator.packet.rstrip("_")
+    if name in _NONDETERMINISTIC and torch.are_deterministic_algorithms_enabled():
+        if caller := _NONDETERMINISTIC[name](*args):
+            _alert(caller)
     result = Call(operator, args, kwargs).issue()
     if name in _READS and _READS[name](*args, **kwargs):
         cell = tree_leaves(result)[0]._cell
@@ -102,21 +83,18 @@ def _issue(func, args, kwargs):
 
 
 def _alert(caller):
-    """Refuse, or warn of, an operator that is not deterministic, in torch's words."""
+    """Refuse an operator that is not deterministic, or warn, in torch's words."""
     text = (
         f"{caller} does not have a deterministic implementation, but you set "
-        "'torch.use_deterministic_algorithms(True{})'. {}ou can {}file an issue at "
-        "https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic "
-        "support for this operation."
+        "'torch.use_deterministic_algorithms(True"
     )
     if torch.is_deterministic_algorithms_warn_only_enabled():
-        warnings.warn(text.format(", warn_only=True", "Y", ""), stacklevel=4)
-        return
-    cure = (
-        "You can turn off determinism just for this operation, or you can use the "
-        "'warn_only=True' option, if that's acceptable for your application. Y"
-    )
-    raise RuntimeError(text.format("", cure, "also "))
+        warnings.warn(f"{text}, warn_only=True)'.", stacklevel=4)
+    else:
+        raise RuntimeError(
+            f"{text})'. You can turn off determinism just for this operation, or you can use the "
+            "'warn_only=True' option, if that's acceptable for your application."
+        )
 
 
 def _check_errors(func, args, kwargs):
@@ -139,24 +117,16 @@ def _by_zero(func):
     plain = function_of(func)
 
     def run(dividend, divisor, *args, **kwargs):
-        if not any(map(_is_float, (dividend, divisor))):
-            if isinstance(divisor, torch.Tensor):
-                divisor = divisor.masked_fill(divisor == 0, 1)
-            else:
-                divisor = divisor or 1
+        if not torch.result_type(dividend, divisor).is_floating_point:
+            is_tensor = isinstance(divisor, torch.Tensor)
+            divisor = divisor.masked_fill(divisor == 0, 1) if is_tensor else divisor or 1
         return plain(dividend, divisor, *args, **kwargs)
 
     return run
 
 
-def _is_float(value):
-    if isinstance(value, torch.Tensor):
-        return value.is_floating_point()
-    return isinstance(value, float)
-
-
-_names = (*_READS, *_CALLERS, "one_hot")  # one_hot as a whole: its parts accept any class
-tables.special_names.update({f"aten::{name}": _issue for name in _names})
+for _name in (*_READS, *_NONDETERMINISTIC, "one_hot"):  # the parts of one_hot accept any class
+    tables.special_names[f"aten::{_name}"] = tables.special_names[f"aten::{_name}_"] = _issue
 tables.special[aten._linalg_check_errors.default] = _check_errors
 tables.shape[aten._assert_async.default] = tables.shape[aten._assert_async.msg] = _check_assert
 # The CPU's kernel crashes on nan.

@@ -317,6 +317,7 @@ class Call:
         No warning for operators that read a value, which are synchronous on CUDA, too.
         """
         reads = ".item() cannot be called on meta" in str(self.refused)
+        reads |= bool(SYNCHRONIZING & {*self.operator.func.tags})
         if self.refused is not None and not reads and self.operator not in _warned:
             _warned.add(self.operator)
             error = " ".join([f"{type(self.refused).__name__}:", *str(self.refused).split()])
