@@ -4,6 +4,7 @@ The right error is the CPU's. Where CUDA's kernel asserts, it comes at the next 
 """
 
 import copy
+import threading
 import warnings
 
 import pytest
@@ -116,6 +117,7 @@ AT_THE_CALL = {
     "normal": lambda T: torch.normal(0.0, T(torch.tensor([1.0, -1.0]))),
     "histc": lambda T: torch.histc(T(torch.tensor([1.0, float("inf")]))),
     "a sorter": lambda T: torch.searchsorted(T(EYE[0]), 1.0, sorter=T(torch.tensor([0, 5]))),
+    "linspace": lambda T: torch.linspace(T(NAN[0, 0]), 1, 3, dtype=torch.int64),
     "segment_reduce": lambda T: torch.segment_reduce(
         T(torch.ones(3)), "sum", lengths=T(torch.tensor([1, -1]))
     ),
@@ -377,6 +379,15 @@ def test_what_is_deterministic_on_cuda_is_allowed(program, device, set_mode):
     torch.vgpu.synchronize(device)
 
 
+def test_a_kernel_runs_in_the_mode_of_its_call(device, set_mode):
+    x, indices = torch.ones(1, 1, 2, device=device), torch.tensor([[[0, 3]]], device=device)
+    with Gate(device) as gate:
+        y = nn.MaxUnpool1d(2)(x, indices)
+        threading.Timer(0.05, gate.open.set).start()
+        set_mode(True)  # waits for the kernel, which reads the mode
+    assert y.tolist() == [[[1, 0, 0, 1]]]
+
+
 # -- set_sync_debug_mode
 
 
@@ -407,6 +418,7 @@ RETURNS = {
     "repeats": lambda x, y, i: torch.repeat_interleave(x, 2, output_size=8),
     "non_blocking": lambda x, y, i: torch.ones(3).to(x.device, non_blocking=True),
     "cholesky_ex": lambda x, y, i: linalg.cholesky_ex(y.view(1, 1)),
+    "embedding_bag": lambda x, y, i: F.embedding_bag(i.view(2, 2), x.view(4, 1)),
     "a device": lambda x, y, i: torch.vgpu.synchronize(x.device),
 }
 

@@ -24,7 +24,7 @@ from vgpu.private.process_groups import register_process_groups
 from vgpu.private.registration import (
     patch_accelerator,
     patch_classes,
-    patch_default_dtype,
+    patch_settings,
     register_device_type,
 )
 from vgpu.private.tensors import patch_data
@@ -85,7 +85,7 @@ def register():
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
-        patch_default_dtype(registry.wait_for_all)
+        patch_settings(registry.wait_for_all)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
         patch_data(set_data, can_become)

@@ -23,7 +23,7 @@ from vgpu.tensors.cells import is_known
 # Operator -> function of its arguments: whether CUDA's host reads values, which may be wrong.
 _READS = {
     **dict.fromkeys(
-        "_linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_lstsq linalg_pinv cholesky "
+        "_linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_pinv cholesky "
         "cholesky_inverse linspace logspace".split(),
         lambda *args, **kwargs: True,
     ),
