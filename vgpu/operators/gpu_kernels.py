@@ -1,7 +1,7 @@
 """Kernels that torch implements for GPUs only, on CPU tensors.
 
 The fused cells of LSTM and GRU: gates (N, 4H) or (N, 3H), states (N, H). Backward reads the
-workspace written by forward: the activated gates.
+workspace written by forward: the sums of the gates, for GRU with the hidden part of n and hx.
 
 The five of SyncBatchNorm: each rank computes mean and deviation of its part (`batch_norm_stats`);
 the ranks gather and combine them. Backward sums over the part, then over the ranks. See
@@ -10,56 +10,43 @@ torch/nn/modules/_functions.py.
 
 import torch
 
+aten = torch.ops.aten
+
 
 def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
-    """Return hy, cy (N, H) and the activated gates (N, 4H): input, forget, cell, output."""
+    """Return hy, cy (N, H) and the gates (N, 4H): input, forget, cell, output."""
     gates = _with_bias(input_gates, input_bias) + _with_bias(hidden_gates, hidden_bias)
     i, f, g, o = gates.chunk(4, 1)
-    i, f, g, o = i.sigmoid(), f.sigmoid(), g.tanh(), o.sigmoid()
-    cy = f * cx + i * g
-    return o * cy.tanh(), cy, torch.cat((i, f, g, o), 1)
+    cy = f.sigmoid() * cx + i.sigmoid() * g.tanh()
+    return o.sigmoid() * cy.tanh(), cy, gates
 
 
-def lstm_cell_backward(grad_hy, grad_cy, cx, cy, workspace, has_bias):
+def lstm_cell_backward(grad_hy, grad_cy, cx, cy, gates, has_bias):
     """Return the gradients of the gates (N, 4H), of cx (N, H) and of the bias (4H,) or None."""
     if grad_hy is None and grad_cy is None:
         return None, None, None
-    i, f, g, o = workspace.chunk(4, 1)
-    tanh_cy = cy.tanh()
-    grad_hy = torch.zeros_like(cy) if grad_hy is None else grad_hy
-    grad_cy = torch.zeros_like(cy) if grad_cy is None else grad_cy
-    grad_c = grad_cy + grad_hy * o * (1 - tanh_cy * tanh_cy)
-    grad_gates = torch.cat(
-        (
-            grad_c * g * i * (1 - i),
-            grad_c * cx * f * (1 - f),
-            grad_c * i * (1 - g * g),
-            grad_hy * tanh_cy * o * (1 - o),
-        ),
-        1,
-    )
-    return grad_gates, grad_c * f, grad_gates.sum(0) if has_bias else None
+    backward = aten._thnn_differentiable_lstm_cell_backward.default
+    grads = backward(grad_hy, grad_cy, gates, torch.zeros_like(gates), None, None, cx, cy)
+    return grads[0], grads[2], grads[0].sum(0) if has_bias else None
 
 
 def gru_cell(input_gates, hidden_gates, hx, input_bias=None, hidden_bias=None):
-    """Return hy (N, H) and the workspace (N, 5H): r, z, n, hx and the hidden part of n."""
+    """Return hy (N, H) and the workspace (N, 5H): sums of r and z, the two parts of n, and hx."""
     ir, iz, inew = _with_bias(input_gates, input_bias).chunk(3, 1)
     hr, hz, hnew = _with_bias(hidden_gates, hidden_bias).chunk(3, 1)
-    r, z = (ir + hr).sigmoid(), (iz + hz).sigmoid()
-    n = (inew + r * hnew).tanh()
-    return n + z * (hx - n), torch.cat((r, z, n, hx, hnew), 1)
+    r, z = ir + hr, iz + hz
+    n = (inew + r.sigmoid() * hnew).tanh()
+    return n + z.sigmoid() * (hx - n), torch.cat((r, z, inew, hnew, hx), 1)
 
 
 def gru_cell_backward(grad_hy, workspace, has_bias):
     """Return the gradients of both gates (N, 3H), of hx (N, H) and of both biases (3H,)."""
-    r, z, n, hx, hnew = workspace.chunk(5, 1)
-    grad_n = grad_hy * (1 - z) * (1 - n * n)
-    grad_z = grad_hy * (hx - n) * z * (1 - z)
-    grad_r = grad_n * hnew * r * (1 - r)
-    grad_input = torch.cat((grad_r, grad_z, grad_n), 1)
-    grad_hidden = torch.cat((grad_r, grad_z, grad_n * r), 1)
-    biases = (grad_input.sum(0), grad_hidden.sum(0)) if has_bias else (None, None)
-    return grad_input, grad_hidden, grad_hy * z, *biases
+    *gates, hnew, hx = workspace.chunk(5, 1)
+    zeros = torch.zeros_like(hx)
+    gates, hidden = torch.cat(gates, 1), torch.cat((zeros, zeros, hnew), 1)
+    backward = aten._thnn_differentiable_gru_cell_backward.default
+    grads = backward(grad_hy, gates, hidden, hx, None, None)[:3]
+    return *grads, *((grads[0].sum(0), grads[1].sum(0)) if has_bias else (None, None))
 
 
 def _with_bias(gates, bias):
