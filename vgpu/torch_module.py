@@ -257,10 +257,7 @@ def synchronize(device=None):
 
 
 def set_sync_debug_mode(debug_mode):
-    """Warn of synchronizing operators (1 or "warn"), let them raise (2 or "error"), or 0: neither.
-
-    Operators are those for whose values or copies the host waits, and `Stream.synchronize`.
-    """
+    """Let operators that make the host wait warn (1, "warn"), raise (2, "error") or do neither."""
     modes = {"default": 0, "warn": 1, "error": 2}
     if isinstance(debug_mode, str) and debug_mode not in modes:
         raise RuntimeError(
