@@ -10,7 +10,7 @@ torch/nn/modules/_functions.py.
 
 import torch
 
-aten = torch.ops.aten
+from vgpu.operators.plans import aten
 
 
 def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
