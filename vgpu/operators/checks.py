@@ -22,16 +22,13 @@ from vgpu.tensors.cells import is_known
 
 # Operator -> function of its arguments: whether CUDA's host reads values, which may be wrong.
 _READS = {
-    **dict.fromkeys(
-        "_linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_pinv cholesky "
-        "cholesky_inverse linspace logspace".split(),
-        lambda *args, **kwargs: True,
-    ),
-    **dict.fromkeys(
-        "linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex linalg_lu_factor_ex "
-        "linalg_ldl_factor_ex".split(),
-        lambda *args, check_errors=False, **kwargs: check_errors,
-    ),
+    name: lambda *args, check_errors="_ex" not in name, **kwargs: check_errors
+    for name in """
+        _linalg_svd _linalg_eigh linalg_eig _linalg_eigvals linalg_pinv cholesky cholesky_inverse
+        linalg_cholesky_ex linalg_inv_ex _linalg_solve_ex linalg_lu_factor_ex linalg_ldl_factor_ex
+        linspace logspace
+    """.split()
+} | {
     "normal": lambda mean, std=1.0, *args, **kwargs: isinstance(std, torch.Tensor),
     "histc": lambda x, bins=100, low=0, high=0, **kwargs: low == high,
     "segment_reduce": lambda *args, unsafe=False, **kwargs: not unsafe,
@@ -104,11 +101,6 @@ def _check_errors(func, args, kwargs):
         func(values, *rest, **kwargs)
 
 
-def _check_assert(tensor, *message):
-    if tensor.numel() != 1:
-        bool(tensor)  # raises torch's error
-
-
 # -- integers divided by 0: CUDA raises nothing, and the value is unspecified
 
 
@@ -128,7 +120,8 @@ def _by_zero(func):
 for _name in (*_READS, *_NONDETERMINISTIC, "one_hot"):  # the parts of one_hot accept any class
     tables.special_names[f"aten::{_name}"] = tables.special_names[f"aten::{_name}_"] = _issue
 tables.special[aten._linalg_check_errors.default] = _check_errors
-tables.shape[aten._assert_async.default] = tables.shape[aten._assert_async.msg] = _check_assert
+for _func in aten._assert_async.default, aten._assert_async.msg:  # `bool` raises torch's error
+    tables.shape[_func] = lambda tensor, *message: None if tensor.numel() == 1 else bool(tensor)
 # The CPU's kernel crashes on nan.
 tables.run[aten._linalg_eigvals.default] = lambda matrix: aten.linalg_eig.default(matrix)[0]
 for _name in """
