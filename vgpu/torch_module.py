@@ -49,6 +49,7 @@ class Stream(BaseStream):
 
     def synchronize(self):
         """Wait for all work issued so far; AcceleratorError if an op of the device has failed."""
+        scheduler.note_sync()
         wait_all(self._stream.tail(), self.device)
         self._stream.device.raise_error()
 
@@ -237,6 +238,20 @@ def synchronize(device=None):
     Raises torch.AcceleratorError if an op that was issued before has failed.
     """
     registry.find(device).synchronize()
+
+
+def set_sync_debug_mode(debug_mode):
+    """Let operators that make the host wait warn (1, "warn"), raise (2, "error") or do neither."""
+    modes = {"default": 0, "warn": 1, "error": 2}
+    if isinstance(debug_mode, str) and debug_mode not in modes:
+        raise RuntimeError(
+            "invalid value of debug_mode, expected one of `default`, `warn`, `error`"
+        )
+    scheduler.sync_debug_mode = modes.get(debug_mode, debug_mode)
+
+
+def get_sync_debug_mode():
+    return scheduler.sync_debug_mode
 
 
 def current_stream(device=None):

@@ -278,6 +278,21 @@ PROGRAMS = {
         torch.ones(2, device="cuda") + 1
     assert "aten::add" in {event.key for event in profile.key_averages()}
     """,
+    "values_determinism_and_waits_are_checked_at_the_call": """
+    x = torch.zeros(2, 2, device="cuda")
+    assert "is singular" in error(lambda: torch.linalg.inv(x), torch.linalg.LinAlgError)
+    torch._assert_async(x[0, 0])
+    assert "CUDA error: aten._assert_async" in error(torch.cuda.synchronize, torch.AcceleratorError)
+    torch.cuda.set_sync_debug_mode("error")
+    assert torch.cuda.get_sync_debug_mode() == 2
+    assert error(x.cpu) == "called a synchronizing CUDA operation"
+    torch.cuda.set_sync_debug_mode("default")
+    torch.use_deterministic_algorithms(True)
+    assert error(lambda: x.median(0)).startswith("median CUDA with indices output does not have")
+    x = torch.rand(1, 2, 4, 4, device="cuda", requires_grad=True)
+    nn.ReplicationPad2d(1)(x).sum().backward()  # torch decomposes it for deterministic CUDA
+    torch.cuda.synchronize()
+    """,
     "sparse_tensors_are_refused_by_name_and_with_a_cure": """
     x, dense = torch.eye(3), torch.eye(3).cuda()
 

@@ -169,8 +169,6 @@ _REPLACEMENTS = {
     "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
     "get_gencode_flags": lambda: "",
     "get_allocator_backend": lambda: "native",
-    "set_sync_debug_mode": lambda debug_mode: None,  # a trace shows where the host waits
-    "get_sync_debug_mode": lambda: 0,
     "memory_cached": torch_module.memory_reserved,
     "max_memory_cached": torch_module.max_memory_reserved,
     "reset_max_memory_allocated": torch_module.reset_peak_memory_stats,

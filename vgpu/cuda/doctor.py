@@ -30,20 +30,23 @@ def examine():
         for name, text, wrong in check():
             num_wrong += bool(wrong)
             print(f"{'!' if wrong else ' '} {name:<14}{text}{f': {wrong}' if wrong else ''}")
-    if num_wrong:
-        print(f"{num_wrong} of these are wrong: the lines that begin with !")
-    else:
-        print("nothing is wrong")
+    wrong = f"{num_wrong} of these are wrong: the lines that begin with !"
+    print(wrong if num_wrong else "nothing is wrong")
     return 1 if num_wrong else 0
 
 
 def _python():
-    wrong = ""
+    text = f"{platform.python_version()} on {sys.platform}, {platform.machine()}"
+    yield "Python", text, _refusal(check_python)
+
+
+def _refusal(check, *arguments):
+    """Return the error that a check raises, or ""."""
     try:
-        check_python()
+        check(*arguments)
     except RuntimeError as error:
-        wrong = error
-    yield "Python", f"{platform.python_version()} on {sys.platform}, {platform.machine()}", wrong
+        return error
+    return ""
 
 
 def _cores():
@@ -100,14 +103,9 @@ def _torch():
         yield "torch", "cannot be imported", f"{type(error).__name__}: {error}"
         return
     build = f"a build for CUDA {torch.version.cuda}" if torch.version.cuda else "a CPU build"
-    text = f"{torch.__version__}, {build}"
-    try:
-        check_version(torch.__version__)
-    except RuntimeError as error:
-        yield "torch", text, error
-        return
-    yield "torch", text, ""
-    for check in (_torchvision, _gpus, _kernels, _vgpu_run, _processes):
+    refusal = _refusal(check_version, torch.__version__)
+    yield "torch", f"{torch.__version__}, {build}", refusal
+    for check in () if refusal else (_torchvision, _gpus, _kernels, _vgpu_run, _processes):
         yield from check(torch)
 
 
@@ -171,13 +169,11 @@ def _processes(torch):
 
 def _entry_point():
     known = {point.name for point in importlib.metadata.entry_points(group="torch.backends")}
-    if "vgpu" in known:
-        yield "entry point", "torch.backends lists vgpu", ""
-    else:
-        advice = (
-            "programs under vgpu run will not find the GPUs; install the package: pip install -e ."
-        )
-        yield "entry point", "torch.backends lacks vgpu", advice
+    verb, wrong = "lists", ""
+    if "vgpu" not in known:
+        verb = "lacks"
+        wrong = "vgpu run will not find the GPUs; install the package: pip install -e ."
+    yield "entry point", f"torch.backends {verb} vgpu", wrong
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD", "1") != "1":
         text = "disabled here by TORCH_DEVICE_BACKEND_AUTOLOAD; vgpu run enables it"
         yield "", text, ""

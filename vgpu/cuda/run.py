@@ -111,10 +111,10 @@ class _Job:
         if info is None or info.si_code > 0:  # none, or from the terminal
             return
         if self._asked_to_end:
-            _send(signal.SIGKILL, self._descendants())
+            _send(signal.SIGKILL, _descendants(self._before))
         else:
-            self._asked_to_end, own = True, os.getpgrp()
-            _send(info.si_signo, [pid for pid in self._descendants() if _group(pid) == own])
+            self._asked_to_end = True
+            _send(info.si_signo, _descendants(self._before), os.getpgrp())
 
     def _end_children(self):
         for ask, seconds in (
@@ -122,19 +122,15 @@ class _Job:
             (signal.SIGTERM, SECONDS_TO_END),
             (signal.SIGKILL, SECONDS_TO_END),
         ):
-            left = self._descendants()
+            left = _descendants(self._before)
             if ask is not None:
                 _send(ask, left)
             deadline = time.monotonic() + seconds
             while left and time.monotonic() < deadline:
                 self._handle_signal()
-                left = self._descendants()
+                left = _descendants(self._before)
             if not left:
                 return
-
-    def _descendants(self):
-        """Return the descendants of this process, except those from before the job."""
-        return _descendants(self._before)
 
     def _restore(self):
         _adopt_orphans(False)
@@ -167,13 +163,9 @@ def _descendants(without=()):
     return [pid for pid in found if pid not in ended]
 
 
-def _send(number, pids):
-    """Send a signal to processes; ignore ended ones and those of other users."""
+def _send(number, pids, group=None):
+    """Send a signal to processes, of one group if given; ignore ended ones and other users'."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-
-
-def _group(pid):
-    with contextlib.suppress(ProcessLookupError):
-        return os.getpgid(pid)
+            if group in (None, os.getpgid(pid)):
+                os.kill(pid, number)

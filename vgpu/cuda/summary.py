@@ -36,8 +36,7 @@ def summary(reports, gpus, seconds, code, clock="model", values=True):
     head = f"vgpu run: {gpus}\n{used}; {seconds:.1f} s, exit code {code}\n"
     if not reports:
         return head + _why_unused(code)
-    names = _names(reports)
-    tables = (table(reports, names) for table in (_devices, _links, _steps))
+    tables = (_table(reports, *table) for table in TABLES)
     clock = "times of the model" if modelled else "times of the wall clock"
     notes = [f"({clock}; busy: share of the time from first to last op in which kernels ran)"]
     notes += _ends(reports)
@@ -78,39 +77,32 @@ def _why_unused(code):
     )
 
 
-def _devices(reports, names):
-    rows = []
-    for report in reports:
-        for device, figures in report["devices"].items():
-            busy = figures["busy"]
-            kernels, elapsed = busy.get("compute", 0.0), report["end"] - report["begin"]
-            copies = sum(busy.get(engine, 0.0) for engine in COPY_ENGINES)
-            times = map(_time, (kernels, copies, report["waiting"]))
-            share = f"{kernels / elapsed:.0%}" if elapsed else ""
-            row = device, str(figures["ops"]), *times, _bytes(figures["peak"]), share
-            rows.append((_name(report), *row, names[report["pid"]]))
-    head = "rank", "device", "ops", "kernels", "copies", "host waits", "peak", "busy", "process"
-    return _table(head, rows)
+def _devices(report):
+    for device, figures in report["devices"].items():
+        busy = figures["busy"]
+        kernels, elapsed = busy.get("compute", 0.0), report["end"] - report["begin"]
+        copies = sum(busy.get(engine, 0.0) for engine in COPY_ENGINES)
+        times = map(_time, (kernels, copies, report["waiting"]))
+        share = f"{kernels / elapsed:.0%}" if elapsed else ""
+        yield device, str(figures["ops"]), *times, _bytes(figures["peak"]), share
 
 
-def _links(reports, names):
-    rows = []
-    for report in reports:
-        for source, target, num_bytes, taken, copies in report["links"]:
-            link = f"{source} -> {target}" if source != target else f"{source}, collectives"
-            row = link, str(copies), f"{num_bytes / 1e6:.3f}", _time(taken)
-            rows.append((_name(report), *row, names[report["pid"]]))
-    return _table(("rank", "link", "copies", "MB", "time", "process"), rows)
+def _links(report):
+    for source, target, num_bytes, taken, copies in report["links"]:
+        link = f"{source} -> {target}" if source != target else f"{source}, collectives"
+        yield link, str(copies), f"{num_bytes / 1e6:.3f}", _time(taken)
 
 
-def _steps(reports, names):
-    rows = []
-    for report in reports:
-        step = report["step_seconds"]
-        if step:
-            row = str(report["steps"]), _time(step), f"{1 / step:.4g}"
-            rows.append((_name(report), *row, names[report["pid"]]))
-    return _table(("rank", "steps", "a step (median)", "steps/s", "process"), rows)
+def _steps(report):
+    if step := report["step_seconds"]:
+        yield str(report["steps"]), _time(step), f"{1 / step:.4g}"
+
+
+TABLES = (
+    (_devices, "device", "ops", "kernels", "copies", "host waits", "peak", "busy"),
+    (_links, "link", "copies", "MB", "time"),
+    (_steps, "steps", "a step (median)", "steps/s"),
+)
 
 
 def _names(reports):
@@ -141,14 +133,18 @@ def _bytes(number):
 UNITS = "B", "KiB", "MiB", "GiB", "TiB"
 
 
-def _table(head, rows):
-    """Format rows of strings below a head, in aligned columns.
+def _table(reports, rows_of, *head):
+    """Format the rows of all reports in aligned columns, between their ranks and processes.
 
     The last column is truncated at the width of a summary.
     """
+    names = _names(reports)
+    rows = [
+        (_name(report), *row, names[report["pid"]]) for report in reports for row in rows_of(report)
+    ]
     if not rows:
         return ""
-    *columns, last = zip(head, *rows, strict=True)
+    *columns, last = zip(("rank", *head, "process"), *rows, strict=True)
     widths = [max(map(len, column)) for column in columns]
     lines = ["  ".join(["", *map(str.rjust, row, widths)]) for row in zip(*columns, strict=True)]
     left = max(WIDTH - len(lines[0]) - 2, 1)

@@ -12,7 +12,7 @@ import torch
 from vgpu import torch_module
 from vgpu.distributed import BACKEND
 from vgpu.modelled.simulation import simulator
-from vgpu.operators import attention, autocast, comm, copies, special_operators
+from vgpu.operators import attention, autocast, checks, comm, copies, special_operators
 from vgpu.operators.backward import StreamsOfForward
 from vgpu.operators.issuing import dispatch, issue_factory
 from vgpu.private import check_python, check_version
@@ -24,7 +24,7 @@ from vgpu.private.process_groups import register_process_groups
 from vgpu.private.registration import (
     patch_accelerator,
     patch_classes,
-    patch_default_dtype,
+    patch_settings,
     register_device_type,
 )
 from vgpu.private.tensors import patch_data
@@ -74,7 +74,7 @@ def register():
             is_pinned=copies.is_pinned,
             pin=copies.pin,
             restore=saving.restore,
-            kernels=(autocast.register, attention.register),
+            kernels=(autocast.register, attention.register, checks.register),
             refusals=REFUSALS,
         )
         patch_backward(StreamsOfForward, registry.device_type)
@@ -85,7 +85,7 @@ def register():
             generator=lambda device: Generator(registry.find(device)),
             is_virtual=registry.is_virtual,
         )
-        patch_default_dtype(registry.wait_for_all)
+        patch_settings(registry.wait_for_all)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
         patch_data(set_data, can_become)

@@ -7,7 +7,7 @@ from vgpu.operators.issuing import Call, raise_now, two_devices
 from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.virtual_tables import is_from_pinned_allocator
 from vgpu.runtime import registry, scheduler, threads
-from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors import lazy
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, Unavailable, fetch, is_known, revive
@@ -69,6 +69,8 @@ def copy(target, source, non_blocking=False, new=False):
     else:
         _copy_between(target, source, new)
         return
+    if not non_blocking:
+        note_sync()
     issue_op(op, device)
     if type(target) is VirtualTensor:
         target._cell.root().writer = op

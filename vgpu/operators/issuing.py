@@ -32,7 +32,7 @@ from vgpu.private.dispatch import (
 )
 from vgpu.private.tensors import CPUGenerator, storage_id
 from vgpu.runtime import registry, scheduler
-from vgpu.runtime.scheduler import Op, wait
+from vgpu.runtime.scheduler import Op, note_sync, wait
 from vgpu.runtime.threads import issue_op
 from vgpu.tensors.cells import (
     CPU,
@@ -56,6 +56,7 @@ from vgpu.tensors.tensor import (
 )
 
 TorchDevice = type(META)  # `torch.device` may be replaced, see as_cuda.py
+SYNCHRONIZING = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 MAX_TRIAL_BYTES = 2**26  # of tensors with which an operator is tried
 KERNEL_ERRORS = (RuntimeError, LookupError, ValueError, TypeError, AssertionError, AttributeError)
 MAX_UNKNOWN = 64  # of the numbers in a trial that are no length of a tensor
@@ -292,6 +293,7 @@ class Call:
         No warning for operators that read a value, which are synchronous on CUDA, too.
         """
         reads = ".item() cannot be called on meta" in str(self.refused)
+        reads |= bool(SYNCHRONIZING & {*self.operator.func.tags})
         if self.refused is not None and not reads and self.operator not in _warned:
             _warned.add(self.operator)
             error = " ".join([f"{type(self.refused).__name__}:", *str(self.refused).split()])
@@ -318,6 +320,8 @@ class Call:
             refuse(self.operator.name)
         box = []
         operator, tensors, device = self.operator, self.tensors, self.device
+        if SYNCHRONIZING & {*operator.func.tags}:
+            note_sync()
 
         def work(op):
             try:

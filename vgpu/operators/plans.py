@@ -215,7 +215,7 @@ class Plan:
             else:
                 result = tensors[source] if mode == SAME else source
                 out = None
-                if mode == CONSTANT and not operator.written:
+                if mode == CONSTANT and result is not None and not operator.written:
                     return result
         else:
             out = []

@@ -207,6 +207,8 @@ if not has_products_of_float16():
         _func = getattr(aten, _name).default
         tables.run[_func] = _by_float32(_func)
 _of_gpus = {
+    aten._thnn_fused_lstm_cell.default: gpu_kernels.lstm_cell,
+    aten._thnn_fused_lstm_cell_backward_impl.default: gpu_kernels.lstm_cell_backward,
     aten._thnn_fused_gru_cell.default: gpu_kernels.gru_cell,
     aten._thnn_fused_gru_cell_backward.default: gpu_kernels.gru_cell_backward,
     aten.batch_norm_stats.default: gpu_kernels.batch_norm_stats,
@@ -217,8 +219,6 @@ _of_gpus = {
 }
 tables.run.update(_of_gpus)
 tables.shape.update(_of_gpus)
-tables.run[aten._thnn_fused_lstm_cell.default] = gpu_kernels.lstm_cell
-tables.run[aten._thnn_fused_lstm_cell_backward_impl.default] = gpu_kernels.lstm_cell_backward
 tables.keyed_by_value.update({"arange", "range", "linspace", "logspace", "histc"})
 tables.allocating.update(
     {"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided", "empty_permuted"}

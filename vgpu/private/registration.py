@@ -18,8 +18,8 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
 
     `factory(func, *args, **kwargs)` is for operators without a virtual tensor, `restore(storage,
     location)` for torch.load; `kernels` are functions(library) that register further aten kernels;
-    `refusals` has, for a kind of tensors such as "NestedTensor", the function(func, *args, **kwargs)
-    that refuses their operators.
+    `refusals` has the function(func, *args, **kwargs) that refuses operators of a kind of tensors,
+    such as "NestedTensor".
 
     Raises:
         RuntimeError: another package has registered a device type.
@@ -57,14 +57,15 @@ def register_device_type(module, factory, copy_, is_pinned, pin, restore, kernel
     return warning
 
 
-def patch_default_dtype(wait):
-    """Call `wait` before the default dtype changes.
+def patch_settings(wait):
+    """Call `wait` before the default dtype or the deterministic mode changes.
 
-    Queued kernels read it when they run, and it is global to all threads. Setting the current dtype
-    again does not wait: torch.compile does so while it holds a lock for which a queued kernel may
-    wait.
+    Queued kernels read them when they run, and they are global to all threads. Setting the current
+    dtype again does not wait: torch.compile does so while it holds a lock for which a queued kernel
+    may wait.
     """
     set_dtype, set_type = torch.set_default_dtype, torch.set_default_tensor_type
+    set_deterministic = torch._C._set_deterministic_algorithms
 
     @functools.wraps(set_dtype)
     def set_default_dtype(d):
@@ -77,6 +78,11 @@ def patch_default_dtype(wait):
         wait()
         set_type(t)
 
+    def _set_deterministic_algorithms(mode, **options):
+        wait()
+        set_deterministic(mode, **options)
+
+    torch._C._set_deterministic_algorithms = _set_deterministic_algorithms
     torch.set_default_dtype = set_default_dtype
     torch.set_default_tensor_type = set_default_tensor_type
 

@@ -9,8 +9,10 @@ earlier ops that it depends on, and the thread that finishes the last of these m
 """
 
 import contextlib
+import os
 import sys
 import threading
+import warnings
 from functools import partial
 from heapq import heappop, heappush
 from queue import SimpleQueue
@@ -18,10 +20,12 @@ from time import perf_counter
 
 from vgpu.runtime.spans import Span
 
+sync_debug_mode = 0  # 1 warns of synchronizing operators, 2 makes them raise
 error_name = "vgpu"  # of the devices in errors; "CUDA" if the device type is "cuda"
 SWITCH_INTERVAL = 1e-4  # seconds
 QUEUE_LIMIT = 1024  # ops under way on an engine; CUDA blocks the host at about this number, too
 
+_OWN = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 _ordering = threading.RLock()  # guards `done`, `missing`, `dependents` and `waiters` of all ops
 _recordings = ()  # lists to which spans of finished ops are appended
 _forks = []  # not empty in a fork of a process with virtual GPUs
@@ -356,6 +360,18 @@ def wait(op, device):
         check_thread()
         check_threads()
         op.engine.clock.wait(op, device)
+
+
+def note_sync():
+    """Warn of a synchronizing operator, or raise RuntimeError, as `sync_debug_mode` says."""
+    if sync_debug_mode:
+        text = f"called a synchronizing {error_name} operation"
+        if sync_debug_mode == 2:
+            raise RuntimeError(text)
+        frame, level = sys._getframe(), 1
+        while (file := frame.f_code.co_filename).startswith(_OWN) or "_ops.py" in file:
+            frame, level = frame.f_back, level + 1
+        warnings.warn(text, stacklevel=level)  # at the caller, outside vgpu and torch.ops
 
 
 def check_threads():
