@@ -126,8 +126,8 @@ class Table:
 
         return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
-    def agree_with(self, other, sends, call, ready, link, failure, tag):
-        tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
+    def agree_with(self, other, sends, call, ready, link, failure):
+        tags = iter(((0, 1), (2, 2)))
 
         def swap(mine):
             (there, back), its = next(tags), torch.empty_like(mine)

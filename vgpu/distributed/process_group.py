@@ -2,7 +2,8 @@
 
 A collective is issued without waiting, as an op on the group's stream behind the work of the
 current stream. The group has its own engine, whose thread waits for other ranks. Messages have an
-engine for each peer and direction, so that none blocks another. CPU tensors go to gloo directly.
+engine for each peer and direction, so that none blocks another. A group that is created with
+"cpu:gloo" as well passes CPU tensors to gloo directly.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import functools
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 
@@ -67,7 +69,7 @@ def _by_device(method):
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
-        if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
+        if {leaf.device.type for leaf in _tensors(args)} == {"cpu"}:
             return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
         for note in observers:
             note(method.__name__, args)
@@ -110,8 +112,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._join()
         self._number = 0
         self._last_stream = None  # the stream of the last collective
-        self._counts = Counter()  # calls: () for collectives, (ranks, tag) for messages
+        self._counts = Counter()  # calls: () for collectives, both ranks for messages
         self._error = None
+        self.bound_device = None  # `device_id` of init_process_group
 
     def _join(self):
         """Connect this rank's clock, if modelled, to the clocks of the other ranks."""
@@ -198,8 +201,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def for_cpu(self):
-        if self._for_cpu is None:
-            raise RuntimeError("collectives in equal_ranks must be on virtual GPUs, not the CPU")
+        """Return the gloo group of this one; RuntimeError, with torch's text, if it has none."""
+        if self._for_cpu is None or "cpu:" not in dist.get_backend_config(self):
+            raise RuntimeError("No backend type associated with device type cpu")
         return self._for_cpu
 
     # -- collectives
@@ -242,9 +246,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather_coalesced(self, output_lists, inputs, opts=None):
-        """Copy the tensors of each rank to all ranks; list i comes from rank i."""
-        wholes = [list(whole) for whole in zip(*output_lists, strict=True)]
-        return self._all_gather("all_gather_coalesced", wholes, inputs, output_lists)
+        raise NotImplementedError("ProcessGroupNCCL does not support allgather_coalesced")
 
     @_by_device
     def _allgather_base(self, output, value, opts=None):
@@ -335,33 +337,32 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
-        return self._issue(call, device=registry.current(), blocks=True)
+        return self._issue(call, device=registry.find(self.bound_device), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     @_by_device
     def send(self, tensors, other, tag):
-        return self._message(tensors, other, tag, sends=True)
+        return self._message(tensors, other, sends=True)
 
     @_by_device
     def recv(self, tensors, other, tag):
-        return self._message(tensors, other, tag, sends=False)
+        return self._message(tensors, other, sends=False)
 
     @_by_device
     def recv_anysource(self, tensors, tag):
-        """Raise RuntimeError: NCCL does not support this either."""
-        raise RuntimeError("vccl, like NCCL, cannot receive from any source: src must be given")
+        raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
 
-    def _message(self, tensors, other, tag, sends):
+    def _message(self, tensors, other, sends):
         (tensor,) = tensors
         if other == self._rank:
             raise ValueError(f"a rank cannot exchange messages with itself: got rank {other}")
-        move = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
+        move = functools.partial(exchange.send if sends else exchange.recv, other=other)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # shapes may differ, as for NCCL
-        ends = {"shapes_of": [], "peer": other, "sends": sends, "tag": tag}
+        detail = f"{tensor.numel()} of {dtype}"  # shapes and tags may differ, as for NCCL
+        ends = {"shapes_of": [], "peer": other, "sends": sends}
         return self._issue(
             Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
         )
@@ -427,8 +428,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             device = _device_of(op.name, tensors)
         if self._error is not None:
             raise dist.DistBackendError(f"this process group failed before: {self._error}")
+        if self.bound_device is not None and registry.find(self.bound_device) is not device:
+            raise dist.DistBackendError(
+                "Attempt to perform collective on tensor not on device passed to init_process_group"
+            )
         for tensor in tensors:
             _check_dense(op.name, tensor)
+            exchange.check_type(op.name, tensor.dtype)
         lane = self._lane(device, op)
         self._number_call(op)
         self._join()
@@ -458,8 +464,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             op.members, kind = tuple(self._ranks), ()
         else:
             ends = self._ranks[self._rank], self._ranks[op.peer]
-            op.members = ends if op.sends else ends[::-1]
-            kind = *op.members, op.tag
+            op.members = kind = ends if op.sends else ends[::-1]
         self._counts[kind] += 1
         op.key = (self._name, *kind, self._counts[kind])
 
@@ -469,6 +474,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             name = f"{'send' if op.sends else 'recv'} {self._ranks[op.peer]}"
         key = device.index, device.model, name
         if key not in self._lanes:
+            others = [index for index, _, lane in self._lanes if lane == name]
+            if others and others != [device.index]:
+                warnings.warn(
+                    f"{op.name} on {device.torch_device}, but before on GPU {others[-1]}: NCCL "
+                    "hangs unless every rank changes its GPU at the same call",
+                    stacklevel=2,
+                )
             self._lanes[key] = Lane(name, device)
         return self._lanes[key]
 
@@ -532,7 +544,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             return Agreement(ready, *bandwidth_and_latency(link))
         if op.peer is None:
             return self._table.agree(op.text, ready, link, failure)
-        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure, op.tag)
+        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure)
 
 
 def _store_of_attempt(store):
