@@ -78,6 +78,7 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
         _cuda_setDevice=lambda device: module.set_device(device),
         _cuda_setStream=set_stream,
         _cuda_cudaCachingAllocator_is_enabled=lambda: True,
+        _cuda_jiterator_compile_and_launch_kernel=refusing("torch.cuda.jiterator"),
         _cuda_clearCublasWorkspaces=lambda: None,  # there are no workspaces
         _cuda_resetCublasWorkspaceSize=lambda: None,
         _cuda_resetCublasLtWorkspaceSize=lambda: None,
