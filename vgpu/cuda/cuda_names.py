@@ -107,7 +107,7 @@ def _replace_names():
     def sleep(cycles):
         torch_module._sleep(cycles * NANOSECOND)
 
-    replace_private_names(torch_module, history, sleep, _set_stream, refusing)
+    replace_private_names(torch_module, history, sleep, _set_stream, refusing, _CUDART)
     replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
@@ -178,23 +178,15 @@ _CUDART = SimpleNamespace(
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
 _REPLACEMENTS = {
     "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
-    "init": lambda: None,
     "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
     "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
-    "get_gencode_flags": lambda: "",
     "get_allocator_backend": lambda: "native",
     "set_sync_debug_mode": lambda debug_mode: None,  # a trace shows where the host waits
     "get_sync_debug_mode": lambda: 0,
-    "memory_cached": torch_module.memory_reserved,
-    "max_memory_cached": torch_module.max_memory_reserved,
-    "reset_max_memory_allocated": torch_module.reset_peak_memory_stats,
-    "reset_max_memory_cached": torch_module.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
     "device_memory_used": _device_memory_used,
     "memory_snapshot": history.memory_snapshot,
-    "cudart": lambda: _CUDART,
-    "check_error": lambda result: None,  # the functions of `cudart` never fail
     "device_of": _DeviceOf,
 }
 

@@ -88,13 +88,15 @@ class VirtualProcessGroup(dist.ProcessGroup):
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
 
-    def __init__(self, store, rank, size, timeout, global_ranks=(), name=""):
+    def __init__(self, options):
+        """Create the group of torch's `DistributedBackendOptions`."""
+        rank, size = self._rank, self._size = options.group_rank, options.group_size
         super().__init__(rank, size)
-        self._name, self._description = name, "undefined"
-        self._rank, self._size, self._timeout = rank, size, timeout
-        self._fake_store = fake_store_of(store)  # keep a reference: torch does not
-        self._store = _store_of_attempt(store)
-        self._ranks = list(global_ranks) or list(range(size))
+        self._name, self._description = options.group_id, "undefined"
+        self._timeout = timeout = options.timeout
+        self._fake_store = fake_store_of(options.store)  # keep a reference: torch does not
+        self._store = _store_of_attempt(options.store)
+        self._ranks = list(options.global_ranks_in_group) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
         self._table, self._peers, self._for_cpu = None, Equals(rank, size), None  # for equal_ranks
@@ -131,18 +133,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     # -- the interface that torch expects
 
-    def rank(self):
-        return self._rank
-
-    def size(self):
-        return self._size
-
-    getRank, getSize = rank, size
-
-    def name(self):
+    def getBackendName(self):
         return BACKEND
 
-    getBackendName = _get_backend_name = name
+    _get_backend_name = getBackendName
 
     @property
     def _device_types(self):
@@ -151,10 +145,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device):
         return self
 
-    def _set_group_name(self, name):
+    def setGroupName(self, name):
         self._name = name
 
-    def _set_group_desc(self, description):
+    def setGroupDesc(self, description):
         self._description = description
 
     def getGroupName(self):
@@ -162,13 +156,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def getGroupDesc(self):
         return self._description
-
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
-
-    @property
-    def options(self):
-        return self
 
     def _set_sequence_number_for_group(self):
         if self._for_cpu is not None:
@@ -186,7 +173,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self):
-        """Wait for all issued collectives and end the threads."""
+        """Wait for all issued collectives, until their time-outs at most, and end the threads."""
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             for op in lane.stream.tail():
@@ -196,9 +183,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if self._is_whole_job:
             scheduler.clock.end_meetings()
 
-    def abort(self):
-        """Shut down; a running collective ends with its time-out at the latest."""
-        self.shutdown()
+    abort = shutdown
 
     def for_cpu(self):
         """Return the gloo group of this one; RuntimeError, with torch's text, if it has none."""
@@ -552,8 +537,6 @@ def _store_of_attempt(store):
 
     torchrun keeps its store when it restarts workers, with the addresses of dead ones.
     """
-    if fake_store_of(store) is not None:
-        return store
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -622,14 +605,7 @@ _waiters = []
 
 def create(options, backend_options=None):
     """Return a new `VirtualProcessGroup`; torch calls this for the backend "vccl"."""
-    group = VirtualProcessGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options.global_ranks_in_group,
-        options.group_id,
-    )
+    group = VirtualProcessGroup(options)
     if not _waiters:
         _waiters.append(threading.Thread(target=_shut_down, daemon=True))
         _waiters[-1].start()

@@ -50,7 +50,7 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(module, history, sleep, set_stream, refusing):
+def replace_private_names(module, history, sleep, set_stream, refusing, cudart):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
     Those of `torch._C` are called by torch's test classes and by `torch._dynamo.reset`.
@@ -60,9 +60,11 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
         sleep: function(cycles) that keeps the current stream busy.
         set_stream: function(stream_id, device_index, device_type) that makes a stream current.
         refusing: function(name) that returns a callable which raises an error.
+        cudart: the functions of CUDA's library that programs can call.
     """
     replace_in_cuda(
         {
+            "_cudart": cudart,
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": module._is_in_bad_fork,

@@ -103,10 +103,8 @@ def patch_hooks(is_virtual):
     join = torch.distributed.algorithms.join.Join
     notify = join.notify_join_context
 
-    @functools.wraps(notify)
     def notify_join_context(joinable):
-        """Keep the Python part of the returned `Work` alive for DDP's C++, which calls it later."""
-        joinable.work_of_join = notify(joinable)
+        joinable.work_of_join = notify(joinable)  # DDP's C++ calls its Python part later
         return joinable.work_of_join
 
     join.notify_join_context = staticmethod(notify_join_context)
