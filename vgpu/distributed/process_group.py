@@ -21,7 +21,13 @@ import torch.distributed as dist
 
 from vgpu.distributed import BACKEND, exchange
 from vgpu.distributed import collective_costs as costs
-from vgpu.distributed.agreement import NO_LINK, Agreement, Table, bandwidth_and_latency
+from vgpu.distributed.agreement import (
+    NO_LINK,
+    Agreement,
+    Table,
+    bandwidth_and_latency,
+    host_number,
+)
 from vgpu.distributed.collective import Collective, bytes_of, described
 from vgpu.distributed.equal_ranks import EqualRanks, Equals
 from vgpu.distributed.exchange import Reduction
@@ -322,7 +328,11 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
-        return self._issue(call, device=registry.find(self.bound_device), blocks=True)
+        where = self.bound_device
+        if where is None and not registry.chosen:  # as NCCL's backend: used before, or a guess
+            guess = self._ranks[self._rank] % max(registry.count, 1)
+            where = min((index for index, _, _ in self._lanes), default=guess)
+        return self._issue(call, device=registry.find(where), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
@@ -466,8 +476,27 @@ class VirtualProcessGroup(dist.ProcessGroup):
                     "hangs unless every rank changes its GPU at the same call",
                     stacklevel=2,
                 )
+            self._claim(device)
             self._lanes[key] = Lane(name, device)
         return self._lanes[key]
+
+    def _claim(self, device):
+        """Raise DistBackendError, with NCCL's text, if another rank has claimed the same GPU."""
+        if (
+            self._table is None
+            or registry.device_type == "vgpu"
+            or dist.get_backend(self) == "gloo"
+        ):
+            return  # elsewhere each process has GPUs of its own
+        visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        gpu = visible.get(device.index) or device.index
+        key = f"{host_number()}/{os.environ.get('GROUP_RANK')}/{gpu}"
+        owner = int(self._store.compare_set(key, "", str(self._rank)))
+        if owner != self._rank:
+            raise dist.DistBackendError(
+                f"Duplicate GPU detected : rank {self._rank} and rank {owner} both on CUDA device "
+                f"{gpu}: each must call torch.cuda.set_device with its own"
+            )
 
     # -- in the thread of the engine
 
