@@ -21,13 +21,7 @@ import torch.distributed as dist
 
 from vgpu.distributed import BACKEND, exchange
 from vgpu.distributed import collective_costs as costs
-from vgpu.distributed.agreement import (
-    NO_LINK,
-    Agreement,
-    Table,
-    bandwidth_and_latency,
-    host_number,
-)
+from vgpu.distributed.agreement import NO_LINK, Agreement, Table, bandwidth_and_latency
 from vgpu.distributed.collective import Collective, bytes_of, described
 from vgpu.distributed.equal_ranks import EqualRanks, Equals
 from vgpu.distributed.exchange import Reduction
@@ -490,7 +484,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             return  # elsewhere each process has GPUs of its own
         visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
         gpu = visible.get(device.index) or device.index
-        key = f"{host_number()}/{os.environ.get('GROUP_RANK')}/{gpu}"
+        key = f"{self._table.host}/{os.environ.get('GROUP_RANK')}/{gpu}"
         owner = int(self._store.compare_set(key, "", str(self._rank)))
         if owner != self._rank:
             raise dist.DistBackendError(
