@@ -136,8 +136,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def getBackendName(self):
         return BACKEND
 
-    _get_backend_name = getBackendName
-
     @property
     def _device_types(self):
         return [torch.device("vgpu")]
