@@ -27,11 +27,16 @@ class Stream(BaseStream):
 
     Args:
         device: the device of the stream; the current device by default.
-        priority: ignored; all streams have the same.
+        priority: recorded only; kernels of all streams compete equally.
+
+    Attributes:
+        device: the `torch.device` of the stream.
+        stream_id: its number on the device; 0 for the default stream.
+        priority: the given one, but at most 0 and at least -3, as in CUDA's builds of torch.
     """
 
     def __new__(cls, device=None, priority=0, *, _stream=None):
-        stream = _stream or registry.find(device).new_stream()
+        stream = _stream or registry.find(device).new_stream(max(-3, min(priority, 0)))
         self = super().__new__(
             cls, stream_id=stream.index, device_index=stream.device.index, device_type=PRIVATE_USE_1
         )
@@ -41,6 +46,10 @@ class Stream(BaseStream):
     @property
     def device(self):
         return self._stream.device.torch_device
+
+    @property
+    def priority(self):
+        return self._stream.priority
 
     def query(self):
         """Return whether all work issued so far has finished."""

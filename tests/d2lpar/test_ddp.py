@@ -248,7 +248,7 @@ def rank_of(world_size, backend):
         dist.destroy_process_group()
 
 
-@pytest.mark.parametrize("backend", ["gloo", "vccl"])
+@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo,vgpu:vccl"])
 def test_what_gloo_is_given_is_counted_once(backend):
     d2lpar.virtual_gpus(1)
     with rank_of(1, backend), CollectiveBytes() as counted:

@@ -246,6 +246,10 @@ PROGRAMS = {
         x = torch.ones(1024, device="cuda")
         end.record()
     assert isinstance(side, torch.Stream) and side.device == torch.device("cuda:0")
+    assert torch.cuda.Stream.priority_range() == (0, -3)  # as torch allows on a V100 and later
+    with torch.cuda.stream(torch.cuda.Stream(priority=-1)) as urgent:
+        assert urgent.priority == torch.cuda.current_stream().priority == -1
+    assert [torch.cuda.Stream(priority=p).priority for p in (-9, 0, 9)] == [-3, 0, 0]
     torch.cuda.current_stream().wait_stream(side)
     x.record_stream(torch.cuda.current_stream())
     end.synchronize()
@@ -341,6 +345,18 @@ PROGRAMS = {
     assert "make_graphed_callables" in refused(lambda: torch.cuda.make_graphed_callables(1, 2))
     assert "the summary of vgpu run" in refused(torch.cuda.utilization)
     assert "torch.cuda.nccl.all_reduce needs" in refused(lambda: torch.cuda.nccl.all_reduce([]))
+    cudart = torch.cuda.cudart()
+    assert cudart.cudaMemGetInfo(0) == torch.cuda.mem_get_info(0)
+    torch.cuda.check_error(cudart.cudaProfilerStart())
+    assert cudart.cudaGetErrorString(cudart.cudaError.success) == "no error"
+    text = refused(lambda: cudart.cudaHostRegister(0, 1, 0))
+    assert "torch.cuda.cudart().cudaHostRegister needs" in text and "pin_memory" in text
+    assert "pinned memory is not counted" in refused(torch.cuda.host_memory_stats)
+    assert "host_memory_stats needs" in refused(torch.cuda.reset_peak_host_memory_stats)
+    assert not torch.cuda.tunable.is_enabled()
+    assert "torch.cuda.tunable.enable needs" in refused(torch.cuda.tunable.enable)
+    kernel = torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }")
+    assert "torch.cuda.jiterator needs" in refused(lambda: kernel(x))
     for make in (
         lambda: extension.load("fast", ["a.cpp", "b.cu"]),
         lambda: extension.load("fast", "b.cu"),
@@ -412,6 +428,18 @@ PROGRAMS = {
         if options == {"backend": "nccl"}:
             assert dist.get_backend(dist.new_group([0])) == "nccl" and len(made) == 2
         dist.destroy_process_group()
+    """,
+    "a_group_that_is_bound_to_a_gpu_refuses_the_others": """
+    import torch.distributed as dist
+
+    options = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group("nccl", device_id=torch.device("cuda:1"), **options)
+    x, elsewhere = torch.ones(2, device="cuda:1"), torch.ones(2, device="cuda:0")
+    text = "collective on tensor not on device passed to init_process_group"
+    assert text in error(lambda: dist.all_reduce(elsewhere), dist.DistBackendError)
+    dist.all_reduce(x)
+    dist.barrier()
+    dist.destroy_process_group()
     """,
     "tensors_that_wrap_others_are_on_cuda": """
     from torch.distributed._functional_collectives import AsyncCollectiveTensor
@@ -495,7 +523,7 @@ def test_no_visible_device_leaves_torch_alone():
         ("nccl", "vccl"),
         ("gloo", "cpu:gloo,vgpu:vccl"),
         ("cpu:gloo,cuda:nccl", "cpu:gloo,vgpu:vccl"),
-        ("undefined", "cpu:gloo,vgpu:vccl"),
+        ("undefined", "vccl"),
         ("cuda:gloo", "vgpu:vccl"),
         ("cuda:mpi", "cuda:mpi"),
         ("mpi", "mpi"),

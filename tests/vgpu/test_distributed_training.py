@@ -21,6 +21,7 @@ from torch.distributed.nn import functional as autograd
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from waiting import wait_until
 
@@ -54,7 +55,7 @@ def join(**options):
     torch.vgpu.set_device(device)
     store = dist.PrefixStore("vgpu", dist.distributed_c10d._get_default_store())
     dist.destroy_process_group()
-    dist.init_process_group(store=store, rank=rank, world_size=k)
+    dist.init_process_group("cpu:gloo,vgpu:vccl", store=store, rank=rank, world_size=k)
     return rank, k, device
 
 
@@ -183,6 +184,47 @@ def ddp_buffers():
         ddp(batch.to(device)).sum().backward()
         means.append(net[0].running_mean.cpu())
     return batches[1], means, [p.detach().cpu() for p in net.parameters()]
+
+
+@in_ranks(2)
+def test_the_divisor_of_ddp_is_the_number_of_ranks_that_have_inputs_left():
+    """Of gloo on the CPU, too: rank 1 has an input more."""
+
+    def gradients(device, group):
+        net = nn.Linear(1, 1, bias=False).to(device)
+        ddp = DistributedDataParallel(net, process_group=group)
+        found = []
+        with ddp.join(divide_by_initial_world_size=False):
+            for i in range(2 + dist.get_rank()):
+                net.zero_grad()
+                ddp(torch.full((1, 1), 1.0 + i + dist.get_rank(), device=device)).sum().backward()
+                found.append(net.weight.grad.item())
+        return found
+
+    rank, device, group = set_up()
+    ours, theirs = gradients(device, group), gradients("cpu", dist.group.WORLD)
+    assert ours == theirs == [1.5, 2.5, 4.0][: 2 + rank]
+
+
+@in_ranks(2)
+def test_ddp_with_mixed_precision_computes_and_reduces_in_bfloat16():
+    """Its first pass reads buckets that torch has left uninitialized, on the CPU as well."""
+    rank, device, group = set_up()
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 4), nn.Sigmoid(), nn.Linear(4, 2))
+    expected = copy.deepcopy(net).bfloat16()
+    for r in range(2):
+        expected(torch.full((3, 4), r + 1.0).bfloat16()).float().sum().backward()
+    net = net.to(device)
+    precision = _MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16)
+    ddp = DistributedDataParallel(net, process_group=group, mixed_precision=precision)
+    for _ in range(3):
+        net.zero_grad()
+        out = ddp(torch.full((3, 4), rank + 1.0, device=device))
+        out.float().sum().backward()
+        assert out.dtype == torch.bfloat16 and net[0].weight.dtype == torch.float32
+    for ours, theirs in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.cpu(), theirs.grad.float() / 2, rtol=1e-2, atol=1e-3)
 
 
 def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():

@@ -163,7 +163,7 @@ def test_ranks_have_vccl_one_thread_and_this_environment(monkeypatch):
     (server,) = {facts[-1] for facts in d2lpar.launch(facts, nproc=2, timeout=20)}
     again = d2lpar.launch(facts, nproc=1)
     method = multiprocessing.get_start_method()
-    assert again == [("vccl", 1, method, "yes", True, os.getcwd(), server)]
+    assert again == [("cpu:gloo,vgpu:vccl", 1, method, "yes", True, os.getcwd(), server)]
     assert server == multiprocessing.forkserver._forkserver._forkserver_pid
 
 

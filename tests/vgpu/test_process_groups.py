@@ -153,16 +153,13 @@ def test_premultiplied_sum_by_a_number_and_by_a_tensor(rank, device, group):
 
 
 @in_group(2)
-def test_operations_on_bits_and_types_that_nccl_does_not_reduce_raise(rank, device, group):
+def test_operations_on_bits_raise(rank, device, group):
     x = torch.ones(2, dtype=torch.int32, device=device)
     for op in (Op.BAND, Op.BOR, Op.BXOR):
         raises(ValueError, "NCCL", dist.all_reduce, x, op, group=group)
         raises(ValueError, "NCCL", dist.reduce, x, 0, op, group=group)
     dist.all_reduce(x, group=group)
     assert x.tolist() == [2, 2]
-    raises(
-        TypeError, "^vccl, like NCCL, does not reduce torch.int16$", group.allreduce, [x.short()]
-    )
 
 
 @in_group(1, 2, 3)
@@ -279,6 +276,10 @@ def test_memory_formats_and_what_is_not_dense(rank, device, group):
     dist.all_reduce(part, group=group)
     assert part.tolist() == [4, 6, 8, 10]
 
+    for x in (torch.ones(2, 3, 4, 5, device=device), torch.ones(2, 3, 4, 5, 6, device=device)):
+        for gaps in (x[..., :3], x.transpose(0, 1), x[:, ::2]):
+            raises(ValueError, "contiguous", dist.all_reduce, gaps, group=group)
+        dist.all_reduce(x[:0].transpose(0, 1), group=group)
     columns = torch.ones(4, 4, device=device)[:, :2]
     for call in (
         lambda: dist.all_reduce(columns, group=group),
@@ -373,12 +374,13 @@ def test_messages_go_around_a_ring(rank, device, group):
 
 
 @in_group(2)
-def test_several_messages_under_way_keep_their_order(rank, device, group):
+def test_several_messages_under_way_keep_their_order_whatever_their_tags(rank, device, group):
+    """ProcessGroupNCCL::send and recv have the tag as `int /* unused */`."""
     tensors = [torch.full((2,), float(10 * rank + i), device=device) for i in range(4)]
     if rank == 0:
         works = [dist.isend(x, 1, group=group, tag=i) for i, x in enumerate(tensors)]
     else:
-        works = [dist.irecv(x, 0, group=group, tag=i) for i, x in enumerate(tensors)]
+        works = [dist.irecv(x, 0, group=group, tag=9 - i) for i, x in enumerate(tensors)]
     for work in works:
         work.wait()
     assert [x[0].item() for x in tensors] == [0, 1, 2, 3]
@@ -392,7 +394,8 @@ def test_several_messages_under_way_keep_their_order(rank, device, group):
 @in_group(2)
 def test_a_message_from_anyone_raises_as_with_nccl(rank, device, group):
     x = torch.ones(2, device=device)
-    raises(RuntimeError, "cannot receive from any source", dist.recv, x, None, group=group)
+    text = "ProcessGroupNCCL does not support recvAnysource"
+    raises(NotImplementedError, text, dist.recv, x, None, group=group)
 
 
 # -- groups
@@ -421,8 +424,98 @@ def test_subgroups_work_beside_each_other_and_know_their_own_ranks(rank, device,
         assert y.tolist() == [1, 1]
 
 
+def calls_of(rank, x):
+    """Return calls of every collective and message of two ranks, functions(group), with tensors."""
+    other, whole = 1 - rank, torch.cat([x, x])
+    at_root = [x, x.clone()] if rank == 0 else None
+    op = dist.P2POp, (dist.isend, dist.irecv)[rank], x, other
+    return {
+        "all_reduce": lambda group: dist.all_reduce(x, group=group),
+        "all_reduce_coalesced": lambda group: dist.all_reduce_coalesced([x, whole], group=group),
+        "broadcast": lambda group: dist.broadcast(x, 0, group=group),
+        "reduce": lambda group: dist.reduce(x, 0, group=group),
+        "all_gather": lambda group: dist.all_gather([x.clone(), x.clone()], x, group=group),
+        "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(whole, x, group=group),
+        "reduce_scatter": lambda group: dist.reduce_scatter(x.clone(), [x, x], group=group),
+        "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(x, whole, group=group),
+        "all_to_all": lambda group: dist.all_to_all([x.clone(), x.clone()], [x, x], group=group),
+        "all_to_all_single": lambda group: dist.all_to_all_single(x.clone(), x, group=group),
+        "gather": lambda group: dist.gather(x, at_root, 0, group=group),
+        "scatter": lambda group: dist.scatter(x, at_root, 0, group=group),
+        "message": lambda group: (dist.send, dist.recv)[rank](x, other, group=group),
+        "batch": lambda group: dist.batch_isend_irecv([op[0](*op[1:], group=group)]),
+    }
+
+
 @in_group(2)
-def test_tensors_on_the_cpu_go_through_gloo(rank, device, group):
+def test_nccl_alone_refuses_tensors_on_the_cpu(rank, device, group):
+    calls = calls_of(rank, torch.ones(2))
+    net = torch.nn.Linear(1, 1)
+    ddp = torch.nn.parallel.DistributedDataParallel
+    calls["ddp"] = lambda group: ddp(net, process_group=group)
+    calls["sparse"] = lambda group: dist.all_reduce(torch.eye(2).to_sparse(), group=group)
+    for name, call in calls.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `all_reduce_coalesced` will be deprecated
+            raises(RuntimeError, "^No backend type associated with device type cpu", call, group)
+        assert name
+    x = torch.ones(2)
+    for tensors in ([x, x], x.to(device)), ([x.to(device)] * 2, x):
+        raises(
+            ValueError, "must be on one virtual GPU: got cpu, ", dist.all_gather, *tensors, group
+        )
+    assert sorted(everywhere(rank)) == [0, 1]
+
+
+@in_group(2)
+def test_types_that_nccl_does_not_know_raise(rank, device, group):
+    """Of the map `ncclDataType` and of `to_nccl_data_type` in torch's NCCL backend.
+
+    torch hands complex numbers over as pairs of real ones.
+    """
+    names = {torch.int16: "Short", torch.uint16: "UInt16", torch.uint32: "UInt32"}
+    for dtype, name in names.items():
+        for call, function in calls_of(rank, torch.ones(2, device=device).to(dtype)).items():
+            if call in ("all_to_all", "all_to_all_single", "gather", "scatter", "message", "batch"):
+                raises(RuntimeError, f"^Unconvertible NCCL type {name}$", function, group)
+            else:
+                text = f"^Input tensor data type is not supported for NCCL process group: {name}$"
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    raises(TypeError, text, function, group)
+    x = torch.ones(2, dtype=torch.complex64, device=device)
+    for call in group.allreduce, group.broadcast, group.reduce:
+        call([x]).wait()
+    text = "not supported for NCCL process group: ComplexFloat"
+    raises(TypeError, text, group._allgather_base, torch.cat([x, x]), x)
+    x = torch.ones(2, device=device).to(torch.float8_e4m3fn)
+    dist.broadcast(x, 0, group=group)
+    raises(RuntimeError, "Unsupported Float8 type for NCCL", dist.all_reduce, x, group=group)
+    text = "ProcessGroupNCCL does not support allgather_coalesced"
+    raises(NotImplementedError, text, group.allgather_coalesced, [[x, x]], [x])
+
+
+@in_group(2)
+def test_a_tensor_on_another_gpu_than_before_is_warned_of(rank, device, group):
+    dist.all_reduce(torch.ones(2, device=device), group=group)
+    x = torch.ones(2, device=f"vgpu:{1 - rank}")
+    with pytest.warns(
+        UserWarning, match=f"on vgpu:{1 - rank}, but before on GPU {rank}: NCCL hangs"
+    ):
+        dist.all_reduce(x, group=group)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dist.all_reduce(x, group=group)  # once for each GPU
+        dist.all_reduce(x, group=a_group())
+    assert x.tolist() == [8, 8]
+
+
+@in_group(2)
+def test_tensors_on_the_cpu_go_through_gloo(rank, device, _):
+    group = dist.new_group(backend="cpu:gloo,vgpu:vccl")
+    x = torch.ones(2, device=device)
+    dist.all_reduce(x, group=group)
+    assert x.tolist() == [2, 2]
     x = numbers(rank, 3)
     dist.all_reduce(x, group=group)
     assert_same(x, of_all(3).sum(0))
@@ -441,7 +534,7 @@ def initialized(backend, folder):
     dist.init_process_group(
         backend, store=dist.FileStore(f"{folder}/store", size), rank=rank, world_size=size
     )
-    for where in ("cpu", device):
+    for where in ("cpu", device) if "gloo" in str(backend) else (device,):
         x = numbers(rank, 3).to(where)
         dist.all_reduce(x)
         assert_same(x, of_all(3).sum(0))
@@ -905,7 +998,7 @@ def test_who_waits_in_vain_says_for_whom_and_for_as_long_as_the_group_may(_, dev
     texts += failure_of(lambda: dist.recv(x, 1, group=other))
     tell("rank 0 gave up")
     assert "rank 0 waited 1 s in all_reduce" in texts
-    assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in texts, texts
+    assert "rank 0 waited 2 s in recv of message(3 of float32) from rank 1" in texts, texts
 
 
 @in_group(2, timeout=2)

@@ -347,6 +347,7 @@ SPAWNED = """
             dist.recv(received, rank - 1)
             dist.send(received + rank, (rank + 1) % world_size)
         names = [None] * world_size
+        torch.cuda.set_device(rank)  # where objects travel, as torch documents
         dist.all_gather_object(names, f"rank {rank}")
         dist.barrier()
         group = dist.new_group(backend="gloo")  # which takes tensors of GPUs, too

@@ -703,6 +703,30 @@ def test_a_rank_that_fails_does_not_wait_for_the_others(tmp_path):
     assert done.returncode == 1 and "ValueError: rank 0 has failed" in done.stderr, done.stderr
 
 
+def test_ranks_that_share_a_gpu_raise_as_with_nccl_but_not_with_gloo(tmp_path):
+    """The text is NCCL's; gloo copies GPU tensors through the CPU. A barrier guesses the GPU."""
+    program = written(
+        tmp_path,
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        x = torch.ones(2, device="cuda")
+        dist.all_reduce(x)
+        assert x.tolist() == [2, 2]
+        group = dist.new_group(backend="nccl")
+        dist.barrier(group)
+        print("so far", flush=True)
+        dist.all_reduce(x.to(f"cuda:{dist.get_rank()}"), group=group)
+        dist.all_reduce(x, group=dist.new_group(backend="nccl"))
+        """,
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = vgpu(tmp_path, "run", "--gpus", "2", *torchrun, program)
+    assert done.returncode == 1 and done.stdout.count("so far") == 2
+    assert "DistBackendError: Duplicate GPU detected : rank" in done.stderr, done.stderr
+    assert "both on CUDA device 0" in done.stderr
+
+
 def test_a_child_that_may_not_be_signalled_is_left_alone(monkeypatch, capfd):
     """One under sudo, for example: the kernel answers EPERM."""
 

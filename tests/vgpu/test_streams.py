@@ -42,6 +42,24 @@ def use(stream):
 # -- backward
 
 
+def test_streams_and_events_of_torch_are_those_of_the_current_device(devices):
+    x = torch.zeros(3, device=devices[1])
+    with torch.vgpu.device(1):
+        side, event = torch.Stream(), torch.Event()
+    assert side.device == devices[1]
+    with Gate(devices[1], side) as gate, torch.vgpu.device(1):
+        with side:
+            x += 1
+            event.record()
+        torch.vgpu.current_stream().wait_stream(side)
+        torch.vgpu.Stream().wait_event(event)
+        y = x + 1
+        run_what_can()
+        assert not event.query() and not torch.vgpu.current_stream().query()
+        gate.let_go()
+    assert y.tolist() == [2, 2, 2]
+
+
 def test_backward_runs_each_operator_on_the_stream_of_its_forward(devices):
     first, second = (torch.vgpu.Stream(devices[0]) for _ in range(2))
     x = torch.ones(3, device=devices[0], requires_grad=True)

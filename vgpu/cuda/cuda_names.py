@@ -66,12 +66,12 @@ def switch_on(gpus, visible=None, values=True):
 def translate(backend):
     """Return the backend that replaces the requested one.
 
-    Translated are "nccl", "gloo" (which accepts GPU tensors, too), pairs such as
-    "cpu:gloo,cuda:nccl", and "undefined", the default. Others are returned unchanged.
+    Translated are "nccl", the default "undefined", which means it, "gloo" (which accepts GPU
+    tensors, too), and pairs such as "cpu:gloo,cuda:nccl". Others are returned unchanged.
     """
-    if backend in (dist.Backend.UNDEFINED, dist.Backend.GLOO):
+    if backend == dist.Backend.GLOO:
         return f"cpu:gloo,vgpu:{BACKEND}"
-    if backend == dist.Backend.NCCL:
+    if backend in (dist.Backend.UNDEFINED, dist.Backend.NCCL):
         return BACKEND
     names = dict(pair.split(":") for pair in backend.split(",") if ":" in pair)
     if names.get("cuda") not in (dist.Backend.NCCL, dist.Backend.GLOO):
@@ -107,16 +107,18 @@ def _replace_names():
     def sleep(cycles):
         torch_module._sleep(cycles * NANOSECOND)
 
-    replace_private_names(torch_module, history, sleep, _set_stream, refusing)
+    replace_private_names(torch_module, history, sleep, _set_stream, refusing, _CUDART)
     replace(torch.cuda, **{name: _tensor_type(getattr(torch, name)) for name in _TENSOR_TYPES})
     replace(torch, set_default_tensor_type=_set_default_tensor_type)
     torch_module.Stream.cuda_stream = property(lambda stream: stream.stream_id)
-    torch_module.Stream.priority_range = staticmethod(lambda: (0, 0))
+    torch_module.Stream.priority_range = staticmethod(lambda: (0, -3))
     replace_nvtx()
-    profiler = torch.cuda.profiler
+    profiler, tunable = torch.cuda.profiler, torch.cuda.tunable
     replace(profiler, start=lambda: None, stop=lambda: None, profile=contextlib.nullcontext)
-    refused = {name: refusing(f"torch.cuda.nccl.{name}") for name in _NCCL_NAMES}
-    replace(torch.cuda.nccl, version=lambda: NCCL_VERSION, **refused)
+    for module, names in ((torch.cuda.nccl, _NCCL_NAMES), (tunable, tunable.__all__)):
+        replace(module, **{name: refusing(f"{module.__name__}.{name}") for name in names})
+    replace(torch.cuda.nccl, version=lambda: NCCL_VERSION)
+    replace(tunable, is_enabled=lambda: False)
     if hasattr(torch.accelerator, "get_memory_info"):
         replace(torch.accelerator, get_memory_info=torch_module.mem_get_info)
     patch_profiler(profiling.Work)
@@ -161,23 +163,27 @@ def _set_stream(stream_id, device_index, device_type):
     torch_module.set_stream(torch_module.Stream(_stream=stream))
 
 
+_CUDART = SimpleNamespace(
+    cudaError=SimpleNamespace(success=0),
+    cudaGetErrorString=lambda error: "no error",
+    cudaMemGetInfo=torch_module.mem_get_info,
+    cudaProfilerStart=lambda: 0,
+    cudaProfilerStop=lambda: 0,
+    **{
+        name: refusing(f"torch.cuda.cudart().{name}")
+        for name in "cudaHostRegister cudaHostUnregister cudaStreamCreate cudaStreamDestroy".split()
+    },
+)
+
 # Names of `torch.cuda` that `torch.vgpu` lacks, or has with another meaning.
 _REPLACEMENTS = {
     "is_current_stream_capturing": lambda: False,  # there are no CUDA graphs
-    "init": lambda: None,
     "ipc_collect": lambda: None,  # no other process holds memory of virtual GPUs
     "get_arch_list": lambda: [],  # no kernels are compiled for an architecture
-    "get_gencode_flags": lambda: "",
     "get_allocator_backend": lambda: "native",
-    "memory_cached": torch_module.memory_reserved,
-    "max_memory_cached": torch_module.max_memory_reserved,
-    "reset_max_memory_allocated": torch_module.reset_peak_memory_stats,
-    "reset_max_memory_cached": torch_module.reset_peak_memory_stats,
     "reset_accumulated_memory_stats": lambda device=None: None,  # sums count from the start
     "memory_stats_as_nested_dict": _stats_as_nested_dict,
     "device_memory_used": _device_memory_used,
-    "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
-    "check_error": lambda result: None,  # the functions of `cudart` never fail
     "device_of": _DeviceOf,
 }
 
@@ -187,6 +193,8 @@ _REAL_GPU_ONLY = """
     caching_allocator_alloc caching_allocator_delete current_blas_handle current_solver_handle
     list_gpu_processes memory_usage utilization temperature
     power_draw clock_rate
+    host_memory_stats host_memory_stats_as_nested_dict reset_peak_host_memory_stats
+    reset_accumulated_host_memory_stats caching_allocator_enable
 """.split()
 
 _NCCL_NAMES = "all_reduce reduce broadcast all_gather reduce_scatter init_rank unique_id".split()

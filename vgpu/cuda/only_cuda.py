@@ -13,6 +13,8 @@ _ALTERNATIVES = {  # part of a name -> alternative
     "utilization": _SUMMARY,
     "list_gpu": _SUMMARY,
     "memory_usage": _SUMMARY,  # the share of time in which memory was read or written
+    "cudaHost": "use Tensor.pin_memory",
+    "host_memory": "remove the call: pinned memory is not counted",
     "memory": "use torch.cuda.memory_stats or memory_summary",
 }
 _KERNELS = "write it with PyTorch's own operators, or run it on a machine with a GPU"

@@ -102,9 +102,9 @@ class Device:
         scheduler.check_clocks(self, other)
         return self.peer_link if self.model is None else self.model.link_to(other)
 
-    def new_stream(self):
+    def new_stream(self, priority=0):
         with self._making:
-            stream = StreamQueue(self, self._num_streams)
+            stream = StreamQueue(self, self._num_streams, priority)
             self._num_streams += 1
             self._streams = (*map(weakref.ref, self.streams), weakref.ref(stream))
             return stream

@@ -99,7 +99,7 @@ class Table:
         self.global_ranks = global_ranks
         self.timeout = timeout
         self.gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
-        self._host = host_number()
+        self.host = host_number()
 
     def set_timeout(self, timeout):
         self.timeout = timeout
@@ -126,8 +126,8 @@ class Table:
 
         return self._agree(call, ready, link, failure, self.global_ranks, gather)
 
-    def agree_with(self, other, sends, call, ready, link, failure, tag):
-        tags = iter(((4 * tag, 4 * tag + 1), (4 * tag + 2, 4 * tag + 2)))
+    def agree_with(self, other, sends, call, ready, link, failure):
+        tags = iter(((0, 1), (2, 2)))
 
         def swap(mine):
             (there, back), its = next(tags), torch.empty_like(mine)
@@ -150,7 +150,7 @@ class Table:
         `common` is the part of the call that is equal on all ranks, by default all of it.
         """
         number = zlib.crc32((common or call).encode())
-        row = number, ready, *bandwidth_and_latency(link), self._host, failure is not None
+        row = number, ready, *bandwidth_and_latency(link), self.host, failure is not None
         row = torch.tensor(row, dtype=torch.float64)
         try:
             table = torch.stack(exchange(row))

@@ -12,7 +12,7 @@ class Collective(Op):
         detail: further text that must be equal on all ranks.
         shapes_of: tensors whose shapes must be equal on all ranks; by default the inputs.
         cost_bytes: bytes for `cost`; by default those of inputs or outputs, the larger.
-        peer, sends, tag: of a message, the other rank in the group, the direction and the tag.
+        peer, sends: of a message, the other rank in the group and the direction.
         is_read: whether other ranks read the inputs.
 
     Attributes:
@@ -39,12 +39,11 @@ class Collective(Op):
         cost_bytes=None,
         peer=None,
         sends=None,
-        tag=None,
         is_read=True,
     ):
         super().__init__(name, "collective", None, None)
         self.inputs, self.outputs, self.move, self._cost = inputs, outputs, move, cost
-        self.peer, self.sends, self.tag, self.is_read = peer, sends, tag, is_read
+        self.peer, self.sends, self.is_read = peer, sends, is_read
         if cost_bytes is None:
             cost_bytes = max(bytes_of(inputs), bytes_of(outputs))
         self._cost_bytes = cost_bytes

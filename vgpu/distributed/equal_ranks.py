@@ -98,16 +98,14 @@ class Equals:
 
     reduce = allreduce
 
-    def allgather(self, output_lists, inputs):
-        """Copy each input to all of its outputs."""
-        for outs, value in zip(output_lists, inputs, strict=True):
+    def allgather(self, output_lists, inputs, options=None):
+        """Copy each input to all of its outputs; ranks but the root of a gather have none."""
+        for outs, value in zip(output_lists, inputs, strict=False):
             for out in outs:
                 out.copy_(value)
         return _Done()
 
-    def gather(self, output_lists, inputs, options):
-        """Copy each input to all of its outputs on the root; other ranks have no outputs."""
-        return self.allgather(output_lists, inputs) if output_lists else _Done()
+    gather = allgather
 
     def alltoall_base(self, output, value, output_sizes, input_sizes, options):
         """Fill the outputs with this rank's own part: all ranks send the same."""

@@ -13,8 +13,21 @@ from vgpu.tensors.tensor import VirtualTensor
 
 Op = dist.ReduceOp.RedOpType
 SUMS = {Op.SUM, Op.AVG, Op.PREMUL_SUM}
-NOT_REDUCED = {torch.int16, torch.uint16, torch.uint32, torch.uint64}  # by NCCL or gloo
 REDUCTIONS = {*SUMS, Op.PRODUCT, Op.MIN, Op.MAX}  # supported by NCCL
+TYPES = {  # that NCCL knows; see `ncclDataType` in torch's NCCLUtils.cpp
+    *(torch.int8, torch.uint8, torch.int32, torch.int64, torch.bool, torch.bfloat16),
+    *(torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
+}
+
+
+def check_type(name, dtype):
+    """Raise an error, with torch's message, if NCCL does not support a dtype in a collective."""
+    as_real = dtype.is_complex and name in ("all_reduce", "reduce", "broadcast")
+    if dtype not in TYPES and not as_real:
+        kind = torch.empty(0, dtype=dtype).type().removeprefix("torch.").removesuffix("Tensor")
+        if name in ("message", "gather", "scatter", "all_to_all", "all_to_all_single"):
+            raise RuntimeError(f"Unconvertible NCCL type {kind}")
+        raise TypeError(f"Input tensor data type is not supported for NCCL process group: {kind}")
 
 
 class Reduction:
@@ -27,14 +40,14 @@ class Reduction:
     def __init__(self, op, k):
         self.kind, self.k = op.op, k
         if self.kind not in REDUCTIONS:
-            raise ValueError(f"vccl, like NCCL, does not support ReduceOp.{self.kind.name}")
+            raise ValueError(f"Cannot use ReduceOp.{self.kind.name} with NCCL")
         self.factor = op.factor if self.kind == Op.PREMUL_SUM else None
         self.name = self.kind.name.lower()
 
     def check(self, dtype):
-        """Raise TypeError, with torch's message, if NCCL does not support this reduction."""
-        if dtype in NOT_REDUCED:
-            raise TypeError(f"vccl, like NCCL, does not reduce {dtype}")
+        """Raise an error, with torch's message, if NCCL does not support this reduction."""
+        if dtype.is_floating_point and dtype.itemsize == 1:
+            raise RuntimeError("Unsupported Float8 type for NCCL reduction")
         if dtype == torch.bool and self.kind == Op.AVG:
             raise TypeError("Cannot use ReduceOp.AVG with boolean inputs")
         if self.kind == Op.PREMUL_SUM and not dtype.is_floating_point:
@@ -167,12 +180,12 @@ def nothing(gloo, inputs, outputs):
     """Move no values, for a barrier: the ranks have agreed already."""
 
 
-def send(gloo, inputs, outputs, other, tag):
-    gloo.send([_bytes(inputs[0])], other, 4 * tag + 3).wait()
+def send(gloo, inputs, outputs, other):
+    gloo.send([_bytes(inputs[0])], other, 3).wait()
 
 
-def recv(gloo, inputs, outputs, other, tag):
-    gloo.recv([_bytes(outputs[0])], other, 4 * tag + 3).wait()
+def recv(gloo, inputs, outputs, other):
+    gloo.recv([_bytes(outputs[0])], other, 3).wait()
 
 
 def _bytes(flat):

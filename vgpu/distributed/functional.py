@@ -86,16 +86,13 @@ def broadcast_(tensor, src, group_name):
 
 
 @_issues("_c10d_functional::all_gather_into_tensor_out")
-def all_gather_into_tensor_out(tensor, group_size, group_name, out):
-    """Write the tensors of all ranks to `out`, concatenated."""
+@_issues("_c10d_functional::all_gather_into_tensor")
+def all_gather_into_tensor(tensor, group_size, group_name, out=None):
+    """Return the tensors of all ranks, concatenated, in `out` if given."""
+    if out is None:
+        out = _empty(tensor, tensor.shape[0] * group_size)
     _group(group_name)._allgather_base(out, tensor.contiguous())
     return out
-
-
-@_issues("_c10d_functional::all_gather_into_tensor")
-def all_gather_into_tensor(tensor, group_size, group_name):
-    out = _empty(tensor, tensor.shape[0] * group_size)
-    return all_gather_into_tensor_out(tensor, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::all_gather_into_tensor_coalesced")
@@ -107,17 +104,14 @@ def all_gather_into_tensor_coalesced(tensors, group_size, group_name):
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor_out")
-def reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out):
-    """Write this rank's part of the sum over the ranks to `out`."""
+@_issues("_c10d_functional::reduce_scatter_tensor")
+def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name, out=None):
+    """Return this rank's part of the sum over the ranks, in `out` if given."""
+    if out is None:
+        out = _empty(tensor, _part("reduce_scatter", tensor.shape[0], group_size))
     opts = _reduction(dist.ReduceScatterOptions, reduce_op)
     _group(group_name)._reduce_scatter_base(out, tensor.contiguous(), opts)
     return out
-
-
-@_issues("_c10d_functional::reduce_scatter_tensor")
-def reduce_scatter_tensor(tensor, reduce_op, group_size, group_name):
-    out = _empty(tensor, _part("reduce_scatter", tensor.shape[0], group_size))
-    return reduce_scatter_tensor_out(tensor, reduce_op, group_size, group_name, out)
 
 
 @_issues("_c10d_functional::reduce_scatter_tensor_coalesced")

@@ -2,7 +2,8 @@
 
 A collective is issued without waiting, as an op on the group's stream behind the work of the
 current stream. The group has its own engine, whose thread waits for other ranks. Messages have an
-engine for each peer and direction, so that none blocks another. CPU tensors go to gloo directly.
+engine for each peer and direction, so that none blocks another. A group that is created with
+"cpu:gloo" as well passes CPU tensors to gloo directly.
 """
 
 import atexit
@@ -11,6 +12,7 @@ import functools
 import os
 import sys
 import threading
+import warnings
 import weakref
 from collections import Counter
 
@@ -67,7 +69,7 @@ def _by_device(method):
 
     @functools.wraps(method)
     def choose(self, *args, **kwargs):
-        if any(leaf.device.type == "cpu" for leaf in _tensors(args)):
+        if {leaf.device.type for leaf in _tensors(args)} == {"cpu"}:
             return getattr(self.for_cpu(), method.__name__)(*args, **kwargs)
         for note in observers:
             note(method.__name__, args)
@@ -86,13 +88,15 @@ class VirtualProcessGroup(dist.ProcessGroup):
     supports_coalescing = True
     supports_splitting = supports_time_estimate = False
 
-    def __init__(self, store, rank, size, timeout, global_ranks=(), name=""):
+    def __init__(self, options):
+        """Create the group of torch's `DistributedBackendOptions`."""
+        rank, size = self._rank, self._size = options.group_rank, options.group_size
         super().__init__(rank, size)
-        self._name, self._description = name, "undefined"
-        self._rank, self._size, self._timeout = rank, size, timeout
-        self._fake_store = fake_store_of(store)  # keep a reference: torch does not
-        self._store = _store_of_attempt(store)
-        self._ranks = list(global_ranks) or list(range(size))
+        self._name, self._description = options.group_id, "undefined"
+        self._timeout = timeout = options.timeout
+        self._fake_store = fake_store_of(options.store)  # keep a reference: torch does not
+        self._store = _store_of_attempt(options.store)
+        self._ranks = list(options.global_ranks_in_group) or list(range(size))
         job_size = dist.get_world_size() if dist.is_initialized() else size
         self._is_whole_job = self._ranks == list(range(job_size))
         self._table, self._peers, self._for_cpu = None, Equals(rank, size), None  # for equal_ranks
@@ -110,8 +114,9 @@ class VirtualProcessGroup(dist.ProcessGroup):
         self._join()
         self._number = 0
         self._last_stream = None  # the stream of the last collective
-        self._counts = Counter()  # calls: () for collectives, (ranks, tag) for messages
+        self._counts = Counter()  # calls: () for collectives, both ranks for messages
         self._error = None
+        self.bound_device = None  # `device_id` of init_process_group
 
     def _join(self):
         """Connect this rank's clock, if modelled, to the clocks of the other ranks."""
@@ -128,18 +133,8 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     # -- the interface that torch expects
 
-    def rank(self):
-        return self._rank
-
-    def size(self):
-        return self._size
-
-    getRank, getSize = rank, size
-
-    def name(self):
+    def getBackendName(self):
         return BACKEND
-
-    getBackendName = _get_backend_name = name
 
     @property
     def _device_types(self):
@@ -148,10 +143,10 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device):
         return self
 
-    def _set_group_name(self, name):
+    def setGroupName(self, name):
         self._name = name
 
-    def _set_group_desc(self, description):
+    def setGroupDesc(self, description):
         self._description = description
 
     def getGroupName(self):
@@ -159,13 +154,6 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     def getGroupDesc(self):
         return self._description
-
-    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
-    group_name, group_desc = property(getGroupName), property(getGroupDesc)
-
-    @property
-    def options(self):
-        return self
 
     def _set_sequence_number_for_group(self):
         if self._for_cpu is not None:
@@ -183,7 +171,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
     _set_default_timeout = set_timeout
 
     def shutdown(self):
-        """Wait for all issued collectives and end the threads."""
+        """Wait for all issued collectives, until their time-outs at most, and end the threads."""
         lanes, self._lanes = self._lanes, {}
         for lane in lanes.values():
             for op in lane.stream.tail():
@@ -193,13 +181,12 @@ class VirtualProcessGroup(dist.ProcessGroup):
         if self._is_whole_job:
             scheduler.clock.end_meetings()
 
-    def abort(self):
-        """Shut down; a running collective ends with its time-out at the latest."""
-        self.shutdown()
+    abort = shutdown
 
     def for_cpu(self):
-        if self._for_cpu is None:
-            raise RuntimeError("collectives in equal_ranks must be on virtual GPUs, not the CPU")
+        """Return the gloo group of this one; RuntimeError, with torch's text, if it has none."""
+        if self._for_cpu is None or "cpu:" not in dist.get_backend_config(self):
+            raise RuntimeError("No backend type associated with device type cpu")
         return self._for_cpu
 
     # -- collectives
@@ -242,9 +229,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
 
     @_by_device
     def allgather_coalesced(self, output_lists, inputs, opts=None):
-        """Copy the tensors of each rank to all ranks; list i comes from rank i."""
-        wholes = [list(whole) for whole in zip(*output_lists, strict=True)]
-        return self._all_gather("all_gather_coalesced", wholes, inputs, output_lists)
+        raise NotImplementedError("ProcessGroupNCCL does not support allgather_coalesced")
 
     @_by_device
     def _allgather_base(self, output, value, opts=None):
@@ -335,33 +320,36 @@ class VirtualProcessGroup(dist.ProcessGroup):
     def barrier(self, opts=None):
         """Make the host wait until all ranks have joined."""
         call = Collective("barrier", [], [], exchange.nothing, costs.all_reduce, cost_bytes=4)
-        return self._issue(call, device=registry.current(), blocks=True)
+        where = self.bound_device
+        if where is None and not registry.chosen:  # as NCCL's backend: used before, or a guess
+            guess = self._ranks[self._rank] % max(registry.count, 1)
+            where = min((index for index, _, _ in self._lanes), default=guess)
+        return self._issue(call, device=registry.find(where), blocks=True)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         return self.for_cpu().monitored_barrier(timeout or self._timeout, wait_all_ranks)
 
     @_by_device
     def send(self, tensors, other, tag):
-        return self._message(tensors, other, tag, sends=True)
+        return self._message(tensors, other, sends=True)
 
     @_by_device
     def recv(self, tensors, other, tag):
-        return self._message(tensors, other, tag, sends=False)
+        return self._message(tensors, other, sends=False)
 
     @_by_device
     def recv_anysource(self, tensors, tag):
-        """Raise RuntimeError: NCCL does not support this either."""
-        raise RuntimeError("vccl, like NCCL, cannot receive from any source: src must be given")
+        raise NotImplementedError("ProcessGroupNCCL does not support recvAnysource")
 
-    def _message(self, tensors, other, tag, sends):
+    def _message(self, tensors, other, sends):
         (tensor,) = tensors
         if other == self._rank:
             raise ValueError(f"a rank cannot exchange messages with itself: got rank {other}")
-        move = functools.partial(exchange.send if sends else exchange.recv, other=other, tag=tag)
+        move = functools.partial(exchange.send if sends else exchange.recv, other=other)
         inputs, outputs = (tensors, []) if sends else ([], tensors)
         dtype = str(tensor.dtype).removeprefix("torch.")
-        detail = f"{tensor.numel()} of {dtype}, tag {tag}"  # shapes may differ, as for NCCL
-        ends = {"shapes_of": [], "peer": other, "sends": sends, "tag": tag}
+        detail = f"{tensor.numel()} of {dtype}"  # shapes and tags may differ, as for NCCL
+        ends = {"shapes_of": [], "peer": other, "sends": sends}
         return self._issue(
             Collective("message", inputs, outputs, move, costs.one_message, detail, **ends)
         )
@@ -427,8 +415,13 @@ class VirtualProcessGroup(dist.ProcessGroup):
             device = _device_of(op.name, tensors)
         if self._error is not None:
             raise dist.DistBackendError(f"this process group failed before: {self._error}")
+        if self.bound_device is not None and registry.find(self.bound_device) is not device:
+            raise dist.DistBackendError(
+                "Attempt to perform collective on tensor not on device passed to init_process_group"
+            )
         for tensor in tensors:
             _check_dense(op.name, tensor)
+            exchange.check_type(op.name, tensor.dtype)
         lane = self._lane(device, op)
         self._number_call(op)
         self._join()
@@ -458,8 +451,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             op.members, kind = tuple(self._ranks), ()
         else:
             ends = self._ranks[self._rank], self._ranks[op.peer]
-            op.members = ends if op.sends else ends[::-1]
-            kind = *op.members, op.tag
+            op.members = kind = ends if op.sends else ends[::-1]
         self._counts[kind] += 1
         op.key = (self._name, *kind, self._counts[kind])
 
@@ -469,8 +461,34 @@ class VirtualProcessGroup(dist.ProcessGroup):
             name = f"{'send' if op.sends else 'recv'} {self._ranks[op.peer]}"
         key = device.index, device.model, name
         if key not in self._lanes:
+            others = [index for index, _, lane in self._lanes if lane == name]
+            if others and others != [device.index]:
+                warnings.warn(
+                    f"{op.name} on {device.torch_device}, but before on GPU {others[-1]}: NCCL "
+                    "hangs unless every rank changes its GPU at the same call",
+                    stacklevel=2,
+                )
+            self._claim(device)
             self._lanes[key] = Lane(name, device)
         return self._lanes[key]
+
+    def _claim(self, device):
+        """Raise DistBackendError, with NCCL's text, if another rank has claimed the same GPU."""
+        if (
+            self._table is None
+            or registry.device_type == "vgpu"
+            or dist.get_backend(self) == "gloo"
+        ):
+            return  # elsewhere each process has GPUs of its own
+        visible = dict(enumerate(os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")))
+        gpu = visible.get(device.index) or device.index
+        key = f"{self._table.host}/{os.environ.get('GROUP_RANK')}/{gpu}"
+        owner = int(self._store.compare_set(key, "", str(self._rank)))
+        if owner != self._rank:
+            raise dist.DistBackendError(
+                f"Duplicate GPU detected : rank {self._rank} and rank {owner} both on CUDA device "
+                f"{gpu}: each must call torch.cuda.set_device with its own"
+            )
 
     # -- in the thread of the engine
 
@@ -532,7 +550,7 @@ class VirtualProcessGroup(dist.ProcessGroup):
             return Agreement(ready, *bandwidth_and_latency(link))
         if op.peer is None:
             return self._table.agree(op.text, ready, link, failure)
-        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure, op.tag)
+        return self._table.agree_with(op.peer, op.sends, op.text, ready, link, failure)
 
 
 def _store_of_attempt(store):
@@ -540,8 +558,6 @@ def _store_of_attempt(store):
 
     torchrun keeps its store when it restarts workers, with the addresses of dead ones.
     """
-    if fake_store_of(store) is not None:
-        return store
     return dist.PrefixStore(f"start{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
@@ -610,14 +626,7 @@ _waiters = []
 
 def create(options, backend_options=None):
     """Return a new `VirtualProcessGroup`; torch calls this for the backend "vccl"."""
-    group = VirtualProcessGroup(
-        options.store,
-        options.group_rank,
-        options.group_size,
-        options.timeout,
-        options.global_ranks_in_group,
-        options.group_id,
-    )
+    group = VirtualProcessGroup(options)
     if not _waiters:
         _waiters.append(threading.Thread(target=_shut_down, daemon=True))
         _waiters[-1].start()

@@ -48,16 +48,18 @@ def replace_in_cuda(values):
                 setattr(home, name, value)
 
 
-def replace_private_names(module, history, sleep, set_stream, refusing):
+def replace_private_names(module, history, sleep, set_stream, refusing, cudart):
     """Replace private names of `torch.cuda` and `torch._C` that programs use.
 
     Those of `torch._C` are called by `torch.cuda`, torch's test classes and `torch._dynamo.reset`.
 
     `module` and `history` are `torch.vgpu` and `vgpu.recording.history`; `refusing(name)` returns a
-    callable that raises an error.
+    callable that raises an error; `cudart` has the functions of CUDA's
+    library that programs can call.
     """
     replace_in_cuda(
         {
+            "_cudart": cudart,
             "_sleep": sleep,
             "_lazy_call": lambda function, **kwargs: function(),
             "_is_in_bad_fork": module._is_in_bad_fork,
@@ -73,6 +75,7 @@ def replace_private_names(module, history, sleep, set_stream, refusing):
         _cuda_setDevice=lambda device: module.set_device(device),
         _cuda_setStream=set_stream,
         _cuda_cudaCachingAllocator_is_enabled=lambda: True,
+        _cuda_jiterator_compile_and_launch_kernel=refusing("torch.cuda.jiterator"),
         _cuda_clearCublasWorkspaces=lambda: None,  # there are no workspaces
         _cuda_resetCublasWorkspaceSize=lambda: None,
         _cuda_resetCublasLtWorkspaceSize=lambda: None,

@@ -22,11 +22,13 @@ def patch_process_groups(translate):
         call = signature.bind(*args, **kwargs)
         given = call.arguments["backend"]
         call.arguments["backend"] = c10d.Backend(translate(str(given)))
-        call.arguments["device_id"] = None  # for NCCL only, to connect early
+        device, call.arguments["device_id"] = call.arguments.get("device_id"), None
         call.arguments["backend_options"] = None  # for NCCL only
         group, store = helper(*call.args, **call.kwargs)
         if group in c10d._world.pg_map:  # this rank is in the group
             c10d._world.pg_map[group] = given, c10d._world.pg_map[group][1]
+            if hasattr(group, "bound_device"):  # torch's own would split the group, as NCCL can
+                group.bound_device = device
         return group, store
 
     c10d._new_process_group_helper = _new_process_group_helper
@@ -78,10 +80,7 @@ def _leave_out_flight_recorder():
 
 
 def patch_hooks(is_virtual):
-    """Allow DDP's hooks for bfloat16, and replace its C++ hooks by those in Python.
-
-    C++ hooks need futures that Python cannot create.
-    """
+    """Allow DDP's hooks for bfloat16, replace its C++ hooks, whose futures Python cannot create."""
     ddp = torch.nn.parallel.DistributedDataParallel
     register, check = ddp._register_builtin_comm_hook, ddp._check_comm_hook
 
@@ -101,6 +100,14 @@ def patch_hooks(is_virtual):
         if not (ours and hook.__name__.startswith("bf16_")):
             check(self, hook)
 
+    join = torch.distributed.algorithms.join.Join
+    notify = join.notify_join_context
+
+    def notify_join_context(joinable):
+        joinable.work_of_join = notify(joinable)  # DDP's C++ calls its Python part later
+        return joinable.work_of_join
+
+    join.notify_join_context = staticmethod(notify_join_context)
     ddp._register_builtin_comm_hook = _register_builtin_comm_hook
     ddp._check_comm_hook = _check_comm_hook
 

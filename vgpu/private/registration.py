@@ -88,12 +88,12 @@ def patch_settings(wait):
 
 
 def patch_classes(stream, event, generator, is_virtual):
-    """Make `torch.Stream(device=...)`, `torch.Event` and `torch.Generator` accept virtual GPUs.
+    """Make `torch.Stream`, `torch.Event` and `torch.Generator` accept virtual GPUs.
 
     `stream`, `event` and `generator` are functions(device, ...) that create one.
     """
-    torch.Stream = _replacement(BaseStream, stream, is_virtual)
-    torch.Event = _replacement(BaseEvent, event, is_virtual)
+    torch.Stream = _replacement(BaseStream, stream, is_virtual, "vgpu")
+    torch.Event = _replacement(BaseEvent, event, is_virtual, "vgpu")
     torch.Generator = _replacement(CPUGenerator, generator, is_virtual)
 
 
@@ -107,14 +107,16 @@ class _LikeBase(type):
         return subclass is cls or issubclass(subclass, cls._base)
 
 
-def _replacement(base, make, is_virtual):
-    """Return a class that replaces `base` and calls `make` for a virtual GPU."""
+def _replacement(base, make, is_virtual, default=None):
+    """Return a class that replaces `base` and calls `make` for a virtual GPU, or as `default`."""
 
     class Meta(_LikeBase, type(base)):
         def __call__(cls, *args, **kwargs):
             if cls is not stand_in:  # a user's subclass
                 return super().__call__(*args, **kwargs)
             device = kwargs.get("device", args[0] if args else None)
+            if device is None and "stream_id" not in kwargs:
+                device = default
             known = isinstance(device, (str, torch.device)) or _is_number(device)
             if known and is_virtual(torch.device(device)):
                 kwargs.pop("device", None)

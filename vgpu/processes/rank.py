@@ -105,7 +105,7 @@ def _choose_device(figures):
     torch.vgpu.set_device(device)
     # torch ignores device_id for Python backends, with this warning.
     warnings.filterwarnings("ignore", r"barrier\(\): using the device under current context")
-    return device, BACKEND
+    return device, f"cpu:gloo,vgpu:{BACKEND}"
 
 
 def has_gpus(count):

@@ -18,11 +18,12 @@ class StreamQueue:
         waits: {op that the next op waits for: time of that call}; or None.
     """
 
-    __slots__ = ("device", "index", "last", "waits", "__weakref__")
+    __slots__ = ("device", "index", "priority", "last", "waits", "__weakref__")
 
-    def __init__(self, device, index):
+    def __init__(self, device, index, priority=0):
         self.device = device
         self.index = index
+        self.priority = priority
         self.last = None
         self.waits = None
 
