@@ -14,7 +14,6 @@ from vgpu.private.registration import name_numbered_devices
 from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
 from vgpu.private.torch_compile import patch_flex_attention
 from vgpu.runtime import registry, scheduler
-from vgpu.tensors import saving
 from vgpu.tensors.tensor import VirtualTensor, own_device, refuse_nested
 
 
@@ -31,7 +30,6 @@ def stand_for_cuda(n, **options):
     devices = virtual_gpus(n, **options)
     register_cuda(_make, lambda func, *args, **kwargs: refuse_nested(func))
     replace(torch.Tensor, cuda=_cuda, type=_type)
-    replace(torch.UntypedStorage, cuda=_storage_to_cuda)
     patch_make_wrapper(own_device, report_as_cuda)
     patch_fake_tensors(own_device, report_as_cuda)
     patch_flex_attention(VirtualTensor, lower)
@@ -92,9 +90,3 @@ def report_as_cuda(cls):
     device = cls.device
     cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
-
-
-def _storage_to_cuda(self, device=None, non_blocking=False):
-    """`UntypedStorage.cuda`: return a copy of a storage on a GPU."""
-    where = torch.device("cuda", device) if isinstance(device, int) else device
-    return saving.restore(self, str("cuda" if where is None else where))

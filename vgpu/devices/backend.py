@@ -27,7 +27,7 @@ from vgpu.private.registration import (
     patch_default_dtype,
     register_device_type,
 )
-from vgpu.private.tensors import patch_data
+from vgpu.private.tensors import patch_data, patch_metadata
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import held_back
@@ -37,7 +37,7 @@ from vgpu.tensors.generators import Generator
 from vgpu.tensors.tensor import (
     VirtualTensor,
     can_become,
-    complete_classes,
+    complete_class,
     is_ours,
     refuse_nested,
     set_data,
@@ -62,7 +62,8 @@ def register():
     if _registered:
         return
     with held_back():  # an interrupt halfway would break torch
-        complete_classes(dispatch, saving.reduce, storages.resize_)
+        complete_class(dispatch, saving.reduce, storages.untyped_storage)
+        storages.patch_storages()
         if registry.device_type == "vgpu":  # otherwise done by the first tensor, see as_cuda.py
             prepare_shape_inference()
         warning = register_device_type(
@@ -89,6 +90,7 @@ def register():
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
         patch_data(set_data, can_become)
+        patch_metadata(is_ours)
         ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
         patch_data_parallel(
             comm,

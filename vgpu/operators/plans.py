@@ -190,11 +190,10 @@ class Plan:
         device = self.device
         changed = ()
         if self.changes:
-            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
             if operator.only_layout:
-                for tensor, new in changed:
-                    become(tensor, new)
+                become(tensors[0], _view(tensors[0], self.changes[0][1]))
                 return tensors[0]
+            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
             for tensor, new in changed:
                 old, cell = tensor._cell, new._cell
                 values = _replace(values, old, cell)
@@ -319,8 +318,13 @@ def note_writer(op, operator, values, kwargs):
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):
-    """Return a view of the same memory with another layout, without an op."""
+    """Return a view of the same memory with another layout, without an op.
+
+    Raises RuntimeError if it would reach past the memory.
+    """
     cell = tensor._cell
+    if layout.num_bytes > cell.layout.num_bytes:
+        _check_bounds(layout, tensor._block.num_bytes)
     if operator is not None and (
         operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
     ):
@@ -331,6 +335,16 @@ def _view(tensor, layout, operator=None, values=None, kwargs=None):
     else:
         view = strided(cell, layout)
     return wrap(view, tensor._block)
+
+
+def _check_bounds(layout, num_bytes):
+    """Raise RuntimeError, with torch's text, if a layout needs a larger storage."""
+    if layout.num_bytes > num_bytes:
+        raise RuntimeError(
+            f"setStorage: sizes {[*layout.size]}, strides {[*layout.stride]}, storage offset "
+            f"{layout.offset}, and itemsize {layout.dtype.itemsize} requiring a storage size of "
+            f"{layout.num_bytes} are out of bounds for storage of size {num_bytes}"
+        )
 
 
 def _resized(tensor, layout):

@@ -90,15 +90,27 @@ def patch_data(set_data, has_compatible_type):
     torch._has_compatible_shallow_copy_type = _has_compatible_shallow_copy_type
 
 
-def rebuild_tensor_arguments(tensor, values, storage):
-    """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA.
+def rebuild_tensor_arguments(tensor):
+    """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA."""
+    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    metadata = torch._utils.get_tensor_metadata(tensor)
+    arguments = (tensor._typed_storage(), *layout, tensor.requires_grad, OrderedDict())
+    return torch._utils._rebuild_tensor_v2, (*arguments, *([metadata] if metadata else []))
 
-    `values` are on the CPU; `storage` is their storage, or a placeholder for it.
-    """
-    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
-    layout = values.storage_offset(), tuple(values.shape), values.stride()
-    arguments = (typed, *layout, tensor.requires_grad, OrderedDict())
-    return torch._utils._rebuild_tensor_v2, arguments
+
+def patch_metadata(is_ours):
+    """Let torch.load conjugate and negate tensors for which `is_ours` is true."""
+    set_metadata = torch._utils.set_tensor_metadata
+
+    def set_tensor_metadata(tensor, metadata):
+        if not is_ours(tensor):
+            return set_metadata(tensor, metadata)
+        if metadata.get("conj"):
+            tensor.data = tensor.data.conj()
+        if metadata.get("neg"):
+            tensor.data = tensor.data._neg_view()
+
+    torch._utils.set_tensor_metadata = set_tensor_metadata
 
 
 def rebuild_parameter_arguments(tensor):

@@ -136,10 +136,13 @@ class Memory:
             is_exact = True
 
     def resize(self, block, num_bytes):
-        """Free a block's memory while tensors use the block, and allocate new memory for it.
+        """Free a block's memory while tensors use the block, and allocate new memory for it first.
 
-        Raises torch.OutOfMemoryError if there is not enough memory; the block then has none.
+        Raises torch.OutOfMemoryError if there is not enough memory.
         """
+        if num_bytes:
+            new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
+            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
         freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
@@ -149,8 +152,6 @@ class Memory:
             del old  # so that the step drops the last reference, without a callback
             self._empty(block, empty, freed)
         if num_bytes:
-            new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
-            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
             self._refill(block, new, fresh)
 
     @one_step
