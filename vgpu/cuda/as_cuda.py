@@ -80,13 +80,8 @@ def _type(self, dtype=None, non_blocking=False):
 _plain_type = torch.Tensor.type
 
 
-def called_cuda(device):
-    """Return a virtual GPU as a "cuda" device; other devices unchanged."""
-    return torch.device("cuda", device.index) if device.type == "vgpu" else device
-
-
 def report_as_cuda(cls):
     """Make a class of tensor wrappers report virtual GPUs as "cuda"."""
     device = cls.device
-    cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
+    cls.device = property(lambda tensor: registry.named(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")

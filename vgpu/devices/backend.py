@@ -17,7 +17,7 @@ from vgpu.operators.backward import StreamsOfForward
 from vgpu.operators.issuing import dispatch, issue_factory
 from vgpu.private import check_python, check_version
 from vgpu.private.autograd import patch_backward, patch_distributed_backward
-from vgpu.private.dispatch import prepare_shape_inference
+from vgpu.private.dispatch import prepare_shape_inference, trace_as_plain
 from vgpu.private.dtensor import patch_dtensor
 from vgpu.private.modules import allow_foreach, patch_data_parallel, patch_trunc_normal
 from vgpu.private.process_groups import register_process_groups
@@ -78,7 +78,7 @@ def register():
             kernels=(autocast.register, attention.register),
             refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
-        patch_backward(StreamsOfForward)
+        patch_backward(StreamsOfForward, registry.named)
         patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: torch_module.Stream(device, priority),
@@ -89,6 +89,7 @@ def register():
         patch_default_dtype(registry.wait_for_all)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
+        trace_as_plain(VirtualTensor)
         patch_data(set_data, can_become)
         patch_metadata(is_ours)
         ForkingPickler.register(VirtualTensor, saving.refuse_sharing)

@@ -6,7 +6,14 @@ torch's default dtype.
 
 import torch
 
-from vgpu.private.dispatch import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
+from vgpu.private.dispatch import (
+    function_of,
+    is_composite,
+    python_kernel,
+    schema_of,
+    tree_flatten,
+    tree_unflatten,
+)
 from vgpu.private.tensors import CPUGenerator
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.threads import issue_op
@@ -72,6 +79,8 @@ class Operator:
         self.special = tables.special.get(func) or tables.special_names.get(schema.name)
         if self.special is None and is_composite(func):
             self.special = _decompose
+        elif self.special is None and namespace != "aten":
+            self.special = python_kernel(func)
         types = [str(argument.type) for argument in schema.arguments]
         self.nested = any("Tensor" in type and "List" in type for type in types)
         values_matter = namespace != "aten" or packet in tables.keyed_by_value

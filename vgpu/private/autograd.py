@@ -38,23 +38,66 @@ def set_below_autograd():
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
-def patch_backward(streams_of_forward):
+def _on_device(grad, device, said, named):
+    """Return a gradient on `device`, to which a number is moved; RuntimeError for another tensor.
+
+    torch checks this itself where neither is on a virtual GPU.
+    """
+    if not isinstance(grad, torch.Tensor) or own_device(grad) == device:
+        return grad
+    if grad.dim() == 0:
+        return grad.to(named(device))
+    raise RuntimeError(f"{said} - expected device {named(device)} but got {grad.device}")
+
+
+def _check_functions(named):
+    """Check the devices of the gradients that a `torch.autograd.Function` returns."""
+
+    def checking(apply):
+        @functools.wraps(apply)
+        def _apply(node, *args):
+            grads = apply(node, *args)
+            found = [*grads] if isinstance(grads, tuple) else [grads]
+            places = [place for place, needs in enumerate(node.needs_input_grad) if needs]
+            edges = [edge for edge in enumerate(node.next_functions) if edge[1][0] is not None]
+            for place, (index, (target, number)) in zip(places, edges, strict=False):
+                if place < len(found):
+                    said = f"Function {node.name()} returned an invalid gradient at index {index}"
+                    device = target._input_metadata[number].device
+                    found[place] = _on_device(found[place], device, said, named)
+            return tuple(found) if isinstance(grads, tuple) else found[0]
+
+        return _apply
+
+    function = torch.autograd.function.BackwardCFunction
+    for name in {"apply", "apply_boxed"} & vars(function).keys():
+        setattr(function, name, checking(vars(function)[name]))
+
+
+def patch_backward(streams_of_forward, named):
     """Run backward of virtual GPUs in the calling thread, where it only issues ops.
 
     torch has a single backward queue for all virtual GPUs anyway. `streams_of_forward` returns a
-    context manager in which each operator is issued to the stream of its forward.
+    context manager in which each operator is issued to the stream of its forward, and `named` a
+    device of torch's C++ code under its name in programs.
     """
     graph = torch.autograd.graph
     run_backward = graph._engine_run_backward
+    _check_functions(named)
 
     @functools.wraps(run_backward)
-    def _run_backward(tensors, *args, **kwargs):
-        if any(own_device(tensor).type not in ("vgpu", "cpu") for tensor in _roots(tensors)):
+    def _run_backward(tensors, grads, *args, **kwargs):
+        roots = [(i, each) for i, each in enumerate(tensors) if isinstance(each, torch.Tensor)]
+        if any(own_device(tensor).type not in ("vgpu", "cpu") for _, tensor in roots):
             with on_real_gpus():
-                return run_backward(tensors, *args, **kwargs)  # in torch's threads for GPUs
+                return run_backward(tensors, grads, *args, **kwargs)  # in torch's threads for GPUs
+        grads = [*grads]
+        for i, tensor in roots:
+            said = f"invalid gradient at index {i}"
+            grads[i] = _on_device(grads[i], own_device(tensor), said, named)
         try:
             with streams_of_forward():
-                return _in_this_thread(run_backward, tensors, *args, **kwargs)
+                return _in_this_thread(run_backward, tensors, tuple(grads), *args, **kwargs)
         except BaseException:
             if not in_backward():  # not nested in another backward
                 drop_tasks()
@@ -117,9 +160,3 @@ def _in_this_thread(run, *args, **kwargs):
         return run(*args, **kwargs)
     finally:
         torch._C._set_multithreading_enabled(multithreading)
-
-
-def _roots(tensors):
-    if isinstance(tensors, torch.Tensor):
-        return (tensors,)
-    return [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
