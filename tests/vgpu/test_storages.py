@@ -9,6 +9,7 @@ import io
 import pickle
 import random
 
+import numpy
 import pytest
 import torch
 from gates import Gate
@@ -324,3 +325,22 @@ def test_copies_of_parameters_have_memory_of_their_own_and_no_gradient(device):
         return copies[1].tolist(), copies[1].grad, hasattr(copies[1], "mark"), plain.mark
 
     assert results(device) == results("cpu")
+
+
+# -- DLPack
+
+
+def test_dlpack_shares_memory_and_the_device(devices):
+    x = torch.arange(4.0, device=devices[0])
+    for y in (torch.from_dlpack(x[1:]), torch.from_dlpack(torch.utils.dlpack.to_dlpack(x[1:]))):
+        y.add_(1)
+        assert y.device == x.device and (x[1:] + y).tolist() == (2 * y).tolist()
+    assert x.tolist() == [0, 3, 4, 5]
+    copied = torch.from_dlpack(x, copy=True)
+    there = torch.from_dlpack(x, device=devices[1])
+    x.zero_()
+    assert copied.tolist() == there.tolist() == [0, 3, 4, 5] and there.device == devices[1]
+    assert numpy.from_dlpack(copied, device="cpu").tolist() == [0, 3, 4, 5]
+    assert torch.from_dlpack(numpy.ones(2)).tolist() == [1, 1]
+    with pytest.raises(BufferError, match="require gradient"):
+        torch.from_dlpack(x.requires_grad_())

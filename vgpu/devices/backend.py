@@ -27,7 +27,7 @@ from vgpu.private.registration import (
     patch_default_dtype,
     register_device_type,
 )
-from vgpu.private.tensors import patch_data, patch_metadata
+from vgpu.private.tensors import patch_data, patch_dlpack, patch_metadata
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import held_back
@@ -92,6 +92,7 @@ def register():
         trace_as_plain(VirtualTensor)
         patch_data(set_data, can_become)
         patch_metadata(is_ours)
+        patch_dlpack(is_ours)
         ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
         patch_data_parallel(
             comm,

@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import torch
 
-from vgpu.private.patching import when_imported
+from vgpu.private.patching import replace, when_imported
 
 CPUGenerator = torch._C.Generator
 make_wrapper = torch.Tensor._make_wrapper_subclass
@@ -18,6 +18,7 @@ no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
+dlpack_device = torch._C._torchDeviceToDLDevice
 generator_id = attrgetter("_cdata")  # equal for all Python objects of a generator
 
 _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys at the end
@@ -115,6 +116,28 @@ def patch_metadata(is_ours):
 
 def rebuild_parameter_arguments(tensor):
     return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
+
+
+def patch_dlpack(is_ours):
+    """Let a tensor on a virtual GPU stand for its DLPack capsule, which only torch can read."""
+
+    def exporting(export):
+        def _to_dlpack(tensor, *, dl_device=None, copy=None):
+            if not is_ours(tensor) or dl_device not in (None, tensor.__dlpack_device__()):
+                return export(tensor, dl_device=dl_device, copy=copy)
+            return tensor.clone() if copy else tensor.detach()
+
+        return _to_dlpack
+
+    from_dlpack = torch._C._from_dlpack
+    to_dlpack = exporting(torch._C._to_dlpack)
+    replace(
+        torch._C,
+        _to_dlpack=to_dlpack,
+        _to_dlpack_versioned=exporting(torch._C._to_dlpack_versioned),
+        _from_dlpack=lambda data: data if isinstance(data, torch.Tensor) else from_dlpack(data),
+    )
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack
 
 
 def patch_make_wrapper(own_device, report_as_cuda):

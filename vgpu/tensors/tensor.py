@@ -14,6 +14,7 @@ from torch import nn
 
 from vgpu.private.tensors import (
     dispatch_keys,
+    dlpack_device,
     is_parameter,
     make_wrapper,
     no_dispatch,
@@ -94,6 +95,9 @@ class VirtualTensor(torch.Tensor):
         if len(args) > 1 and type(args[0]) is VirtualTensor:
             args = args[0].untyped_storage(), *args[1:]  # C++ code would lose the values
         return super().set_(*args, **kwargs)
+
+    def __dlpack_device__(self):
+        return dlpack_device(self.device)
 
     def __bool__(self):
         return super().__bool__() if has_values(self) else refuse("bool")
