@@ -85,12 +85,12 @@ def test_streams_that_use_the_memory_hold_it(device):
         with side:
             result = tensor * 2
         tensor.record_stream(side)
-        reserved = torch.vgpu.memory_reserved()
+        reserved = torch.vgpu.memory_stats()["active_bytes.all.current"]
         tensor.untyped_storage().resize_(0)
         assert allocated() == base + result.nbytes
-        assert torch.vgpu.memory_reserved() == reserved
+        assert torch.vgpu.memory_stats()["active_bytes.all.current"] == reserved
     side.synchronize()
-    assert torch.vgpu.memory_reserved() == reserved - tensor.nbytes
+    assert torch.vgpu.memory_stats()["active_bytes.all.current"] == reserved - tensor.nbytes
     assert result.sum().item() == 2000
     tensor.record_stream(side)  # nothing is left to hold
     del tensor
