@@ -886,6 +886,16 @@ class Moved(torch.autograd.Function):
         return None, (grad if ctx.whole else grad.sum()).to(ctx.where), None, None
 
 
+class Short(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
 @pytest.mark.parametrize("at", [CPU, "vgpu:0", "vgpu:1"])
 @pytest.mark.parametrize("where", [CPU, "vgpu:0", "vgpu:1"])
 def test_a_gradient_must_be_on_the_device_of_its_tensor(devices, at, where):
@@ -906,6 +916,8 @@ def test_a_gradient_must_be_on_the_device_of_its_tensor(devices, at, where):
         with pytest.raises(RuntimeError, match=f"^{said}$"):
             call()
         assert x.grad is None
+    with pytest.raises(RuntimeError, match="incorrect number of gradients .expected 2, got 1"):
+        Short.apply(x, x).sum().backward()
     x.grad = None
     scalar = torch.ones((), device=at, requires_grad=True)
     y = Moved.apply(None, scalar, where, False) * x

@@ -27,17 +27,16 @@ from vgpu.private.registration import (
     patch_default_dtype,
     register_device_type,
 )
-from vgpu.private.tensors import patch_data, patch_dlpack, patch_metadata
+from vgpu.private.tensors import patch_data, patch_dlpack, patch_metadata, reduce
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import held_back
 from vgpu.runtime.notebook import adapt_to_notebook
-from vgpu.tensors import saving, storages
+from vgpu.tensors import storages
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.tensor import (
     VirtualTensor,
     can_become,
-    complete_class,
     is_ours,
     refuse_nested,
     set_data,
@@ -62,7 +61,9 @@ def register():
     if _registered:
         return
     with held_back():  # an interrupt halfway would break torch
-        complete_class(dispatch, saving.reduce, storages.untyped_storage)
+        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+        VirtualTensor.__reduce_ex__ = reduce
+        VirtualTensor.untyped_storage = storages.untyped_storage
         storages.patch_storages()
         if registry.device_type == "vgpu":  # otherwise done by the first tensor, see as_cuda.py
             prepare_shape_inference()
@@ -74,7 +75,7 @@ def register():
             ),
             is_pinned=copies.is_pinned,
             pin=copies.pin,
-            restore=saving.restore,
+            restore=storages.restore,
             kernels=(autocast.register, attention.register),
             refuse_nested=lambda func, *args, **kwargs: refuse_nested(func),
         )
@@ -93,7 +94,7 @@ def register():
         patch_data(set_data, can_become)
         patch_metadata(is_ours)
         patch_dlpack(is_ours)
-        ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
+        ForkingPickler.register(VirtualTensor, storages.refuse_sharing)
         patch_data_parallel(
             comm,
             is_ours,

@@ -327,13 +327,14 @@ def note_writer(op, operator, values, kwargs):
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):
-    """Return a view of the same memory with another layout, without an op.
-
-    Raises RuntimeError if it would reach past the memory.
-    """
+    """Return a view with another layout, without an op; RuntimeError beyond the storage."""
     cell = tensor._cell
-    if layout.num_bytes > cell.layout.num_bytes:
-        _check_bounds(layout, tensor._block.num_bytes)
+    if layout.num_bytes > cell.layout.num_bytes and layout.num_bytes > tensor._block.num_bytes:
+        raise RuntimeError(  # torch's text
+            f"setStorage: sizes {[*layout.size]}, strides {[*layout.stride]}, storage offset "
+            f"{layout.offset}, and itemsize {layout.dtype.itemsize} requiring a storage size of "
+            f"{layout.num_bytes} are out of bounds for storage of size {tensor._block.num_bytes}"
+        )
     if operator is not None and (
         operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
     ):
@@ -344,16 +345,6 @@ def _view(tensor, layout, operator=None, values=None, kwargs=None):
     else:
         view = strided(cell, layout)
     return wrap(view, tensor._block)
-
-
-def _check_bounds(layout, num_bytes):
-    """Raise RuntimeError, with torch's text, if a layout needs a larger storage."""
-    if layout.num_bytes > num_bytes:
-        raise RuntimeError(
-            f"setStorage: sizes {[*layout.size]}, strides {[*layout.stride]}, storage offset "
-            f"{layout.offset}, and itemsize {layout.dtype.itemsize} requiring a storage size of "
-            f"{layout.num_bytes} are out of bounds for storage of size {num_bytes}"
-        )
 
 
 def _resized(tensor, layout):

@@ -39,10 +39,7 @@ def set_below_autograd():
 
 
 def _on_device(grad, device, said, named):
-    """Return a gradient on `device`, to which a number is moved; RuntimeError for another tensor.
-
-    torch checks this itself where neither is on a virtual GPU.
-    """
+    """Return a gradient that is on `device`, or a number, moved there; else raise RuntimeError."""
     if not isinstance(grad, torch.Tensor) or own_device(grad) == device:
         return grad
     if grad.dim() == 0:
@@ -58,13 +55,13 @@ def _check_functions(named):
         def _apply(node, *args):
             grads = apply(node, *args)
             found = [*grads] if isinstance(grads, tuple) else [grads]
-            places = [place for place, needs in enumerate(node.needs_input_grad) if needs]
+            needing = enumerate(node.needs_input_grad[: len(found)])
+            places = [place for place, needs in needing if needs]
             edges = [edge for edge in enumerate(node.next_functions) if edge[1][0] is not None]
             for place, (index, (target, number)) in zip(places, edges, strict=False):
-                if place < len(found):
-                    said = f"Function {node.name()} returned an invalid gradient at index {index}"
-                    device = target._input_metadata[number].device
-                    found[place] = _on_device(found[place], device, said, named)
+                said = f"Function {node.name()} returned an invalid gradient at index {index}"
+                device = target._input_metadata[number].device
+                found[place] = _on_device(found[place], device, said, named)
             return tuple(found) if isinstance(grads, tuple) else found[0]
 
         return _apply

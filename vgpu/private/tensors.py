@@ -91,12 +91,15 @@ def patch_data(set_data, has_compatible_type):
     torch._has_compatible_shallow_copy_type = _has_compatible_shallow_copy_type
 
 
-def rebuild_tensor_arguments(tensor):
-    """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA."""
+def reduce(tensor, protocol):
+    """Return the pickle representation of a tensor on a virtual GPU, as torch does on CUDA."""
+    if is_parameter(tensor):
+        arguments = tensor.detach(), tensor.requires_grad, OrderedDict()
+        return torch._utils._rebuild_parameter, arguments
     layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    arguments = tensor._typed_storage(), *layout, tensor.requires_grad, OrderedDict()
     metadata = torch._utils.get_tensor_metadata(tensor)
-    arguments = (tensor._typed_storage(), *layout, tensor.requires_grad, OrderedDict())
-    return torch._utils._rebuild_tensor_v2, (*arguments, *([metadata] if metadata else []))
+    return torch._utils._rebuild_tensor_v2, (*arguments, metadata) if metadata else arguments
 
 
 def patch_metadata(is_ours):
@@ -112,10 +115,6 @@ def patch_metadata(is_ours):
             tensor.data = tensor.data._neg_view()
 
     torch._utils.set_tensor_metadata = set_tensor_metadata
-
-
-def rebuild_parameter_arguments(tensor):
-    return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
 
 
 def patch_dlpack(is_ours):

@@ -1,4 +1,4 @@
-"""Storages on virtual GPUs: their bytes, sizes, copies, and the tensors that are set to them.
+"""Storages on virtual GPUs, and all that goes by them: set_, copies, pickles, saving and loading.
 
 Views refer to the cell of a storage's values, and follow when it is resized. `fully_shard` frees a
 parameter by `tensor.untyped_storage().resize_(0)` after its layer, and calls `resize_` with the old
@@ -7,6 +7,7 @@ size before it gathers the parameter again.
 
 import ctypes
 import mmap
+import re
 
 import torch
 
@@ -14,8 +15,8 @@ from vgpu.private.patching import replace
 from vgpu.runtime import registry
 from vgpu.runtime.scheduler import Op, under_way
 from vgpu.runtime.threads import issue_op
-from vgpu.tensors.cells import META, Failure, TensorLayout, lacks_values
-from vgpu.tensors.tensor import become, copy_to_device, view_as, view_cell
+from vgpu.tensors.cells import META, Failure, TensorLayout, lacks_values, strided
+from vgpu.tensors.tensor import become, copy_to_device, view_as, wrap
 
 FREED = "its memory was freed by untyped_storage().resize_(0)"
 
@@ -27,16 +28,10 @@ class DeviceStorage(torch.UntypedStorage):
     def device(self):
         return self._cell.layout.device.torch_device
 
-    @property
-    def is_cuda(self):
-        return registry.device_type == "cuda"
-
     def data_ptr(self):
         return self._block.address
 
-    @property
-    def _cdata(self):
-        return self._block.address
+    _cdata = property(data_ptr)
 
     def nbytes(self):
         return self._block.num_bytes
@@ -55,14 +50,12 @@ class DeviceStorage(torch.UntypedStorage):
         size = dtype.itemsize if dtype else 1
         count = self.nbytes() // size * size // layout.dtype.itemsize
         whole = TensorLayout.contiguous(layout.device, layout.dtype, (count,))
-        tensor = view_cell(self._cell, whole, self._block)
+        tensor = wrap(strided(self._cell, whole), self._block)
         return tensor if dtype in (None, layout.dtype) else tensor.view(dtype)
 
     def __getitem__(self, index):
         if isinstance(index, slice):
-            raise NotImplementedError(
-                "a slice of a storage on a virtual GPU is not supported: slice a tensor"
-            )
+            raise NotImplementedError("a storage on a virtual GPU has no slices: slice a tensor")
         return self.flat(torch.uint8)[index].item()
 
     def __setitem__(self, index, value):
@@ -79,15 +72,13 @@ class DeviceStorage(torch.UntypedStorage):
         self.cpu()._write_file(*args)
 
     def _set_from_file(self, *args):
-        values = torch.UntypedStorage(self.nbytes(), device="cpu")
-        return self.copy_(values._set_from_file(*args))
+        return self.copy_(self.cpu()._set_from_file(*args))
 
     def resize_(self, num_bytes):
         """Change the size, to 0 to free the memory; return the storage.
 
         Kernels issued before still see the values. Kernels that read a tensor without memory fail.
-
-        Raises torch.OutOfMemoryError without a change if there is not enough memory.
+        Raises torch.OutOfMemoryError, without a change.
         """
         cell, block = self._cell, self._block
         device = cell.layout.device
@@ -113,7 +104,6 @@ DeviceStorage.__module__ = "torch.storage"
 
 
 def untyped_storage(tensor):
-    """Return the storage of a tensor on a virtual GPU."""
     storage = torch.Tensor.untyped_storage(tensor)
     storage.__class__ = DeviceStorage
     storage._block, storage._cell = tensor._block, tensor._cell.root()
@@ -127,7 +117,7 @@ def patch_storages():
 
     def __new__(cls, *args, device=None, **kwargs):
         if device is not None and registry.is_virtual(torch.device(device)):
-            return copy_to(make(cls, *args, device="cpu", **kwargs), device)
+            return restore(make(cls, *args, device="cpu", **kwargs), str(device))
         return make(cls, *args, device=device, **kwargs)
 
     def _copy_(self, source, non_blocking=False):
@@ -146,9 +136,24 @@ def _bytes(storage):
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def copy_to(storage, device):
-    """Return a copy of a CPU storage on a virtual GPU."""
-    return copy_to_device(_bytes(storage), registry.find(device)).untyped_storage()
+def restore(storage, location):
+    """Return a copy of a CPU storage, such as torch.load reads, on the virtual GPU `location`.
+
+    Returns None for another location; raises RuntimeError if this process has no such device.
+    """
+    if re.fullmatch(rf"(vgpu|{registry.device_type})(:[0-9]+)?", location):
+        return copy_to_device(_bytes(storage), registry.find(location)).untyped_storage()
+
+
+def refuse_sharing(tensor):
+    """Raise RuntimeError: processes cannot share a tensor on a virtual GPU.
+
+    On CUDA `torch.multiprocessing` shares it; a copy here would hide writes of the other process.
+    """
+    raise RuntimeError(
+        f"a tensor on {tensor.device} cannot be shared with another process, which has its own "
+        "virtual GPUs: send tensor.cpu(), or use torch.distributed"
+    )
 
 
 def set_storage(func, args, kwargs):

@@ -1,7 +1,7 @@
 """VirtualTensor: a tensor on a virtual GPU.
 
-Modules that import this one define how it dispatches operators, is pickled and stored:
-`complete_class` turns their functions into methods.
+Modules that import this one define how it dispatches operators, is pickled and stored: `register`
+(backend.py) turns their functions into methods.
 """
 
 import functools
@@ -209,19 +209,6 @@ def refuse_nested(func):
     )
 
 
-def complete_class(dispatch, reduce, untyped_storage):
-    """Add the methods that other modules define, before the first tensor is created.
-
-    Args:
-        dispatch: function(cls, func, types, args, kwargs) that issues the operator `func`.
-        reduce: function(tensor) that returns the pickle representation.
-        untyped_storage: function(tensor) that returns the storage.
-    """
-    VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
-    VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
-    VirtualTensor.untyped_storage = untyped_storage
-
-
 original_set_data = torch.Tensor.data.__set__  # of torch; `set_data` replaces it
 
 
@@ -386,11 +373,7 @@ def copy_to_device(tensor, device):
 
 
 def view_as(tensor, layout):
-    return view_cell(tensor._cell, layout, tensor._block)
-
-
-def view_cell(cell, layout, block):
-    return wrap(strided(cell, layout), block)
+    return wrap(strided(tensor._cell, layout), tensor._block)
 
 
 def is_ours(value):
