@@ -903,7 +903,7 @@ def test_a_gradient_must_be_on_the_device_of_its_tensor(devices, at, where):
     x = torch.ones(2, device=at, requires_grad=True)
     calls = {
         "Function MovedBackward returned an ": lambda: (
-            Moved.apply(x, x * 1, where).sum().backward()
+            Moved.apply(x.detach(), x * 1, where).sum().backward()
         ),
         "": lambda: (x * 3).backward(torch.ones(2, device=where)),
     }

@@ -8,6 +8,7 @@ import gc
 import io
 import pickle
 import random
+import time
 
 import numpy
 import pytest
@@ -213,14 +214,19 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
 
 def test_a_storage_that_grows_waits_for_those_who_read_it(devices):
     x, side = torch.arange(3.0, device=devices[0]), torch.vgpu.Stream(devices[0])
-    with Gate(devices[0], side) as gate:
+    torch.vgpu.synchronize(devices[0])
+    with Gate(devices[1]):
+        side.wait_stream(torch.vgpu.current_stream(devices[1]))
         with side:
             y = x * 2
-        x.resize_(2**20).zero_()
-        assert not torch.vgpu.current_stream(devices[0]).query()
-        gate.open.set()
+        x.resize_(2**20)
+        z = x[:3] * 3
+        ended = torch.vgpu.Event()
+        ended.record()
+        time.sleep(0.05)  # long enough for what does not wait
+        assert not ended.query()
     side.synchronize()
-    assert y.tolist() == [0, 2, 4]
+    assert y.tolist() == [0, 2, 4] and z.tolist() == [0, 3, 6]
 
 
 # -- bytes
@@ -332,15 +338,19 @@ def test_copies_of_parameters_have_memory_of_their_own_and_no_gradient(device):
 
 def test_dlpack_shares_memory_and_the_device(devices):
     x = torch.arange(4.0, device=devices[0])
-    for y in (torch.from_dlpack(x[1:]), torch.from_dlpack(torch.utils.dlpack.to_dlpack(x[1:]))):
+    for y in (
+        torch.from_dlpack(x[1:]),
+        torch.from_dlpack(x[1:], device=x.device),
+        torch.from_dlpack(torch.utils.dlpack.to_dlpack(x[1:])),
+    ):
         y.add_(1)
         assert y.device == x.device and (x[1:] + y).tolist() == (2 * y).tolist()
-    assert x.tolist() == [0, 3, 4, 5]
+    assert x.tolist() == [0, 4, 5, 6]
     copied = torch.from_dlpack(x, copy=True)
     there = torch.from_dlpack(x, device=devices[1])
     x.zero_()
-    assert copied.tolist() == there.tolist() == [0, 3, 4, 5] and there.device == devices[1]
-    assert numpy.from_dlpack(copied, device="cpu").tolist() == [0, 3, 4, 5]
+    assert copied.tolist() == there.tolist() == [0, 4, 5, 6] and there.device == devices[1]
+    assert numpy.from_dlpack(copied, device="cpu").tolist() == [0, 4, 5, 6]
     assert torch.from_dlpack(numpy.ones(2)).tolist() == [1, 1]
     with pytest.raises(BufferError, match="require gradient"):
         torch.from_dlpack(x.requires_grad_())
