@@ -6,6 +6,7 @@ What is expected is what CPU tensors do.
 import copy
 import gc
 import io
+import math
 import pickle
 import random
 import time
@@ -210,6 +211,16 @@ def test_views_of_a_storage_follow_when_it_grows(devices):
     assert results("vgpu:1") == results("cpu")
     virtual_gpus(2, model="v100")
     assert results("vgpu:1") == results("cpu")
+
+
+def test_a_tensor_without_values_grows():
+    (device,) = virtual_gpus(1, model="v100", values=False)
+    base, x = allocated(), torch.arange(3.0, device=device)
+    assert x.resize_(5)[:3].tolist() == [0, 1, 2]
+    assert math.isnan(x.resize_(2**28).normal_().sum().item())
+    assert allocated() == base + 2**30
+    with pytest.raises(NotImplementedError, match="without values cannot grow"):
+        x.untyped_storage().resize_(2**31)
 
 
 def test_a_storage_that_grows_waits_for_those_who_read_it(devices):

@@ -8,7 +8,7 @@ from vgpu.operators.plans import aten, operator_of, tables
 from vgpu.private.dispatch import function_of, has_products_of_float16, schema_of
 from vgpu.tensors import storages
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
-from vgpu.tensors.tensor import VirtualTensor, become, view_as, wrap
+from vgpu.tensors.tensor import VirtualTensor, become, new_tensor, view_as, wrap
 
 
 def _create_like(func, args, kwargs):
@@ -33,7 +33,14 @@ def _resize_(func, args, kwargs):
     meta = tensor._cell.layout.empty(META)
     func(meta, size, **kwargs)
     after = TensorLayout.of(tensor._cell.layout.device, meta)
-    if after.num_bytes > tensor._block.num_bytes:
+    grows = after.num_bytes > tensor._block.num_bytes
+    if grows and not after.device.has_values:  # it may become too large for values
+        larger = new_tensor(after)
+        old, new = (x.untyped_storage().flat(x.dtype) for x in (tensor, larger))
+        new[: len(old)].copy_(old)
+        become(tensor, larger)
+        return tensor
+    if grows:
         tensor.untyped_storage().resize_(after.num_bytes)
     become(tensor, view_as(tensor, after))
     return tensor

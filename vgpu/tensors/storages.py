@@ -85,6 +85,8 @@ class DeviceStorage(torch.UntypedStorage):
         if num_bytes == block.num_bytes:
             return self
         grows = num_bytes > cell.layout.num_bytes  # then the values move, for all streams
+        if grows and not device.has_values:
+            raise NotImplementedError("storages without values cannot grow: use Tensor.resize_")
         used_by = device.streams if grows else block.reference.streams
         device.memory.resize(block, num_bytes)
         if grows or not device.compute.clock.is_modelled:  # modelled GPUs only account for it
@@ -127,7 +129,7 @@ def patch_storages():
         return copy_(self, source, non_blocking)
 
     replace(torch.UntypedStorage, __new__=__new__, copy_=_copy_)
-    torch.is_storage = lambda obj: type(obj) is DeviceStorage or is_storage(obj)
+    replace(torch, is_storage=lambda obj: type(obj) is DeviceStorage or is_storage(obj))
 
 
 def _bytes(storage):
