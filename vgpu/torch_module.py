@@ -289,11 +289,10 @@ def max_memory_allocated(device=None):
 
 
 def memory_reserved(device=None):
-    """Return the bytes of `memory_allocated` and of freed memory that a stream still uses.
+    """Return the most bytes in use at a time since `empty_cache`, in segments of 2 MiB.
 
-    After `Tensor.record_stream` a stream uses a freed tensor's memory until the work issued to it
-    before has finished. On a modelled GPU these are the bytes of segments that CUDA's caching
-    allocator would reserve, see `caching.py`.
+    On a modelled GPU these are the segments that CUDA's caching allocator would reserve, see
+    `caching.py`.
     """
     return _memory(device).reserved
 
@@ -382,7 +381,7 @@ def get_per_process_memory_fraction(device=None):
 
 
 def empty_cache():
-    """Release unused segments on modelled GPUs; elsewhere freed memory is released at once."""
+    """Lower `memory_reserved` to what is in use: freed memory is released at once anyway."""
     for device in registry.devices[: registry.count]:
         device.memory.empty_cache()
 

@@ -277,7 +277,7 @@ def test_deepcopy(device):
         assert isinstance(b, nn.Parameter) and b is not a
         assert b.device == device
         close(a, b)
-        close(a.grad, b.grad)
+        assert b.grad is None  # as on the CPU
     with torch.no_grad():
         twin[0].weight.zero_()
     assert net[0].weight.abs().sum() > 0
@@ -871,6 +871,75 @@ def test_gradients_cross_devices(devices):
     y.backward()
     assert (x.grad.device, x.grad.tolist()) == (a, [5, 5, 5])
     assert (w.grad.device, w.grad.tolist()) == (CPU, [1, 1, 1])
+
+
+class Moved(torch.autograd.Function):
+    """Double a tensor; its gradient, or only the sum of that, is moved to a device."""
+
+    @staticmethod
+    def forward(ctx, unused, x, where, whole=True):
+        ctx.where, ctx.whole = where, whole
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, (grad if ctx.whole else grad.sum()).to(ctx.where), None, None
+
+
+class Short(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+@pytest.mark.parametrize("at", [CPU, "vgpu:0", "vgpu:1"])
+@pytest.mark.parametrize("where", [CPU, "vgpu:0", "vgpu:1"])
+def test_a_gradient_must_be_on_the_device_of_its_tensor(devices, at, where):
+    """The texts are those of torch/csrc/autograd/engine.cpp, which moves a number."""
+    x = torch.ones(2, device=at, requires_grad=True)
+    calls = {
+        "Function MovedBackward returned an ": lambda: (
+            Moved.apply(x.detach(), x * 1, where).sum().backward()
+        ),
+        "": lambda: (x * 3).backward(torch.ones(2, device=where)),
+    }
+    for said, call in calls.items():
+        if torch.device(at) == torch.device(where):
+            call()
+            continue
+        index = 1 if said else 0
+        said += f"invalid gradient at index {index} - expected device {at} but got {where}"
+        with pytest.raises(RuntimeError, match=f"^{said}$"):
+            call()
+        assert x.grad is None
+    with pytest.raises(RuntimeError, match="incorrect number of gradients .expected 2, got 1"):
+        Short.apply(x, x).sum().backward()
+    x.grad = None
+    scalar = torch.ones((), device=at, requires_grad=True)
+    y = Moved.apply(None, scalar, where, False) * x
+    y.sum().backward(torch.tensor(2.0, device=where))
+    assert (x.grad.tolist(), scalar.grad.item()) == ([4, 4], 4)
+    assert x.grad.device == scalar.grad.device == x.device
+
+
+def test_traces_have_captured_tensors_as_constants(device):
+    """`make_fx`, and `torch.func.linearize`, which is made of it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def results(where):
+        captured = torch.arange(3.0, device=where)
+        x = torch.full((3,), 0.5, device=where)
+        traced = make_fx(lambda x: x * (captured + 1) + torch.ones(3, device=where))(x)
+        captured.mul_(2)
+        value, tangent = torch.func.linearize(lambda x: x.sin() * captured, x)
+        return [y.tolist() for y in (traced(x * 4), value, tangent(x))]
+
+    for a, b in zip(results(device), results(CPU), strict=True):
+        assert a == pytest.approx(b)
 
 
 def test_checkpoint(device):

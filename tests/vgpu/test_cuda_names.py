@@ -367,10 +367,15 @@ PROGRAMS = {
         assert "the CUDA extension 'fast' needs a real GPU" in refused(make)
     x = torch.ones(2, device="cuda")
     torch.library.define("ours::mine", "(Tensor x) -> Tensor")
-    torch.library.impl("ours::mine", "CUDA", lambda x: x)
+    compiled = torch._C._dispatch_library("IMPL", "ours", "")
+    compiled.impl("mine", "CUDA", lambda x: x)
     assert "ours::mine has a kernel for CUDA only" in refused(lambda: torch.ops.ours.mine(x))
     torch.library.impl("ours::mine", "CPU", lambda x: x + 1)
     assert torch.ops.ours.mine(x).tolist() == [2, 2]
+    torch.library.define("ours::both", "(Tensor x) -> Tensor")
+    torch.library.impl("ours::both", "CPU", lambda x: x + 1)
+    torch.library.impl("ours::both", "CUDA", lambda x: x + 2 * x.is_cuda)
+    assert torch.ops.ours.both(x).tolist() == [3, 3]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         assert torch.compile(lambda x: x + 1)(x).tolist() == [2, 2]

@@ -299,12 +299,14 @@ def test_a_small_write_into_a_large_tensor_costs_what_it_writes():
 # -- products that are not known
 
 
-@torch.library.custom_op("d2lpar_tests::scores", mutates_args=())
+@torch.library.custom_op("d2lpar_tests::scores", mutates_args=(), device_types="cpu")
 def scores(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return a @ b
 
 
-@torch.library.custom_op("d2lpar_tests::halved", mutates_args=(), tags=(torch.Tag.pointwise,))
+@torch.library.custom_op(
+    "d2lpar_tests::halved", mutates_args=(), device_types="cpu", tags=(torch.Tag.pointwise,)
+)
 def halved(a: torch.Tensor) -> torch.Tensor:
     return a / 2
 

@@ -28,6 +28,11 @@ def used(device):
     return torch.vgpu.memory_allocated(device)
 
 
+def active(which="current", device=0):
+    """Return the bytes in use, and those that a stream holds, now or at most."""
+    return torch.vgpu.memory_stats(device)[f"active_bytes.all.{which}"]
+
+
 def filled(device, num_bytes):
     return torch.empty(num_bytes, dtype=torch.uint8, device=device)
 
@@ -48,7 +53,7 @@ def test_an_allocation_waits_for_memory_that_another_stream_holds(devices):
     assert torch.vgpu.memory_stats()["num_alloc_retries"] > retries
     with pytest.raises(torch.OutOfMemoryError):
         filled(devices[0], 2 * MIB)
-    assert torch.vgpu.memory_allocated() == torch.vgpu.memory_reserved()
+    assert torch.vgpu.memory_allocated() == active()
     del y
 
 
@@ -64,7 +69,7 @@ def test_memory_is_held_by_what_its_stream_was_given_before_the_free(devices):
     del x
     with Gate(devices[0], side):  # given to the stream after the free
         y = filled(devices[0], 2 * MIB)
-        assert torch.vgpu.memory_reserved() == torch.vgpu.memory_allocated()
+        assert active() == torch.vgpu.memory_allocated()
     del y
 
 
@@ -80,11 +85,11 @@ def test_memory_is_held_until_the_last_of_its_streams_is_done(devices, order):
             for i in order:
                 x.record_stream(sides[i])
             del x
-            assert torch.vgpu.memory_reserved() - before == 4000
+            assert active() - before == 4000
         sides[0].synchronize()
-        assert torch.vgpu.memory_reserved() - before == 4000
+        assert active() - before == 4000
     sides[1].synchronize()
-    assert torch.vgpu.memory_reserved() == before
+    assert active() == before
 
 
 def test_data_that_is_replaced_gives_its_memory_back(devices):
@@ -264,8 +269,7 @@ def test_statistics_have_the_names_of_cuda(devices):
         x.record_stream(side)
         del x
         held = torch.vgpu.memory_stats()
-        assert held["reserved_bytes.all.current"] - held["allocated_bytes.all.current"] == 1000
-        assert held["active_bytes.all.current"] == torch.vgpu.memory_reserved()
+        assert held["active_bytes.all.current"] - held["allocated_bytes.all.current"] == 1000
 
 
 def test_the_peak_does_not_count_what_was_given_back(devices):
@@ -274,7 +278,7 @@ def test_the_peak_does_not_count_what_was_given_back(devices):
     for _ in range(10):
         filled(devices[0], 1000)
     assert torch.vgpu.max_memory_allocated() == before + 1000
-    assert torch.vgpu.max_memory_reserved() == before + 1000
+    assert active("peak") == before + 1000
     x = filled(devices[0], 5000)
     del x
     torch.vgpu.reset_peak_memory_stats()
@@ -292,21 +296,46 @@ def test_what_a_stream_holds_is_reserved(devices):
         y = filled(devices[0], 1000)
         for _ in range(2):
             assert torch.vgpu.max_memory_allocated() == before + 1000
-            stats = torch.vgpu.memory_stats()
-            assert torch.vgpu.max_memory_reserved() == before + 2000
-            assert stats["reserved_bytes.all.peak"] == stats["active_bytes.all.peak"]
-            assert stats["reserved_bytes.all.peak"] == before + 2000
+            assert active("peak") == before + 2000
             assert torch.vgpu.mem_get_info() == (limit - before - 2000, limit)
             torch.vgpu.reset_peak_memory_stats()
         with pytest.raises(ValueError, match=f"must be at least the {before + 2000} bytes"):
             virtual_gpus(2, memory=before + 1500)
     side.synchronize()
-    assert torch.vgpu.memory_reserved() == before + 1000
-    assert torch.vgpu.max_memory_reserved() == before + 2000
+    assert active() == before + 1000
+    assert active("peak") == before + 2000
     del y
     z = filled(devices[0], 1000)  # the peak does not count what was given back before
     assert torch.vgpu.max_memory_allocated() == before + 1000
     del z
+
+
+def test_freed_memory_stays_reserved_until_the_cache_is_emptied(devices):
+    """In segments of 2 MiB, as c10/cuda/CUDACachingAllocator.cpp has small blocks."""
+
+    def reserved():
+        return torch.vgpu.memory_reserved(1) // MIB, torch.vgpu.max_memory_reserved(1) // MIB
+
+    virtual_gpus(2, memory=[9640 * MIB, 63 * MIB])
+    assert used(devices[1]) == 0
+    torch.vgpu.empty_cache()
+    torch.vgpu.reset_peak_memory_stats(1)
+    assert reserved() == (0, 0)
+    x = filled(devices[1], 100)
+    assert reserved() == (2, 2)
+    y = filled(devices[1], 40 * MIB)
+    del y
+    assert reserved() == (42, 42)
+    torch.vgpu.reset_peak_memory_stats(1)
+    assert reserved() == (42, 42)
+    torch.vgpu.empty_cache()
+    assert reserved() == (2, 42)
+    torch.vgpu.reset_peak_memory_stats(1)
+    assert reserved() == (2, 2)
+    assert torch.vgpu.memory_stats(1)["reserved_bytes.all.current"] == 2 * MIB
+    y = filled(devices[1], 62 * MIB)
+    assert reserved() == (63, 63)  # no more than there is
+    del x, y
 
 
 def test_a_summary_names_the_device_and_its_figures(devices):
@@ -317,7 +346,7 @@ def test_a_summary_names_the_device_and_its_figures(devices):
         x.record_stream(side)
         del x
         lines = torch.vgpu.memory_summary(1).splitlines()
-        reserved = torch.vgpu.memory_reserved(1)
+        reserved = active(device=1)
     assert lines[0].startswith("vgpu:1: 64.00 MiB")
     figures = {line[:8]: line.split() for line in lines}
     assert float(figures["allocate"][1]) == round(torch.vgpu.memory_allocated(1) / MIB, 2)
@@ -372,7 +401,7 @@ def test_a_destructor_within_the_accounting_is_accounted_once(devices, monkeypat
         found.memory.collect()
         assert (found.memory.allocated, found.memory.held) == (before, 1000)
     torch.vgpu.synchronize(devices[0])
-    assert torch.vgpu.memory_reserved(devices[0]) == before
+    assert active() == before
 
 
 def test_a_destructor_that_waits_in_the_thread_of_an_engine_is_refused(devices):

@@ -9,7 +9,7 @@ from gates import Gate
 
 from vgpu import virtual_gpus
 from vgpu.operators import issuing, plans
-from vgpu.tensors import cells, saving
+from vgpu.tensors import cells
 
 pytestmark = pytest.mark.usefixtures("devices")
 
@@ -215,8 +215,9 @@ def test_a_custom_operator_without_a_shape_inference_is_known_by_that(device):
     def refuse(x):
         raise RuntimeError("there is no fake impl for today")
 
-    plain = torch.library.custom_op("d2lpar_test_custom::plain", increment, mutates_args=())
-    fails = torch.library.custom_op("d2lpar_test_custom::fails", increment, mutates_args=())
+    options = {"mutates_args": (), "device_types": "cpu"}
+    plain = torch.library.custom_op("d2lpar_test_custom::plain", increment, **options)
+    fails = torch.library.custom_op("d2lpar_test_custom::fails", increment, **options)
     fails.register_fake(refuse)
     x = torch.ones(2, device=device)
     with warnings.catch_warnings():
@@ -224,6 +225,25 @@ def test_a_custom_operator_without_a_shape_inference_is_known_by_that(device):
         assert plain(x).tolist() == [2, 2]
     with pytest.warns(UserWarning, match="fails waits for its result.*for today"):
         assert fails(x).tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("device_types", ["cuda", "vgpu", None])
+def test_a_custom_operator_runs_its_kernel_for_gpus(device, device_types):
+    """On the tensors of the GPU; a kernel for all devices, too."""
+    name = f"d2lpar_test_custom::kernels_{device_types}"
+    seen = []
+
+    def kernel(x: torch.Tensor) -> torch.Tensor:
+        seen.append(x.device)
+        return x + torch.ones_like(x, device=device)
+
+    operator = torch.library.custom_op(name, kernel, mutates_args=(), device_types=device_types)
+    operator.register_kernel("cpu", lambda x: x + 5)
+    x = torch.ones(2, device=device)
+    with Gate(device):
+        y = operator(x)
+    assert y.tolist() == [2, 2] and operator(x.cpu()).tolist() == [6, 6]
+    assert seen == [device]
 
 
 @pytest.mark.filterwarnings("ignore:.*rest waits for its result")
@@ -343,11 +363,9 @@ def test_a_new_tensor_like_another_is_made_on_the_device_that_is_named(devices):
 
 def test_a_tensor_is_not_set_to_one_of_another_device(devices):
     x, y = (torch.ones(2, device=device) for device in devices)
-    with pytest.raises(NotImplementedError, match="source of set_ must be a tensor on vgpu:"):
-        x.set_(y)
-    storage = saving.restore(torch.ones(2).untyped_storage(), "vgpu:1")
-    with pytest.raises(RuntimeError, match="storage on different device vgpu:1"):
-        x.set_(storage, 0, (2,), (1,))
+    for source in (y, y.untyped_storage(), torch.ones(2), torch.ones(2).untyped_storage()):
+        with pytest.raises(RuntimeError, match=f'storage on different device "{source.device}"'):
+            x.set_(source)
     assert x.device == devices[0] and x.tolist() == [1, 1]
 
 

@@ -14,7 +14,6 @@ from vgpu.private.registration import name_numbered_devices
 from vgpu.private.tensors import patch_fake_tensors, patch_make_wrapper
 from vgpu.private.torch_compile import patch_flex_attention
 from vgpu.runtime import registry, scheduler
-from vgpu.tensors import saving
 from vgpu.tensors.tensor import REFUSALS, VirtualTensor, own_device
 
 
@@ -31,7 +30,6 @@ def stand_for_cuda(n, **options):
     devices = virtual_gpus(n, **options)
     register_cuda(_make, REFUSALS)
     replace(torch.Tensor, cuda=_cuda, type=_type)
-    replace(torch.UntypedStorage, cuda=_storage_to_cuda)
     patch_messages(VirtualTensor)
     patch_make_wrapper(own_device, report_as_cuda)
     patch_fake_tensors(own_device, report_as_cuda)
@@ -83,19 +81,8 @@ def _type(self, dtype=None, non_blocking=False):
 _plain_type = torch.Tensor.type
 
 
-def called_cuda(device):
-    """Return a virtual GPU as a "cuda" device; other devices unchanged."""
-    return torch.device("cuda", device.index) if device.type == "vgpu" else device
-
-
 def report_as_cuda(cls):
     """Make a class of tensor wrappers report virtual GPUs as "cuda"."""
     device = cls.device
-    cls.device = property(lambda tensor: called_cuda(device.__get__(tensor)))
+    cls.device = property(lambda tensor: registry.named(device.__get__(tensor)))
     cls.is_cuda = property(lambda tensor: tensor.device.type == "cuda")
-
-
-def _storage_to_cuda(self, device=None, non_blocking=False):
-    """`UntypedStorage.cuda`: return a copy of a storage on a GPU."""
-    where = torch.device("cuda", device) if isinstance(device, int) else device
-    return saving.restore(self, str("cuda" if where is None else where))

@@ -17,7 +17,7 @@ from vgpu.operators.backward import StreamsOfForward
 from vgpu.operators.issuing import dispatch, issue_factory
 from vgpu.private import check_python, check_version
 from vgpu.private.autograd import patch_backward, patch_distributed_backward
-from vgpu.private.dispatch import prepare_shape_inference
+from vgpu.private.dispatch import prepare_shape_inference, trace_as_plain
 from vgpu.private.dtensor import patch_dtensor
 from vgpu.private.modules import allow_foreach, patch_data_parallel, patch_trunc_normal
 from vgpu.private.process_groups import register_process_groups
@@ -27,18 +27,17 @@ from vgpu.private.registration import (
     patch_settings,
     register_device_type,
 )
-from vgpu.private.tensors import patch_data
+from vgpu.private.tensors import patch_data, patch_dlpack, patch_metadata, reduce
 from vgpu.runtime import registry, scheduler
 from vgpu.runtime.engines import after_fork, before_fork
 from vgpu.runtime.interrupts import held_back
 from vgpu.runtime.notebook import adapt_to_notebook
-from vgpu.tensors import saving, storages
+from vgpu.tensors import storages
 from vgpu.tensors.generators import Generator
 from vgpu.tensors.tensor import (
     REFUSALS,
     VirtualTensor,
     can_become,
-    complete_classes,
     is_ours,
     set_data,
 )
@@ -62,7 +61,10 @@ def register():
     if _registered:
         return
     with held_back():  # an interrupt halfway would break torch
-        complete_classes(dispatch, saving.reduce, storages.resize_)
+        VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
+        VirtualTensor.__reduce_ex__ = reduce
+        VirtualTensor.untyped_storage = storages.untyped_storage
+        storages.patch_storages()
         if registry.device_type == "vgpu":  # otherwise done by the first tensor, see as_cuda.py
             prepare_shape_inference()
         warning = register_device_type(
@@ -73,11 +75,11 @@ def register():
             ),
             is_pinned=copies.is_pinned,
             pin=copies.pin,
-            restore=saving.restore,
+            restore=storages.restore,
             kernels=(autocast.register, attention.register, checks.register),
             refusals=REFUSALS,
         )
-        patch_backward(StreamsOfForward, registry.device_type)
+        patch_backward(StreamsOfForward, registry.device_type, registry.named)
         patch_distributed_backward()
         patch_classes(
             stream=lambda device, priority=0: torch_module.Stream(device, priority),
@@ -88,8 +90,11 @@ def register():
         patch_settings(registry.wait_for_all)
         patch_accelerator(torch_module, registry.device_type)
         allow_foreach(VirtualTensor)
+        trace_as_plain(VirtualTensor)
         patch_data(set_data, can_become)
-        ForkingPickler.register(VirtualTensor, saving.refuse_sharing)
+        patch_metadata(is_ours)
+        patch_dlpack(is_ours)
+        ForkingPickler.register(VirtualTensor, storages.refuse_sharing)
         patch_data_parallel(
             comm,
             is_ours,

@@ -6,7 +6,14 @@ torch's default dtype.
 
 import torch
 
-from vgpu.private.dispatch import function_of, is_composite, schema_of, tree_flatten, tree_unflatten
+from vgpu.private.dispatch import (
+    function_of,
+    is_composite,
+    python_kernel,
+    schema_of,
+    tree_flatten,
+    tree_unflatten,
+)
 from vgpu.private.tensors import CPUGenerator
 from vgpu.runtime.scheduler import Op
 from vgpu.runtime.threads import issue_op
@@ -73,6 +80,8 @@ class Operator:
         self.special = tables.special.get(func) or names.get(schema.name) or names.get(namespace)
         if self.special is None and is_composite(func):
             self.special = _decompose
+        elif self.special is None and namespace != "aten":
+            self.special = python_kernel(func)
         names = [argument.name for argument in schema.arguments]
         self.generator = names.index("generator") if "generator" in names else None
         self.random = func in tables.random or self.generator is not None
@@ -193,11 +202,10 @@ class Plan:
         device = self.device
         changed = ()
         if self.changes:
-            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
             if operator.only_layout:
-                for tensor, new in changed:
-                    become(tensor, new)
+                become(tensors[0], _view(tensors[0], self.changes[0][1]))
                 return tensors[0]
+            changed = [(tensors[n], _resized(tensors[n], layout)) for n, layout in self.changes]
             for tensor, new in changed:
                 old, cell = tensor._cell, new._cell
                 values = _replace(values, old, cell)
@@ -322,8 +330,14 @@ def note_writer(op, operator, values, kwargs):
 
 
 def _view(tensor, layout, operator=None, values=None, kwargs=None):
-    """Return a view of the same memory with another layout, without an op."""
+    """Return a view with another layout, without an op; RuntimeError beyond the storage."""
     cell = tensor._cell
+    if layout.num_bytes > cell.layout.num_bytes and layout.num_bytes > tensor._block.num_bytes:
+        raise RuntimeError(  # torch's text
+            f"setStorage: sizes {[*layout.size]}, strides {[*layout.stride]}, storage offset "
+            f"{layout.offset}, and itemsize {layout.dtype.itemsize} requiring a storage size of "
+            f"{layout.num_bytes} are out of bounds for storage of size {tensor._block.num_bytes}"
+        )
     if operator is not None and (
         operator.func in tables.bit_views or layout.dtype != cell.layout.dtype
     ):

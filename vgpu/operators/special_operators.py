@@ -3,11 +3,10 @@
 import torch
 
 from vgpu.operators import gpu_kernels
-from vgpu.operators.copies import copy
 from vgpu.operators.issuing import Call
 from vgpu.operators.plans import aten, operator_of, tables
-from vgpu.private.dispatch import function_of, has_products_of_float16
-from vgpu.tensors import saving
+from vgpu.private.dispatch import function_of, has_products_of_float16, schema_of
+from vgpu.tensors import storages
 from vgpu.tensors.cells import CPU, META, Cell, TensorLayout, may_have_values, refuse_sparse
 from vgpu.tensors.tensor import REFUSALS, VirtualTensor, become, new_tensor, view_as, wrap
 
@@ -29,35 +28,42 @@ def _create_like(func, args, kwargs):
 
 def _resize_(func, args, kwargs):
     tensor, size, *_ = args
-    cell, block = tensor._cell, tensor._block
-    meta = cell.layout.empty(META)
+    if type(size) is VirtualTensor:
+        size = size._cell.layout.empty(META)
+    meta = tensor._cell.layout.empty(META)
     func(meta, size, **kwargs)
-    after = TensorLayout.of(cell.layout.device, meta)
-    if after.num_bytes <= block.num_bytes:
-        return Call(operator_of(func), args, kwargs).issue()
-    larger = new_tensor(after)
-    count = block.num_bytes // tensor.dtype.itemsize
-    if count:
-        flat = TensorLayout.contiguous(after.device, tensor.dtype, (count,))
-        copy(view_as(larger, flat), view_as(tensor, flat))
-    become(tensor, larger)
+    after = TensorLayout.of(tensor._cell.layout.device, meta)
+    grows = after.num_bytes > tensor._block.num_bytes
+    if grows and not after.device.has_values:  # it may become too large for values
+        larger = new_tensor(after)
+        old, new = (x.untyped_storage().flat(x.dtype) for x in (tensor, larger))
+        new[: len(old)].copy_(old)
+        become(tensor, larger)
+        return tensor
+    if grows:
+        tensor.untyped_storage().resize_(after.num_bytes)
+    become(tensor, view_as(tensor, after))
     return tensor
 
 
 def _set_(func, args, kwargs):
-    tensor, *rest = args
-    if not rest:
-        rest = [torch.empty(0, dtype=tensor.dtype, device=tensor.device)]
-    if type(rest[0]) is not VirtualTensor or rest[0].device != tensor.device:
-        raise NotImplementedError(
-            f"source of set_ must be a tensor on {tensor.device}: got {type(rest[0]).__name__} on "
-            f"{rest[0].device}"
-        )
-    source = rest[0]
-    if len(rest) > 1:
-        source = torch.as_strided(source, rest[2], rest[3] if len(rest) > 3 else None, rest[1])
+    tensor = args[0]
+    source = args[1] if args[1:] else torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    storages.check_device(tensor, source)
     become(tensor, source)
     return tensor
+
+
+def _as_strided(func, args, kwargs):
+    """Issue an operator on a view that must lie in the storage of its first argument."""
+    names = [argument.name for argument in schema_of(func).arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    tensor, size, stride = (given[name] for name in ("self", "size", "stride"))
+    view = aten.as_strided(tensor, size, stride, given.get("storage_offset"))
+    if func is aten.as_strided_.default:
+        become(tensor, view)
+        return tensor
+    return Call(operator_of(func), args, kwargs).issue()
 
 
 def _pack_padded_sequence(func, args, kwargs):
@@ -171,11 +177,16 @@ tables.special.update(
         aten._sparse_compressed_tensor_unsafe.default: _sparse,
         aten._pack_padded_sequence.default: _pack_padded_sequence,
         aten.resize_.default: _resize_,
+        aten.resize_as_.default: _resize_,
         aten.set_.source_Tensor: _set_,
-        aten.set_.source_Tensor_storage_offset: _set_,
         aten.set_.default: _set_,
-        aten.set_.source_Storage: saving.set_storage,
-        aten.set_.source_Storage_storage_offset: saving.set_storage,
+        aten.set_.source_Storage: storages.set_storage,
+        aten.set_.source_Storage_storage_offset: storages.set_storage,
+        aten.as_strided_.default: _as_strided,
+        aten.as_strided_copy.default: _as_strided,
+        aten.as_strided_copy.out: _as_strided,
+        aten.as_strided_scatter.default: _as_strided,
+        aten.as_strided_scatter.out: _as_strided,
     }
 )
 tables.special_names["quantized"] = REFUSALS["Quantized"]

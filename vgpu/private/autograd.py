@@ -6,7 +6,6 @@ import threading
 
 import torch
 
-from vgpu.private.dispatch import tree_leaves
 from vgpu.private.patching import replace, telling, when_imported
 from vgpu.private.tensors import own_device
 
@@ -39,25 +38,63 @@ def set_below_autograd():
     _below_autograd.guard = torch._C._AutoDispatchBelowAutograd()
 
 
-def patch_backward(streams_of_forward, device_type):
+def _on_device(grad, device, said, named):
+    """Return a gradient that is on `device`, or a number, moved there; else raise RuntimeError."""
+    if not isinstance(grad, torch.Tensor) or own_device(grad) == device:
+        return grad
+    if grad.dim() == 0:
+        return grad.to(named(device))
+    raise RuntimeError(f"{said} - expected device {named(device)} but got {grad.device}")
+
+
+def _check_functions(named):
+    """Check the devices of the gradients that a `torch.autograd.Function` returns."""
+
+    def checking(apply):
+        @functools.wraps(apply)
+        def _apply(node, *args):
+            grads = apply(node, *args)
+            found = [*grads] if isinstance(grads, tuple) else [grads]
+            needing = enumerate(node.needs_input_grad[: len(found)])
+            places = [place for place, needs in needing if needs]
+            edges = [edge for edge in enumerate(node.next_functions) if edge[1][0] is not None]
+            for place, (index, (target, number)) in zip(places, edges, strict=False):
+                said = f"Function {node.name()} returned an invalid gradient at index {index}"
+                device = target._input_metadata[number].device
+                found[place] = _on_device(found[place], device, said, named)
+            return tuple(found) if isinstance(grads, tuple) else found[0]
+
+        return _apply
+
+    function = torch.autograd.function.BackwardCFunction
+    for name in {"apply", "apply_boxed"} & vars(function).keys():
+        setattr(function, name, checking(vars(function)[name]))
+
+
+def patch_backward(streams_of_forward, device_type, named):
     """Run backward of virtual GPUs in the calling thread, where it only issues ops.
 
     torch has a single backward queue for all virtual GPUs anyway. `streams_of_forward` returns a
-    context manager in which each operator is issued to the stream of its forward. `device_type`
-    is the one that errors name.
+    context manager in which each operator is issued to the stream of its forward, and `named` a
+    device of torch's C++ code under its name in programs, whose type is `device_type`.
     """
     graph = torch.autograd.graph
     run_backward = telling(device_type, graph._engine_run_backward)
+    _check_functions(named)
 
     @functools.wraps(run_backward)
-    def _run_backward(tensors, *args, **kwargs):
-        roots = (root for root in tree_leaves(tensors) if isinstance(root, torch.Tensor))
-        if any(own_device(root).type not in ("vgpu", "cpu") for root in roots):
+    def _run_backward(tensors, grads, *args, **kwargs):
+        roots = [(i, each) for i, each in enumerate(tensors) if isinstance(each, torch.Tensor)]
+        if any(own_device(tensor).type not in ("vgpu", "cpu") for _, tensor in roots):
             with on_real_gpus():
-                return run_backward(tensors, *args, **kwargs)  # in torch's threads for GPUs
+                return run_backward(tensors, grads, *args, **kwargs)  # in torch's threads for GPUs
+        grads = [*grads]
+        for i, tensor in roots:
+            said = f"invalid gradient at index {i}"
+            grads[i] = _on_device(grads[i], own_device(tensor), said, named)
         try:
             with streams_of_forward():
-                return _in_this_thread(run_backward, tensors, *args, **kwargs)
+                return _in_this_thread(run_backward, tensors, tuple(grads), *args, **kwargs)
         except BaseException:
             if not in_backward():  # not nested in another backward
                 drop_tasks()

@@ -12,6 +12,16 @@ from torch.utils._pytree import (  # noqa: F401
     tree_unflatten,
 )
 
+from vgpu.private.patching import when_imported
+
+
+def trace_as_plain(cls):
+    """Let `make_fx` take constants of a tensor class as it takes a `torch.Tensor`."""
+    when_imported(
+        "torch.fx.experimental.proxy_tensor",
+        lambda module: setattr(module, "HANDLED_TYPES", (*module.HANDLED_TYPES, cls)),
+    )
+
 
 def is_composite(func):
     """Return whether the operator `func` is a composite, which without autograd stays whole."""
@@ -20,6 +30,15 @@ def is_composite(func):
 
 def has_products_of_float16():
     return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+
+
+def python_kernel(func):
+    """Return function(func, args, kwargs) that calls the kernel in Python for GPUs; or None."""
+    for key in "PrivateUse1", "CUDA", "CompositeExplicitAutograd":
+        if f"{func.name().replace('::', '/')}/{key}" in torch.library._impls:
+            of_key = getattr(torch._C.DispatchKey, key)
+            return lambda func, args, kwargs: func._op_dk(of_key, *args, **kwargs)
+    return None
 
 
 def check_kernel(func, tensors):

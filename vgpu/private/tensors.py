@@ -7,7 +7,7 @@ from operator import attrgetter
 
 import torch
 
-from vgpu.private.patching import when_imported
+from vgpu.private.patching import replace, when_imported
 
 CPUGenerator = torch._C.Generator
 make_wrapper = torch.Tensor._make_wrapper_subclass
@@ -18,6 +18,7 @@ no_torch_function_at_all = torch._C.DisableTorchFunction
 set_conj, set_neg = torch._C._set_conj, torch._C._set_neg
 take_tensors, reorder_as = torch._utils._take_tensors, torch._utils._reorder_tensors_as
 own_device = torch.Tensor.device.__get__  # a tensor's device in torch's C++ code
+dlpack_device = torch._C._torchDeviceToDLDevice
 generator_id = attrgetter("_cdata")  # equal for all Python objects of a generator
 
 _BYTES_OF_TENSOR = 208  # torch's limit for a TensorImpl; 176 in 2.13, the keys at the end
@@ -85,19 +86,52 @@ def patch_data(set_data, has_compatible_type):
     torch._has_compatible_shallow_copy_type = _has_compatible_shallow_copy_type
 
 
-def rebuild_tensor_arguments(tensor, values, storage):
-    """Return pickle's function and arguments to rebuild a tensor, as torch does on CUDA.
+def reduce(tensor, protocol):
+    """Return the pickle representation of a tensor on a virtual GPU, as torch does on CUDA."""
+    if is_parameter(tensor):
+        arguments = tensor.detach(), tensor.requires_grad, OrderedDict()
+        return torch._utils._rebuild_parameter, arguments
+    layout = tensor.storage_offset(), tuple(tensor.shape), tensor.stride()
+    arguments = tensor._typed_storage(), *layout, tensor.requires_grad, OrderedDict()
+    metadata = torch._utils.get_tensor_metadata(tensor)
+    return torch._utils._rebuild_tensor_v2, (*arguments, metadata) if metadata else arguments
 
-    `values` are on the CPU; `storage` is their storage, or a placeholder for it.
-    """
-    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=tensor.dtype, _internal=True)
-    layout = values.storage_offset(), tuple(values.shape), values.stride()
-    arguments = (typed, *layout, tensor.requires_grad, OrderedDict())
-    return torch._utils._rebuild_tensor_v2, arguments
+
+def patch_metadata(is_ours):
+    """Let torch.load conjugate and negate tensors for which `is_ours` is true."""
+    set_metadata = torch._utils.set_tensor_metadata
+
+    def set_tensor_metadata(tensor, metadata):
+        if not is_ours(tensor):
+            return set_metadata(tensor, metadata)
+        if metadata.get("conj"):
+            tensor.data = tensor.data.conj()
+        if metadata.get("neg"):
+            tensor.data = tensor.data._neg_view()
+
+    torch._utils.set_tensor_metadata = set_tensor_metadata
 
 
-def rebuild_parameter_arguments(tensor):
-    return torch._utils._rebuild_parameter, (tensor.detach(), tensor.requires_grad, OrderedDict())
+def patch_dlpack(is_ours):
+    """Let a tensor on a virtual GPU stand for its DLPack capsule, which only torch can read."""
+
+    def exporting(export):
+        def _to_dlpack(tensor, *, dl_device=None, copy=None):
+            if not is_ours(tensor) or dl_device not in (None, tensor.__dlpack_device__()):
+                return export(tensor, dl_device=dl_device, copy=copy)
+            return tensor.clone() if copy else tensor.detach()
+
+        return _to_dlpack
+
+    from_dlpack = torch._C._from_dlpack
+    to_dlpack = exporting(torch._C._to_dlpack)
+    replace(
+        torch._C,
+        _to_dlpack=to_dlpack,
+        _to_dlpack_versioned=exporting(torch._C._to_dlpack_versioned),
+        _from_dlpack=lambda data: data if isinstance(data, torch.Tensor) else from_dlpack(data),
+    )
+    torch.to_dlpack = torch.utils.dlpack.to_dlpack = to_dlpack
 
 
 def patch_make_wrapper(own_device, report_as_cuda):

@@ -30,6 +30,11 @@ def is_virtual(where):
     return where.type == device_type or where.type == "vgpu"
 
 
+def named(device):
+    """Return a device of torch's C++ code under its name in programs."""
+    return torch.device(device_type, device.index) if device.type == "vgpu" else device
+
+
 def devices_in_use(ever=False):
     """Return the virtual GPUs of this process, a list of `torch.device`, without creating any.
 

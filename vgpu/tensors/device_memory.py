@@ -9,7 +9,7 @@ import torch
 from vgpu.runtime import scheduler
 from vgpu.runtime.interrupts import one_step
 from vgpu.runtime.scheduler import under_way, wait
-from vgpu.tensors.caching import CachingAllocator
+from vgpu.tensors.caching import SMALL_SEGMENT, CachingAllocator
 
 MIB = 2**20
 MAX_PENDING = 10_000  # allocations and frees not yet passed to the model of CUDA's allocator
@@ -70,6 +70,7 @@ class Memory:
         self.allocated = self.held = self.peak = self.held_peak = self.recorded = 0
         self.num_allocations = self.total_allocated = self.num_retries = self.num_ooms = 0
         self._highest = 0
+        self._cached = self._emptied = 0  # the most in use since, and before, `empty_cache`
         self._next_address = (device.index + 1) << 48
         # Address -> reference: one that is collected together with its block does not call back.
         self._live = {}
@@ -126,6 +127,8 @@ class Memory:
                     self.peak = allocated
                 if reserved > self.held_peak:
                     self.held_peak = reserved
+                if reserved > self._cached:
+                    self._cached = reserved
                 self._events.append((address << _SHIFT) + num_bytes)
                 if self.history is not None:
                     self.history.allocated(address, num_bytes)
@@ -136,10 +139,13 @@ class Memory:
             is_exact = True
 
     def resize(self, block, num_bytes):
-        """Free a block's memory while tensors use the block, and allocate new memory for it.
+        """Free a block's memory while tensors use the block, and allocate new memory for it first.
 
-        Raises torch.OutOfMemoryError if there is not enough memory; the block then has none.
+        Raises torch.OutOfMemoryError if there is not enough memory.
         """
+        if num_bytes:
+            new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
+            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
         freed, empty = _Reference(block), _Reference(block)
         old = block.reference
         freed.num_bytes, freed.streams, freed.address = old.num_bytes, old.streams, old.address
@@ -149,8 +155,6 @@ class Memory:
             del old  # so that the step drops the last reference, without a callback
             self._empty(block, empty, freed)
         if num_bytes:
-            new, fresh = _Reference(block, self.add_freed), self.allocate(num_bytes)
-            new.num_bytes, new.streams, new.address = num_bytes, (), fresh.address
             self._refill(block, new, fresh)
 
     @one_step
@@ -261,17 +265,21 @@ class Memory:
 
     @property
     def reserved(self):
-        """Bytes allocated and held, or those that CUDA's allocator would reserve."""
+        """Bytes that CUDA's allocator would reserve; without the model of it, see `_segments`."""
         if not self._caching:
-            return self.allocated + self.held
+            return self._segments(self._cached)
         return min(self._caching_now().reserved, self.limit)
 
     @property
     def reserved_peak(self):
         """The highest `reserved` since `reset_peak`."""
         if not self._caching:
-            return self.held_peak
+            return self._segments(max(self._cached, self._emptied))
         return max(min(self._caching_now().peak, self.limit), self.held_peak)
+
+    def _segments(self, num_bytes):
+        """Return the bytes of the segments that `num_bytes` fill, at most those of the device."""
+        return min(-(-num_bytes // SMALL_SEGMENT) * SMALL_SEGMENT, self.limit)
 
     def _caching_now(self, then=None):
         """Return the model of CUDA's allocator after all events and a call of its method `then`.
@@ -293,8 +301,10 @@ class Memory:
             getattr(caching, then)()
 
     def empty_cache(self):
-        """Free the unused segments in the model of CUDA's allocator, if there is one."""
+        """Reserve no more than what is in use, or the segments of it."""
         self.collect()
+        self._emptied = max(self._cached, self._emptied)
+        self._cached = self.allocated + self.held
         if self._caching:
             self._caching_now("empty_cache")
 
@@ -327,7 +337,7 @@ class Memory:
         """Reset the peaks to current usage."""
         self.collect()
         self._highest = self.highest
-        self.peak = self.allocated
+        self.peak, self._emptied = self.allocated, 0
         self.held_peak = self.allocated + self.held
         if self._caching:
             self._caching_now("reset_peak")

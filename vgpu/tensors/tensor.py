@@ -1,11 +1,12 @@
 """VirtualTensor: a tensor on a virtual GPU.
 
-Modules that import this one define how it dispatches operators, is pickled and resizes its storage:
-`complete_classes` turns their functions into methods.
+Modules that import this one define how it dispatches operators, is pickled and stored: `register`
+(backend.py) turns their functions into methods.
 """
 
 import functools
 import warnings
+from copy import deepcopy
 from traceback import walk_tb
 
 import torch
@@ -13,6 +14,7 @@ from torch import nn
 
 from vgpu.private.tensors import (
     dispatch_keys,
+    dlpack_device,
     is_parameter,
     make_wrapper,
     no_dispatch,
@@ -89,12 +91,13 @@ class VirtualTensor(torch.Tensor):
             return 0
         return self._block.address + layout.offset * layout.dtype.itemsize
 
-    def untyped_storage(self):
-        """Return the storage, which has an address and a size, but no access to values."""
-        storage = super().untyped_storage()
-        storage.__class__ = DeviceStorage
-        storage._block, storage._cell = self._block, self._cell.root()
-        return storage
+    def set_(self, *args, **kwargs):
+        if len(args) > 1 and type(args[0]) is VirtualTensor:
+            args = args[0].untyped_storage(), *args[1:]  # C++ code would lose the values
+        return super().set_(*args, **kwargs)
+
+    def __dlpack_device__(self):
+        return dlpack_device(self.device)
 
     def __bool__(self):
         return super().__bool__() if has_values(self) else refuse("bool")
@@ -142,11 +145,16 @@ class VirtualTensor(torch.Tensor):
     def __deepcopy__(self, memo):
         if not self.is_leaf:
             return super().__deepcopy__(memo)  # raises torch's own error
+        if is_parameter(self):
+            return nn.Parameter.__deepcopy__(self, memo)
         if id(self) in memo:
             return memo[id(self)]
+        layout = self.storage_offset(), self.shape, self.stride()
+        copy = self.new_empty(0).set_(deepcopy(self.untyped_storage(), memo), *layout)
         with torch.no_grad():
-            copy = self.clone()
-        copy.__dict__.update(_extra_attributes(self))
+            copy = copy.conj_physical() if self.is_conj() else copy
+            copy = copy.neg() if self.is_neg() else copy
+        copy.__dict__.update(deepcopy(_extra_attributes(self), memo))
         copy.requires_grad_(self.requires_grad)
         if self.grad is not None:
             copy.grad = self.grad.__deepcopy__(memo)
@@ -213,49 +221,6 @@ REFUSALS = {  # kind of tensors -> function(operator, *its arguments) that raise
         "keep them on the CPU, or round to their values by torch.fake_quantize_per_tensor_affine",
     ),
 }
-
-
-class DeviceStorage(torch.UntypedStorage):
-    """The storage of a tensor on a virtual GPU: one address and size for all views."""
-
-    @property
-    def device(self):
-        return self._cell.layout.device.torch_device
-
-    @property
-    def is_cuda(self):
-        return registry.device_type == "cuda"
-
-    def data_ptr(self):
-        return self._block.address
-
-    @property
-    def _cdata(self):
-        return self._block.address
-
-    def nbytes(self):
-        return self._block.num_bytes
-
-    size = __len__ = nbytes
-
-    def __eq__(self, other):
-        return isinstance(other, DeviceStorage) and self._block is other._block
-
-    def __hash__(self):
-        return hash(self._block)
-
-
-def complete_classes(dispatch, reduce, resize_):
-    """Add the methods that other modules define, before the first tensor is created.
-
-    Args:
-        dispatch: function(cls, func, types, args, kwargs) that issues the operator `func`.
-        reduce: function(tensor) that returns the pickle representation.
-        resize_: function(storage, num_bytes) that frees or reallocates the memory.
-    """
-    VirtualTensor.__torch_dispatch__ = classmethod(dispatch)
-    VirtualTensor.__reduce_ex__ = lambda tensor, protocol: reduce(tensor)
-    DeviceStorage.resize_ = resize_
 
 
 original_set_data = torch.Tensor.data.__set__  # of torch; `set_data` replaces it
