@@ -2,14 +2,13 @@
 
 import gc
 import json
-import sys
 import tracemalloc
 
 import pytest
 import torch
 from modelling import fixed_gpus
+from programs import ranks, written
 from programs import vgpu as run_command
-from programs import written
 from torch import nn
 from torch.nn import functional as F
 
@@ -452,9 +451,8 @@ TRAIN = """
 
 def test_ranks_exchange_objects_count_and_print_the_times_of_epochs(tmp_path):
     program, trace = written(tmp_path, TRAIN), tmp_path / "trace.json"
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     options = "run", "--gpus", "2", "--model", "v100", "--no-values", "--trace", str(trace)
-    done = run_command(tmp_path, *options, *torchrun, program)
+    done = run_command(tmp_path, *options, *ranks(tmp_path, 2), program)
     assert done.returncode == 0, done.stderr
     epochs = [line.split() for line in done.stdout.splitlines()]
     assert [epoch[:4] for epoch in epochs] == [
