@@ -101,17 +101,6 @@ def test_data_parallel_trains_batch_norm_and_defaults_to_all_devices(devices):
     small_net().load_state_dict(state)
 
 
-def test_an_error_in_a_replica_reaches_the_caller(devices):
-    class Fails(nn.Module):
-        def forward(self, x):
-            if x.device.index == 1:
-                raise KeyError("replica 1")
-            return x
-
-    with pytest.raises(KeyError, match="replica 1"):
-        nn.DataParallel(Fails(), device_ids=[0, 1])(torch.ones(4, 2))
-
-
 def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
     net = nn.DataParallel(nn.Embedding(3, 2).to(devices[0]), device_ids=[0, 1])
     output = net(torch.tensor([[0], [1], [2], [9]], device=devices[0]))
@@ -297,36 +286,6 @@ def test_tied_parameters_stay_tied(device):
     assert net.to(device)["b"].weight is net["a"].weight
     twin = copy.deepcopy(net)
     assert twin["b"].weight is twin["a"].weight is not net["a"].weight
-
-
-def test_moving_a_module_keeps_its_parameters(device):
-    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    parameters = list(net.parameters())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    values = [parameter.detach().clone() for parameter in parameters]
-    for where in (device, CPU, torch.device("vgpu:0"), device):
-        net.to(where)
-        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
-        assert {value.device for value in net.state_dict().values()} == {where}
-        for parameter, value in zip(parameters, values, strict=True):
-            assert isinstance(parameter, nn.Parameter)
-            assert parameter.requires_grad and parameter.is_leaf
-            close(parameter, value)
-    net(torch.rand(4, 3, device=device)).exp().sum().backward()
-    optimizer.step()
-    for i in (0, 2, 3):  # the normalization takes the first bias out again
-        assert not torch.equal(parameters[i].cpu(), values[i])
-    net.cpu().double()
-    assert parameters[0].dtype == torch.float64
-
-
-def test_moving_a_module_keeps_its_gradients(device):
-    net = nn.Linear(2, 2)
-    net(torch.ones(1, 2)).sum().backward()
-    net.to(device).half()
-    for each in net.weight, net.weight.grad:
-        assert each.device == device and each.dtype == torch.float16
-    assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
 
 
 # -- optimizers
@@ -947,23 +906,6 @@ def test_inference_mode_evaluates_a_net(device):
         close(copy.deepcopy(encoder).to(device)(z.to(device)), encoder(z), rtol=1e-4, atol=1e-5)
 
 
-def test_a_function_of_ones_own(device):
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx, grad):
-            (x,) = ctx.saved_tensors
-            return 3 * x**2 * grad
-
-    x = torch.tensor([2.0], device=device, requires_grad=True)
-    Cube.apply(x).backward()
-    assert x.grad.tolist() == [12]
-
-
 def test_gradients_accumulate_and_are_assigned(device):
     x = torch.ones(2, device=device, requires_grad=True)
     for _ in range(3):
@@ -1031,14 +973,3 @@ def test_optimizers_and_clipping_take_one_kernel_for_many_tensors():
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         trainer.step()
     assert len(timeline.select(kind="kernel")) < 20
-
-
-@pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
-def test_a_module_that_moves_keeps_the_attributes_of_its_parameters(where, device):
-    """As on CUDA; Mamba and Megatron mark parameters so. On the CPU modules swap theirs, too."""
-    net = nn.Linear(2, 2).to(where)
-    net.bias._no_weight_decay = True
-    for move in (nn.Module.half, lambda net: net.to(device), nn.Module.cpu, nn.Module.double):
-        move(net)
-        assert net.bias._no_weight_decay is True and not hasattr(net.weight, "_no_weight_decay")
-    assert vars(net.bias).keys() == {"_no_weight_decay"}  # and nothing that holds memory

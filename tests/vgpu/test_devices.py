@@ -56,12 +56,6 @@ def real(monkeypatch):
 # -- what there is
 
 
-def test_without_gpus_all_of_them_are_the_cpu(no_virtual, real):
-    assert d2lpar.num_gpus() == 0
-    assert d2lpar.try_gpu() == d2lpar.try_gpu(3) == CPU
-    assert d2lpar.try_all_gpus() == [CPU]
-
-
 def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch):
     real(3)
     assert d2lpar.num_gpus() == 3

@@ -328,6 +328,8 @@ def test_functional_collectives_wait_when_they_are_used():
         (functional.all_reduce(x.t(), "max", group), torch.stack(values).amax(0).t()),
         (functional.all_gather_tensor(x, 0, group), torch.cat(values)),
         (functional.all_gather_tensor(x, 1, group), torch.cat(values, 1)),
+        (functional.all_gather_tensor(x.t(), 0, group), torch.cat([v.t() for v in values])),
+        (functional.reduce_scatter_tensor(x.t(), "sum", 0, group), total.t().chunk(k)[rank]),
         (functional.all_gather_tensor(x, 0, group)[1:].view(-1), torch.cat(values)[1:].view(-1)),
         (functional.reduce_scatter_tensor(x, "sum", 0, group), total.chunk(k)[rank]),
         (functional.reduce_scatter_tensor(x, "sum", 1, group), total.chunk(k, 1)[rank]),

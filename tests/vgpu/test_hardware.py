@@ -271,9 +271,10 @@ def test_a_dtype_that_is_missing_runs_as_float32(dtype, unit):
 @pytest.fixture
 def flags():
     """What torch allows for products, as it was before after the test."""
-    before = torch.backends.cuda.matmul.allow_tf32
+    before = torch.get_float32_matmul_precision()
     yield torch.backends.cuda.matmul
-    torch.backends.cuda.matmul.allow_tf32 = before
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision(before)
 
 
 def test_tf32_is_used_where_torch_allows_it(flags):
@@ -289,12 +290,16 @@ def test_tf32_is_used_where_torch_allows_it(flags):
         assert ours.unit(torch.float64) == "float64"
 
 
-def test_what_torch_allows_counts_when_the_operator_is_issued(flags):
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [("allow_tf32", (False, True, False)), ("fp32_precision", ("ieee", "tf32", "ieee"))],
+)
+def test_what_torch_allows_counts_when_the_operator_is_issued(flags, flag, values):
     (device,) = virtual_gpus(1, model="a100")
     x = torch.ones(512, 512, device=device)
     seconds = []
-    for allowed in (False, True, False):
-        flags.allow_tf32 = allowed
+    for value in values:
+        setattr(flags, flag, value)
         seconds.append(seconds_of(lambda: x @ x))
     assert seconds[0] == pytest.approx(seconds[2], rel=1e-9)
     assert seconds[1] < 0.9 * seconds[0]
