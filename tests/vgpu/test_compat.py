@@ -280,14 +280,6 @@ def test_deepcopy(device):
     assert copy.copy(x) is not x
 
 
-def test_tied_parameters_stay_tied(device):
-    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
-    net["b"].weight = net["a"].weight
-    assert net.to(device)["b"].weight is net["a"].weight
-    twin = copy.deepcopy(net)
-    assert twin["b"].weight is twin["a"].weight is not net["a"].weight
-
-
 # -- optimizers
 
 NO_OPTIMIZERS = {"Optimizer", "SparseAdam"}  # the base; a virtual GPU has dense tensors only
@@ -361,18 +353,6 @@ def test_clipping(device):
     net.weight.grad = torch.full_like(net.weight, float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
         nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
-
-
-def test_weights_are_averaged_and_parametrized(device):
-    net = small_net().to(device)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    average.update_parameters(net)
-    close(average.module[0].weight, net[0].weight)
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).to(device))
-    assert layer(torch.ones(1, 3, device=device)).device == device
-    vector = nn.utils.parameters_to_vector(net.parameters())
-    nn.utils.vector_to_parameters(vector * 2, net.parameters())
-    close(nn.utils.parameters_to_vector(net.parameters()), vector * 2)
 
 
 # -- autocast
@@ -517,15 +497,6 @@ def test_pinned_memory():
     assert y.pin_memory().data_ptr() == y.data_ptr()
     y += 1
     assert x[0, 0] == 0
-
-
-def test_data_loader_pins(device):
-    items = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
-    total = 0
-    for X, y in torch.utils.data.DataLoader(items, 4, pin_memory=True):
-        assert X.is_pinned() and y.is_pinned()
-        total += (X.to(device, non_blocking=True) + y.to(device, non_blocking=True)).sum()
-    assert total.item() == 90
 
 
 # -- tensors

@@ -4,11 +4,9 @@ What a system lacks is hidden after the import of torch, which looks for the sys
 built for. tests/lint/test_missing_names.py looks for names that are missing there.
 """
 
-import ctypes
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import fresh
 import nbformat
@@ -29,6 +27,7 @@ import ctypes, mmap, os, signal, sys, warnings
 from types import SimpleNamespace
 
 def fill(status):
+    assert status._obj.length == ctypes.sizeof(status._obj) == 64
     status._obj.total = 3 * 2**30
 
 LINUX_ONLY = "sched_getaffinity sched_setaffinity process_cpu_count memfd_create pidfd_open"
@@ -211,18 +210,6 @@ def test_limits_where_there_are_no_control_groups(groups, monkeypatch, tmp_path)
     assert process_limits.cores_of_this_process() == os.cpu_count()
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert process_limits.cores_of_this_process() == 1
-
-
-def test_memory_of_windows(groups, monkeypatch, tmp_path):
-    def fill(status):
-        assert status._obj.length == ctypes.sizeof(status._obj) == 64
-        status._obj.total = 123
-
-    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "none")
-    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=fill)
-    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
-    monkeypatch.setattr(process_limits.sys, "platform", "win32")
-    assert process_limits.memory_of_this_process() == 123
 
 
 # -- processes that are not forked
