@@ -191,15 +191,6 @@ def test_a_modelled_gpu_reserves_segments_and_a_virtual_one_bytes(device):
     del small
 
 
-def test_views_and_empty_tensors_reserve_nothing(device):
-    x = filled(0), torch.empty(3, 0, device=device)
-    assert reserved() == (0, 0)
-    y = filled(12 * MIB)
-    z = y[5:], y.view(2, -1).t()
-    assert reserved() == (12 * MIB, 12 * MIB)
-    del x, z
-
-
 def test_a_block_that_a_stream_holds_is_not_used_again(device):
     side = torch.vgpu.Stream(device)
     x = filled(12 * MIB)

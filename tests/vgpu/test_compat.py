@@ -227,15 +227,6 @@ def test_a_training_state_is_saved_and_goes_on(device):
     close(on_cpu[0].weight, net[0].weight)
 
 
-def test_whole_modules_are_saved(device):
-    net = small_net().to(device).eval()
-    loaded = saved(net, weights_only=False)
-    X = batch()[0].to(device)
-    close(loaded(X), net(X))
-    moved = saved(net, weights_only=False, map_location="cpu")
-    close(moved(X.cpu()), net(X))
-
-
 @pytest.mark.parametrize("what", [torch.ones, lambda n, device: nn.Linear(n, n).to(device)])
 def test_no_tensor_is_shared_with_another_process(device, what):
     """A copy in the other process would hide what it writes; CUDA shares the memory."""

@@ -34,12 +34,6 @@ def gpus(monkeypatch):
 
 
 @pytest.fixture
-def no_virtual(monkeypatch):
-    """As if virtual GPUs had not been switched on yet."""
-    monkeypatch.setattr(registry, "count", 0)
-
-
-@pytest.fixture
 def real(monkeypatch):
     """A function that lets the machine have `n` real GPUs."""
 
@@ -55,8 +49,9 @@ def real(monkeypatch):
 # -- what there is
 
 
-def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch):
+def test_real_gpus_count_until_virtual_ones_are_on(real, monkeypatch):
     real(3)
+    monkeypatch.setattr(registry, "count", 0)  # as before they are switched on
     assert d2lpar.num_gpus() == 3
     assert d2lpar.try_gpu(2) == torch.device("cuda:2")
     assert d2lpar.try_gpu(3) == CPU

@@ -17,11 +17,6 @@ from vgpu.modelled.kernels import may_do_products
 from vgpu.modelled.products import Product
 
 
-@pytest.fixture
-def device():
-    return virtual_gpus(1)[0]
-
-
 def both(program, device, *shapes):
     """Return the FLOPs of a program by our count, and by torch's on the CPU."""
     with kernels() as found:
