@@ -228,16 +228,6 @@ def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
     assert slow.product_seconds(odd, torch.float16) == slow.product_seconds(even, torch.float16)
 
 
-def test_strided_elements_take_time_besides_their_bytes_where_it_was_measured():
-    """0.2 ns on a multiprocessor of an H100, of which there are 132."""
-    count = 10**7
-    plain, strided = kernel(num_bytes=8 * count), kernel(num_bytes=8 * count)
-    strided = strided._replace(strided=count)
-    more = [GPUS[name].kernel_seconds(strided) - GPUS[name].kernel_seconds(plain) for name in GPUS]
-    measured = {"h100", "h200"}
-    assert more == pytest.approx([count * 0.2e-9 / 132 * (name in measured) for name in GPUS])
-
-
 @pytest.mark.parametrize(("dtype", "peak"), [(torch.float32, 1e9), (torch.float16, 8e9)], ids=str)
 def test_more_work_never_takes_less_time(dtype, peak):
     mine = on_tensor_cores(multiprocessors=80)

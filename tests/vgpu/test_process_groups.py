@@ -896,7 +896,7 @@ def test_who_waits_in_vain_says_for_whom_and_for_as_long_as_the_group_may(_, dev
     assert "rank 0 waited 2 s in recv of message(3 of float32, tag 0) from rank 1" in texts, texts
 
 
-@in_group(2, timeout=2)
+@in_group(2, timeout=1)
 def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     x = torch.ones(3, device=device)
     if rank == 1:

@@ -50,7 +50,7 @@ TRAIN = """
     child.start()
     child.join()
     print("trained", loss.device, torch.cuda.device_count())
-    x = torch.ones(1000, 1000, device="cuda:2")
+    x = torch.ones(500, 500, device="cuda:2")
     for _ in range(40):
         x @ x
 """
