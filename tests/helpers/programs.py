@@ -21,6 +21,22 @@ import atexit, gc
 gc.set_threshold(100_000, 50, 50)
 atexit.register(gc.freeze)
 """
+# Ranks as torchrun starts them, but forks of one process that has imported torch.
+RANKS = """
+import os, runpy, socket, sys
+import torch.distributed.fsdp, torch.distributed.tensor.parallel
+from torch import multiprocessing
+
+def run(rank, size, port, program):
+    found = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in found.items()}, MASTER_ADDR="127.0.0.1")
+    runpy.run_path(program, run_name="__main__")
+
+size, program = int(sys.argv[1]), sys.argv[2]
+with socket.create_server(("127.0.0.1", 0)) as free:
+    port = free.getsockname()[1]
+multiprocessing.start_processes(run, (size, port, program), size, start_method="fork")
+"""
 
 
 def environment(folder, **variables):
@@ -45,6 +61,11 @@ def written(folder, code, name="program.py"):
     path = folder / name
     path.write_text(textwrap.dedent(code))
     return str(path)
+
+
+def ranks(folder, size):
+    """Return a command that runs the program that follows it in so many ranks."""
+    return [sys.executable, written(folder, RANKS, "ranks.py"), str(size)]
 
 
 def vgpu(folder, *arguments, timeout=120):

@@ -215,17 +215,17 @@ def everywhere(value):
     return values
 
 
-def a_group(ranks=None, timeout=PATIENCE):
+def a_group(ranks=None, timeout=PATIENCE, backend="vccl"):
     """Return a new group of some ranks, by default all, whose tensors are on virtual GPUs."""
-    return dist.new_group(ranks, timedelta(seconds=timeout), "vccl")
+    return dist.new_group(ranks, timedelta(seconds=timeout), backend)
 
 
-def set_up(timeout=PATIENCE, make=virtual_gpus, **figures):
+def set_up(timeout=PATIENCE, make=virtual_gpus, backend="vccl", **figures):
     """Return this rank's number, its virtual GPU and a group of all ranks."""
     rank, size = dist.get_rank(), dist.get_world_size()
     devices = make(size, **figures)
     torch.vgpu.set_device(rank)
-    return rank, devices[rank], a_group(timeout=timeout)
+    return rank, devices[rank], a_group(timeout=timeout, backend=backend)
 
 
 def failure_of(function):

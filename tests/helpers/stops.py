@@ -8,9 +8,8 @@ seconds. A kernel in which anything went wrong is replaced. The exit status is 1
 wrong.
 
 Columns of the table: `hang`, a cell, stopped or next, that did not end; `died`, kernels; `wrong`,
-another exception, result or number of bytes; `seconds` from the stop to the end of the cell, and
-`lines` of the traceback, median/max; `shown`, tracebacks that show the user's line; `ours`, those
-that show a frame of d2lpar's.
+another exception, result or number of bytes; `shown`, tracebacks that show the user's line; `ours`,
+those that show a frame of d2lpar's.
 """
 
 import argparse
@@ -23,7 +22,6 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from statistics import median
 
 from jupyter_client import KernelManager
 from jupyter_client.kernelspec import KernelSpec
@@ -125,8 +123,7 @@ class Manager(KernelManager):
 
 
 class Cell:
-    """What came of a cell: what it printed, the name of its error, its traceback, and the seconds
-    that it ran, or went on when it was stopped."""
+    """What came of a cell: what it printed, the name of its error, and its traceback."""
 
     printed = error = traceback = ""
 
@@ -184,7 +181,6 @@ class Kernel:
                 cell.error = content["ename"]
                 cell.traceback = re.sub(r"\x1b\[[\d;]*m", "", "\n".join(content["traceback"]))
             elif kind == "status" and content["execution_state"] == "idle":
-                cell.seconds = time.monotonic() - begin
                 return cell
 
     def try_to_stop(self, code, delay):
@@ -252,7 +248,7 @@ def stops(tries, seed=0, patience=15, cells=CELLS, set_up=SET_UP, next_cell=NEXT
     rows = {}
     try:
         for name, code in cells.items():
-            row = rows[name] = Counter(seconds=[], lines=[])
+            row = rows[name] = Counter()
             example = ""
             for _ in range(tries):
                 kernel = kernel or Kernel(set_up, next_cell, right, patience)
@@ -268,8 +264,6 @@ def stops(tries, seed=0, patience=15, cells=CELLS, set_up=SET_UP, next_cell=NEXT
                     continue
                 example = cell.traceback
                 row["fine"] += 1
-                row["seconds"].append(cell.seconds)
-                row["lines"].append(len(example.splitlines()))
                 row["shown"] += shows_user_line(example, code)
                 row["ours"] += shows_ours(example)
             print(f"\n== {name}: the last traceback of a fine stop\n{example}", flush=True)
@@ -280,15 +274,9 @@ def stops(tries, seed=0, patience=15, cells=CELLS, set_up=SET_UP, next_cell=NEXT
 
 
 def print_table(rows):
-    print("\n" + " " * 12 + "".join(f"{name:>8}" for name in COUNTS) + "       seconds     lines")
+    print("\n" + " " * 12 + "".join(f"{name:>8}" for name in COUNTS))
     for name, row in rows.items():
-        counts = "".join(f"{row[column]:8}" for column in COUNTS)
-        measured = ""
-        if row["fine"]:
-            seconds, lines = row["seconds"], row["lines"]
-            measured = f"{median(seconds):8.2f}/{max(seconds):<5.2f}"
-            measured += f"{median(lines):6.0f}/{max(lines)}"
-        print(f"{name:12}{counts}{measured}")
+        print(f"{name:12}" + "".join(f"{row[column]:8}" for column in COUNTS))
 
 
 def any_wrong(rows):

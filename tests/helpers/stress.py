@@ -11,9 +11,7 @@ went wrong is replaced and the count goes on. The exit status is 1 if anything i
 
 Columns of the table: `twice`, rounds in which a second interrupt came within 0.3 ms; `lost`,
 interrupts that raised nothing within --late seconds; `hangs`, `deaths`, `wrong` (results or
-errors) and `leaked` bytes, afterwards; `astray`, rounds that left another current device, stream
-or grad mode, which does no harm here, for it is set back; `slowest`, the longest time from an
-interrupt to its exception.
+errors) and `leaked` bytes, afterwards.
 """
 
 import argparse
@@ -39,7 +37,7 @@ sys.path.insert(0, {folder!r})
 from stress_child import main
 main({patience}, {fault!r}, {workload!r})
 """
-COUNTS = ("interrupts", "twice", "lost", "hangs", "deaths", "wrong", "leaked", "astray")
+COUNTS = ("interrupts", "twice", "lost", "hangs", "deaths", "wrong", "leaked")
 WRONG = ("lost", "hangs", "deaths", "wrong", "leaked")
 
 
@@ -137,10 +135,9 @@ class Round:
         try:
             child.ask(workload=self.workload, seed=self.seed, number=self.signal)
             child.answer("begin", 2 * child.patience)
-            where, seconds, lost = self.interrupt(child)
+            where, lost = self.interrupt(child)
             row["interrupts"] += 1
             row["twice"] += self.twice
-            row["slowest"] = max(row["slowest"], seconds)
             if lost:
                 row["lost"] += 1
                 reports.append(f"lost: the first interrupt\n{tail(child.printed())}")
@@ -151,7 +148,6 @@ class Round:
             row[column] += 1
             reports.append(f"{column}: {text}")
         else:
-            row["astray"] += checked["astray"]
             if checked["problems"]:
                 row["wrong"] += 1
                 reports += checked["problems"]
@@ -165,11 +161,10 @@ class Round:
     def interrupt(self, child):
         """Interrupt the child, once more if that raises nothing.
 
-        Returns where it was interrupted, the seconds that took, and if an interrupt was lost.
+        Returns where it was interrupted, and if an interrupt was lost.
         Raises Trouble, and TimeoutError if the child is deaf to it.
         """
         time.sleep(self.delay)
-        begin = time.perf_counter()
         child.interrupt(self.signal)
         if self.twice:
             time.sleep(self.gap)
@@ -181,7 +176,7 @@ class Round:
             lost = True
             child.interrupt(self.signal)
             caught = child.answer("caught", child.patience)
-        return caught["text"], time.perf_counter() - begin, lost
+        return caught["text"], lost
 
 
 def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None, fault=None):
@@ -195,7 +190,6 @@ def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None,
         fault: what to let virtual GPUs do wrong: None, "lost" or one of `stress_child.FAULTS`.
     """
     rows = {name: Counter() for name in WORKLOADS}
-    start = minute = time.monotonic()
     failed, child = 0, None
     try:
         while total(rows)["interrupts"] < interrupts and failed != failures:
@@ -212,10 +206,6 @@ def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None,
                 child.end()
                 child = None
             seed += 1
-            if time.monotonic() > minute + 60:
-                minute = time.monotonic()
-                counts = ", ".join(f"{total(rows)[name]} {name}" for name in COUNTS)
-                print(f"{(minute - start) / 60:.0f} min: {counts}", flush=True)
     finally:
         if child:
             child.end()
@@ -223,17 +213,14 @@ def stress(interrupts, seed, workload=None, patience=20, late=10, failures=None,
 
 
 def total(rows):
-    """Return the sum of the rows, with the slowest of all."""
-    counts = sum(rows.values(), Counter())
-    counts["slowest"] = max(row["slowest"] for row in rows.values())
-    return counts
+    """Return the sum of the rows."""
+    return sum(rows.values(), Counter())
 
 
 def print_table(rows):
-    print("\n" + " " * 16 + "".join(f"{name:>11}" for name in (*COUNTS, "slowest")))
+    print("\n" + " " * 16 + "".join(f"{name:>11}" for name in COUNTS))
     for name, row in {**rows, "total": total(rows)}.items():
-        cells = "".join(f"{row[column]:11}" for column in COUNTS)
-        print(f"{name:16}{cells}{row['slowest']:9.2f} s")
+        print(f"{name:16}" + "".join(f"{row[column]:11}" for column in COUNTS))
 
 
 def main():

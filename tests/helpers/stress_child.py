@@ -203,16 +203,13 @@ class Program:
         before = self.allocated()
         self.watch(6 * self.patience)  # this process ends when nobody interrupts it any more
         problems = []
-        astray = self.interrupted(workload, seed, number, problems)
+        self.interrupted(workload, seed, number, problems)
         leaked = check(problems, "memory_allocated", self.leaked, before) or 0
         faulthandler.cancel_dump_traceback_later()
-        self.tell("checked", problems=problems, astray=astray, leaked=leaked)
+        self.tell("checked", problems=problems, leaked=leaked)
 
     def interrupted(self, workload, seed, number, problems):
-        """Run a workload until it is interrupted, and check all but memory, which it holds.
-
-        Returns if the current device or stream had changed.
-        """
+        """Run a workload until it is interrupted, and check all but memory, which it holds."""
         step, verify = WORKLOADS[workload](self.accel, self.devices, random.Random(seed))
         struck.clear()
         dropped.clear()
@@ -220,28 +217,22 @@ class Program:
         text += "".join(struck)
         self.tell("caught" if raised is RAISED[number] else "raised", text=text)
         self.watch(self.patience)
-        astray = self.reset()
+        self.reset()
         check(problems, "what was interrupted", verify)
         for device in self.devices:
             check(problems, f"synchronize {device}", self.accel.synchronize, device)
         check(problems, "a fixed computation", self.compute)
-        return astray
 
     def watch(self, seconds):
         """Print what every thread does and end this process after so many seconds."""
         faulthandler.dump_traceback_later(seconds, exit=True)
 
     def reset(self):
-        """Choose the default streams and the first device; return if others were chosen."""
-        default = [self.accel.default_stream(device) for device in self.devices]
-        current = [self.accel.current_stream(device) for device in self.devices]
-        astray = default != current or self.accel.current_device() != 0
-        for stream in default:
-            self.accel.set_stream(stream)
+        """Choose the default streams, the first device and gradients, as a user would."""
+        for device in self.devices:
+            self.accel.set_stream(self.accel.default_stream(device))
         self.accel.set_device(self.devices[0])
-        astray |= not torch.is_grad_enabled()
         torch.set_grad_enabled(True)
-        return astray
 
     def compute(self):
         given = answer(self.accel, self.devices, self.sides)

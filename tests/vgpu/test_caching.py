@@ -73,95 +73,64 @@ def test_small_blocks_are_multiples_of_512_in_a_segment_of_2_mib(size, fit):
     assert caching(*[size] * (fit + 1)).reserved == 4 * MIB
 
 
-def test_large_blocks_share_a_segment_of_20_mib_without_small_ones():
-    assert caching(5 * MIB, 5 * MIB, 5 * MIB, 5 * MIB).reserved == 20 * MIB
-    assert caching(*[5 * MIB] * 5).reserved == 40 * MIB
-    assert caching(5 * MIB, MIB).reserved == 22 * MIB
+def play(script, limit=2**40):
+    """Play a script of an allocator; return it, and what is reserved at each "=", in MiB.
+
+    A number is a block of so many MiB, "-2" frees block 2, counted from 0, "!" empties the cache.
+    """
+    made, key, found = CachingAllocator(limit), 0, []
+    for word in script.split():
+        if word == "!":
+            made.empty_cache()
+        elif word == "=":
+            found.append(made.reserved / MIB)
+        elif word[0] == "-":
+            made.free(int(word[1:]))
+        else:
+            made.allocate(key, int(float(word) * MIB))
+            key += 1
+    return made, found
 
 
-def test_a_rest_of_a_large_block_stays_free_above_1_mib():
-    """Of 20 MiB 7, 7 and 5 leave 1, which is kept with the third: 5 + 1."""
-    made = caching(7 * MIB, 7 * MIB, 5 * MIB)
-    made.free(2)
-    made.allocate("again", 6 * MIB)
-    assert made.reserved == 20 * MIB, "6 MiB are free"
-    for third, fourth, reserved in (
-        (4 * MIB, 2 * MIB, 20),
-        (5 * MIB - 512, MIB + 512, 20),
-        (5 * MIB, MIB + 512, 40),  # 1 MiB was not left
-    ):
-        assert caching(7 * MIB, 7 * MIB, third, fourth).reserved == reserved * MIB
+HALF_K = 512 / MIB
+SCRIPTS = {
+    "large blocks share a segment of 20 MiB": ("5 5 5 5 = 5 =", [20, 40]),
+    "small ones have segments of their own": ("5 1 =", [22]),
+    # of 20 MiB 7, 7 and 5 leave 1, which is kept with the third: 5 + 1
+    "a rest of 1 MiB stays with its block": ("7 7 5 -2 6 =", [20]),
+    "a rest above 1 MiB stays free": ("7 7 4 2 =", [20]),
+    "and so does one of 512 bytes more": (f"7 7 {5 - HALF_K} {1 + HALF_K} =", [20]),
+    "but not one of 1 MiB": (f"7 7 5 {1 + HALF_K} =", [40]),
+    # 5, 6 and 9 MiB, of which 5 are in use again out of the 6: 9 are free, not 10
+    "a rest of 1 MiB does not join what is free behind it": ("5 6 9 -1 5 -2 10 =", [30]),
+    # free are 16, 12 and 14 MiB: 12 fits into the second, so 14 and 16 are still there
+    "the smallest free block is taken": ("16 12 14 -0 -1 -2 12 = 14 = 16 = 12 =", [42, 42, 42, 54]),
+    **{
+        f"free neighbours are joined, {order}": (f"6 6 8 {order} 20 =", [20])
+        for order in ("-0 -1 -2", "-2 -1 -0", "-0 -2 -1", "-1 -0 -2")
+    },
+    "and no others, each smaller": ("6 6 8 -0 -2 9 =", [40]),
+    "a block in use keeps its segment": ("1 12 5 5 = ! = -0 -1 -2 = ! =", [34, 34, 34, 20]),
+    "5 and 10 MiB are free, not joined": ("5 5 -0 ! 15 = -1 -2 ! =", [36, 0]),
+    "what is free twice, or unknown": ("1 -7 -0 -0 ! =", [0]),
+}
 
 
-def test_a_rest_of_1_mib_does_not_become_part_of_what_is_free_behind_it():
-    """5, 6 and 9 MiB, of which 5 are in use again out of the 6: 9 are free, not 10."""
-    made = caching(5 * MIB, 6 * MIB, 9 * MIB)
-    made.free(1)
-    made.allocate("again", 5 * MIB)
-    made.free(2)
-    made.allocate("new", 10 * MIB)
-    assert made.reserved == 30 * MIB
-
-
-def test_the_smallest_free_block_that_is_large_enough_is_taken():
-    """Free are 16, 12 and 14 MiB. 12 fits into the second, so 14 and 16 are still there."""
-    made = caching(16 * MIB, 12 * MIB, 14 * MIB)
-    for key in range(3):
-        made.free(key)
-    for key, size in (("a", 12), ("b", 14), ("c", 16)):
-        made.allocate(key, size * MIB)
-        assert made.reserved == 42 * MIB
-    made.allocate("d", 12 * MIB)
-    assert made.reserved == 54 * MIB
-
-
-@pytest.mark.parametrize(
-    ("freed", "size", "reserved"),
-    [((0, 1, 2), 20, 20), ((2, 1, 0), 20, 20), ((0, 2, 1), 20, 20), ((1, 0, 2), 20, 20)]
-    + [((0, 2), 9, 40)],  # each of the two is smaller
-)
-def test_free_neighbours_are_joined_and_no_others(freed, size, reserved):
-    made = caching(6 * MIB, 6 * MIB, 8 * MIB)
-    for key in freed:
-        made.free(key)
-    made.allocate("new", size * MIB)
-    assert made.reserved == reserved * MIB
-
-
-def test_an_emptied_cache_has_the_segments_left_that_a_block_lies_in():
-    made = caching(MIB, 12 * MIB, 5 * MIB, 5 * MIB)
-    assert made.reserved == (2 + 12 + 20) * MIB
-    made.empty_cache()
-    assert made.reserved == (2 + 12 + 20) * MIB
-    for key in (0, 1, 2):
-        made.free(key)
-    assert made.reserved == (2 + 12 + 20) * MIB, "memory that is free stays reserved"
-    made.empty_cache()
-    assert made.reserved == 20 * MIB
-    made.allocate("in what is left", 15 * MIB)
-    assert made.reserved == 36 * MIB, "5 and 10 MiB are free, not joined"
-    made.free(3)
-    made.free("in what is left")
-    made.empty_cache()
-    assert (made.reserved, made.peak) == (0, 36 * MIB)
-    made.reset_peak()
-    assert made.peak == 0
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_what_is_reserved_after_a_script(name):
+    script, reserved = SCRIPTS[name]
+    assert play(script)[1] == reserved
 
 
 def test_a_full_device_gives_back_what_is_free_before_it_takes_more():
-    made = caching(12 * MIB, 12 * MIB, limit=30 * MIB)
-    made.free(0)
-    made.allocate("larger", 14 * MIB)
+    made, _ = play("12 12 -0 14", limit=30 * MIB)
     assert (made.reserved, made.peak) == (26 * MIB, 26 * MIB)
-
-
-def test_what_was_never_allocated_is_freed_without_effect():
-    made = caching(MIB)
-    made.free("unknown")
-    made.free(0)
-    made.free(0)
+    made.reset_peak()
+    made.free(1)
+    assert made.peak == 26 * MIB
     made.empty_cache()
-    assert made.reserved == 0
+    made.reset_peak()
+    assert made.peak == 14 * MIB
 
 
 def test_no_byte_is_lost_whatever_the_order():
@@ -220,15 +189,6 @@ def test_a_modelled_gpu_reserves_segments_and_a_virtual_one_what_was_in_use(devi
     fixed_gpus(NUMBER)
     assert reserved()[0] == 2 * MIB, "what there was before is in segments, too"
     del small
-
-
-def test_views_and_empty_tensors_reserve_nothing(device):
-    x = filled(0), torch.empty(3, 0, device=device)
-    assert reserved() == (0, 0)
-    y = filled(12 * MIB)
-    z = y[5:], y.view(2, -1).t()
-    assert reserved() == (12 * MIB, 12 * MIB)
-    del x, z
 
 
 def test_a_block_that_a_stream_holds_is_not_used_again(device):

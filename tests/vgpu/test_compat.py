@@ -101,17 +101,6 @@ def test_data_parallel_trains_batch_norm_and_defaults_to_all_devices(devices):
     small_net().load_state_dict(state)
 
 
-def test_an_error_in_a_replica_reaches_the_caller(devices):
-    class Fails(nn.Module):
-        def forward(self, x):
-            if x.device.index == 1:
-                raise KeyError("replica 1")
-            return x
-
-    with pytest.raises(KeyError, match="replica 1"):
-        nn.DataParallel(Fails(), device_ids=[0, 1])(torch.ones(4, 2))
-
-
 def test_a_failed_kernel_of_a_replica_is_no_silent_garbage(devices):
     net = nn.DataParallel(nn.Embedding(3, 2).to(devices[0]), device_ids=[0, 1])
     output = net(torch.tensor([[0], [1], [2], [9]], device=devices[0]))
@@ -238,15 +227,6 @@ def test_a_training_state_is_saved_and_goes_on(device):
     close(on_cpu[0].weight, net[0].weight)
 
 
-def test_whole_modules_are_saved(device):
-    net = small_net().to(device).eval()
-    loaded = saved(net, weights_only=False)
-    X = batch()[0].to(device)
-    close(loaded(X), net(X))
-    moved = saved(net, weights_only=False, map_location="cpu")
-    close(moved(X.cpu()), net(X))
-
-
 @pytest.mark.parametrize("what", [torch.ones, lambda n, device: nn.Linear(n, n).to(device)])
 def test_no_tensor_is_shared_with_another_process(device, what):
     """A copy in the other process would hide what it writes; CUDA shares the memory."""
@@ -289,44 +269,6 @@ def test_deepcopy(device):
     with pytest.raises(RuntimeError, match="graph leaves|created explicitly by the user"):
         copy.deepcopy(x.requires_grad_() * 2)
     assert copy.copy(x) is not x
-
-
-def test_tied_parameters_stay_tied(device):
-    net = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3)})
-    net["b"].weight = net["a"].weight
-    assert net.to(device)["b"].weight is net["a"].weight
-    twin = copy.deepcopy(net)
-    assert twin["b"].weight is twin["a"].weight is not net["a"].weight
-
-
-def test_moving_a_module_keeps_its_parameters(device):
-    net = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
-    parameters = list(net.parameters())
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
-    values = [parameter.detach().clone() for parameter in parameters]
-    for where in (device, CPU, torch.device("vgpu:0"), device):
-        net.to(where)
-        assert all(a is b for a, b in zip(net.parameters(), parameters, strict=True))
-        assert {value.device for value in net.state_dict().values()} == {where}
-        for parameter, value in zip(parameters, values, strict=True):
-            assert isinstance(parameter, nn.Parameter)
-            assert parameter.requires_grad and parameter.is_leaf
-            close(parameter, value)
-    net(torch.rand(4, 3, device=device)).exp().sum().backward()
-    optimizer.step()
-    for i in (0, 2, 3):  # the normalization takes the first bias out again
-        assert not torch.equal(parameters[i].cpu(), values[i])
-    net.cpu().double()
-    assert parameters[0].dtype == torch.float64
-
-
-def test_moving_a_module_keeps_its_gradients(device):
-    net = nn.Linear(2, 2)
-    net(torch.ones(1, 2)).sum().backward()
-    net.to(device).half()
-    for each in net.weight, net.weight.grad:
-        assert each.device == device and each.dtype == torch.float16
-    assert net.weight.grad.tolist() == [[1, 1], [1, 1]]
 
 
 # -- optimizers
@@ -402,18 +344,6 @@ def test_clipping(device):
     net.weight.grad = torch.full_like(net.weight, float("nan"))
     with pytest.raises(RuntimeError, match="non-finite"):
         nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
-
-
-def test_weights_are_averaged_and_parametrized(device):
-    net = small_net().to(device)
-    average = torch.optim.swa_utils.AveragedModel(net)
-    average.update_parameters(net)
-    close(average.module[0].weight, net[0].weight)
-    layer = nn.utils.parametrizations.weight_norm(nn.Linear(3, 2).to(device))
-    assert layer(torch.ones(1, 3, device=device)).device == device
-    vector = nn.utils.parameters_to_vector(net.parameters())
-    nn.utils.vector_to_parameters(vector * 2, net.parameters())
-    close(nn.utils.parameters_to_vector(net.parameters()), vector * 2)
 
 
 # -- autocast
@@ -558,15 +488,6 @@ def test_pinned_memory():
     assert y.pin_memory().data_ptr() == y.data_ptr()
     y += 1
     assert x[0, 0] == 0
-
-
-def test_data_loader_pins(device):
-    items = torch.utils.data.TensorDataset(torch.arange(10.0), torch.arange(10))
-    total = 0
-    for X, y in torch.utils.data.DataLoader(items, 4, pin_memory=True):
-        assert X.is_pinned() and y.is_pinned()
-        total += (X.to(device, non_blocking=True) + y.to(device, non_blocking=True)).sum()
-    assert total.item() == 90
 
 
 # -- tensors
@@ -1016,23 +937,6 @@ def test_inference_mode_evaluates_a_net(device):
         close(copy.deepcopy(encoder).to(device)(z.to(device)), encoder(z), rtol=1e-4, atol=1e-5)
 
 
-def test_a_function_of_ones_own(device):
-    class Cube(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return x**3
-
-        @staticmethod
-        def backward(ctx, grad):
-            (x,) = ctx.saved_tensors
-            return 3 * x**2 * grad
-
-    x = torch.tensor([2.0], device=device, requires_grad=True)
-    Cube.apply(x).backward()
-    assert x.grad.tolist() == [12]
-
-
 def test_gradients_accumulate_and_are_assigned(device):
     x = torch.ones(2, device=device, requires_grad=True)
     for _ in range(3):
@@ -1100,14 +1004,3 @@ def test_optimizers_and_clipping_take_one_kernel_for_many_tensors():
         nn.utils.clip_grad_norm_(net.parameters(), 1.0)
         trainer.step()
     assert len(timeline.select(kind="kernel")) < 20
-
-
-@pytest.mark.parametrize("where", ["vgpu:0", "cpu"])
-def test_a_module_that_moves_keeps_the_attributes_of_its_parameters(where, device):
-    """As on CUDA; Mamba and Megatron mark parameters so. On the CPU modules swap theirs, too."""
-    net = nn.Linear(2, 2).to(where)
-    net.bias._no_weight_decay = True
-    for move in (nn.Module.half, lambda net: net.to(device), nn.Module.cpu, nn.Module.double):
-        move(net)
-        assert net.bias._no_weight_decay is True and not hasattr(net.weight, "_no_weight_decay")
-    assert vars(net.bias).keys() == {"_no_weight_decay"}  # and nothing that holds memory

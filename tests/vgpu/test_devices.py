@@ -15,7 +15,6 @@ import vgpu as virtual
 from d2lpar import devices as module
 from vgpu import PRESETS, Link, memory_of_this_process
 from vgpu.devices import device_setup
-from vgpu.modelled.links import as_link, format_bytes
 from vgpu.other_programs import Taken
 from vgpu.private import check_version
 from vgpu.runtime import engines, identity, registry
@@ -35,12 +34,6 @@ def gpus(monkeypatch):
 
 
 @pytest.fixture
-def no_virtual(monkeypatch):
-    """As if virtual GPUs had not been switched on yet."""
-    monkeypatch.setattr(registry, "count", 0)
-
-
-@pytest.fixture
 def real(monkeypatch):
     """A function that lets the machine have `n` real GPUs."""
 
@@ -56,14 +49,9 @@ def real(monkeypatch):
 # -- what there is
 
 
-def test_without_gpus_all_of_them_are_the_cpu(no_virtual, real):
-    assert d2lpar.num_gpus() == 0
-    assert d2lpar.try_gpu() == d2lpar.try_gpu(3) == CPU
-    assert d2lpar.try_all_gpus() == [CPU]
-
-
-def test_real_gpus_count_until_virtual_ones_are_on(no_virtual, real, monkeypatch):
+def test_real_gpus_count_until_virtual_ones_are_on(real, monkeypatch):
     real(3)
+    monkeypatch.setattr(registry, "count", 0)  # as before they are switched on
     assert d2lpar.num_gpus() == 3
     assert d2lpar.try_gpu(2) == torch.device("cuda:2")
     assert d2lpar.try_gpu(3) == CPU
@@ -250,6 +238,7 @@ def test_one_figure_for_all_or_one_for_each():
         ({"n": -2}, ValueError, "got -2"),
         ({"n": True}, ValueError, "got True"),
         ({"n": 2.0}, ValueError, "got 2.0"),
+        ({"n": 129}, ValueError, "at most 128 devices: got 129"),  # as torch counts them in a byte
         ({"threads": 0}, ValueError, "of a virtual GPU must be a positive whole number: got 0"),
         ({"threads": 1.5}, TypeError, "threads of a virtual GPU must be a whole number: got 1.5"),
         ({"threads": [1, 2, 3]}, ValueError, "threads must be one value, or 2 for 2 virtual GPUs"),
@@ -260,6 +249,7 @@ def test_one_figure_for_all_or_one_for_each():
         ({"link": "pcie9"}, ValueError, "no link named 'pcie9'; there are pcie3, "),
         ({"link": 0}, ValueError, "bandwidth of a link must be positive, in bytes/s: got 0"),
         ({"link": {}}, TypeError, "a preset's name, bytes/s or None: got {}"),
+        ({"link": True}, TypeError, "got True"),
         ({"peer_link": [None]}, ValueError, "peer_link must be one value, or 2 for 2 virtual GPUs"),
     ],
 )
@@ -531,25 +521,6 @@ def test_measured_presets_are_below_the_published_ones_and_have_a_source():
         assert wire is None or link is wire or link.bandwidth < wire.bandwidth
         assert link.source and link.latency > 0
         assert link.pageable is None or link.pageable < link.bandwidth
-
-
-def test_as_link():
-    link = Link(5e9)
-    assert as_link(link) is link
-    assert as_link(None) is None
-    assert as_link("nvlink4") is PRESETS["nvlink4"]
-    assert as_link(10**9) == Link(1e9)
-    for wrong in (True, [], b"pcie3"):
-        with pytest.raises(TypeError, match="got"):
-            as_link(wrong)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [(0, "0 B"), (999, "999 B"), (15.75e9, "15.75 GB"), (1e3, "1 kB"), (2.5e15, "2500 TB")],
-)
-def test_format_bytes(num_bytes, text):
-    assert format_bytes(num_bytes) == text
 
 
 # -- versions of torch

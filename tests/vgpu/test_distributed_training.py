@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import gc
 import warnings
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 import torch.distributed.checkpoint as checkpoints
 from gates import held_collectives, named
-from ranks import in_ranks, set_up
+from ranks import in_ranks, job_of, set_up
 from torch import nn
 from torch.distributed import fsdp, pipelining
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -20,6 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.nn import functional as autograd
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor, parallel
+from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parallel.distributed import _MixedPrecision
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -31,32 +33,39 @@ from vgpu import Link, start_recording, stop_recording
 LR = 2.0**-12  # with whole numbers for data, all steps below are exact in float64
 
 
-@pytest.fixture(scope="module", autouse=True)
-def on_cpus():
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setenv("VGPU_DEVICES", "vgpu")
-        yield
+def by_ranks(function, *args, size=2):
+    """Call a function that calls `join` in every rank of a job; return what each returned."""
+
+    def call():
+        world = dist.group.WORLD
+        try:
+            return function(*args)
+        finally:
+            gc.collect()  # what holds the group of virtual GPUs
+            _clear_sharding_prop_cache()  # it has the names of groups
+            dist.distributed_c10d._update_default_pg(world)
+
+    return job_of(size).run(call)
 
 
-def in_launched_ranks(nproc=2):
-    """Let a test be what `launch` runs in every rank."""
+def in_joined_ranks(size=2):
+    """Let a test that calls `join` run in every rank of a job."""
 
     def decorate(function):
-        return lambda: d2lpar.launch(function, nproc=nproc)
+        def test():
+            by_ranks(function, size=size)
+
+        return test
 
     return decorate
 
 
 def join(**options):
-    """Let this process be a rank with a virtual GPU; return its rank, the ranks, the device."""
+    """Make a group of virtual GPUs the default one; return the rank, the ranks, the device."""
     warnings.simplefilter("ignore")
-    rank, k = dist.get_rank(), dist.get_world_size()
-    device = d2lpar.virtual_gpus(k, **options)[rank]
-    torch.vgpu.set_device(device)
-    store = dist.PrefixStore("vgpu", dist.distributed_c10d._get_default_store())
-    dist.destroy_process_group()
-    dist.init_process_group("cpu:gloo,vgpu:vccl", store=store, rank=rank, world_size=k)
-    return rank, k, device
+    rank, device, group = set_up(backend="cpu:gloo,vgpu:vccl", **options)
+    dist.distributed_c10d._update_default_pg(group)
+    return rank, dist.get_world_size(), device
 
 
 def whole_numbers(*shape, seed=0):
@@ -110,7 +119,7 @@ def assert_equal(values, expected):
 # -- DistributedDataParallel
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_ddp_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.01))
     _, gradients, parameters = train(Net(), X, Y)
@@ -135,7 +144,7 @@ def test_ddp_takes_the_steps_of_one_device():
     assert_equal(after[-4:], parameters)
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_ddp_without_sync_and_with_uneven_inputs():
     rank, k, device = join()
     expected = Net()
@@ -228,7 +237,7 @@ def test_ddp_with_mixed_precision_computes_and_reduces_in_bfloat16():
 
 
 def test_ddp_broadcasts_parameters_and_buffers_of_rank_0():
-    (_, (mean, _), parameters), (batch, (_, other), others) = d2lpar.launch(ddp_buffers)
+    (_, (mean, _), parameters), (batch, (_, other), others) = by_ranks(ddp_buffers)
     assert_equal(others, parameters)
     torch.testing.assert_close(other, 0.9 * mean + 0.1 * batch.mean(0))
 
@@ -288,7 +297,7 @@ def ddp_hooks(peer_link=None):
 
 @pytest.mark.parametrize("peer_link", [None, Link(1e9, latency=0.01)], ids=["fast", "slow"])
 def test_communication_hooks(peer_link):
-    d2lpar.launch(ddp_hooks, peer_link)
+    by_ranks(ddp_hooks, peer_link)
 
 
 # -- overlap
@@ -333,7 +342,7 @@ def spans_of_a_step(peer_link):
 
 
 def test_buckets_overlap_backward_and_the_optimizer_waits_for_them():
-    for recording, backward_issued in d2lpar.launch(spans_of_a_step, Link(1e12, latency=0.25)):
+    for recording, backward_issued in by_ranks(spans_of_a_step, Link(1e12, latency=0.01)):
         kernels = [span for span in recording if span.kind == "kernel"]
         buckets = [span for span in recording if span.kind == "collective"]
         assert len(buckets) > 1 and {span.name for span in buckets} == {"all_reduce"}
@@ -361,6 +370,8 @@ def test_functional_collectives_wait_when_they_are_used():
         (functional.all_reduce(x.t(), "max", group), torch.stack(values).amax(0).t()),
         (functional.all_gather_tensor(x, 0, group), torch.cat(values)),
         (functional.all_gather_tensor(x, 1, group), torch.cat(values, 1)),
+        (functional.all_gather_tensor(x.t(), 0, group), torch.cat([v.t() for v in values])),
+        (functional.reduce_scatter_tensor(x.t(), "sum", 0, group), total.t().chunk(k)[rank]),
         (functional.all_gather_tensor(x, 0, group)[1:].view(-1), torch.cat(values)[1:].view(-1)),
         (functional.reduce_scatter_tensor(x, "sum", 0, group), total.chunk(k)[rank]),
         (functional.reduce_scatter_tensor(x, "sum", 1, group), total.chunk(k, 1)[rank]),
@@ -517,7 +528,7 @@ def whole_value(tensor):
     return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).cpu()
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_tensor_parallel_takes_the_steps_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.001))
     mesh = init_device_mesh("vgpu", (k,))
@@ -591,7 +602,7 @@ def mean_over_ranks(results):
     return results
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     mesh = init_device_mesh("vgpu", (k,))
@@ -628,7 +639,7 @@ def test_fully_shard_takes_the_steps_of_one_device_in_less_memory():
         torch.testing.assert_close([p.detach().cpu() for p in net.parameters()], expected)
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_fully_shard_takes_parameters_that_are_assigned():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (k,))
@@ -647,7 +658,7 @@ def test_fully_shard_takes_parameters_that_are_assigned():
     torch.testing.assert_close(results.cpu(), expected(part(SEQUENCES[0], rank, k)))
 
 
-@in_launched_ranks(4)
+@in_joined_ranks(4)
 def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
     rank, k, device = join()
     mesh = init_device_mesh("vgpu", (2, 2), mesh_dim_names=("data", "tensor"))
@@ -667,7 +678,7 @@ def test_fully_shard_with_tensor_parallel_on_a_mesh_of_two_dimensions():
 # -- pipelines
 
 
-@in_launched_ranks()
+@in_joined_ranks()
 def test_pipelines_give_the_gradients_of_one_device():
     rank, k, device = join(peer_link=Link(1e9, latency=0.002))
     widths = (8, 12, 6, 10, 4)
@@ -829,9 +840,9 @@ def checkpoint(folder, mode):
 
 
 def test_checkpoints_of_sharded_state_load_on_other_numbers_of_ranks(tmp_path):
-    epoch, first, after = d2lpar.launch(checkpoint, str(tmp_path), "save")[0]
-    for nproc in 1, 3:
-        loaded = d2lpar.launch(checkpoint, str(tmp_path), "load", nproc=nproc)[0]
+    epoch, first, after = by_ranks(checkpoint, str(tmp_path), "save")[0]
+    for size in 1, 3:
+        loaded = by_ranks(checkpoint, str(tmp_path), "load", size=size)[0]
         assert loaded[0] == epoch == 3
         assert_equal(loaded[1], first)
         torch.testing.assert_close(loaded[2], after)

@@ -228,16 +228,6 @@ def test_matrices_that_are_not_aligned_are_slow_on_tensor_cores_only():
     assert slow.product_seconds(odd, torch.float16) == slow.product_seconds(even, torch.float16)
 
 
-def test_strided_elements_take_time_besides_their_bytes_where_it_was_measured():
-    """0.2 ns on a multiprocessor of an H100, of which there are 132."""
-    count = 10**7
-    plain, strided = kernel(num_bytes=8 * count), kernel(num_bytes=8 * count)
-    strided = strided._replace(strided=count)
-    more = [GPUS[name].kernel_seconds(strided) - GPUS[name].kernel_seconds(plain) for name in GPUS]
-    measured = {"h100", "h200"}
-    assert more == pytest.approx([count * 0.2e-9 / 132 * (name in measured) for name in GPUS])
-
-
 @pytest.mark.parametrize(("dtype", "peak"), [(torch.float32, 1e9), (torch.float16, 8e9)], ids=str)
 def test_more_work_never_takes_less_time(dtype, peak):
     mine = on_tensor_cores(multiprocessors=80)
@@ -271,9 +261,10 @@ def test_a_dtype_that_is_missing_runs_as_float32(dtype, unit):
 @pytest.fixture
 def flags():
     """What torch allows for products, as it was before after the test."""
-    before = torch.backends.cuda.matmul.allow_tf32
+    before = torch.get_float32_matmul_precision()
     yield torch.backends.cuda.matmul
-    torch.backends.cuda.matmul.allow_tf32 = before
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    torch.set_float32_matmul_precision(before)
 
 
 def test_tf32_is_used_where_torch_allows_it(flags):
@@ -289,12 +280,16 @@ def test_tf32_is_used_where_torch_allows_it(flags):
         assert ours.unit(torch.float64) == "float64"
 
 
-def test_what_torch_allows_counts_when_the_operator_is_issued(flags):
+@pytest.mark.parametrize(
+    ("flag", "values"),
+    [("allow_tf32", (False, True, False)), ("fp32_precision", ("ieee", "tf32", "ieee"))],
+)
+def test_what_torch_allows_counts_when_the_operator_is_issued(flags, flag, values):
     (device,) = virtual_gpus(1, model="a100")
     x = torch.ones(512, 512, device=device)
     seconds = []
-    for allowed in (False, True, False):
-        flags.allow_tf32 = allowed
+    for value in values:
+        setattr(flags, flag, value)
         seconds.append(seconds_of(lambda: x @ x))
     assert seconds[0] == pytest.approx(seconds[2], rel=1e-9)
     assert seconds[1] < 0.9 * seconds[0]

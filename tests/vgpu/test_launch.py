@@ -427,11 +427,10 @@ def test_exception_that_does_not_pickle_comes_as_its_text():
     [
         (lambda: os.kill(os.getpid(), signal.SIGKILL), "rank 1 was killed by SIGKILL"),
         (lambda: os.kill(os.getpid(), signal.SIGTERM), "rank 1 was killed by SIGTERM"),
-        (lambda: os._exit(3), "rank 1 ended with exit code 3 before it returned"),
         (lambda: os._exit(0), "rank 1 ended with exit code 0 before it returned"),
         (lambda: sys.exit(0), r"rank 1 was ended by SystemExit\(0\)"),
     ],
-    ids=["SIGKILL", "SIGTERM", "exit 3", "exit 0", "sys.exit"],
+    ids=["SIGKILL", "SIGTERM", "exit 0", "sys.exit"],
 )
 def test_rank_that_ends_early_is_named_with_its_end(end, message):
     def work():
@@ -480,17 +479,6 @@ def test_who_is_missing_in_a_group_of_some_ranks_has_its_number_in_the_job(impat
         d2lpar.launch(work, nproc=3, timeout=1.5)
 
 
-def test_rank_that_waits_somewhere_in_torch_is_missing_by_its_count(impatient):
-    def work():
-        dist.barrier()
-        if dist.get_rank() == 1:
-            torch.distributed.elastic.rendezvous.utils._delay(1000)
-        dist.all_reduce(torch.ones(1))
-
-    with pytest.raises(TimeoutError, match="in collective 2, .*; rank 1 had not arrived"):
-        d2lpar.launch(work, nproc=3, timeout=1.5)
-
-
 def test_hang_at_the_end_names_who_is_missing(impatient):
     def work():
         if dist.get_rank() == 1:
@@ -500,25 +488,10 @@ def test_hang_at_the_end_names_who_is_missing(impatient):
         d2lpar.launch(work, nproc=3, timeout=1.5)
 
 
-def test_ranks_that_wait_are_not_missing_however_far_their_hosts_have_come(impatient):
-    """Rank 1 has started fewer collectives than rank 0, but rank 2 is the one that is missing."""
-
-    def work():
-        rank, x = dist.get_rank(), torch.ones(1, device="vgpu")
-        for _ in range(5 - 3 * rank):
-            dist.all_reduce(x)
-        time.sleep(1000 * (rank == 2))
-        x.item()
-
-    with pytest.raises(TimeoutError, match=r"rank [01] waited .*; rank 2 had not arrived"):
-        d2lpar.launch(work, nproc=3, timeout=1.5)
-
-
-@pytest.mark.parametrize("device", ["cpu", "vgpu"])
-def test_collective_that_the_others_never_call(device):
+def test_collective_that_the_others_never_call():
     def work():
         if dist.get_rank() == 0:
-            dist.all_reduce(torch.ones(1, device=device))
+            dist.all_reduce(torch.ones(1))
 
     with pytest.raises(TimeoutError, match="had not arrived"):
         d2lpar.launch(work, timeout=1)

@@ -5,7 +5,6 @@ says, a link moves a byte a second, and launches take no time unless a test says
 """
 
 import contextlib
-import copy
 import gc
 import os
 import pickle
@@ -16,6 +15,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, answer_challenge, deliver_challenge
 from types import SimpleNamespace
@@ -26,7 +26,17 @@ import torch
 import torch.distributed as dist
 from gates import awaited_by, frame_in, in_thread
 from modelling import BYTE_A_SECOND, Fixed, fixed_gpus, member_of, room, sleep
-from ranks import PATIENCE, a_group, everywhere, failure_of, hear, in_ranks, job_of, tell
+from ranks import (
+    PATIENCE,
+    a_group,
+    everywhere,
+    failure_of,
+    hear,
+    in_group,
+    in_ranks,
+    job_of,
+    tell,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
@@ -85,6 +95,10 @@ def with_and_without_values(*sizes, and_by_the_wall_clock=False, **figures):
     return decorate
 
 
+# For what does not depend on values, such as time-outs
+in_modelled_group = partial(in_group, make=fixed_gpus, peer_link=BYTE_A_SECOND)
+
+
 # -- times by hand
 
 
@@ -134,12 +148,6 @@ def test_a_link_is_free_when_the_last_of_its_collectives_has_ended(rank, device,
             dist.all_reduce(room(2, device), group=pairs[2], async_op=True)  # 6 to 8
             dist.all_reduce(room(2, device), group=pairs[2], async_op=True)  # 45 to 47
     assert end() == (45 if rank == 1 else 47)
-
-
-@with_and_without_values(2, gpus=1, network=Link(0.5, latency=1))
-def test_ranks_in_two_machines_use_the_network(rank, device, group):
-    dist.all_reduce(room(8, device), group=group)
-    assert end() == 2 * 1 + 8 / 0.5
 
 
 @with_and_without_values(2, peer_link=None)
@@ -255,14 +263,14 @@ def test_ranks_do_not_wait_for_values_where_one_has_none(rank, device, group):
 
 
 @in_ranks(3)
-def test_five_runs_give_the_same_digits_however_the_hosts_dawdle():
+def test_three_runs_give_the_same_digits_however_the_hosts_dawdle():
     subsets = [[0, 1, 2], [0, 1], [1, 2]]
     found = []
-    for run in range(5):
+    for run in range(3):
         rank, device, group = set_up(peer_link=Link(0.3, latency=0.01), launch=1e-5)
         groups = [group, a_group([0, 1]), a_group([1, 2])]
         found.append(program(rank, 99, subsets, groups, device, hosts_sleep=run > 0))
-    assert found == found[:1] * 5
+    assert found == found[:1] * 3
 
 
 # -- hosts that are elsewhere
@@ -281,7 +289,7 @@ def test_a_host_that_waits_elsewhere_is_simulated_for_the_others(rank, device, g
     assert end() == 7
 
 
-@with_and_without_values(3)
+@in_modelled_group(3)
 def test_hosts_that_wait_elsewhere_are_simulated_through_other_groups(rank, device, _):
     """Rank 0 needs rank 1, which needs rank 2 first, and both hosts wait for rank 0."""
     pairs = {pair: a_group(list(pair)) for pair in ((1, 2), (0, 1))}
@@ -352,7 +360,7 @@ def test_ranks_that_disagree_are_told_so(rank, device, group):
     assert end() == 4
 
 
-@with_and_without_values(2, timeout=3)
+@in_modelled_group(2, timeout=3)
 def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     if rank == 1:
         sleep(device, 1)
@@ -362,7 +370,7 @@ def test_a_rank_that_ends_before_a_collective_is_named(rank, device, group):
     assert "rank 1 ended before all_reduce(uint8[3], sum)" in text, text
 
 
-@with_and_without_values(3, timeout=2)
+@in_modelled_group(3, timeout=2)
 def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, device, group):
     pair = a_group([0, 2])
     if rank == 1:
@@ -379,18 +387,18 @@ def test_a_rank_that_never_comes_is_named_and_the_others_go_on_without_it(rank, 
     tell(f"rank {rank} is done")
 
 
-@with_and_without_values(2, timeout=2)
+@in_modelled_group(2, timeout=1)
 def test_a_rank_that_comes_too_late_is_told_so(rank, device, group):
     if rank == 1:
         hear("rank 0 gave up")
     text = failure_of(lambda: dist.all_reduce(room(3, device), group=group))
     if rank == 0:
         tell("rank 0 gave up")
-    assert "rank 0 waited 2 s in all_reduce(uint8[3], sum)" in text, text
+    assert "rank 0 waited 1 s in all_reduce(uint8[3], sum)" in text, text
     assert ("rank 1 joined after that" in text) == (rank == 1), text
 
 
-@with_and_without_values(2, timeout=5)  # a rank may be a second late
+@in_modelled_group(2, timeout=5)  # a rank may be a second late
 def test_ranks_that_wait_in_other_groups_are_told_where_each_is(rank, device, group):
     groups = group, a_group(timeout=5)
     text = failure_of(lambda: dist.all_reduce(room(3 + rank, device), group=groups[rank]))
@@ -567,8 +575,8 @@ def test_what_has_failed_holds_nobody_up_and_fails_for_who_comes_later(keeper):
 # -- one rank for many, and training
 
 
-def steps(device, group=None):
-    """Return how long three steps of DDP take, one after the other, and the gradients."""
+def times_of_steps(device, group=None):
+    """Return when three steps of DDP end, one after the other."""
     torch.manual_seed(1)
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3))).to(device)
     ddp = DistributedDataParallel(net, process_group=group, bucket_cap_mb=0.02)
@@ -580,20 +588,20 @@ def steps(device, group=None):
         ddp(X).square().sum().backward()
         torch.vgpu.synchronize()
         times.append(clock() - begun)
-    return times, [parameter.grad for parameter in net.parameters()]
+    return times
 
 
 @pytest.mark.parametrize("model", ["dgx1", "p3.16xlarge"])
 def test_one_rank_of_equal_ones_takes_the_time_of_all(model):
     def real(values):
         _, device, group = ranks.set_up(model=model, values=values)
-        return steps(device, group)[0]
+        return times_of_steps(device, group)
 
     for values in (True, False):
         for size in (2, 3, 1024):
             (device,) = virtual_gpus(1, model=model, values=values)
             with equal_ranks(size):
-                alone = steps(device)[0]
+                alone = times_of_steps(device)
             assert size > 3 or job_of(size).run(real, values) == [alone] * size
 
 
@@ -901,21 +909,6 @@ def test_one_rank_gets_the_values_of_equal_ranks(k):
     assert found == job_of(k).run(real)[0]
 
 
-def test_gradients_of_equal_ranks_are_those_of_one():
-    """Their mean over the ranks is that of equal numbers, after one step and after three."""
-    net = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)).double()
-    X = torch.rand(5, 3).double()
-    net(X).square().sum().backward()
-    device, block = equals(4)
-    with block:
-        ddp = DistributedDataParallel(copy.deepcopy(net).to(device))
-        for _ in range(3):
-            ddp.zero_grad()
-            ddp(X.to(device)).square().sum().backward()
-            for ours, parameter in zip(ddp.parameters(), net.parameters(), strict=True):
-                torch.testing.assert_close(ours.grad.cpu(), parameter.grad)
-
-
 def test_buckets_of_equal_ranks_are_summed_during_backward():
     device, block = equals(2, seconds=1.0, values=False)
     net = torch.nn.Sequential(*(torch.nn.Linear(512, 512, bias=False) for _ in range(5)))  # 1 MiB
@@ -931,15 +924,6 @@ def test_buckets_of_equal_ranks_are_summed_during_backward():
     assert [span.num_bytes for span in sums] == [2**21, 2**21, 2**20]  # of 2 (k - 1) / k
     products = [span for span in spans if "mm" in span.name]
     assert sums[0].start < products[-1].start and sums[0].end > products[-1].end
-
-
-def test_one_equal_rank_sums_nothing_and_takes_no_time():
-    device, block = equals(1)
-    x = torch.ones(100, device=device)
-    with block:
-        dist.all_reduce(x)
-        assert end() == 0
-    assert x.tolist() == [1.0] * 100
 
 
 def test_a_dropped_module_is_freed_and_the_next_group_may_be_larger():
@@ -971,21 +955,6 @@ def test_equal_ranks_need_a_modelled_gpu():
     virtual_gpus(1)
     with pytest.raises(RuntimeError, match="model=..."), equal_ranks(2):
         pass
-
-
-@in_ranks(2, 3)
-def test_gradients_of_ddp_are_those_of_the_whole_batch():
-    size = dist.get_world_size()
-    _, device, group = ranks.set_up(model="v100")
-    _, found = steps(device, group)
-    torch.manual_seed(1)
-    net = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(3)))
-    for r in range(size):
-        (net(torch.ones(8, 64) * (1 + r)).square().sum() / size).backward()
-    for ours, parameter in zip(found, net.parameters(), strict=True):
-        # sums of float32, of 64 terms three times over: its rounding for each
-        largest = parameter.grad.abs().max().item()
-        torch.testing.assert_close(ours.cpu(), parameter.grad, rtol=0, atol=2e-5 * largest)
 
 
 # -- what it costs
@@ -1027,9 +996,9 @@ def test_simulations_and_groups_leave_no_threads_or_connections():
 
     use(2)
     before = left()
-    use(10)
+    use(5)
     assert left() == before
-    use(10, then=lambda: virtual_gpus(1))
+    use(5, then=lambda: virtual_gpus(1))
     assert left() == before
 
 

@@ -12,11 +12,11 @@ from vgpu.modelled.host import EAGER
 OPERATOR = EAGER.operator * 1e6  # microseconds of the host, on modelled GPUs
 
 
-def ranges(tmp_path, program, *options):
-    """Return the events of ranges and marks in the trace of a program, and the names of rows."""
+def ranges(tmp_path, program):
+    """Return the events of ranges and marks in the trace of a program, and its summary."""
     trace = tmp_path / "trace.json"
-    path = written(tmp_path, program)
-    done = vgpu(tmp_path, "run", *options, "--trace", str(trace), sys.executable, path)
+    options = "--gpus", "1", "--model", "v100", "--trace", str(trace)
+    done = vgpu(tmp_path, "run", *options, sys.executable, written(tmp_path, program))
     assert done.returncode == 0, done.stderr
     events = json.loads(trace.read_text())["traceEvents"]
     rows = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
@@ -28,7 +28,7 @@ def ranges(tmp_path, program, *options):
     return found, done.stderr
 
 
-def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
+def test_ranges_of_all_kinds_are_in_the_trace_and_count_as_no_work(tmp_path):
     """The times are those of the model: each operator takes what the host's figures say."""
     found, said = ranges(
         tmp_path,
@@ -36,6 +36,8 @@ def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
         import threading, torch
         from torch.cuda import nvtx
 
+        nvtx.range_push("before the first operator")
+        nvtx.range_pop()
         x = torch.ones(3).cuda()
 
         @nvtx.range("step {}", 7)
@@ -51,6 +53,7 @@ def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
         number = nvtx.range_start("long")
         step()
         other = nvtx.range_start("longer")
+        x + 1
         nvtx.range_end(number)
         x + 1
         nvtx.range_end(other)
@@ -59,7 +62,6 @@ def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
         thread.join()
         assert nvtx.range_pop() == -1
         """,
-        *("--gpus", "1", "--model", "v100"),
     )
     taken = [
         (event["row"], event["name"], round(event["dur"] / OPERATOR, 6))
@@ -69,45 +71,18 @@ def test_ranges_of_all_kinds_are_in_the_trace(tmp_path):
     for row in ("ranges, MainThread", "ranges, worker"):
         assert (row, "step 7", 3.0) in taken, (taken, said)
         assert (row, "forward", 2.0) in taken and (row, "layer", 1.0) in taken
-    assert ("ranges, any thread", "long", 3.0) in taken
-    assert ("ranges, any thread", "longer", 1.0) in taken and len(taken) == 8
+    assert ("ranges, MainThread", "before the first operator", 0.0) in taken
+    assert ("ranges, any thread", "long", 4.0) in taken
+    assert ("ranges, any thread (2)", "longer", 2.0) in taken and len(taken) == 9
     begun = {event["name"]: event["ts"] for event in found if "Main" in event["row"]}
     marks = [event for event in found if event["ph"] == "i" and "Main" in event["row"]]
     assert [mark["name"] for mark in marks] == ["between"]
     assert marks[0]["ts"] - begun["forward"] == pytest.approx(2 * OPERATOR)
     assert begun["step 7"] == begun["forward"], "within, and no earlier"
-
-
-def test_ranges_that_overlap_get_rows_of_their_own_and_count_as_no_work(tmp_path):
-    found, said = ranges(
-        tmp_path,
-        """
-        import torch
-        from torch.cuda import nvtx
-
-        nvtx.range_push("before the first operator")
-        nvtx.range_pop()
-        x = torch.ones(3).cuda()
-        first = nvtx.range_start("first")
-        x + 1
-        second = nvtx.range_start("second")
-        x + 1
-        nvtx.range_end(first)
-        x + 1
-        nvtx.range_end(second)
-        """,
-        *("--gpus", "1"),
-    )
-    rows = {event["name"]: event["row"] for event in found}
-    assert rows == {
-        "before the first operator": "ranges, MainThread",
-        "first": "ranges, any thread",
-        "second": "ranges, any thread (2)",
-    }
     (figures,) = [
         line.split() for line in said.splitlines() if "cuda:0 " in line and "->" not in line
     ]
-    assert figures[2] == "4", "three operators and a copy: " + said
+    assert figures[2] == "9", "eight operators and a copy: " + said
 
 
 def test_emit_nvtx_says_that_the_trace_has_it_all():

@@ -43,11 +43,12 @@ def what_a_move_keeps(start, move):
     before = weight.device, weight.dtype
     move(net)
     weight = net[0].weight
+    ours = set() if weight.device.type == "cpu" else {"_cell", "_block", "_is_param"}
     kept = {
         "object": weight is parameter and known() is weight,
         "tied": net[2].weight is weight,
         "gradient": weight.grad is grad and grad.device == weight.device,
-        "attributes": sorted(vars(weight).keys() - {"_cell", "_block", "_is_param"}),
+        "attributes": sorted(vars(weight).keys() - ours),
         "is a leaf parameter": isinstance(weight, nn.Parameter) and weight.is_leaf,
         "version": weight._version - version,
         "state": set(optimizer.state) == set(net.parameters()),

@@ -4,11 +4,9 @@ What a system lacks is hidden after the import of torch, which looks for the sys
 built for. tests/lint/test_missing_names.py looks for names that are missing there.
 """
 
-import ctypes
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import fresh
 import nbformat
@@ -29,6 +27,7 @@ import ctypes, mmap, os, signal, sys, warnings
 from types import SimpleNamespace
 
 def fill(status):
+    assert status._obj.length == ctypes.sizeof(status._obj) == 64
     status._obj.total = 3 * 2**30
 
 LINUX_ONLY = "sched_getaffinity sched_setaffinity process_cpu_count memfd_create pidfd_open"
@@ -213,18 +212,6 @@ def test_limits_where_there_are_no_control_groups(groups, monkeypatch, tmp_path)
     assert process_limits.cores_of_this_process() == 1
 
 
-def test_memory_of_windows(groups, monkeypatch, tmp_path):
-    def fill(status):
-        assert status._obj.length == ctypes.sizeof(status._obj) == 64
-        status._obj.total = 123
-
-    monkeypatch.setattr(process_limits, "MEMBERSHIP", tmp_path / "none")
-    kernel32 = SimpleNamespace(GlobalMemoryStatusEx=fill)
-    monkeypatch.setattr(ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
-    monkeypatch.setattr(process_limits.sys, "platform", "win32")
-    assert process_limits.memory_of_this_process() == 123
-
-
 # -- processes that are not forked
 
 
@@ -235,21 +222,12 @@ def only_spawn(monkeypatch):
     monkeypatch.setenv("VGPU_DEVICES", "vgpu")
 
 
-def test_launch_without_a_fork_server(only_spawn):
-    scale = 10
-
-    def scaled(x):
-        return scale * x, "spawn_main" in " ".join(sys.orig_argv)
-
-    assert d2lpar.launch(scaled, 3, nproc=1) == [(30, True)]
-
-
 def test_ranks_that_were_spawned_and_one_that_fails(only_spawn, capfd):
     def fail():
         rank = torch.distributed.get_rank()
         x = torch.full((2,), rank + 1.0, device="vgpu")
         torch.distributed.all_reduce(x)
-        print("rank", rank, "prints")
+        print("rank", rank, "spawn_main" in " ".join(sys.orig_argv))
         subprocess.run([sys.executable, "-c", "print('a child prints')"], check=True)
         torch.distributed.barrier()  # both have printed
         if rank == 1:
@@ -262,7 +240,7 @@ def test_ranks_that_were_spawned_and_one_that_fails(only_spawn, capfd):
     assert "raised in rank 1" in caught.value.__notes__[0]
     lines = capfd.readouterr().out.splitlines()
     for rank in (0, 1):
-        assert f"[{rank}] rank {rank} prints" in lines and f"[{rank}] a child prints" in lines
+        assert f"[{rank}] rank {rank} True" in lines and f"[{rank}] a child prints" in lines
 
 
 @pytest.mark.parametrize("can_fork", {workers.CAN_FORK, False})

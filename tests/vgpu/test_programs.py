@@ -11,12 +11,10 @@ import textwrap
 
 import pytest
 import torch
-from programs import vgpu, written
+from programs import ranks, vgpu, written
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 
 
 def on_gpus(folder, gpus, source, *command):
@@ -108,8 +106,9 @@ TRAINER = """
 
 def test_a_trainer_that_torchrun_starts_again(tmp_path):
     """The second ranks find a snapshot of the first, and in torchrun's store what those left."""
-    torchrun = *TORCHRUN, "--nproc-per-node=2", "--max-restarts=1"
-    (found,) = on_gpus(tmp_path, 2, TRAINER, "--model", "v100", *torchrun)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts=1"]
+    options = "--model", "v100", *torchrun, "--nproc-per-node=2"
+    (found,) = on_gpus(tmp_path, 2, TRAINER, *options)
     torch.manual_seed(0)
     data = TensorDataset(torch.randn(128, 20).double(), torch.randint(5, (128,)))
     samplers = [DistributedSampler(data, 2, rank) for rank in range(2)]
@@ -291,7 +290,7 @@ def sharded(tmp_path_factory):
     """What two programs find on four GPUs, one after the other, and what they find on the CPU."""
     source = SHARDED + SHARDED_FROM_THE_CPU
     folder = tmp_path_factory.mktemp("sharded")
-    return on_gpus(folder, 4, source, *TORCHRUN, "--nproc-per-node=4"), on_cpu(source)
+    return on_gpus(folder, 4, source, *ranks(folder, 4)), on_cpu(source)
 
 
 def test_fully_sharded_data_parallel_with_tensor_parallel(sharded):
@@ -543,6 +542,7 @@ TORCH_TESTS = """
 
     class TestProcesses(MultiProcessTestCase):
         world_size = 2
+        _spawn_processes = fork_processes
 
         def setUp(self):
             super().setUp()
@@ -637,7 +637,7 @@ TORCH_TESTS = """
 def test_torchs_own_classes_for_tests(tmp_path):
     """What is skipped says why: tests that only CUDA can pass, or that need more GPUs.
 
-    One class spawns its processes; a server with torch in it forks those of the others.
+    A server with torch in it forks the processes.
     """
     written(tmp_path, TORCH_TESTS, "test_own.py")
     pytest_ = [sys.executable, "-m", "pytest", "-p", "no:xdist", "-q", "-rs", "test_own.py"]

@@ -87,11 +87,12 @@ def test_each_op_costs_the_host_a_launch():
 
 def test_copies_into_new_memory_take_as_long_as_d2l_measured():
     """d2l 13.3: 50 matrices of 4000 x 4000 are copied from a V100 to the CPU in 2.3125 s."""
+    number = 5  # of the 50
     (device,) = virtual_gpus(1, model="v100", values=False)
     x = torch.empty(4000, 4000, device=device)
-    for _ in range(50):
+    for _ in range(number):
         x.to("cpu")
-    assert clock() == pytest.approx(2.3125, rel=0.05)
+    assert clock() == pytest.approx(2.3125 * number / 50, rel=0.05)
     (device,) = fixed_gpus(1)
     x = torch.empty(2**22, device=device)  # 16 MiB, of what the process has already
     x.to("cpu")
@@ -110,13 +111,6 @@ def test_item_waits_for_its_stream_only():
     assert clock() == 1.5 + 50
     torch.vgpu.synchronize(devices[1])
     assert clock() == 1 + 100
-
-
-@pytest.mark.parametrize("seconds", [-1, float("nan")])
-def test_the_host_takes_no_negative_time(seconds):
-    fixed_gpus(1)
-    with pytest.raises(ValueError, match=str(seconds)):
-        host_takes(seconds)
 
 
 def test_a_stream_that_is_asked_again_and_again_is_done_in_the_end():
