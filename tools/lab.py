@@ -5,13 +5,11 @@ python tools/lab.py --copy-only      the copy only, for a running JupyterLab or 
 python tools/lab.py --no-browser     this and other options are passed to JupyterLab
 
 The committed chapters have outputs, and the exercises solutions; the copy has neither. A file that
-the reader has changed is never overwritten: its new edition is written beside it, and only its
-imports of moved names are updated (`moved.py`). A deleted file is restored, so a reader can start a
-chapter again.
+the reader has changed is never overwritten: its new edition is written beside it. A deleted file is
+restored, so a reader can start a chapter again.
 """
 
 import argparse
-import contextlib
 import hashlib
 import json
 import os
@@ -27,7 +25,6 @@ try:
     from assignments import hand_out
     from contents import ANSWERS, FOLDER, read_chapter
     from jupyterlab.labapp import LabApp
-    from moved import follow
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
 
@@ -84,7 +81,6 @@ def update(folder, files):
             for target in _edition_names(name):
                 if _is_unchanged(folder / target, handed):
                     break
-                _update_imports(folder / target)
             _write(folder / target, data)
             written.append(target)
             record[name] = _hash(data), handed
@@ -142,15 +138,6 @@ def _edition_names(name):
 def _is_unchanged(path, handed):
     """Return whether a file is missing or not changed by its reader, so that it may be written."""
     return not path.exists() or content_of(path.read_bytes()) in handed
-
-
-def _update_imports(path):
-    """Update the imports of moved names in a notebook that its reader has changed."""
-    data, changed = path.read_bytes(), path.stat().st_mtime_ns
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # no notebook
-        if (new := follow(data)) != data:
-            _write(path, new)
-            os.utime(path, ns=(changed, changed))  # the reader stopped where he changed it himself
 
 
 def _write(path, data):
