@@ -38,6 +38,7 @@ import psutil
 from contents import FOLDER, find_chapters, read_chapter
 from hygiene import machine_paths
 from tqdm import tqdm
+from tqdm.utils import ObjectWrapper
 
 WORKER = Path(__file__).with_name("worker.py")
 CELL_SECONDS = 300
@@ -63,20 +64,13 @@ class Result:
     details: str = ""  # the failing cell and its traceback
 
 
-class Lines:
+class Lines(ObjectWrapper):
     """A stream for a progress bar without terminal: each state is a line."""
-
-    def __init__(self, stream):
-        self.stream = stream
 
     def write(self, text):
         """Write one state of the bar."""
         if text := text.strip():
-            print(text, file=self.stream)
-
-    def flush(self):
-        """Flush the stream."""
-        self.stream.flush()
+            print(text, file=self._wrapped)
 
 
 @dataclass
@@ -84,6 +78,7 @@ class Runner:
     """Executes notebooks, each in a process of its own, and counts their cells.
 
     Attributes:
+        num_cells: a dict from notebooks to the numbers of their code cells.
         build: the folder for the executed notebooks.
         bar: a tqdm bar that counts code cells.
         cell_seconds: time limit of a cell.
@@ -91,25 +86,21 @@ class Runner:
         stopped: whether no further notebook is to be executed.
     """
 
+    num_cells: dict
     build: Path
     bar: tqdm
-    cell_seconds: float = CELL_SECONDS
-    core: bool = False
+    cell_seconds: float
+    core: bool
     stopped: bool = False
 
-    def execute(self, path, after_cell=lambda: None):
+    def execute(self, path):
         """Execute one chapter in a new kernel, and write the executed notebook to `build`.
-
-        Args:
-            path: the path of the notebook, which is only read.
-            after_cell: a function to call after each cell.
 
         Returns:
             A `Result`; its failure is `INTERRUPTED` if the process was killed after `stopped` was
             set. The kernel has ended.
         """
-        num_cells, num_done, last = count_code_cells(path, self.core), 0, {}
-        target = self.build / path.name
+        num_done, last, target = 0, {}, self.build / path.name
         self.bar.set_description(path.stem, refresh=False)
         start = time.perf_counter()
         with subprocess.Popen(
@@ -127,27 +118,23 @@ class Runner:
                 if "done" in last:
                     num_done += 1
                     self.bar.update()
-                    after_cell()
                 elif "cell" in last:
-                    description = f"{path.stem} cell {last['cell']}/{num_cells}"
+                    description = f"{path.stem} cell {last['cell']}/{self.num_cells[path]}"
                     refresh = last["cell"] == 1 or sys.stderr.isatty()
                     self.bar.set_description(description, refresh=refresh)
-        result = Result(path, time.perf_counter() - start)
-        self.bar.update(num_cells - num_done)
-        if "failure" in last:
-            result.failure, result.details = last["failure"], last["details"]
-            result.figures = last["figures"]
-        else:
+        seconds = time.perf_counter() - start
+        self.bar.update(self.num_cells[path] - num_done)
+        if "failure" not in last:
             died = f"failed: its process ended with the status {process.returncode}"
-            result.failure = INTERRUPTED if self.stopped else died
-        return result
+            last = {"failure": INTERRUPTED if self.stopped else died}
+        return Result(path, seconds, **last)
 
     def execute_until_it_shows(self, path):
         """Execute a chapter on an idle machine, up to `TRIES` times, until headlines.toml is met.
 
         Returns:
             A `Result`; a failure if the machine does not become idle or no try agrees. The details
-            list the contradictions and the disturbances of each try.
+            list the contradictions of each try.
         """
         tables = headlines.declared(path)
         if tables is None:
@@ -162,16 +149,14 @@ class Runner:
             if disturbed:
                 self.stopped = True
                 return Result(path, failure=BUSY, details=disturbed)
-            self.bar.n, watch = before, idle.Watch()
-            result = self.execute(path, watch.note)
-            if result.failure == INTERRUPTED:
+            self.bar.n = before
+            result = self.execute(path)
+            if result.failure:
                 return result
-            if not result.failure:
-                notebook = nbformat.read(self.build / path.name, as_version=4)
-                found = headlines.contradictions(notebook, tables)
-            if result.failure or not found:
+            notebook = nbformat.read(self.build / path.name, as_version=4)
+            if not (found := headlines.contradictions(notebook, tables)):
                 return result
-            tries.append("\n  ".join([f"try {number} of {TRIES}, {watch.verdict()}:", *found]))
+            tries.append("\n  ".join([f"try {number} of {TRIES}:", *found]))
             self.say(f"{path.stem}: {tries[-1]}")
         result.failure = f"not written: it does not show what it declares in {TRIES} tries"
         result.details = "\n".join(tries)
@@ -180,11 +165,6 @@ class Runner:
     def say(self, text):
         """Print a text above the bar."""
         self.bar.write(text, file=sys.stdout)
-
-
-def count_code_cells(path, core):
-    """Return the number of code cells of a chapter or its core."""
-    return sum(cell.cell_type == "code" for cell in read_chapter(path, core).cells)
 
 
 def clean(notebook):
@@ -261,6 +241,7 @@ def own_settings():
             "IPYTHONDIR": f"{folder}/ipython",
             "JUPYTER_CONFIG_DIR": f"{folder}/config",
             "JUPYTER_DATA_DIR": f"{folder}/data",
+            "JUPYTER_PATH": "",  # the kernel python3 is that of this Python
             "JUPYTER_RUNTIME_DIR": f"{folder}/runtime",
             "MPLBACKEND": "module://matplotlib_inline.backend_inline",
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
@@ -322,30 +303,32 @@ def noted_ctrl_c():
         signal.signal(signal.SIGINT, before)
 
 
-def run(chapters, build, in_place=False, cell_seconds=CELL_SECONDS, core=False):
+def run(chapters, build, in_place, cell_seconds, core):
     """Execute chapters, print tracebacks and the table, and write the executed notebooks.
 
     Args:
         chapters: paths of notebooks; two run at a time.
-        build: the folder for the executed notebooks.
         in_place: whether to run one at a time and to write it back if it agrees with
             headlines.toml.
-        cell_seconds: time limit of a cell.
-        core: whether to run the cores only.
+        build, cell_seconds, core: see `Runner`.
 
     Returns:
         The exit status: 0 for success, 1 if a chapter failed, 130 after Ctrl-C.
     """
     terminal = sys.stderr.isatty()
+    num_cells = {
+        path: sum(cell.cell_type == "code" for cell in read_chapter(path, core).cells)
+        for path in chapters
+    }
     bar = tqdm(
         desc=chapters[0].stem,
-        total=sum(count_code_cells(path, core) for path in chapters),
+        total=sum(num_cells.values()),
         unit="cell",
         file=sys.stderr if terminal else Lines(sys.stderr),
         mininterval=0.1 if terminal else 10,
         miniters=1,
     )
-    runner = Runner(build, bar, cell_seconds, core)
+    runner = Runner(num_cells, build, bar, cell_seconds, core)
     build.mkdir(parents=True, exist_ok=True)
     for earlier in build.glob("*.ipynb"):
         earlier.unlink()
