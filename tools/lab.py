@@ -23,7 +23,8 @@ sys.path.extend(str(Path(__file__).parent / name) for name in ("notebooks", "gra
 
 try:
     from assignments import hand_out
-    from contents import ANSWERS, FOLDER, read_chapter
+    from contents import FOLDER, pages_of, read_chapter
+    from jinja2 import Environment
     from jupyterlab.labapp import LabApp
 except ModuleNotFoundError as error:
     sys.exit(f"{sys.executable} lacks {error.name}; docs/installing.md says what to install.")
@@ -31,26 +32,10 @@ except ModuleNotFoundError as error:
 ROOT = FOLDER.parent
 SETTINGS = Path(__file__).with_name("lab_settings")
 START = "start.md"
+TEMPLATE = Path(__file__).with_name("start.md.j2")
 RECORD = ".handed_out.json"
 NOT_NEEDED = ("assignment_list", "course_list", "formgrader", "validate_assignment")  # of nbgrader
 
-_PAGE = """\
-# Start
-
-**Next:** {next}
-{notes}
-| chapter | question | lesson | exercises |
-| --- | --- | --- | --- |
-{rows}
-
-Shift+Enter runs a cell. Where a box says *Predict*, write down your answer before you run what
-follows. A file that you delete comes back when the lab starts, as it was in the beginning.
-
-When something fails or is slow: [troubleshooting](troubleshooting.ipynb). What a symbol means:
-[notation](notation.md).
-
-*The lab writes this page, `{start}`, whenever it starts; what you write into it is lost.*
-"""
 _ROW = re.compile(r"^\| \[(\d\d) (.+?)\]\(notebooks/(\S+)\) \| (.+?) \|", re.MULTILINE)
 _HEADING = re.compile(r"^##+ (.+)$", re.MULTILINE)
 _TITLE = re.compile(r"^# (.+)$", re.MULTILINE)
@@ -204,36 +189,23 @@ def start_page(folder, root=ROOT):
         folder: the working copy.
         root: the repository; its README has the table of chapters.
     """
-    record = read_record(folder)
-    chapters, rows, notes = [], [], []
+    record, chapters = read_record(folder), []
     for number, title, name, question in _ROW.findall((root / "README.md").read_text("utf-8")):
-        chapter, exercises = (
+        lesson, exercises = (
             progress(folder, path, record.get(path, ("", ()))[1])
             for path in (name, f"exercises/{name}")
         )
-        chapters.append((f"chapter {number}, {title}", chapter, exercises))
-        cells = f"{chapter.run} of {chapter.cells} cells" if chapter.changed else ""
-        points = f"{exercises.reached} of " if exercises.changed else ""
-        rows.append(
-            f"| [{number} {title}]({name}) | {question} | {cells} "
-            f"| [{points}{exercises.points} points]({exercises.name}) |"
-        )
-        pages = [path for path in record if path.startswith(f"deeper/{number}_")]
-        pages = sorted((path for path in pages if (folder / path).exists()), key=_is_answers)
-        if links := ", ".join(f"[{_title(folder / path)}]({path})" for path in pages):
-            rows.append(f"| | *deeper:* {links} | | |")
-    for name in record:
-        for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*")):
-            new = new.relative_to(folder).as_posix()
-            line = f"[{name}]({name}) is as you left it; its new edition is [{new}]({new})."
-            notes.append(f"\n{line}\n")
-    return _PAGE.format(
-        next=_next(chapters), notes="".join(notes), rows="\n".join(rows), start=START
-    )
-
-
-def _is_answers(path):
-    return path.endswith(f"{ANSWERS}.ipynb")
+        pages = [(path.relative_to(folder).as_posix(), path) for path in pages_of(folder / name)]
+        pages = [(name, _title(path)) for name, path in pages if name in record]
+        chapters.append((number, title, question, lesson, exercises, pages))
+    beside = [
+        (name, new.relative_to(folder).as_posix())
+        for name in record
+        for new in sorted((folder / name).parent.glob(f"{Path(name).stem}.new*"))
+    ]
+    template = Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE.read_text())
+    begun = [(f"chapter {row[0]}, {row[1]}", *row[3:5]) for row in chapters]
+    return template.render(next=_next(begun), beside=beside, chapters=chapters, start=START)
 
 
 def _title(path):
