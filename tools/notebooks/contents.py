@@ -67,3 +67,15 @@ def read_chapter(path, core=False):
             del notebook.cells[place + bool(cell.source) :]
             break
     return notebook
+
+
+def printed_texts(cell):
+    """List the printed lines and the results in the outputs of a cell."""
+    outputs = cell.get("outputs", [])
+    return [out.get("text") or out.get("data", {}).get("text/plain", "") for out in outputs]
+
+
+def markdown(path):
+    """Return the texts of a notebook, joined."""
+    cells = read_chapter(path).cells
+    return "\n".join(cell.source for cell in cells if cell.cell_type == "markdown")

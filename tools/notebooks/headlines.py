@@ -17,9 +17,10 @@ import re
 import tomllib
 
 import nbformat
-from contents import is_page
+from contents import is_page, printed_texts
 
-_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?")
+_NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?)"
+_VALUES = {"ratio": re.compile(f" ratio {_NUMBER}"), "number": re.compile(_NUMBER)}
 _NUMBERS_BELOW = re.compile(r"\n *(?=predicted +\S+ (?:measured|modelled) )")
 _BUSY = re.compile(r"took \d+ % of the cores while this ran")
 
@@ -74,9 +75,9 @@ def contradictions(notebook, tables):
             found.append(f"there is no {place} with {text!r}")
         low, high = table[kind]
         for cell, rest in those:
-            number = _number(rest, kind)
-            if number is None or not low <= float(number.replace(",", "")) <= high:
-                has = f"the {kind} {number}" if number else f"no {kind}"
+            value = _VALUES[kind].search(rest)
+            if not value or not low <= float(value[1].replace(",", "")) <= high:
+                has = f"the {kind} {value[1]}" if value else f"no {kind}"
                 found.append(f"cell {cell}: {text!r} has {has}, declared {low} to {high}")
     return found
 
@@ -87,19 +88,9 @@ def _lines(notebook):
     The two lines that `compare` prints for a long name are joined.
     """
     for number, cell in enumerate(notebook.cells, start=1):
-        for output in cell.get("outputs", []):
-            text = output.get("text") or output.get("data", {}).get("text/plain", "")
+        for text in printed_texts(cell):
             for line in _NUMBERS_BELOW.sub("  ", text).splitlines():
                 yield number, line
-
-
-def _number(text, kind):
-    """Return the first number in a text, or the one after "ratio", as a string, or None."""
-    if kind == "ratio":
-        found = re.search(rf" ratio ({_NUMBER.pattern})", text)
-        return found and found[1]
-    found = _NUMBER.search(text)
-    return found and found[0]
 
 
 def problems(path):

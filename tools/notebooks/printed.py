@@ -20,7 +20,7 @@ import sys
 from decimal import Decimal
 
 import nbformat
-from contents import FOLDER, find_chapters, read_chapter
+from contents import FOLDER, find_chapters, printed_texts, read_chapter
 from drawings import DEFINITION
 from hygiene import FENCED
 
@@ -73,13 +73,8 @@ def _texts(notebook):
                 section = []
             yield place, cell, section or chapter
             continue
-        printed = [_value(found) for text in _outputs(cell) for found in _NUMBER.findall(text)]
+        printed = [_value(found) for text in printed_texts(cell) for found in _NUMBER.findall(text)]
         section, chapter = section + printed, chapter + printed
-
-
-def _outputs(cell):
-    for output in cell.get("outputs", []):
-        yield output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
 def _numbers(source):
