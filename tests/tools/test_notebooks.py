@@ -548,7 +548,7 @@ def test_a_page_declares_its_headline_lines_by_its_name(with_pages):
 def test_no_chapter_is_no_success(tmp_path):
     done = runner(tmp_path)
     assert done.returncode != 0
-    assert "no chapter" in done.stderr
+    assert "no notebook NN_topic.ipynb in" in done.stderr
 
 
 def test_the_core_of_a_chapter_ends_before_its_exercises(tmp_path):

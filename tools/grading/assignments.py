@@ -39,18 +39,6 @@ _CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 _LOG = logging.getLogger("nbgrader")
 
 
-def find_exercises(folder, names=()):
-    """List exercise notebooks, as `find_chapters` lists chapters.
-
-    Raises:
-        ValueError: a name matches no notebook, or the folder has none.
-    """
-    paths = find_chapters(folder, names)
-    if not paths:
-        raise ValueError(f"no exercises NN_topic.ipynb in {folder}")
-    return paths
-
-
 def without_solutions(notebook):
     """Return a copy of a notebook with nbgrader's stubs for solutions, and without outputs."""
     return _apply(notebook, LockCells, ClearSolutions, ClearOutput)
@@ -91,7 +79,7 @@ def hand_out(notebooks=FOLDER, names=(), answers=True):
         ValueError: a solution remains, or a link is broken.
     """
     chapters = [*find_chapters(notebooks, pages=True), *notebooks.glob("troubleshooting.ipynb")]
-    exercises = find_exercises(notebooks / "exercises")
+    exercises = find_chapters(notebooks / "exercises")
     texts = {path.name: path.read_text("utf-8") for path in sorted(notebooks.glob("*.md"))}
     handed = {}
     for path in chapters:
@@ -110,7 +98,7 @@ def hand_out(notebooks=FOLDER, names=(), answers=True):
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
             if target not in handed and target not in texts:
                 raise ValueError(f"{name}: {link} leads nowhere")
-    for path in {*exercises} - {*find_exercises(notebooks / "exercises", names)}:
+    for path in {*exercises} - {*find_chapters(notebooks / "exercises", names)}:
         del handed[f"exercises/{path.name}"]
     texts |= {name: f"{nbformat.writes(notebook)}\n" for name, notebook in handed.items()}
     return {name: texts[name].encode() for name in sorted(texts)}

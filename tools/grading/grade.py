@@ -34,8 +34,8 @@ import feedback
 import nbformat
 import sandbox
 import session
-from assignments import find_exercises, release, without_solutions
-from contents import FOLDER
+from assignments import release, without_solutions
+from contents import FOLDER, find_chapters
 from nbgrader.utils import determine_grade, is_grade, is_solution
 from wcwidth import wcswidth
 
@@ -170,7 +170,7 @@ def find_submissions(folder, sources):
     students = [entry for entry in entries if entry.is_dir() and entry.name[0] != "."]
     if not students:
         raise ValueError(f"no folders of students in {folder}")
-    known = {path.stem: path for path in find_exercises(sources[0].parent)}
+    known = {path.stem: path for path in find_chapters(sources[0].parent)}
     loose = [path for path in entries if path.suffix == ".ipynb" and not path.is_dir()]
     submissions = [Submission("", path, path, "nobody") for path in loose]
     handed_in = {}
@@ -615,7 +615,7 @@ def main(arguments=None):
     options = parser.parse_args(arguments)
     start = time.perf_counter()
     try:
-        sources = find_exercises(options.folder, options.names)
+        sources = find_chapters(options.folder, options.names)
         submissions = find_submissions(options.submitted, sources)
         sandbox.check()
     except (ValueError, OSError, sandbox.NoSandbox) as error:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import ChainMap, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -112,18 +112,13 @@ def condition_of(name):
     if unknown := [part for part in parts if part not in CONDITIONS]:
         raise ValueError(f"no condition {unknown[0]!r}: choose from {', '.join(CONDITIONS)}")
     conditions = [CONDITIONS[part] for part in parts]
-    variables = {}
-    for condition in conditions:
-        variables |= condition.variables
-    return Condition(
-        variables,
-        prefix=sum((condition.prefix for condition in conditions), ()),
-        needs=max(condition.needs for condition in conditions),
-        seeds=sum(condition.seeds for condition in conditions),
-        folder=max((condition.folder for condition in conditions), key=len),
-        busy=any(condition.busy for condition in conditions),
-        memory=max(condition.memory for condition in conditions),
-    )
+    variables = dict(ChainMap(*(condition.variables for condition in conditions)))
+    prefix = sum((condition.prefix for condition in conditions), ())
+    others = {
+        name: max(getattr(condition, name) for condition in conditions)
+        for name in ("needs", "seeds", "folder", "busy", "memory")
+    }
+    return Condition(variables, prefix, **others)
 
 
 @contextlib.contextmanager
@@ -341,7 +336,11 @@ def tables():
         peaks |= result["peaks"]
         for file in sorted((OUT / name).glob("*.jsonl")):
             for line in file.read_text().splitlines():
-                _keep_worst(seen[file.stem], json.loads(line), name)
+                entry = json.loads(line)
+                row = entry["difference"], entry["bound"], name
+                worst = seen[file.stem].setdefault(entry["key"], row)
+                if row[0] * worst[1] > worst[0] * row[1]:  # nearer to its bound
+                    seen[file.stem][entry["key"]] = row
     if peaks:
         lines.append("peak of memory, with all children, one at a time")
         lines += [f"  {label:<42} {peak / 1e9:5.2f} GB" for label, peak in peaks.items()]
@@ -352,14 +351,6 @@ def tables():
             numbers = f"{difference:7.1e} {bound:7.1e} {ratio:7.1e}"
             lines.append(f"  {numbers} {name:<10} {' '.join(key.split())[:120]}")
     return "\n".join(lines)
-
-
-def _keep_worst(rows, entry, name):
-    """Keep the entry of each comparison that is nearest to its bound."""
-    difference, bound = entry["difference"], entry["bound"]
-    before = rows.get(entry["key"])
-    if before is None or difference * before[1] > before[0] * bound:
-        rows[entry["key"]] = difference, bound, name
 
 
 def main(arguments=None):

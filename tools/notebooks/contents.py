@@ -31,9 +31,11 @@ def find_chapters(folder, names=(), pages=False):
         A list of paths, in the order of the chapters.
 
     Raises:
-        ValueError: a name matches no notebook.
+        ValueError: a name matches no notebook, or the folder has none.
     """
     chapters = sorted(Path(folder).glob("[0-9][0-9]_*.ipynb"))
+    if not chapters:
+        raise ValueError(f"no notebook NN_topic.ipynb in {folder}")
     if pages:
         chapters = [path for chapter in chapters for path in (chapter, *pages_of(chapter))]
     wanted = {Path(name).name.removesuffix(".ipynb") for name in names}
@@ -41,7 +43,7 @@ def find_chapters(folder, names=(), pages=False):
     others = sorted({*Path(folder).glob("*.ipynb")} - {*chapters})
     found += [path for path in others if path.stem in wanted]
     for name in wanted - {key for path in found for key in (path.stem, path.stem[:2])}:
-        known = ", ".join(path.stem for path in chapters) or "none"
+        known = ", ".join(path.stem for path in chapters)
         raise ValueError(f"no chapter {name!r}: choose from {known}")
     return found if names else chapters
 

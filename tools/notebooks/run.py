@@ -379,8 +379,6 @@ def main(arguments=None):
         chapters = find_chapters(options.folder, options.names, pages=not options.core)
     except ValueError as error:
         parser.error(str(error))
-    if not chapters:
-        parser.error(f"no chapter NN_topic.ipynb in {options.folder}")
     return run(chapters, options.build, options.in_place, options.timeout, options.core)
 
 
