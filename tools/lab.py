@@ -153,12 +153,9 @@ class Progress:
 
 
 def progress(folder, name, handed):
-    """Return the `Progress` in a notebook of a working copy.
+    """Return the `Progress` in a notebook of a working copy; an unreadable one is not started.
 
-    Args:
-        folder: the working copy.
-        name: the path of the notebook in it; an unreadable file counts as not started.
-        handed: the content hashes of the editions handed out under this name.
+    `handed`: the content hashes of the editions handed out under this name.
     """
     path, found, heading = folder / name, Progress(name), ""
     try:
@@ -185,9 +182,7 @@ def progress(folder, name, handed):
 def start_page(folder, root=ROOT):
     """Return the start page of a working copy, as Markdown: what to do next, and a table.
 
-    Args:
-        folder: the working copy.
-        root: the repository; its README has the table of chapters.
+    The README in `root` has the table of chapters.
     """
     record, chapters = read_record(folder), []
     for number, title, name, question in _ROW.findall((root / "README.md").read_text("utf-8")):
@@ -235,12 +230,7 @@ def _next(chapters):
 
 
 def start(folder, arguments):
-    """Run JupyterLab at the start page of a working copy, then exit the process.
-
-    Args:
-        folder: the working copy.
-        arguments: further arguments of JupyterLab.
-    """
+    """Run JupyterLab, with further arguments, at the start page of a working copy, then exit."""
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")  # hides a debugger warning
     options = [
         "--ServerApp.log_level=ERROR",

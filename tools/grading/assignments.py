@@ -67,11 +67,9 @@ def release(notebook):
 def hand_out(notebooks=FOLDER, names=(), answers=True):
     """Return the files for students, a dict from paths in their folder to bytes.
 
-    The layout is that of the repository, so that links work: chapters, troubleshooting and notation
-    at the top, pages in `deeper`, exercises in `exercises`.
+    The layout is that of the repository, so that links work.
 
     Args:
-        notebooks: the folder of the chapters.
         names: numbers or names of the exercises to include; empty means all.
         answers: whether to include the pages of answers. If not, links to them become plain text.
 

@@ -22,13 +22,9 @@ _NUMBER = re.compile(r"\d+(\.\d+)?")
 
 
 def write(submission, cells, faults, folder):
-    """Write the page of a graded notebook.
+    """Write the page of a graded `Submission`, `NN_topic.html`.
 
-    Args:
-        submission: a graded `Submission`.
-        cells: the executed cells.
-        faults: a dict from keys of remarks to sentences.
-        folder: the folder in which to write `NN_topic.html`.
+    `cells`: as executed; `faults`: a dict from keys of remarks to sentences.
     """
     parts = [_part(part) for part in _split(cells)]
     exercises = [part for part in parts if "check" in part]

@@ -509,12 +509,7 @@ def grade_all(submissions, parallel, folder, **how):
     """Grade submissions, and write their feedback pages.
 
     Those that exceed a time limit run again, alone: a busy machine must not cost them points.
-
-    Args:
-        submissions: a list of `Submission`, whose points are set.
-        parallel: the number of notebooks to execute at a time.
-        folder: the folder of the pages.
-        how: the other arguments of `grade`.
+    `parallel`: the number of notebooks to execute at a time; `how`: see `execution.execute`.
     """
     pool = ThreadPoolExecutor(parallel)
     running = {pool.submit(grade, one, **how): one for one in submissions}

@@ -123,10 +123,7 @@ def condition_of(name):
 
 @contextlib.contextmanager
 def limited(num_bytes):
-    """Create a control group with a memory limit, and remove it after the block.
-
-    Yields:
-        The prefix of a command to run in it, () if `num_bytes` is 0.
+    """Create a control group with a memory limit; yield the prefix of a command to run in it.
 
     Raises:
         OSError: control groups cannot be created on this machine.
@@ -230,10 +227,7 @@ def run(name, condition, parts, names):
     """Run the parts under one condition, and merge the results into its result.json.
 
     The file has a dict: "failures", pairs (part, text); "peaks", bytes by chapter; "ran", duration
-    and chapters by part.
-
-    Returns:
-        The number of failures.
+    and chapters by part. Returns the number of failures.
     """
     out = OUT / name
     out.mkdir(parents=True, exist_ok=True)

@@ -23,11 +23,7 @@ DEFINITION = re.compile(rf"\n*{DRAWING.pattern}", re.MULTILINE)
 
 
 def with_drawings(text, folder):
-    """Return the text of a cell, followed by the drawings that it uses.
-
-    Args:
-        text: the text of a cell.
-        folder: the folder of the drawings.
+    """Return the text of a cell, followed by the drawings that it uses, from their folder.
 
     Raises:
         FileNotFoundError: a drawing does not exist.

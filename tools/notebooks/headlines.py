@@ -50,15 +50,8 @@ def declared(path):
 def contradictions(notebook, tables):
     """List the outputs of a chapter that contradict its declarations.
 
-    A line which reports that other programs took CPU time is a contradiction, too.
-
-    Args:
-        notebook: a notebook node.
-        tables: the result of `declared` for it.
-
-    Returns:
-        A list of texts such as "cell 18: 'at the same time: maximum' has the ratio 1.30, declared
-        0.85 to 1.15".
+    So does a line which reports that other programs took CPU time. A text is such as "cell 18: 'at
+    the same time: maximum' has the ratio 1.30, declared 0.85 to 1.15".
     """
     lines = list(_lines(notebook))
     found = [f"cell {cell}: {line}" for cell, line in lines if _BUSY.search(line)]

@@ -26,11 +26,7 @@ _HEADING = re.compile(r"^(#{1,6})\s+\S", re.MULTILINE)
 def machine_paths(notebook):
     """Find paths of this machine in the sources, outputs and metadata of a notebook.
 
-    Args:
-        notebook: a notebook node.
-
-    Returns:
-        A list of `(where, path)`, where `where` is `"cell 3"` or `"metadata"`.
+    Returns a list of `(where, path)`, where `where` is `"cell 3"` or `"metadata"`.
     """
     texts = [("metadata", json.dumps(notebook.metadata))]
     for number, cell in enumerate(notebook.cells, start=1):
@@ -153,12 +149,7 @@ CHECKS = {
 
 
 def problems(path, checks=CHECKS):
-    """List the problems of a chapter, as lines `file: cell: problem`.
-
-    Args:
-        path: the path of the notebook.
-        checks: the names of the checks to run, from `CHECKS`.
-    """
+    """List what the named checks find in the notebook at `path`, as lines `file: cell: problem`."""
     # Not nbformat.read, which repairs problems that check_form reports.
     notebook = rejoin_lines(nbformat.from_dict(json.loads(Path(path).read_bytes())))
     return [f"{Path(path).name}: {line}" for name in checks for line in CHECKS[name](notebook)]

@@ -19,9 +19,7 @@ LOOK = 3.0  # duration of a measurement, in seconds
 def disturbances(taken, gain):
     """List the reasons why the machine is not idle, as sentences.
 
-    Args:
-        taken: the CPU time of other programs, a `vgpu.other_programs.Taken`.
-        gain: the speed-up of two threads.
+    `taken`: a `vgpu.other_programs.Taken`; `gain`: the speed-up of two threads.
     """
     found = taken.sentences(SHARE)
     if gain < GAIN:

@@ -120,9 +120,7 @@ def lesson(path):
 def write(path, check=False):
     """Write a lesson's minutes, rounded up to 5, into its first cell; return whether they changed.
 
-    Args:
-        path: the lesson.
-        check: whether to write nothing.
+    With `check` nothing is written.
 
     Raises:
         ValueError: the cell does not contain `SENTENCE` exactly once.

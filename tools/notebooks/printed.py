@@ -36,11 +36,7 @@ _SECTION = re.compile(r"^## ", re.MULTILINE)
 
 
 def contradictions(notebook):
-    """List marked numbers that no output above contains: "cell 9: 1.28 is not printed above".
-
-    Args:
-        notebook: a notebook node.
-    """
+    """List marked numbers that no output above contains: "cell 9: 1.28 is not printed above"."""
     return [
         f"cell {place}: {number} is not printed above"
         for place, cell, outputs in _texts(notebook)
@@ -50,12 +46,9 @@ def contradictions(notebook):
 
 
 def mark(notebook):
-    """Mark the numbers of each text that outputs contain, and unmark those no longer in the text.
+    """Mark, in place, the numbers of each text that outputs contain, and no others.
 
     A marked number that is no longer printed stays marked.
-
-    Args:
-        notebook: a notebook node, modified in place.
     """
     for _, cell, outputs in _texts(notebook):
         marked = cell.metadata.pop("printed", [])

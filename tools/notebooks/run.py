@@ -191,11 +191,9 @@ def clean(notebook):
 
 
 def write_in_place(result, executed):
-    """Write an executed chapter back, cleaned, unless it failed.
+    """Write the notebook at `executed` back, cleaned, unless its chapter failed.
 
-    Args:
-        result: a `Result`; it becomes a failure if the notebook contains a path of this machine.
-        executed: the path of the executed notebook.
+    If it contains a path of this machine, the `result` becomes a failure.
     """
     if result.failure:
         return
